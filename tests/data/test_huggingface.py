@@ -53,9 +53,10 @@ def test_images_whose_columns_are_found(tmp_path):
     np.testing.assert_array_equal(dataset.train.x[:, 0, 0, 0], [10 * i for i in range(N)])
     np.testing.assert_array_equal(dataset.train.y, CLASSES)
     np.testing.assert_array_equal(dataset.train.groups, np.arange(N) % 5)
-    again = huggingface(name, str(tmp_path / "data"), size=8)
-    assert again.train.x.shape == (N, 3, 8, 8)
-    assert again.train.groups is None
+    assert huggingface(name, str(tmp_path / "data"), size=8).train.x.shape == (N, 3, 8, 8)
+    columns, features = pictures(4)
+    splits = {"train": pictures(), "test": (columns | {"kind": [-1] * 4}, features), "validation": pictures(6)}
+    assert len(huggingface(saved(tmp_path / "b", splits), str(tmp_path / "data")).test) == 6  # test has no labels
 
 
 def test_images_of_one_set_have_the_same_channels(tmp_path):
@@ -65,13 +66,6 @@ def test_images_of_one_set_have_the_same_channels(tmp_path):
     mixed = {**colours[0], "image": [grey[0]["image"][0], *colours[0]["image"][1:]]}
     with pytest.raises(ValueError, match=r"row 1 .*it has colours, or is transparent, and the first one is grey"):
         huggingface(saved(tmp_path / "b", {"train": (mixed, colours[1])}), str(tmp_path / "data"))
-
-
-def test_a_test_split_without_labels_is_passed_over(tmp_path):
-    columns, features = pictures(4)
-    unlabelled = ({**columns, "kind": [-1] * 4}, features)
-    name = saved(tmp_path, {"train": pictures(), "test": unlabelled, "validation": pictures(6)})
-    assert len(huggingface(name, str(tmp_path / "data")).test) == 6
 
 
 def test_texts_with_classes(tmp_path):
@@ -109,22 +103,17 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
     columns["image"][7] = {"bytes": png(size=(9, 9)), "path": None}
     with pytest.raises(ValueError, match=r"of row 7 is 9×9, data\.input=image of row 0 is 5×4: give all one size"):
         huggingface(saved(tmp_path / "a", {"": (columns, features)}), str(tmp_path / "data"))
-    with pytest.raises(ValueError, match=r"^name=null must be a data set of the hub"):
-        huggingface(None, str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"needs datasets: .*\[huggingface\]"):
         huggingface("somebody/something", str(tmp_path))
 
 
-@pytest.mark.parametrize(("label", "more"), [(True, ("data.num_classes=2",)), (False, ())])
-def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config, label, more):
-    columns, features = {"text": TEXTS}, {"text": STRING}
-    if label:
-        columns, features = columns | {"kind": CLASSES}, features | {"kind": CLASS}
-    name = saved(tmp_path, {"": (columns, features)})
+def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config):
+    columns, features = {"text": TEXTS, "kind": CLASSES}, {"text": STRING, "kind": CLASS}
     small = ("rounds=1", "participation.num_clients=5", "partition=iid", "model.hidden=4", "client.epochs=1")
+    name = saved(tmp_path, {"": (columns, features)})
     mine = ("data=huggingface", f"data.name={name}", "data.length=10", "model=lstm", f"paths.data_dir={tmp_path}")
-    result = train(config(*mine, *small, *more))
+    result = train(config(*mine, *small))
     net = result.module.net
-    assert (net.last_only, net.embedding.num_embeddings) == (label, 256)
-    assert net.fc.out_features == result.trainer.datamodule.num_classes == (2 if label else 80)
+    assert (net.last_only, net.embedding.num_embeddings) == (True, 256)
+    assert net.fc.out_features == result.trainer.datamodule.num_classes == 2

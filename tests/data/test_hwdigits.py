@@ -2,10 +2,8 @@
 
 import bz2
 import io
-import logging
 import shutil
 import struct
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,11 @@ from test_datasets import NOWHERE, put
 from torchvision.datasets import SVHN
 
 from gcfed.data.partition import ByGroup
-from gcfed.data.sets import hwdigits as module
 from gcfed.data.sets.hwdigits import hwdigits
-from gcfed.utils.rng import generator
 
 RNG = np.random.default_rng(0)
 SIZES = {"train": 14, "test": 12}
 LABELS = {part: np.arange(n) % 10 for part, n in SIZES.items()}
-CIFAR = {part: RNG.integers(0, 256, (9, 3, 32, 32), dtype=np.uint8) for part in SIZES}
 
 
 def pixels(*shape: int) -> np.ndarray:
@@ -91,20 +86,6 @@ def write_svhn(folder: Path, monkeypatch) -> dict[str, np.ndarray]:
     return images
 
 
-@pytest.fixture
-def photos(monkeypatch):
-    """CIFAR-10 of nine images a part; MNIST as ever."""
-    real = module.torchvision_set
-
-    def fake(name, data_dir, download=True):
-        if name == "mnist":
-            return real(name, data_dir, download)
-        splits = {part: module.Split(x, np.arange(9)) for part, x in CIFAR.items()}
-        return module.FederatedDataset("cifar10", 10, **splits)
-
-    monkeypatch.setattr(module, "torchvision_set", fake)
-
-
 def test_all_four_sets_one_client_each_and_one_class_each(tmp_path, monkeypatch):
     written = [write_mnist(tmp_path), write_mnist_m(tmp_path), write_usps(tmp_path), write_svhn(tmp_path, monkeypatch)]
     dataset = hwdigits(str(tmp_path), download=False)
@@ -116,56 +97,12 @@ def test_all_four_sets_one_client_each_and_one_class_each(tmp_path, monkeypatch)
     assert (dataset.num_classes, dataset.class_names[3]) == (10, "3")
     assert isinstance(dataset.train.x, np.memmap)
 
-    clients = ByGroup()(dataset.train.y, None, groups=dataset.train.groups)
-    assert clients.sizes.tolist() == [14] * 4
     shutil.rmtree(tmp_path / "SVHN")  # from here on from the cache
     by_class = hwdigits(str(tmp_path), download=False, one_class=True)
     np.testing.assert_array_equal(by_class.train.groups, np.repeat(np.arange(4) * 10, 14) + np.tile(LABELS["train"], 4))
     clients = ByGroup()(by_class.train.y, None, groups=by_class.train.groups)
     assert clients.sizes.tolist() == [2, 2, 2, 2, 1, 1, 1, 1, 1, 1] * 4
     assert by_class.test.groups.max() == 39
-
-
-def test_mnist_m_from_its_packed_archive(tmp_path):
-    images = write_mnist_m(tmp_path)
-    with tarfile.open(tmp_path / "mnist_m.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / "mnist_m", "./mnist_m")
-    shutil.rmtree(tmp_path / "mnist_m")
-    dataset = hwdigits(str(tmp_path), sets=["mnist_m"])
-    np.testing.assert_array_equal(dataset.train.x, images["train"])
-    np.testing.assert_array_equal(dataset.test.y, LABELS["test"])
-
-
-def blended(digits: np.ndarray, photos: np.ndarray, part: str) -> np.ndarray:
-    """One image after the other, in whole numbers."""
-    rng = generator(0, "mnist_m", part == "test")
-    photo, row, column = rng.integers(9, size=len(digits)), *rng.integers(5, size=(2, len(digits)))
-    out = np.empty((len(digits), 3, 28, 28), int)
-    for i, digit in enumerate(digits.astype(int)):
-        for channel in range(3):
-            patch = photos[photo[i], channel, row[i] : row[i] + 28, column[i] : column[i] + 28].astype(int)
-            out[i, channel] = abs(digit[0] - patch)
-    return out
-
-
-def test_without_its_archive_mnist_m_is_blended_and_the_cache_knows(tmp_path, photos, caplog):
-    mnist = write_mnist(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        dataset = hwdigits(str(tmp_path), sets=["mnist_m"])
-    assert "blended from MNIST and CIFAR-10" in caplog.text
-    for part in SIZES:
-        expected = enlarged(blended(mnist[part], CIFAR[part], part))
-        np.testing.assert_array_equal(getattr(dataset, part).x, expected)
-        np.testing.assert_array_equal(getattr(dataset, part).y, LABELS[part])
-
-    images = write_mnist_m(tmp_path)
-    caplog.clear()
-    np.testing.assert_array_equal(hwdigits(str(tmp_path), sets=["mnist_m"]).train.x, images["train"])
-    np.testing.assert_array_equal(hwdigits(str(tmp_path), sets=["mnist_m_blend"]).train.x, dataset.train.x)
-    assert not caplog.text
-    shutil.rmtree(tmp_path / "mnist_m")  # what was made of it stays what it is
-    np.testing.assert_array_equal(hwdigits(str(tmp_path), sets=["mnist_m"]).train.x, images["train"])
-    assert not caplog.text
 
 
 def test_what_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
@@ -176,10 +113,10 @@ def test_what_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
     monkeypatch.setitem(SVHN.split_list, "train", [NOWHERE, *SVHN.split_list["train"][1:]])
     with pytest.raises(FileNotFoundError, match=r"svhn: a file is missing .*refused"):
         hwdigits(str(tmp_path), sets=sets)
-    with pytest.raises(FileNotFoundError, match=r"data set cifar10: "):  # to blend MNIST-M from
+    with pytest.raises(FileNotFoundError, match=r"mnist_m: the folder is missing .*yaroslav"):
         hwdigits(str(tmp_path), download=False, sets=["mnist_m"])
     put(tmp_path / "USPS" / "usps.bz2", bz2.compress(b"1 text\n"))
     with pytest.raises(FileNotFoundError, match=r"usps: a file is missing or broken .*ntu\.edu\.tw"):
         hwdigits(str(tmp_path), download=False, sets=["usps"])
-    with pytest.raises(ValueError, match=r"^sets=.*mnist, mnist_m, usps, svhn, mnist_m_blend"):
+    with pytest.raises(ValueError, match=r"^sets=.*mnist, mnist_m, usps, svhn, each once"):
         hwdigits(str(tmp_path), sets=["emnist"])

@@ -1,11 +1,10 @@
-"""Folders of images: which files are read, and how; what is said of the others."""
+"""Folders of images: which files are read, and how."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from test_datasets import png_of
 
 from gcfed.data.partition import ByGroup
 from gcfed.data.sets.images import image_folder
@@ -34,21 +33,16 @@ def test_a_folder_with_a_test_split(tmp_path):
     assert small.train.x.shape == (5, 3, 4, 4)
     write_images(tmp_path / "flowers/Train", {"rose": 4, "tulip": 2})
     assert len(image_folder(str(tmp_path / "flowers"), str(tmp_path)).train) == 6
-    (tmp_path / "flowers/Train/tulip").rename(tmp_path / "flowers/Train/aster")  # as large and as old as before
-    (tmp_path / "flowers/val/tulip").rename(tmp_path / "flowers/val/aster")
-    renamed = image_folder(str(tmp_path / "flowers"), str(tmp_path))
-    assert (renamed.class_names, renamed.train.y.tolist()) == (("aster", "rose"), [0, 0, 1, 1, 1, 1])
 
 
 def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
     write_images(tmp_path / "flowers", {"rose": 10, "tulip": 20})
     dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path), test=0.2)
     assert (np.bincount(dataset.train.y).tolist(), np.bincount(dataset.test.y).tolist()) == ([8, 16], [2, 4])
-    seen = {(int(x[0, 0, 0]), int(x[1, 0, 0])) for split in (dataset.train, dataset.test) for x in split.x}
-    assert len(seen) == 30
+    assert len({(*x[:2, 0, 0],) for split in (dataset.train, dataset.test) for x in split.x}) == 30
 
 
-def test_a_folder_a_client_makes_natural_clients(tmp_path, caplog):
+def test_a_folder_a_client_makes_natural_clients(tmp_path):
     for name, classes in (("zoe", {"rose": 4, "tulip": 1}), ("bob", {"tulip": 5})):
         write_images(tmp_path / "flowers/train" / name, classes)
     write_images(tmp_path / "flowers/test/carl", {"rose": 1, "tulip": 2})
@@ -58,11 +52,7 @@ def test_a_folder_a_client_makes_natural_clients(tmp_path, caplog):
     assert dataset.train.y.tolist() == [1] * 5 + [0] * 4 + [1]
     clients = ByGroup()(dataset.train.y, None, seed=1, groups=dataset.train.groups)
     assert clients.label_counts(dataset.train.y, 2).tolist() == [[0, 5], [4, 1]]  # bob has no rose
-    for i in range(4):
-        write_images(tmp_path / f"small/{i}", {"rose" if i % 2 else "tulip": 1})
-    assert len(image_folder(str(tmp_path / "small"), str(tmp_path), test=0.5, clients=True).train) == 2
-    assert "small: 2 of 4 groups have all their samples in the test split" in caplog.text
-    with pytest.raises(ValueError, match=r"has images of more, .* below one for each client"):
+    with pytest.raises(ValueError, match=r"has images of more, .* below a folder for each client"):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
 
 
@@ -76,7 +66,8 @@ def test_what_is_no_image_is_counted_in_one_line(tmp_path, caplog):
     dataset = image_folder(str(tmp_path / "f"), str(tmp_path), test=0.5)
     assert len(dataset.train) + len(dataset.test) == 14
     (line,) = caplog.messages
-    assert line.endswith(": 8 (loose.png, rose/README, rose/Thumbs.db, rose/more/.hidden.png, rose/notes.txt, …)")
+    assert "8 files are not read" in line
+    assert line.endswith(": loose.png, rose/README, rose/Thumbs.db, rose/more/.hidden.png, rose/notes.txt, …")
 
 
 def test_images_are_upright_and_in_plain_colours(tmp_path):
@@ -110,13 +101,13 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
 
     refused(r"data\.root=.*flowers is no folder: give the one", FileNotFoundError)
     write_images(tmp_path / "flowers/test", {"rose": 2, "lily": 2})
-    refused("flowers has a folder test, and none to train on: call it train")
+    refused("flowers has a folder test, but none to train on: call it train")
     write_images(tmp_path / "flowers/train", {"rose": 2, "tulip": 2})
-    refused("has images of rose, tulip, and to test of lily, rose: it must have a .* at least two classes")
+    refused("has images of rose, tulip, and test images of lily, rose: it must have a .* at least two classes")
     (tmp_path / "flowers/test/lily").rename(tmp_path / "flowers/test/tulip")
     write_images(tmp_path / "flowers/test", {"rose": 2}, size=(3, 3))
     refused(r"rose/more/0\.png is 3×3, .*|0\.png is 6×5.* 3×3: give all one size, as by data\.size=64")
-    (tmp_path / "flowers/train/tulip/more/0.png").write_bytes(png_of(2**15, 2**15))
-    refused(r"tulip/more/0\.png is no readable image .*decompression bomb.*: put a sound one")
+    (tmp_path / "flowers/train/tulip/more/0.png").write_bytes(b"no image")
+    refused(r"tulip/more/0\.png is no readable image .*: put a sound one")
     Image.new("I;16", (6, 5)).save(tmp_path / "flowers/train/tulip/more/0.png")
     refused(r"tulip/more/0\.png is no readable .*Pillow's mode I;16 has more than 8")

@@ -1,5 +1,3 @@
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -32,8 +30,6 @@ def test_log_gamma_survives_underflow():
     [
         (LABELS, 6000, Dirichlet(0.05)),
         (LABELS, 100, Dirichlet(1e-30)),
-        (LABELS, 2, Dirichlet(1e-6, max_tries=1)),
-        (LABELS, 3, Dirichlet(1e12)),
         (np.array([3]), 1, Dirichlet(0.1)),
         (np.repeat([0, 7], [1, 999]), 999, Dirichlet(0.05)),
         (np.arange(500), 400, Dirichlet(0.1)),  # a class a sample
@@ -45,34 +41,20 @@ def test_dirichlet_ends_in_hard_cases(labels, num_clients, partitioner):
     assert (len(partition.sizes), partition.sizes.min() >= partitioner.min_size) == (num_clients, True)
 
 
-def test_by_group(caplog):
-    caplog.set_level(logging.INFO)
-    groups = np.array([7, 2, 7, 9, 2, 7])
-    for num_clients in (3, None):
-        partition = ByGroup()(np.zeros(6, np.int64), num_clients, seed=1, groups=groups)
-        assert [partition.client(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
-    assert not caplog.text
-    partition = ByGroup()(np.zeros(6, np.int64), 2, seed=1, groups=groups)
-    assert f"2 of 3 groups are clients, {6 - partition.sizes.sum()} samples nobody's" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: IID()(LABELS, 6001, seed=1), "participation.num_clients=6001.*6000 training samples"),
-        (lambda: IID()(LABELS, 0, seed=1), "participation.num_clients=0"),
         (lambda: Dirichlet(0.1, min_size=61)(LABELS, 100, seed=1), "participation.num_clients=100.*partition.min_size"),
-        (lambda: Dirichlet(0.0), "^alpha=0.0"),
         (lambda: ClassesPerClient(11)(LABELS, 10, seed=1), "partition.classes=11 exceeds the 10 classes"),
         (lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1), "class 1 has 1 samples for the 2 clients"),
         (lambda: Shards(2)(LABELS, 3001, seed=1), "participation.num_clients=3001 with at least 2 samples each"),
         (lambda: Rotation(IID(), [45]), r"^degrees=\[45\]: .* multiple of 90"),
-        (lambda: Rotation(IID(), []), r"^degrees=\[\]: .* at least 1 item"),
-        (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "turns square images"),
+        (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "rotates square images"),
         (lambda: Colour(IID(), ["rgg"]), r"^orders=\['rgg'\]: "),
         (lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS), "partition=colour is for colour images"),
         (lambda: ByGroup()(LABELS, None), "partition=natural needs client groups.* partition.by=<column> .csv"),
-        (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, but the training .* 10 groups"),
+        (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, but there are 10 groups"),
     ],
 )
 def test_impossible_partitions_are_refused_by_name(make, words):
@@ -161,9 +143,7 @@ def test_a_share_of_each_client_is_set_aside(share, aside):
 
 
 class Own(Partitioner):
-    """A user's, of whatever ``made`` makes of the number of samples."""
-
-    made = staticmethod(lambda n: np.arange(n) % 5)
+    """A user's, with owners that ``made`` computes from the number of samples."""
 
     def owners(self, labels, num_clients, rng):
         return self.made(len(labels))
@@ -173,17 +153,12 @@ class Own(Partitioner):
     ("made", "words"),
     [
         (lambda n: np.arange(n) % 4, r"Own leaves 1 of 5 clients without a sample, such as client 4: give"),
-        (
-            lambda n: np.arange(n) % 6,
-            r"Own\.owners must return integers \[1437\], of clients 0 … 4, .*: it ",
-        ),
-        (lambda n: np.arange(n - 1) % 5, r"Own\.owners must return"),
+        (lambda n: np.arange(n) % 6, r"Own\.owners must return integers \[1437\], of clients 0 … 4, .*: it "),
         (lambda n: None, r"Own\.owners must return .*: it returned None\.$"),
     ],
 )
-def test_a_users_partitioner_that_deals_wrongly_is_refused_by_name(config, monkeypatch, caplog, made, words):
-    monkeypatch.setattr(Own, "made", staticmethod(made))
+def test_a_users_partitioner_that_deals_wrongly_is_refused_by_name(config, monkeypatch, made, words):
+    monkeypatch.setattr(Own, "made", staticmethod(made), raising=False)
     mine = ("partition=iid", f"partition._target_={__name__}.Own", "participation.num_clients=5")
     with pytest.raises(ValueError, match=rf"^partition: {words}"):
         assemble(config(*mine))
-    assert not caplog.text

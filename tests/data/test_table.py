@@ -36,24 +36,21 @@ def test_numbers_stay_and_each_value_of_a_category_has_a_column(tmp_path):
     assert by_age(numbers) == {age: ([rate], code) for age, _, code, _, rate in ROWS}
 
 
-@pytest.mark.parametrize(("target", "place"), [("rate", 4), ("code", 2)])
-def test_targets_to_regress_on_are_numbers_whole_or_not(tmp_path, target, place):
-    dataset = csv(write(tmp_path / "x.csv"), target=target, ignore=["work", "paid"], regression=True)
+def test_targets_of_a_regression_may_be_whole_numbers(tmp_path):
+    dataset = csv(write(tmp_path / "x.csv"), target="code", ignore=["work", "paid"], regression=True)
     assert (dataset.num_classes, dataset.train.y.dtype) == (1, np.float64)
-    assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[place]] for row in ROWS}
+    assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[2]] for row in ROWS}
 
 
 def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
-    """They tell the class of a file that is sorted by it."""
+    """In a file that is sorted by class, they would predict it."""
     pd.DataFrame(ROWS, columns=HEAD.split(",")).to_csv(tmp_path / "x.csv")
     options = {"target": "paid", "ignore": ["work", "code", "rate"]}
     assert by_age(csv(str(tmp_path / "x.csv"), **options)) == by_age(csv(write(tmp_path / "y.csv"), **options))
-    assert "taken for the rows' numbers" in caplog.text
-    kept = csv(str(tmp_path / "x.csv"), **options, categorical=["Unnamed: 0"])
-    assert kept.train.x.shape[1] > 1
+    assert "it seems to have the row numbers" in caplog.text
 
 
-def test_a_file_a_client_and_a_file_to_test_on(tmp_path, caplog):
+def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
     """By their names, whatever the order in which the system lists them."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
     for name, rows in parts.items():
@@ -62,24 +59,17 @@ def test_a_file_a_client_and_a_file_to_test_on(tmp_path, caplog):
     assert dataset.train.x[:, 0].tolist() == [*range(25, 29), *range(20, 25), *range(29, 32)]
     assert dataset.train.groups.tolist() == [0] * 4 + [1] * 5 + [2] * 3
     assert dataset.test.x[:, 0].tolist() == [32, 33, 34, 35]
-    for name in ("a", "c", "val"):
-        (tmp_path / "sites" / f"{name}.csv").unlink()
-    assert csv(str(tmp_path / "sites"), target="paid").train.groups is None  # of one client there is nothing natural
     owned = csv(write(tmp_path / "one.csv"), target="paid", groups="work")
     assert owned.train.x.shape == (16, 3)
     np.testing.assert_array_equal(owned.train.groups, (owned.train.x[:, 0] - 20) % 3)
-    assert not caplog.text
-    assert len(set(csv(write(tmp_path / "one.csv"), target="paid", groups="age").train.groups)) == 16
-    assert "one.csv: 4 of 20 groups have all their samples in the test split" in caplog.text
 
 
-@pytest.mark.parametrize("files", [1, 3])
-def test_codes_keep_their_zeros(tmp_path, files):
-    """As a feature, named categorical or not, as the target and as clients; also where one file alone has zeros."""
+def test_codes_keep_their_zeros(tmp_path):
+    """As a feature, as the target and as clients; also if only one file has zeros."""
     values = ("01234", "1234", "02345", "2345", "X9")
     codes = [values[i % 5] if i < 20 else "1234" for i in range(60)]
-    for k in range(files):
-        rows = [(i, codes[i], "ab"[i % 2]) for i in range(60 * k // files, 60 * (k + 1) // files)]
+    for k in range(3):
+        rows = [(i, codes[i], "ab"[i % 2]) for i in range(20 * k, 20 * (k + 1))]
         write(tmp_path / "zips" / f"{k}.csv", rows, "age,zip,y")
     named = {"path": str(tmp_path / "zips"), "categorical": ["zip"]}
     dataset = csv(**named, target="y")
@@ -90,15 +80,13 @@ def test_codes_keep_their_zeros(tmp_path, files):
     assert len({(codes[int(x[0])], owner) for x, owner in zip(owners.x, owners.groups, strict=True)}) == 5
 
 
-@pytest.mark.parametrize(
-    "form", [{"sep": "semicolon", "decimal": ","}, {"sep": "tab"}, {"sep": "|"}, {"encoding": "utf-16"}]
-)
+@pytest.mark.parametrize("form", [{"sep": "semicolon", "decimal": ","}, {"sep": "tab", "encoding": "utf-16"}])
 def test_a_table_is_read_in_the_form_it_is_written_in(tmp_path, form):
     frame = pd.DataFrame(
         {"n": range(30, 60), "age": [i + 0.5 for i in range(30)], "town": ["Köln", "Ulm", "Bonn"] * 10}
     )
     frame["y"] = ["ja", "nein"] * 15
-    sep = {"tab": "\t", "semicolon": ";"}.get(form.get("sep"), form.get("sep", ","))
+    sep = {"tab": "\t", "semicolon": ";"}[form["sep"]]
     frame.to_csv(tmp_path / "x.csv", index=False, **form | {"sep": sep})
     read = csv(str(tmp_path / "x.csv"), target="y", **form)
     assert (read.class_names, read.train.x.shape) == (("ja", "nein"), (24, 5))
@@ -112,7 +100,6 @@ def test_a_table_is_read_in_the_form_it_is_written_in(tmp_path, form):
     ("cell", "words"),
     [
         (lambda i: f"2024-{i % 12 + 1:02}-{i % 28 + 1:02}", r"has 84 texts in 320 rows, as '2024-01-01'"),
-        (lambda i: f"city {i % 101}", r"has 101 texts in 320 rows"),
         (lambda i: f'"1,{i:03}"', r"has 320 texts in 320 rows, as '1,000': .*data\.decimal"),
         (lambda i: "?" if i in (3, 7) else i % 15, r"holds numbers and '\?': empty such cells"),
     ],
@@ -122,9 +109,7 @@ def test_texts_that_are_no_categories_are_refused(tmp_path, cell, words):
     remedies = r"data\.ignore=\[text\].*data\.categorical=\[text\]"
     with pytest.raises(ValueError, match=rf"^column text {words}.*{remedies}"):
         csv(path, target="y")
-    assert csv(path, target="y", ignore=["text"]).train.x.shape[1] == 1
     assert csv(path, target="y", categorical=["text"]).train.x.shape[1] > 7
-    assert csv(path, target="text", ignore=["y"], categorical=["text"]).num_classes >= 7
 
 
 def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
@@ -149,7 +134,6 @@ def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
         ({"target": None}, r"^data\.target=null is no column; there are age, work, code, paid, rate\.$"),
         ({"ignore": ["x"]}, r"^data\.ignore=x is no column"),
         ({"groups": "site"}, r"^partition\.by=site is no column"),
-        ({"ignore": ["age", "work", "code", "rate"]}, r"^ignore=.* leaves no column to learn from"),
         ({"target": "rate"}, r"^data\.target=rate holds numbers with fractions: data\.regression=true"),
         ({"regression": True}, r"^data\.target=paid holds 'no', .* see data\.decimal"),
         ({"encoding": "utf-7000"}, r"unknown encoding: utf-7000: see .*data\.encoding"),
@@ -163,12 +147,9 @@ def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "cannot be read as a CSV file"),
         (b"a,b\n1,2,3\n4\n1,2,3,4\n", "cannot be read as a CSV file"),
-        (b"\xff\xfe,b\n1,2\n", "cannot be read as a CSV file"),
         (b"a;b\n1.5;2\n2.5;3\n", r"it has one column, .*: a;b: see data\.sep=semicolon"),
         (b"age,b,b\n1,2,3\n", r"two of one name: age, b, b: "),  # pandas would call the second b.1, a feature
-        (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", r"there are 5\.1, 3\.5, setosa"),
     ],
 )
 def test_files_that_do_not_fit_are_named(tmp_path, content, words):

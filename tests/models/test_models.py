@@ -1,3 +1,5 @@
+"""The papers' networks: their sizes, and their values by other implementations."""
+
 import math
 
 import pytest
@@ -11,6 +13,8 @@ from gcfed.models.cnn import CNN, CelebACNN
 from gcfed.models.lstm import CharLSTM
 from gcfed.models.mlp import MLP
 from gcfed.models.resnet import resnet18_gn
+from gcfed.models.resnet9 import ResNet9
+from gcfed.models.resnet_cifar import ResNetCIFAR
 from gcfed.models.vgg import vgg11
 
 BUILD = {"mlp": MLP, "cnn": CNN, "resnet18_gn": resnet18_gn, "vgg11": vgg11}
@@ -74,19 +78,18 @@ def test_faces_equal_relu_before_pooling_and_norm_within_an_image():
     assert torch.equal(net(x_BCHW), net.fc(h.flatten(1)))
 
 
-def test_resnet_computes_torchvisions_with_the_stem_changed():
+def test_resnet_is_torchvisions_with_another_stem():
     ours = build("resnet18_gn")
     theirs = tv.resnet18(num_classes=10, norm_layer=lambda channels: nn.GroupNorm(32, channels))
     theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     theirs.maxpool = nn.Identity()
     theirs.load_state_dict(ours.state_dict())
-    x_BCHW = torch.randn(2, 3, 32, 32)
+    x_BCHW = torch.randn(2, 3, 8, 8)
     assert torch.equal(ours(x_BCHW), theirs(x_BCHW))
 
 
 def test_vgg_is_torchvisions():
-    """Of the published size; its values where all but the convolutions is narrow."""
-    torch.manual_seed(0)
+    """With the published size. Values are compared with few channels and units."""
     with torch.device("meta"):
         ours, theirs = vgg11(num_classes=1000), tv.vgg11(num_classes=1000)
     assert count(ours) == count(theirs) == 132_863_336
@@ -130,3 +133,85 @@ def narrow_vgg(**shape) -> nn.Module:
     net.classifier[0], net.classifier[3] = nn.Linear(16 * 49, 16), nn.Linear(16, 16)
     net.classifier[6] = nn.Linear(16, 10)
     return net
+
+
+# ------------------------------------------------------------------------------------------ FedGC's and SSF's networks
+def trained(net: nn.Module) -> nn.Module:
+    """No parameter is 0 any more."""
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return net
+
+
+def test_fixup_starts_with_identities_and_no_opinion():
+    net, x_BCHW = ResNet9(input_shape=(3, 32, 32), num_classes=10), torch.randn(4, 3, 8, 8)
+    for block in (net.layer1[1], net.layer3[1]):
+        h_BCHW = torch.randn(2, block.conv1.in_channels, 8, 8)
+        assert torch.equal(block(h_BCHW), h_BCHW.relu())
+    assert not net(x_BCHW).any()
+
+    nn.functional.cross_entropy(net(x_BCHW), torch.tensor([0, 1, 2, 3])).backward()
+    assert {name for name, p in net.named_parameters() if p.grad.any()} == {"fc.weight", "fc.bias"}
+
+    inner = {net.layer1[1].conv1, net.layer3[1].conv1}
+    last = {net.layer1[1].conv2, net.layer3[1].conv2}
+    for m in net.modules():
+        if isinstance(m, nn.Conv2d):
+            kaiming = math.sqrt(2 / (9 * m.out_channels))
+            expected = 0 if m in last else kaiming / math.sqrt(2) if m in inner else kaiming  # L^(−1/(2·2−2)), L = 2
+            assert m.weight.std().item() == pytest.approx(expected, rel=5 / math.sqrt(2 * m.weight.numel()))
+
+
+def test_resnet9_computes_what_the_authors_layout_says():
+    """ReLU before pooling, every scalar in its place; values and gradients."""
+    net = trained(ResNet9(input_shape=(3, 8, 8), num_classes=10).double())
+    pool = nn.functional.max_pool2d
+
+    def conv(f, h):
+        return (f.conv(h + f.bias_in) * f.scale + f.bias_out).relu()
+
+    def block(b, h):
+        out = (b.conv1(h + b.bias1_in) + b.bias1_out).relu()
+        return (b.conv2(out + b.bias2_in) * b.scale + b.bias2_out + h).relu()
+
+    def plain(x):
+        h = conv(net.conv1, x)
+        h = block(net.layer1[1], pool(conv(net.layer1[0], h), 2))
+        h = pool(conv(net.layer2, h), 2)
+        h = block(net.layer3[1], pool(conv(net.layer3[0], h), 2))
+        return (h.flatten(1) + net.fc.bias_in) @ net.fc.weight.T + net.fc.bias
+
+    x_BCHW = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    ours, theirs = net(x_BCHW), plain(x_BCHW)
+    torch.testing.assert_close(ours, theirs)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), list(net.parameters())) for y in (ours, theirs))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_resnet110_has_the_papers_size():
+    with torch.device("meta"):
+        net, paper = (ResNetCIFAR(input_shape=(3, 32, 32), num_classes=10, norm=norm) for norm in ("group", "batch"))
+    blocks = 18 * (2 * 16**2 + 2 * 32**2 + 2 * 64**2) - 16 * 32 - 32 * 64
+    norms = 2 * (16 + 2 * 18 * (16 + 32 + 64))
+    assert count(net) == count(paper) == 9 * (3 * 16 + blocks) + norms + 64 * 10 + 10 == 1_727_962
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in net.modules()) == 110
+    assert (len(list(net.buffers())), len(list(paper.buffers()))) == (0, 3 * 109)
+
+
+def test_resnet_cifar_block_by_block():
+    net = trained(ResNetCIFAR(input_shape=(3, 32, 32), num_classes=10, depth=14).double())
+    x_BCHW = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    h, shapes = net.norm1(net.conv1(x_BCHW)).relu(), []
+    for layer in (net.layer1, net.layer2, net.layer3):
+        for block in layer:
+            out = block.bn2(block.conv2(block.bn1(block.conv1(h)).relu()))
+            if out.shape != h.shape:  # option A: every other pixel, and zeros for the new channels
+                small = torch.zeros_like(out)
+                small[:, : h.shape[1]] = h[:, :, ::2, ::2]
+                h = small
+            h = (out + h).relu()
+        shapes.append((*h.shape[1:],))
+    assert shapes == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    torch.testing.assert_close(net.features(x_BCHW), h.mean((2, 3)))
+    torch.testing.assert_close(net(x_BCHW), net.fc(h.mean((2, 3))))

@@ -1,4 +1,4 @@
-"""Samples as they are stored → what a network takes, for whole batches, on the device where they lie."""
+"""From stored samples to the network's inputs, for whole batches, on the device of the samples."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -15,25 +15,25 @@ from gcfed.utils.device import on_device
 
 
 class Transform:
-    """What the data module asks of a transform."""
+    """What the data module calls."""
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raise ValueError if samples of this shape cannot be transformed."""
+        """Raises ValueError if samples of this shape cannot be transformed."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Random augmentation of ``shape`` samples, ``[*shape, A]``, or None; of one kind for all samples."""
+        """Random numbers for the augmentation of ``shape`` samples, ``[*shape, A]``, or None without augmentation."""
         return None
 
 
 @checked
 @dataclass(eq=False)
 class ImageTransform(Transform):
-    """uint8 images → normalised floats, with random rotation, crop and horizontal flip if draws are given.
+    """uint8 images → normalised floats. Training images are randomly rotated, cropped and flipped, in this order.
 
-    mean, std: of the channels, in units of the range 0…1; one value serves all channels.
-    crop_padding: black pixels added on every side, before a window of the image's size is cut out; 0: no crop.
-    flip: mirror each training image with probability ½.
-    rotation: largest angle in degrees by which a training image is turned, before the crop; 0: no rotation.
+    mean, std: of each channel, in units of the range 0…1; one value is for all channels.
+    crop_padding: black pixels around an image before a window of its size is cut out; 0: no crop.
+    flip: mirror each image with probability ½.
+    rotation: largest angle in degrees; 0: no rotation.
     """
 
     mean: Sequence[Number]
@@ -48,16 +48,14 @@ class ImageTransform(Transform):
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raises ValueError for statistics of another number of channels."""
-        shape, channels = list(input_shape), input_shape[0]
         for key, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (1, channels):
-                what = f"data.transform.{key} has {len(values)} values"
-                raise ValueError(f"{what}; data.input_shape={shape} has {channels} channels.")
+            if len(values) not in (1, input_shape[0]):
+                what = f"data.input_shape={[*input_shape]} has {input_shape[0]} channels"
+                raise ValueError(f"data.transform.{key} has {len(values)} values; {what}.")
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Draws for ``shape`` images, ``[*shape, 3]``: row and column of the crop, flip; and with
-        rotation the angle above −``rotation`` in thousandths of a degree, ``[*shape, 4]``. None without augmentation.
+        """Row and column of the crop, and flip, ``[*shape, 3]``. With rotation also the angle plus ``rotation``, in
+        thousandths of a degree, ``[*shape, 4]``.
         """
         if not (self.crop_padding or self.flip or self.rotation):
             return None
@@ -73,7 +71,7 @@ class ImageTransform(Transform):
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> Tensor:
-        """uint8 ``[B, C, H, W]`` → ``dtype`` of the same shape; ``augment_BA`` as from :meth:`draw`."""
+        """uint8 → ``dtype``, ``[B, C, H, W]``, with the numbers of :meth:`draw`, ``[B, A]``."""
         if augment_BA is not None:
             if self.rotation:
                 x_BCHW = rotated(x_BCHW, augment_BA[:, 3] / 1000 - self.rotation)
@@ -96,9 +94,9 @@ class ImageTransform(Transform):
 
 
 def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
-    """Images turned counter-clockwise about their middle: nearest pixel, black outside.
+    """Images rotated counter-clockwise about their centre: nearest pixel, black outside.
 
-    The same numbers as ``PIL.Image.rotate``, so torchvision's ``RandomRotation``, which counts in 65536ths of a pixel.
+    Bit for bit as ``PIL.Image.rotate`` (torchvision's ``RandomRotation``), which counts in 65536ths of a pixel.
     """
     height, width = x_BCHW.shape[2:]
     turn = torch.deg2rad(degrees_B.to(torch.float64)).view(-1, 1, 1)
@@ -107,7 +105,7 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
     columns = torch.arange(width, device=x_BCHW.device)
 
     def source(by_column: Tensor, by_row: Tensor, middle: float) -> Tensor:
-        """Along one axis, the pixel that each pixel is taken from, ``[B, H, W]``."""
+        """The position along one axis from which each pixel is copied, ``[B, H, W]``."""
         start = middle - by_column * (width / 2 - 0.5) - by_row * (height / 2 - 0.5)
         start, by_column, by_row = ((t * 65536 + 0.5).floor().long() for t in (start, by_column, by_row))
         return (start + by_column * columns + by_row * rows) >> 16
@@ -120,54 +118,54 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
 
 
 class TextTransform(Transform):
-    """uint8 tokens → int64, whatever the type of the network. ``debug=overfit`` may turn augmentation off."""
+    """uint8 tokens → int64. Accepts settings that turn augmentation off, as ``debug=overfit`` does."""
 
     def __init__(self, *, crop_padding: int = 0, flip: bool = False, rotation: float = 0) -> None:
         if crop_padding or flip or rotation:
-            raise ValueError("data.transform: crops, flips and rotations are of images; texts and vectors have none.")
+            raise ValueError("data.transform: crops, flips and rotations are for images, not for texts and vectors.")
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         if len(input_shape) != 1:
             raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors.")
 
     def __call__(self, x_BT: Tensor, *_: Any) -> Tensor:
-        """uint8 ``[B, T]`` → int64 of the same shape; the other arguments are those of images."""
+        """uint8 → int64, ``[B, T]``. The other arguments are for images."""
         return x_BT.long()
 
 
 class VectorTransform(TextTransform):
-    """Float vectors as they are, in the type of the network."""
+    """Float vectors, in the network's type."""
 
     def __call__(self, x_Bd: Tensor, augment_BA: None, dtype: torch.dtype = torch.float32, *_: Any) -> Tensor:
-        """Floats ``[B, d]`` → ``dtype``; the other arguments are those of images."""
+        """Floats → ``dtype``, ``[B, d]``. The other arguments are for images."""
         return x_Bd.to(dtype)
 
 
 class AutoTransform(Transform):
-    """Chooses by the training samples: for images an :class:`ImageTransform` with their mean and standard deviation in
-    each channel, unless given; for tokens a :class:`TextTransform`; for vectors a :class:`VectorTransform`.
+    """Chooses a transform for the training samples. Images get an :class:`ImageTransform` with the mean and standard
+    deviation of each channel, unless they are given.
     """
 
     def __init__(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None, **augmentation: Any
     ) -> None:
-        ImageTransform(mean or [0.0], std or [1.0], **augmentation)  # refuses what cannot work
+        ImageTransform(mean or [0.0], std or [1.0], **augmentation)  # checks the settings
         self.mean, self.std, self.augmentation = mean, std, augmentation
 
     def __call__(self, x: np.ndarray, aside: np.ndarray | tuple[()] = ()) -> Transform:
-        """The transform for training samples [n, …], without looking at the indices ``aside``."""
+        """The transform for training samples [n, …]. The statistics leave out the indices ``aside``."""
         if x.ndim != 4:
             if self.mean or self.std:
-                raise ValueError("data.transform: mean and std are of images; vectors have data.standardize.")
+                raise ValueError("data.transform: mean and std are for images; vectors have data.standardize.")
             return (VectorTransform if x.dtype.kind == "f" else TextTransform)(**self.augmentation)
         channels, levels = x.shape[1], np.arange(256) / 255
         counts = np.zeros((channels, 256), np.int64)
         samples = np.delete(np.arange(len(x)), aside)
-        for block in np.array_split(samples, -(-len(samples) // 1000)):  # a copy of all would be as large as they are
+        for block in np.array_split(samples, -(-len(samples) // 1000)):  # blocks, because indexing copies
             counts += [np.bincount(x[block, c].ravel(), minlength=256) for c in range(channels)]
         shares = counts / counts[0].sum()
         mean = shares @ levels
-        std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # an empty channel is left as it is
+        std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # a constant channel has no deviation
         transform = ImageTransform(self.mean or mean.tolist(), self.std or std.tolist(), **self.augmentation)
         transform.check(x.shape[1:])
         return transform

@@ -1,8 +1,5 @@
-"""What a loader returns, as NumPy arrays: uint8 images or tokens with int64 labels, or float vectors with classes or
-targets to regress on.
-"""
+"""A data set as NumPy arrays: images, tokens or vectors, with classes or targets of a regression."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +13,12 @@ FLOATS = (np.float32, np.float64)
 class Split:
     """Samples and labels of one split.
 
-    x: uint8, images [n, C, H, W] or tokens [n, T], perhaps a read-only memory map; or float32 or float64 [n, d].
-    y: int64 [n], class indices; of tokens also [n, T], one for each, −100 where it has none; of vectors also floats
-        [n, C] to regress on.
-    groups: int64 [n] or None, the natural client (writer, domain, speaker) of each sample.
+    x: images, uint8 [n, C, H, W]; tokens, uint8 [n, T]; or vectors, float32 or float64 [n, d]. May be a memory map.
+    y: class indices, int64 [n]. Tokens may have one each, int64 [n, T], with −100 for none. Vectors may have targets of
+        a regression, floats [n, C].
+    groups: the natural client (writer, domain, speaker) of each sample, int64 [n] or None.
 
-    Raises ValueError for any other type or shape, or floats that are not finite.
+    Raises ValueError for another type or shape, or for floats that are not finite.
     """
 
     x: np.ndarray
@@ -33,6 +30,8 @@ class Split:
         vectors, tokens = x.dtype in FLOATS and x.ndim == 2, x.dtype == np.uint8 and x.ndim == 2
         targets = vectors and y.dtype in FLOATS and y.ndim == 2 and len(y) == len(x)
         samples = "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 [n, T], or floats [n, d]"
+        if x.ndim in (3, 4) and x.dtype != np.uint8 and len(x):
+            samples += f" ((x * {255 if x.max() <= 1 else 1}).round().astype('uint8') makes images)"
         labels = f"int64 [{len(x)}]{f' or {[*x.shape]}' * tokens}{f' or floats [{len(x)}, C]' * vectors}"
         for name, values, right, wanted in (
             ("samples", x, vectors or tokens or (x.dtype == np.uint8 and x.ndim == 4), samples),
@@ -48,12 +47,12 @@ class Split:
         return len(self.x)
 
     def subset(self, keep: np.ndarray) -> "Split":
-        """These samples alone, indices or bool [n]."""
+        """The samples of ``keep``: indices, or bool [n]."""
         return Split(self.x[keep], self.y[keep], None if self.groups is None else self.groups[keep])
 
     @property
     def classes(self) -> np.ndarray:
-        """The class index of every label, int64 [m]: m = n, except for tokens; m = 0 for targets to regress on."""
+        """The class indices of all labels, int64 [m], without padding; empty for targets of a regression."""
         if self.y.dtype in FLOATS:
             return np.zeros(0, np.int64)
         return self.y if self.y.ndim == 1 else self.y[self.y != IGNORE]
@@ -61,10 +60,10 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class FederatedDataset:
-    """A data set before it is partitioned: clients share ``train``; the global model is tested on ``test``.
+    """A data set before it is partitioned. Clients get ``train``; the global model is tested on ``test``.
 
-    num_classes: C; for targets to regress on, their number of components.
-    optimum: the network's parameters at the global minimum, name → array, if it is known.
+    num_classes: C; the number of components, for targets of a regression.
+    optimum: the network's parameters at the global minimum, name → array, if known.
 
     Raises ValueError for labels outside 0 … num_classes − 1, an empty split, or another number of names than classes.
     """
@@ -77,26 +76,25 @@ class FederatedDataset:
     optimum: dict[str, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
-        for wrong in self._wrong():
-            raise ValueError(f"data set {self.name!r}: {wrong}")
-
-    def _wrong(self) -> Iterator[str]:
+        wrong, classes = "", f"for {self.num_classes} classes"
         for part, split in (("train", self.train), ("test", self.test)):
             if len(split) == 0:
-                yield f"the {part} split is empty"
+                wrong = f"the {part} split is empty"
             elif split.y.dtype in FLOATS:
                 if split.y.shape[1] != self.num_classes:
-                    yield f"{part} targets have {split.y.shape[1]} components"
+                    wrong = f"{part} targets have {split.y.shape[1]} components"
             elif not len(split.classes):
-                yield f"all labels of the {part} split are padding ({IGNORE})"
+                wrong = f"all labels of the {part} split are padding ({IGNORE})"
             elif (low := split.classes.min()) < 0 or split.classes.max() >= self.num_classes:
-                yield f"{part} labels {low} … {split.classes.max()} for {self.num_classes} classes"
+                wrong = f"{part} labels {low} … {split.classes.max()} {classes}"
         if self.class_names is not None and len(self.class_names) != self.num_classes:
-            yield f"{len(self.class_names)} class names for {self.num_classes} classes"
+            wrong = f"{len(self.class_names)} class names {classes}"
+        if wrong:
+            raise ValueError(f"data set {self.name!r}: {wrong}")
 
 
 def label_fix(y: np.ndarray) -> str:
-    """The line that makes classes of labels in another form, for an error."""
+    """The code that converts these labels to classes, for an error."""
     if y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
         return ": y.argmax(1) makes classes of one-hot rows"
     if y.dtype.kind == "f" and y.size == len(y) and not (y % 1).any():

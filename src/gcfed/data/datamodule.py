@@ -1,4 +1,4 @@
-"""The clients' data: tensors resident on the device (uint8 for images and text), batches by index, no workers."""
+"""The clients' data: tensors on the device (uint8 for images and text). A batch is one gather, without workers."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from gcfed.utils.rng import generator
 
 @checked
 class FederatedDataModule(LightningDataModule):
-    """A data set, partitioned into clients, resident on the training device.
+    """A data set, partitioned into clients, on the training device.
 
-    To Lightning, a training batch is a round (its number), and a validation batch is a slice of the test split.
+    For Lightning, a training batch is the number of a round, and a validation batch is a slice of the test split.
 
     Args:
-        dataset: makes the :class:`FederatedDataset`; called once, at ``setup``.
+        dataset: returns the :class:`FederatedDataset`; called once, in ``setup``.
         transform: normalises and augments images, or converts tokens or vectors.
-        partitioner: labels → clients.
-        num_clients: N; None: as many as the data set has natural clients.
-        rounds: R, the length of the training loader.
+        partitioner: returns the :class:`Partition` of the training labels.
+        num_clients: N; None: all natural clients of the data set.
+        rounds: length of the training loader.
         seed: of the partition and of the subsets.
-        num_classes, input_shape: what the model is built for, checked against the data; None: as the data have them.
-        eval_batch_size: test samples at once. ``auto``: as many as have the numbers of 250 colour images of 32×32, so
-            that activations stay in a CPU's cache, at most 2,000; on a GPU, of 2,000 such images, at most 10,000.
-        limit_train, limit_test: keep only so many samples, drawn by the seed; for quick looks.
-        client_test: share of each client's samples that it is tested on and does not train on; None: none.
-        validation: share of the training samples that is held out before the partition, the same for all seeds; the
-            global model is tested on it too. None: none.
-        standardize: scale float vectors, and targets to regress on, by mean and deviation of the training samples.
+        num_classes, input_shape: what the model is built for; the data must match. None: those of the data.
+        eval_batch_size: test samples per batch. ``auto``: as large as 250 colour images of 32×32, so that activations
+            stay in a CPU's cache, and at most 2,000 samples; on a GPU 2,000 such images, and at most 10,000 samples.
+        limit_train, limit_test: number of samples to keep, drawn by the seed, for quick tests; None: all.
+        client_test: share of each client's samples that is held out for its own test.
+        validation: share of the training samples that is held out before the partition, the same for all seeds. The
+            global model is tested on it too.
+        standardize: scale float vectors and regression targets by the mean and deviation of the training samples.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class FederatedDataModule(LightningDataModule):
         self.limit_train, self.limit_test = limit_train, limit_test
         self.validation, self.client_test, self.standardize = validation, client_test, standardize
         self.scaling: dict[str, np.ndarray] = {}
-        self.splits: dict[str, Split] = {}  # training, test and validation, as they are loaded
+        self.splits: dict[str, Split] = {}  # training, test and validation, before any change
         self._tests: list[tuple[Tensor, Tensor]] = []
         self.partition: Partition = None  # type: ignore[assignment]  # until setup
         self.tests_of_clients: Partition | None = None
         self._device: torch.device | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Loads and partitions, once.
+        """Loads and partitions the data, once.
 
-        Raises ValueError for samples or labels that do not fit the model, or a partition that cannot be made;
-        FileNotFoundError for data that are not there and cannot be had.
+        Raises ValueError if samples or labels do not match the model, or the partition is impossible;
+        FileNotFoundError for missing data.
         """
         if self._tests:
             return
@@ -85,8 +85,6 @@ class FederatedDataModule(LightningDataModule):
             self.dataset = self.load()
         except SettingError as error:
             raise ValueError(f"data.dataset.{error.name}{error.rest}") from None
-        except TypeError as error:  # an argument is missing, or unknown: + adds one
-            raise ValueError(f"data.dataset: {error}") from error
         train, held = self.dataset.train, []
         if self.validation:
             chosen = held_out(train.y, self.validation, "validation", train.groups, self.dataset.name)
@@ -101,7 +99,7 @@ class FederatedDataModule(LightningDataModule):
             change = self.partitioner.shifted
             owner_n, owners = self.partition.owners(len(train)), self.partition.num_clients
             train = replace(train, x=change(train.x, owner_n, owners, generator(self.seed, "shift")))
-            for i, split in enumerate(tests):  # alike for all seeds
+            for i, split in enumerate(tests):  # the same for all seeds
                 own, rng = np.arange(len(split)), generator(0, "shift_test", i)
                 tests[i] = replace(split, x=change(split.x, own, len(split), rng))
         aside = np.zeros(0, np.int64)
@@ -117,7 +115,7 @@ class FederatedDataModule(LightningDataModule):
         self._train, *self._tests = map(_tensors, (train, *tests))
 
     def _fit(self, *splits: Split) -> None:
-        """Takes the shape and the number of classes from the data where they are open; refuses data that differ."""
+        """Checks the shape and the number of classes of the data, or takes them from the data if they are not set."""
         self.num_classes = self.num_classes or self.dataset.num_classes
         self.input_shape = self.input_shape or splits[0].x.shape[1:]
         for name, split in zip(("training", "test"), splits, strict=True):
@@ -132,7 +130,7 @@ class FederatedDataModule(LightningDataModule):
                 raise ValueError(f"{self.dataset.name}: {name} {wrong}, and the model is built for {key}.")
 
     def _standardized(self, splits: list[Split], aside: np.ndarray) -> list[Split]:
-        """Float samples and targets, scaled by mean and deviation of the first split without its samples ``aside``."""
+        """Scales float samples and targets by the mean and deviation of the first split, without the rows ``aside``."""
         for key in ("x", "y") if self.standardize else ():
             values = getattr(splits[0], key)
             if values.dtype in FLOATS:
@@ -142,7 +140,7 @@ class FederatedDataModule(LightningDataModule):
         return splits
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
-        """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""
+        """Moves the splits to the device, once. Batches have this ``dtype`` and ``memory_format``."""
 
         def move(t: Tensor) -> Tensor:
             return t.to(device, torch.promote_types(dtype, torch.float32) if t.dtype == torch.float64 else t.dtype)
@@ -162,18 +160,18 @@ class FederatedDataModule(LightningDataModule):
         return self.partition.client(client)
 
     def class_counts(self, clients: np.ndarray) -> np.ndarray:
-        """How many labels of each class these clients have, ``[K] → [K, C]``."""
+        """Number of labels of each class of these clients, ``[K] → [K, C]``."""
         return self.partition.label_counts(self.labels, self.num_classes, clients=clients)
 
     def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Changes the training labels of these clients, from here on and for all who ask."""
+        """Changes the training labels of these clients from now on."""
         samples = np.concatenate([self.client(client) for client in clients.tolist()] or [np.zeros(0, np.int64)])
         self.labels = self.labels.copy()
         self.labels[samples] = relabelled(self.labels[samples])
         self._train = (self._train[0], torch.from_numpy(self.labels).to(self._train[1].device))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Random augmentation for ``shape`` samples, integers ``[*shape, A]``, or None."""
+        """Random numbers for the augmentation of ``shape`` samples, integers ``[*shape, A]``, or None."""
         return self.transform.draw(rng, shape)
 
     def fetch(self, index: Tensor, augment: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -184,7 +182,7 @@ class FederatedDataModule(LightningDataModule):
         return inputs.view(*index.shape, *inputs.shape[1:]), y[index]
 
     def fetch_test(self, bounds: tuple[int, int], of: int = 0) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a slice of the test split, or, ``of=1``, of the validation split."""
+        """Inputs and labels of a slice of the test split, or of the validation split (``of=1``)."""
         x, y = self._tests[of]
         part = slice(*bounds)
         return self.transform(x[part], None, self._dtype, self._memory_format), y[part]
@@ -194,7 +192,7 @@ class FederatedDataModule(LightningDataModule):
         return DataLoader(range(self.rounds), batch_size=None)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> list[DataLoader]:
-        """Slices of the test split, and of the validation split if there is one, dealt to the processes."""
+        """Slices of the test split, and of the validation split if there is one. Each process gets its share."""
         assert self.trainer is not None
         size = self.eval_batch_size
         if size == "auto":
@@ -211,8 +209,8 @@ class FederatedDataModule(LightningDataModule):
 
 
 def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column, float64 [d]. They are 0 and 1 for a column of only 0 and 1, and the
-    deviation of a constant column is 1.
+    """Mean and standard deviation of each column, float64 [d]. Columns of 0 and 1 get 0 and 1; constant columns get a
+    deviation of 1.
     """
     mean, std = values.mean(0, np.float64), values.std(0, np.float64)
     switches = ((values == 0) | (values == 1)).all(0)
@@ -227,5 +225,5 @@ def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")  # a memory map; nothing here writes to it
+        warnings.filterwarnings("ignore", message=".*not writable.*")  # memory maps, which are not changed
         return torch.from_numpy(split.x), torch.from_numpy(split.y)

@@ -1,4 +1,4 @@
-"""The arithmetic under the partitioners: Dirichlet draws that cannot underflow, counts turned into owners, shares."""
+"""The arithmetic of the partitioners: Dirichlet draws without underflow, and which client gets which sample."""
 
 import logging
 
@@ -10,10 +10,10 @@ log = logging.getLogger(__name__)
 
 
 def log_gamma(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Logarithms of Gamma(α) draws, whose softmax is a Dirichlet(α) draw.
+    """Logarithms of Gamma(α) draws. Their softmax is a Dirichlet(α) draw.
 
-    As Gamma(α) = Gamma(α + 1) · U^(1/α), they exist where the draws themselves would underflow to a vector of zeros,
-    and softmax over a part of them is the renormalised draw even where that part has no mass left in floating point.
+    Gamma(α) = Gamma(α + 1) · U^(1/α), so the logarithms are finite even if the draws would underflow to zeros. The
+    softmax of a subset is the renormalised draw, even if the subset has no mass left in floating point.
     """
     draws = np.log(rng.standard_gamma(alpha + 1, shape))
     draws -= rng.standard_exponential(shape) / alpha
@@ -28,26 +28,26 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def cut(shares_N: np.ndarray, size: int) -> np.ndarray:
-    """How many of ``size`` samples each client gets by its share, laid end to end, int64 [N]."""
+    """How many of ``size`` samples each client gets for its share, int64 [N]."""
     ends = np.cumsum(shares_N)
     return np.diff(np.floor(ends / ends[-1] * size).astype(np.int64), prepend=0)
 
 
 def in_order(values_n: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The places of the values from the lowest to the highest, equal ones at random, int64 [n]."""
+    """The positions of the values in ascending order, equal values in random order, int64 [n]."""
     shuffled = rng.permutation(len(values_n))
     return shuffled[np.argsort(values_n[shuffled], kind="stable")]
 
 
 def placed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """The values, one after the other, in the places that ``order`` names, each once, [n]."""
+    """The inverse of indexing: ``out[order[i]] = values[i]``, [n]."""
     out = np.empty_like(values)
     out[order] = values
     return out
 
 
 def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Give client k ``counts_CN[c, k]`` random samples of the c-th class present in ``labels`` [n].
+    """Gives client k ``counts_CN[c, k]`` random samples of the c-th class in ``labels``, [n].
 
     Returns the owner of each sample, int64 [n], −1 for none.
     """
@@ -58,16 +58,16 @@ def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) ->
 
 
 def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator) -> None:
-    """Give clients below ``min_size`` what they lack, in place, from the largest ones, cut to one common level."""
+    """Fills clients up to ``min_size`` samples, in place. The largest clients give them, down to one common level."""
     sizes_N = np.bincount(owner_n, minlength=num_clients)
     lacking_N = np.maximum(min_size - sizes_N, 0)
-    low, high = min_size, int(sizes_N.max())  # the highest level whose surplus still covers what is lacking
+    low, high = min_size, int(sizes_N.max())  # the highest level with enough surplus
     while low < high:
         level = (low + high + 1) // 2
         low, high = (level, high) if np.maximum(sizes_N - level, 0).sum() >= lacking_N.sum() else (low, level - 1)
     surplus_N = np.maximum(sizes_N - low, 0)
     excess = surplus_N.sum() - lacking_N.sum()
-    surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1  # fewer than there are donors, or the level could be higher
+    surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1  # less than one each, or the level could be higher
 
     by_owner = in_order(owner_n, rng)
     place = np.arange(len(owner_n)) - np.repeat(np.cumsum(sizes_N) - sizes_N, sizes_N)
@@ -78,15 +78,15 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
 def held_out(
     labels: np.ndarray, share: float, purpose: str, groups: np.ndarray | None = None, name: str = ""
 ) -> np.ndarray:
-    """Which samples are set aside, bool [n]: a share, at least one and not all, of each class where labels are [n].
+    """Which samples are held out, bool [n]: this share of each class, up to one sample, if labels are [n].
 
-    Each class gives its part, give or take one sample. The draw is the same for all seeds. Where all samples of natural
-    ``groups``, [n], are set aside, so that they cannot be clients, a warning about the data set ``name`` says so.
+    At least one sample is held out, and at least one stays. The draw is the same for all seeds. A warning about the
+    data set ``name`` counts the natural ``groups``, [n], whose samples are all held out: they cannot be clients.
     """
     n = len(labels)
     count = min(max(round(share * n), 1), n - 1)
     order = in_order(labels if labels.ndim == 1 else np.zeros(n), generator(0, purpose))
-    aside = placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # every so many in the order of classes
+    aside = placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # evenly spaced in the order of classes
     if groups is not None and (absent := len(np.setdiff1d(groups, groups[~aside]))):
         words = "%s: %d of %d groups have all their samples in the %s split, and cannot be clients"
         log.warning(words, name, absent, len(np.unique(groups)), purpose)

@@ -1,6 +1,6 @@
 """Which client holds which training sample: a pure function of (labels, seed, parameters).
 
-Every partitioner names one owner per sample, so that no sample can be dealt twice, and is called as
+A partitioner gives each sample at most one owner:
 
     partitioner(labels, num_clients, seed=1, groups=None) -> Partition
 """
@@ -20,14 +20,14 @@ from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
-Alpha = Annotated[float, Field(ge=1e-100, le=1e100)]  # within which a Dirichlet draw stays within float64
+Alpha = Annotated[float, Field(ge=1e-100, le=1e100)]  # so that draws are finite in float64
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Clients' sample indices in CSR form: client k holds ``indices[offsets[k]:offsets[k + 1]]``, in ascending order.
+    """The sample indices of all clients: client k holds ``indices[offsets[k]:offsets[k + 1]]``, in ascending order.
 
-    indices: int64 [n_assigned].  offsets: int64 [N + 1].
+    indices: int64 [number of assigned samples].  offsets: int64 [N + 1].
     """
 
     indices: np.ndarray
@@ -35,7 +35,7 @@ class Partition:
 
     @classmethod
     def from_owners(cls, owner_n: np.ndarray, num_clients: int) -> "Partition":
-        """From the owner of each sample, int64 [n] with −1 for a sample that nobody holds."""
+        """From the owner of each sample, int64 [n], −1 for none."""
         order = np.argsort(owner_n, kind="stable")
         sizes = np.bincount(owner_n[owner_n >= 0], minlength=num_clients)
         return cls(order[len(order) - sizes.sum() :], np.concatenate([[0], np.cumsum(sizes)]))
@@ -52,15 +52,15 @@ class Partition:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Samples held by each client, int64 [N]."""
+        """Number of samples of each client, int64 [N]."""
         return np.diff(self.offsets)
 
     def client(self, k: int) -> np.ndarray:
-        """Client ``k``'s sample indices, a view of int64 [n_k]."""
+        """The sample indices of client ``k``, a view, int64 [n_k]."""
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
     def parted(self, share: float, seed: int) -> tuple["Partition", "Partition"]:
-        """Each client's samples in two: those that it keeps, and a share, drawn by the seed, that is set aside.
+        """Splits each client's samples into those that it keeps and a random share that is held out.
 
         The share is rounded; a client with samples keeps at least one.
         """
@@ -74,9 +74,9 @@ class Partition:
         return Partition(self.indices[~aside_n], kept), Partition(self.indices[aside_n], aside)
 
     def label_counts(self, labels: np.ndarray, num_classes: int, clients: np.ndarray | None = None) -> np.ndarray:
-        """Labels of each class at each client (all of them, or ``clients`` in their order), int64 [N, C].
+        """How many labels of each class each client has (all clients, or ``clients`` in this order), int64 [N, C].
 
-        ``labels`` are those of all samples, [n], or [n, T] with negative ones for padding.
+        ``labels``: of all samples, [n], or [n, T] with negative labels for padding.
         """
         clients = np.arange(self.num_clients) if clients is None else clients
         held = labels[np.concatenate([self.client(k) for k in clients.tolist()])]
@@ -86,29 +86,29 @@ class Partition:
         return flat.reshape(len(clients), num_classes)
 
     def save(self, path: Path) -> None:
-        """Write an ``.npz``, in one step: a reader finds the old file or the new one."""
+        """Writes an ``.npz``, atomically."""
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, indices=self.indices, offsets=self.offsets)
 
 
 class Partitioner:
-    """Says who holds which sample: :meth:`owners`, for labels and a number of clients that go together.
+    """Checks its arguments and calls :meth:`owners`, which a subclass implements.
 
-    ``labels`` are [n], or [n, T] for sequences and [n, C] for targets, which partitions by class refuse.
+    ``labels`` are [n], or [n, T] for sequences and [n, C] for targets of a regression.
 
-    Raises, when called, ValueError where the parameters or the data cannot give every client what it is promised.
+    A call raises ValueError if the parameters or the data cannot give each client its samples.
     """
 
-    by_class: ClassVar[bool] = True
-    least: ClassVar[str] = ""  # the setting that says how many samples a client has at least; "": one
+    by_class: ClassVar[bool] = True  # needs one class per sample
+    least: ClassVar[str] = ""  # the setting with the least number of samples of a client; "": one sample
 
     def __call__(
         self, labels: np.ndarray, num_clients: int | None, *, seed: int, groups: np.ndarray | None = None
     ) -> Partition:
         if self.by_class and labels.ndim > 1:
             raise ValueError(
-                "this partition needs one class for each sample, and these have sequences of labels, or numbers to "
-                "regress on (classes are integers): choose partition=natural, sizes or iid"
+                "this partition needs one class for each sample, and these data have sequences of labels, or targets "
+                "of a regression (classes are integers): choose partition=natural, sizes or iid"
             )
         if not num_clients:
             raise ValueError(f"participation.num_clients={num_clients} must be set: null is for partition=natural.")
@@ -132,7 +132,7 @@ class Partitioner:
 @checked
 @dataclass(frozen=True)
 class IID(Partitioner):
-    """Samples at random; sizes differ by at most one."""
+    """Random samples; sizes differ by at most one."""
 
     by_class = False
 
@@ -143,11 +143,11 @@ class IID(Partitioner):
 @checked
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
-    """Unequal sizes and label mixes, as in GC-Fed's experiments: each class is spread by its own Dirichlet(α) draw.
+    """Unequal sizes and label mixes, as in GC-Fed's experiments: a Dirichlet(α) draw splits each class.
 
-    Class after class, the draw is renormalised over the clients that hold fewer than n/N samples. All is drawn again
-    until every client has ``min_size`` samples, at most ``max_tries`` times. The last draw is then repaired: random
-    samples of the largest clients, which are cut to one level, go to those that are short. Every sample is assigned.
+    Class after class, the draw is renormalised over the clients that have fewer than n/N samples. Draws repeat until
+    every client has ``min_size`` samples, at most ``max_tries`` times. If the last draw fails too, the largest clients
+    give random samples to those that have too few. Every sample is assigned.
     """
 
     least = "min_size"
@@ -175,7 +175,7 @@ class Dirichlet(Partitioner):
         counts_CN = np.zeros((len(class_sizes), num_clients), np.int64)
         held_N = np.zeros(num_clients, np.int64)
         for counts_N, size in zip(counts_CN, class_sizes, strict=True):
-            # Never empty: were everyone at the mean, nothing would be left to deal.
+            # Never empty: if all clients had the mean size, no sample would be left.
             open_N = held_N * num_clients < class_sizes.sum()
             counts_N[:] = cut(softmax(np.where(open_N, log_gamma(self.alpha, (num_clients,), rng), -np.inf)), size)
             held_N += counts_N
@@ -187,9 +187,9 @@ class Dirichlet(Partitioner):
 class DirichletBalanced(Partitioner):
     """Equal sizes, unequal label mixes (FedACG, after Hsu et al. 2019): each client's mix is a Dirichlet(α) draw.
 
-    All clients get n // N samples; n mod N samples belong to nobody. All clients draw at once. If they ask for more
-    samples of a class than there are, chance decides who gets them, and the others draw again from the rest, by their
-    renormalised mixes.
+    Each client gets n // N samples; n mod N samples have no owner. All clients draw at the same time. If they ask for
+    more samples of a class than are left, the samples go to random clients. The others draw again from the remaining
+    classes, by their renormalised mixes.
     """
 
     alpha: Alpha
@@ -199,7 +199,7 @@ class DirichletBalanced(Partitioner):
         log_mix_NC = log_gamma(self.alpha, (num_clients, len(left_C)), rng)
         counts_NC = np.zeros((num_clients, len(left_C)), np.int64)
         missing_N = np.full(num_clients, len(labels) // num_clients)
-        # Ends after at most C rounds: one that leaves anybody short has exhausted a class.
+        # At most C iterations: if a client still misses samples, a class has been used up.
         while (asking := np.flatnonzero(missing_N)).size:
             classes = np.flatnonzero(left_C)
             wanted = rng.multinomial(missing_N[asking], softmax(log_mix_NC[np.ix_(asking, classes)]))
@@ -216,11 +216,11 @@ class DirichletBalanced(Partitioner):
 @checked
 @dataclass(frozen=True)
 class ClassesPerClient(Partitioner):
-    """Each client holds ``classes`` different classes; a class is cut into equal shards, one for each of its holders.
+    """Each client holds ``classes`` different classes. Each class is cut into equal shards, one per holder.
 
     The numbers of holders of two classes differ by at most one. With ``classes=1`` client k holds class k mod C
-    (FedGC's CIFAR10-10 for N = C); else classes are dealt from shuffled decks. With N · classes < C some classes
-    belong to nobody, which is logged as a warning.
+    (FedGC's CIFAR10-10 for N = C); otherwise classes are dealt from shuffled decks. With N · classes < C some classes
+    have no client, and a warning says so.
     """
 
     classes: Count = 1
@@ -247,14 +247,14 @@ class ClassesPerClient(Partitioner):
         return deal(counts_CN, labels, rng)
 
     def _hands(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The classes of each client, by rank, [N, classes], different within a row."""
+        """The classes of each client, by rank, [N, classes]; they differ within a row."""
         cards = num_clients * self.classes
         if self.classes == 1:
             return np.arange(cards) % num_classes
         dealt = np.empty(-(-cards // num_classes) * num_classes, np.int64)
         for start in range(0, cards, num_classes):
             deck = rng.permutation(num_classes)
-            # A hand begun with the last deck must not get a class twice: what it holds goes to the bottom of this one.
+            # The last hand may go on with this deck. Its classes go to the bottom, so that it gets none twice.
             twice = np.isin(deck, dealt[start - start % self.classes : start])
             dealt[start : start + num_classes] = np.concatenate([deck[~twice], deck[twice]])
         return dealt[:cards].reshape(num_clients, self.classes)
@@ -263,12 +263,12 @@ class ClassesPerClient(Partitioner):
 @checked
 @dataclass(frozen=True)
 class ByGroup(Partitioner):
-    """Natural clients: one for each value of ``groups`` (writer, domain), in ascending order of the value.
+    """Natural clients: one for each value of ``groups`` (writer, domain), in ascending order.
 
-    With fewer clients than groups, the seed draws the groups. The samples of the others belong to nobody, and the test
-    split stays whole. ``num_clients=None`` takes all groups.
+    If there are fewer clients than groups, the seed draws the groups. Samples of other groups have no owner; the test
+    split stays whole. ``num_clients=None`` uses all groups.
 
-    by: the column of the groups, for data sets that let the user choose.
+    by: the column of the groups, for data sets in which the user chooses it.
     """
 
     by: str | None = field(default=None, repr=False)
@@ -284,12 +284,10 @@ class ByGroup(Partitioner):
         values, rank_n = np.unique(groups, return_inverse=True)
         num_clients = len(values) if num_clients is None else num_clients
         if num_clients > len(values):
-            raise ValueError(
-                f"participation.num_clients={num_clients}, but the training samples are of {len(values)} groups: "
-                f"set participation.num_clients={len(values)} or null"
-            )
+            remedy = f"set participation.num_clients={len(values)} or null"
+            raise ValueError(f"participation.num_clients={num_clients}, but there are {len(values)} groups: {remedy}")
         kept = np.sort(generator(seed, "partition").choice(len(values), num_clients, replace=False))
         owner_n = np.where(np.isin(rank_n, kept), np.searchsorted(kept, rank_n), -1)
         if spare := np.count_nonzero(owner_n < 0):
-            log.info("%d of %d groups are clients, %d samples nobody's", num_clients, len(values), spare)
+            log.info("%d of %d groups are clients; %d samples have no client", num_clients, len(values), spare)
         return Partition.from_owners(owner_n, num_clients)

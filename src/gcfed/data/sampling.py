@@ -1,4 +1,4 @@
-"""Cohorts: which clients take part in a round, as a pure function of (round, num_clients, seed)."""
+"""Which clients take part in a round: a pure function of (round, num_clients, seed)."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,19 +11,19 @@ from gcfed.utils.rng import generator
 
 
 class ClientSampler(Protocol):
-    """``sampler(round, num_clients, seed)``: the cohort's client ids, int64 [K], ascending and distinct."""
+    """``sampler(round, num_clients, seed)`` returns the ids of the cohort, int64 [K], ascending and distinct."""
 
     per_round: int
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray: ...
 
     def validate(self, num_clients: int) -> None:
-        """Raise ValueError if this sampler cannot serve a population of ``num_clients``."""
+        """Raises ValueError if this sampler cannot draw from ``num_clients`` clients."""
         ...
 
 
 def cohort_size(per_round: int | float, num_clients: int) -> int:
-    """``participation.per_round`` as a number of clients: a value below 1 is a share of all, at least one client."""
+    """``participation.per_round`` as a number of clients. A value below 1 is a share of all clients, at least one."""
     if isinstance(per_round, float) and 0 < per_round < 1:
         return max(1, round(per_round * num_clients))
     if isinstance(per_round, bool) or not isinstance(per_round, int) or per_round < 1:
@@ -34,7 +34,7 @@ def cohort_size(per_round: int | float, num_clients: int) -> int:
 @checked
 @dataclass(frozen=True)
 class UniformSampler:
-    """``per_round`` clients, uniform without replacement. Costs O(per_round), whatever the population."""
+    """``per_round`` clients, uniform without replacement. The cost is O(per_round) for any population."""
 
     per_round: Count
 
@@ -42,7 +42,7 @@ class UniformSampler:
         if self.per_round > num_clients:
             raise ValueError(
                 f"participation.per_round={self.per_round} exceeds participation.num_clients={num_clients}: "
-                "a cohort, with faults.extra, holds a client at most once"
+                "a cohort, with faults.extra, has each client at most once"
             )
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
@@ -55,12 +55,12 @@ class UniformSampler:
 @checked
 @dataclass(frozen=True)
 class DynamicPopulation(UniformSampler):
-    """A population that changes while it trains (FedACG, Table 3).
+    """A population that changes during training (FedACG, Table 3).
 
-    At first ``live`` of the ``num_clients`` clients take part. Every ``every`` rounds each of them is replaced, with
-    ``replace_probability``, by a client that was not live; it may come back later. If fewer clients wait than are to be
-    replaced, only that many are. The cohort is uniform over the live. The live set of round r is replayed from the
-    first round on, in r / every steps, and cached until it changes.
+    ``live`` of the ``num_clients`` clients take part at first. After each ``every`` rounds, each live client is
+    replaced with ``replace_probability`` by a client that was not live, as long as there are any. It can come back
+    later. The cohort is uniform over the live clients. The live set of round r is computed from the first round on, in
+    r / every steps, and cached.
     """
 
     live: Count = 250
@@ -73,7 +73,7 @@ class DynamicPopulation(UniformSampler):
         if self.live > num_clients:
             raise ValueError(f"{live} exceeds participation.num_clients={num_clients}: lower it")
         if self.per_round > self.live:
-            raise ValueError(f"{per_round} exceeds {live}: a cohort is drawn from the live clients")
+            raise ValueError(f"{per_round} exceeds {live}: cohorts are drawn from the live clients")
 
     def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""
@@ -91,7 +91,7 @@ def _live_clients(live: int, probability: float, num_clients: int, seed: int, st
         rng = generator(seed, "population", step)
         leaving = np.flatnonzero(rng.random(live) < probability)
         leaving = rng.permutation(leaving)[: num_clients - live]
-        # The newcomers by their rank among those not live; a rank becomes an id by stepping over the live ids below it.
+        # Newcomers are drawn by rank among the clients that are not live. The live ids below turn a rank into an id.
         rank = rng.choice(num_clients - live, len(leaving), replace=False) if len(leaving) else leaving
         newcomers = rank + np.searchsorted(ids - np.arange(live), rank, side="right")
         ids[leaving] = newcomers

@@ -1,4 +1,4 @@
-"""Shifts of the features, on top of any partition: clients whose images differ."""
+"""Feature shifts on top of any partition: clients whose images differ."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ Groups = Annotated[Sequence[T], Field(min_length=1)]
 @checked
 @dataclass(frozen=True)
 class Shift:
-    """The seed divides the clients into G groups, and all images of a group are changed in the same way.
+    """Divides the clients into G random groups and changes all images of a group in the same way.
 
-    Groups have equal sizes, up to one client, and are independent of the classes. Images of the test split fall into
-    the groups at random.
+    Groups have equal sizes, up to one client, and do not depend on the classes. Each test image belongs to a random
+    group.
 
-    of: the partition, which says who holds which sample. A subclass adds a list with one entry for each group.
+    of: the partition of the samples. A subclass adds a list with one entry per group.
     """
 
     of: Callable[..., Partition]
@@ -33,43 +33,43 @@ class Shift:
         return self.of(*labels_and_clients, **seed_and_groups)
 
     def shifted(self, x_nCHW: np.ndarray, owner_n: np.ndarray, owners: int, rng: np.random.Generator) -> np.ndarray:
-        """A copy of the images, uint8 [n, C, H, W], as their owners, [n], see them; ``rng`` draws the owners' groups.
+        """A changed copy of the images, uint8 [n, C, H, W], with owners [n]; ``rng`` draws the owners' groups.
 
-        Raises ValueError for samples that cannot be changed so.
+        Raises ValueError for samples that cannot be changed like this.
         """
         x_nCHW, changes = np.array(x_nCHW), self.changes(x_nCHW.shape[1:])
-        group_n = (rng.permutation(owners) % len(changes))[owner_n]  # of nobody's any
+        group_n = (rng.permutation(owners) % len(changes))[owner_n]  # −1, without an owner, gets any group
         for group, change in enumerate(changes):
             x_nCHW[group_n == group] = change(x_nCHW[group_n == group])
         return x_nCHW
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
-        """What becomes of each group's images."""
+        """The change of each group's images, a function of uint8 [m, C, H, W]."""
         raise NotImplementedError
 
 
 @checked
 @dataclass(frozen=True)
 class Rotation(Shift):
-    """Images turned counter-clockwise by quarters: IFCA's rotated MNIST and CIFAR (Ghosh et al., NeurIPS 2020).
+    """Images rotated counter-clockwise by quarters: IFCA's rotated MNIST and CIFAR (Ghosh et al., NeurIPS 2020).
 
-    degrees: of each group, multiples of 90.
+    degrees: for each group, a multiple of 90.
     """
 
     degrees: Groups[Annotated[int, Field(ge=0, le=270, multiple_of=90)]] = (0, 90, 180, 270)
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
         if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
-            raise ValueError(f"partition=rotation turns square images, not samples of the shape {[*input_shape]}.")
+            raise ValueError(f"partition=rotation rotates square images, not samples of the shape {[*input_shape]}.")
         return [partial(np.rot90, k=degree // 90, axes=(2, 3)) for degree in self.degrees]
 
 
 @checked
 @dataclass(frozen=True)
 class Colour(Shift):
-    """Images with their three channels in another order, so that what is red to one group is green to another.
+    """Images with their colour channels in another order.
 
-    orders: of each group, the channels that it sees as red, green and blue.
+    orders: for each group, the channels in the place of red, green and blue.
     """
 
     orders: Groups[Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]] = ("rgb", "gbr", "brg")

@@ -1,4 +1,4 @@
-"""Two more partitions that the literature uses: shards of sorted samples, and sizes that differ."""
+"""Two more partitions of the literature: shards of sorted samples, and unequal sizes."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from gcfed.utils.checked import Count, checked
 @checked
 @dataclass(frozen=True)
 class Shards(Partitioner):
-    """Each client holds ``shards`` shards, drawn at random, of the samples sorted by class: FedAvg's pathological split
-    (McMahan et al., AISTATS 2017, with 100 clients and 2 shards of 300 images).
+    """Samples are sorted by class and cut into shards; each client gets ``shards`` random ones. FedAvg's pathological
+    split (McMahan et al., AISTATS 2017) has 100 clients and 2 shards of 300 images.
 
-    Shards differ in size by one sample at most; one that lies where two classes meet has samples of both.
+    Sizes of shards differ by at most one sample. A shard can have samples of two classes.
     """
 
     least = "shards"
@@ -30,10 +30,10 @@ class Shards(Partitioner):
 @checked
 @dataclass(frozen=True)
 class DirichletSizes(Partitioner):
-    """Unequal sizes, equal mixes: the clients' shares of the samples are one Dirichlet(α) draw over all clients, which
-    samples is random ("quantity skew" in Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022).
+    """Unequal sizes, equal mixes: a Dirichlet(α) draw gives each client's share of the samples, which are random
+    ("quantity skew" in Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022).
 
-    Clients below ``min_size`` are filled up from the largest. Every sample is assigned.
+    Clients below ``min_size`` are filled up from the largest clients. Every sample is assigned.
     """
 
     by_class = False

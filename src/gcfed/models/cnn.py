@@ -1,5 +1,5 @@
-"""The CNN of two 5×5 convolutions and a few linear layers: GC-Fed's for 28×28 and 32×32 images, LEAF's for FEMNIST and
-FedGC's for the handwritten digits. And LEAF's network for CelebA (Caldas et al. 2019).
+"""GC-Fed's CNN, which is also LEAF's for FEMNIST and FedGC's for handwritten digits, and LEAF's network for CelebA
+(Caldas et al. 2019).
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from gcfed.utils.checked import Count, checked
 
 
 class CNN(Staged, nn.Module):
-    """``conv1`` (32 channels) and ``conv2`` (64), each with ReLU and 2×2 max-pooling, then ``fc1``, ``fc2``, ….
+    """5×5 convolutions ``conv1`` (32 channels) and ``conv2`` (64), each with ReLU and 2×2 max-pooling, then ``fc1``, ….
 
     Args:
         hidden: width of ``fc1``, or of all linear layers but the last; 512 in GC-Fed's experiments, 2,048 in LEAF's,
             [512, 100] in FedGC's.
-        init: ``kaiming`` normal or ``torch``, a uniform start of a sixth of that variance, for higher rates.
+        init: ``kaiming`` (normal), or torch's default, which is uniform with a sixth of that variance.
     """
 
     @checked
@@ -39,7 +39,7 @@ class CNN(Staged, nn.Module):
     def stage(self, name: str, h: Tensor) -> Tensor:
         if not name.startswith("conv"):
             return super().stage(name, h)
-        # ReLU is monotone: it commutes with the pooling, gradients included, and after it has a quarter of the work.
+        # ReLU is monotone, so it commutes with the pooling, gradients included. After it, it has a quarter of the work.
         return F.max_pool2d(self.get_submodule(name)(h), 2).relu()
 
     def features(self, x_BCHW: Tensor) -> Tensor:
@@ -57,11 +57,11 @@ class CelebACNN(Staged, nn.Module):
     """Four convolutions ``conv1`` … ``conv4`` (3×3, 32 channels), each with GroupNorm ``norm1`` … ``norm4``, 2×2
     max-pooling and ReLU; then ``fc``.
 
-    LEAF uses batch normalisation, in tests too. GroupNorm replaces it, as in FedACG's ResNet18, so that a prediction
-    depends on its own image alone and clients can be stacked. An odd side is padded when it is pooled.
+    LEAF uses batch normalisation. GroupNorm replaces it, as in FedACG's ResNet18, so that a prediction depends only on
+    its image and clients can be stacked. Pooling pads an odd side.
 
     Args:
-        groups: groups of every GroupNorm; they divide 32.
+        groups: of each GroupNorm; they divide 32.
     """
 
     names = ("conv1", "conv2", "conv3", "conv4", "fc")

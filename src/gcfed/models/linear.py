@@ -1,4 +1,4 @@
-"""A linear map without a bias, from zero: the network of regressions whose optimum is known."""
+"""A linear map without a bias that starts at zero, for regressions with a known optimum."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from gcfed.utils.checked import Count, checked
 
 
 class Linear(Staged, nn.Module):
-    """One layer, ``fc``, of a sample's D numbers; its weight ``[num_classes, D]`` starts at zero."""
+    """One layer, ``fc``, with weight ``[num_classes, D]`` for samples of D numbers."""
 
     names = ("fc",)
 

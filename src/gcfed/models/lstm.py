@@ -1,7 +1,7 @@
 """LEAF's character model for Shakespeare: an embedding, two LSTM layers, one linear layer.
 
 "Communication-Efficient Learning of Deep Networks from Decentralized Data" (McMahan et al., AISTATS 2017) and LEAF
-(Caldas et al. 2019). A stack trains one client at a time: ``torch.func.vmap`` knows no LSTM.
+(Caldas et al. 2019). Clients train one at a time, because ``torch.func.vmap`` does not support LSTMs.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from gcfed.utils.checked import Count, SettingError, checked
 
 
 class CharLSTM(Staged, nn.Module):
-    """Predicts the next character after each, or after the last.
+    """Predicts the next character at each position, or only at the last one.
 
-    Tokens 0 … C − 1 are the characters, C is padding: it has an embedding of its own and is never predicted.
+    Tokens 0 … C − 1 are the characters. C is padding, which has an embedding and is never predicted.
 
     Args:
-        input_shape: (T,) of one sequence; the network takes any length.
+        input_shape: (T,); the network takes any length.
         num_classes: C, number of characters and of logits.
-        last_only: return logits for the last position alone (LEAF), ``[B, C]`` instead of ``[B, T, C]``.
-        vocabulary: number of tokens that it can read; None: C + 1.
+        last_only: return logits for the last position only (LEAF), ``[B, C]`` instead of ``[B, T, C]``.
+        vocabulary: number of tokens; None: C + 1.
     """
 
     names = ("embedding", "lstm1", "lstm2", "fc")
@@ -33,8 +33,8 @@ class CharLSTM(Staged, nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if len(input_shape) != 1:
-            texts = "model=lstm reads texts (data=tiny_shakespeare, data=shakespeare)"
-            raise SettingError("input_shape", f"={[*input_shape]}: {texts}: take model=mlp or model=cnn for images.")
+            what = "model=lstm is for texts (data=tiny_shakespeare); images need model=mlp or model=cnn."
+            raise SettingError("input_shape", f"={[*input_shape]}: {what}")
         self.last_only = last_only
         self.embedding = nn.Embedding(vocabulary or num_classes + 1, embedding)
         self.lstm1 = nn.LSTM(embedding, hidden, batch_first=True)

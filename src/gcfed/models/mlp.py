@@ -12,10 +12,10 @@ Widths = Sequence[Count]
 
 
 class MLP(Staged, nn.Module):
-    """Linear layers ``fc1``, ``fc2``, … with a ReLU between; the last one gives the logits. A stage a layer.
+    """Linear layers ``fc1``, ``fc2``, … with ReLU between them. Each layer is a stage.
 
     Args:
-        hidden: widths of the hidden layers. ``()`` is softmax regression.
+        hidden: widths of the hidden layers; ``()`` is softmax regression.
     """
 
     @checked

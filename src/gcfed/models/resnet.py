@@ -1,7 +1,7 @@
 """ResNet18 with group normalization.
 
-"Deep Residual Learning for Image Recognition" (He et al., CVPR 2016); groups instead of batch statistics, since those
-of clients with different data cannot be averaged ("The Non-IID Data Quagmire", Hsieh et al., ICML 2020).
+"Deep Residual Learning for Image Recognition" (He et al., CVPR 2016). Batch statistics of clients with different data
+cannot be averaged ("The Non-IID Data Quagmire", Hsieh et al., ICML 2020).
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,10 @@ from gcfed.utils.checked import Count, checked
 
 
 class ResNet18(Staged, ResNet):
-    """ResNet18-GN of GC-Fed and FedACG: 62 parameter tensors, the last two in ``fc``.
-
-    Torchvision's for small images, of any size: GroupNorm, a 3×3 stride-1 stem and no max-pooling after it.
+    """ResNet18-GN of GC-Fed and FedACG: torchvision's, with GroupNorm, a 3×3 stem of stride 1 and no first max-pooling.
 
     Args:
-        groups: groups of every GroupNorm, which divide 64; the channels are 64, 128, 256 and 512.
+        groups: of each GroupNorm; they divide 64.
     """
 
     names = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
@@ -34,7 +32,7 @@ class ResNet18(Staged, ResNet):
         self.maxpool = nn.Identity()
 
     def stage(self, name: str, h: Tensor) -> Tensor:
-        """FedMLB's six blocks; the pooling goes with ``layer4``."""
+        """FedMLB's six blocks. The pooling belongs to ``layer4``."""
         h = self.get_submodule(name)(h)
         if name == "conv1":
             return self.relu(self.bn1(h))

@@ -1,8 +1,8 @@
 """ResNet-9 without normalization, under Fixup initialization: the network of FedReg and FedGC for CIFAR.
 
-"Fixup Initialization: Residual Learning Without Normalization" (Zhang, Dauphin & Ma, ICLR 2019), in the layout that
-"Acceleration of Federated Learning with Alleviated Forgetting in Local Training" (FedReg: Xu et al., ICLR 2022) trains:
-four convolutions of 64, 128, 256 and 512 channels, and a residual block after the second and the fourth.
+"Fixup Initialization: Residual Learning Without Normalization" (Zhang, Dauphin & Ma, ICLR 2019), in the layout of
+"Acceleration of Federated Learning with Alleviated Forgetting in Local Training" (FedReg: Xu et al., ICLR 2022): four
+convolutions of 64, 128, 256 and 512 channels, with a residual block after the second and the fourth.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def scalar(value: float) -> nn.Parameter:
 
 
 class FixupConv(nn.Module):
-    """3×3 convolution between two scalar biases, times a scalar; then 2×2 max-pooling, if any, and ReLU."""
+    """A 3×3 convolution between two scalar biases, times a scalar; then perhaps 2×2 max-pooling, and ReLU."""
 
     def __init__(self, channels_in: int, channels: int, *, pool: bool) -> None:
         super().__init__()
@@ -30,12 +30,12 @@ class FixupConv(nn.Module):
 
     def forward(self, h_BCHW: Tensor) -> Tensor:
         h_BCHW = self.conv(h_BCHW + self.bias_in) * self.scale + self.bias_out
-        # ReLU is monotone: it commutes with the pooling, gradients included, and after it has a quarter of the work.
+        # ReLU is monotone, so it commutes with the pooling, gradients included. After it, it has a quarter of the work.
         return (F.max_pool2d(h_BCHW, 2) if self.pool else h_BCHW).relu()
 
 
 class FixupBlock(nn.Module):
-    """ReLU of the identity plus a branch of two 3×3 convolutions, with a scalar bias before each operation."""
+    """ReLU of its input plus a branch of two 3×3 convolutions, with a scalar bias before each operation."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -63,9 +63,9 @@ class FixupLinear(nn.Linear):
 class ResNet9(Staged, nn.Module):
     """``conv1``; ``layer1``, ``layer2`` and ``layer3``, which halve the sides; ``fc`` after global max-pooling.
 
-    At first every branch and all logits are zero, since the last convolution of a branch and ``fc`` are; so the first
-    step moves ``fc`` alone. The first convolution of a branch has Kaiming's deviation (fan-out) times L^(−1/(2m−2)) =
-    L^(−1/2), for L blocks of m = 2 convolutions, and those outside the blocks have Kaiming's.
+    ``fc`` and the last convolution of each branch start at zero, so the first step changes only ``fc``. The first
+    convolution of a branch has Kaiming's deviation (fan-out) times L^(−1/(2m−2)) = L^(−1/2), for L blocks of m = 2
+    convolutions. Convolutions outside the blocks have Kaiming's deviation.
     """
 
     names = ("conv1", "layer1", "layer2", "layer3", "fc")
@@ -89,6 +89,6 @@ class ResNet9(Staged, nn.Module):
             nn.init.zeros_(zero)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
-        """One a child; the pooling of everything that is left goes with ``layer3``."""
+        """One per child. The global pooling belongs to ``layer3``."""
         h = self.get_submodule(name)(h)
         return F.max_pool2d(h, h.shape[-2:]).flatten(1) if name == "layer3" else h

@@ -1,6 +1,7 @@
-"""What this package's networks share: a chain of stages, how they begin, and what they take.
+"""What this package's networks share.
 
-All of them take ``input_shape``, that of one sample ((C, H, W) of an image), and ``num_classes``, the number of logits.
+All of them take ``input_shape``, the shape of one sample ((C, H, W) for an image), and ``num_classes``, the number of
+logits.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,17 +13,17 @@ from torch import Tensor, nn
 from gcfed.utils.checked import SettingError
 
 Stage = Callable[[Tensor], Tensor]
-"""A part of a network; the stages of a network, one after the other, are its ``forward``."""
+"""A part of a network. The stages of a network, one after the other, are its ``forward``."""
 
 
 class Staged:
-    """A network that is a chain of stages: the last one is its head, the others make the features."""
+    """A network that is a chain of stages. The last stage is the head; the others compute the features."""
 
     names: Sequence[str]
-    """The stages, in their order, each with the name of a layer."""
+    """The names of the stages, in order. Each is the name of a layer."""
 
     def stage(self, name: str, h: Tensor) -> Tensor:
-        """What a stage makes of the output of the one before: a linear layer's, with a ReLU unless it is the last."""
+        """Applies a stage to the output of the previous one. By default: a linear layer, and ReLU unless it is last."""
         h = self.get_submodule(name)(h.flatten(1))  # type: ignore[attr-defined]
         return h if name == self.names[-1] else h.relu()
 
@@ -30,7 +31,7 @@ class Staged:
         return {name: partial(self.stage, name) for name in self.names}
 
     def features(self, x: Tensor) -> Tensor:
-        """What enters the head, h_BF."""
+        """The input of the head, h_BF."""
         for name in self.names[:-1]:
             x = self.stage(name, x)
         return x
@@ -51,7 +52,7 @@ def add_linear(net: nn.Module, widths: Sequence[int]) -> list[str]:
 
 
 def init_kaiming(module: nn.Module) -> None:
-    """Give a linear or convolutional layer Kaiming-normal weights (fan-in) and a zero bias; for ``Module.apply``."""
+    """Gives a linear or convolutional layer Kaiming-normal weights (fan-in) and a zero bias; for ``Module.apply``."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
         if module.bias is not None:
@@ -59,10 +60,7 @@ def init_kaiming(module: nn.Module) -> None:
 
 
 def image_shape(input_shape: Sequence[int], least: int, reason: str) -> Sequence[int]:
-    """``input_shape``, if it is (C, H, W) with sides of at least ``least``, which has a ``reason``.
-
-    Raises SettingError if it is not.
-    """
+    """``input_shape``, if it is (C, H, W) with sides of at least ``least``; else raises SettingError."""
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         wanted = f"give images, [C, H, W], of at least {least}×{least}"
         raise SettingError("input_shape", f"={[*input_shape]}: {reason}; {wanted}.")

@@ -11,9 +11,9 @@ from gcfed.utils.checked import Count, Share, checked
 
 
 class VGG11(VGG):
-    """Torchvision's VGG11, initialization and dropout included, cut before its last layer.
+    """Torchvision's VGG11, with its initialization and dropout.
 
-    Its ``features`` are torchvision's, the convolutions; what methods read as features is :meth:`penultimate`.
+    ``features`` are torchvision's, the convolutions. The features that methods read are :meth:`penultimate`.
 
     Args:
         dropout: probability in the two hidden layers of ``classifier``.
@@ -27,7 +27,7 @@ class VGG11(VGG):
         super().__init__(layers, num_classes=num_classes, dropout=dropout)
 
     def penultimate(self, x_BCHW: Tensor) -> Tensor:
-        """The 4,096 values that enter the last linear layer, after dropout, h_BF: GC-Fed's features of VGG11."""
+        """The 4,096 inputs of the last linear layer, after dropout, h_BF: GC-Fed's features of VGG11."""
         return self.classifier[:-1](self.avgpool(self.features(x_BCHW)).flatten(1))
 
     def head(self, h_BF: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class VGG11(VGG):
         return self.classifier[-1](h_BF)
 
     def stages(self) -> dict[str, Stage]:
-        """One stage up to each max-pooling, then one a linear layer with what precedes it (ReLU, dropout)."""
+        """One stage up to each max-pooling, then one per linear layer, with the ReLU and dropout before it."""
         ends = [i + 1 for i, layer in enumerate(self.features) if isinstance(layer, nn.MaxPool2d)]
         blocks = {f"block{i}": self.features[a:b] for i, (a, b) in enumerate(pairwise([0, *ends]), start=1)}
         first = nn.Sequential(self.avgpool, nn.Flatten(1), self.classifier[:3])

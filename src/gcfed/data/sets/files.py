@@ -1,18 +1,16 @@
-"""Raw files of a data set: found, checked, downloaded, unpacked. And the cache of what was decoded from them.
+"""The raw files of data sets, and the cache of the arrays decoded from them.
 
-A set is decoded once. Its arrays lie in ``<data_dir>/cache/<name>/*.npy``, which every later run maps into memory. A
-folder ``.build-*`` that no process works on was left by a killed build: delete it.
+A data set is decoded once, into ``<data_dir>/cache/<name>/*.npy``. Later runs map these files into memory. A killed
+build may leave a folder ``.build-*``, which can be deleted.
 """
 
 import hashlib
 import http.client
 import json
 import logging
-import math
 import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +23,11 @@ from gcfed.data.base import FederatedDataset, Split
 
 log = logging.getLogger(__name__)
 TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
-"""Names of folders, files and splits to train on, and to test on. Of several, the first is taken."""
+"""Names of folders, files and splits for training and for testing. If several exist, the first of them is used."""
 
 
 def missing(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundError:
-    """The error that names the data set, the trouble, the folder searched and the remedies."""
+    """An error that names the data set, the folder that was searched, and what to do."""
     return FileNotFoundError(
         f"data set {name}: {trouble} (searched {folder.resolve()}). Run with data.dataset.download=true, put the files "
         f"of {page} there, or set paths.data_dir (DATA_DIR) to the folder that has them."
@@ -37,9 +35,9 @@ def missing(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundErr
 
 
 def obtain(path: Path, md5: str, url: str, name: str, download: bool) -> None:
-    """Makes sure that a file of the data set ``name`` exists with its checksum. Downloads it if it may.
+    """Downloads a file of the data set ``name``, unless it is there with this checksum.
 
-    Raises FileNotFoundError if it is missing or damaged and may not, or cannot, be downloaded.
+    Raises FileNotFoundError if the file is missing or damaged and is not downloaded.
     """
     if check_integrity(path, md5):
         return
@@ -51,35 +49,20 @@ def obtain(path: Path, md5: str, url: str, name: str, download: bool) -> None:
         raise missing(name, path.parent, f"{path.name} cannot be downloaded ({error})", url) from error
 
 
-@contextmanager
-def unpacked(folder: Path, archive: Path) -> Iterator[Path]:
-    """The folder, or, where it is absent, its archive, unpacked for as long as it is read."""
-    if folder.is_dir():
-        yield folder
-        return
-    with TemporaryDirectory(prefix=".unpack-", dir=archive.parent) as stage:
-        shutil.unpack_archive(archive, stage, filter=None if archive.suffix == ".zip" else "data")
-        yield Path(stage) / folder.name
-
-
-def described(folder: Path, parts: Sequence[str], archive: Path) -> str:
-    """What would be read, at little cost: the number of images, or the archive's size. Empty without either.
-
-    ``parts``: patterns of the folders of images to train on and to test on.
-    """
-    if folder.is_dir():
-        counts = [sum(1 for place in folder.glob(part) for _ in os.scandir(place)) for part in parts]
-        return f"{folder.name}/ with {counts[0]} training and {counts[1]} test images"
-    return f"{archive.name} of {archive.stat().st_size} bytes" if archive.is_file() else ""
+def counted(folder: Path, *patterns: str) -> str:
+    """The number of files in the folders of each pattern, as a ``source`` of :func:`cached`; empty if there is none."""
+    counts = [sum(1 for place in folder.glob(pattern) for _ in os.scandir(place)) for pattern in patterns]
+    return f"{counts} files" if folder.is_dir() else ""
 
 
 def written(files: Sequence[Path]) -> str:
-    """Names, sizes and times of files: a cache is built again when one was changed, moved, added or removed."""
+    """A hash of the files' names, sizes and times, as a ``source`` of :func:`cached`."""
     about = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return f"{len(about)} files, {hashlib.sha256(repr(about).encode()).hexdigest()}"
 
 
 def listing(names: Sequence[str]) -> str:
+    """The first five names, for a message."""
     return ", ".join([*names[:5], *["…"] * (len(names) > 5)]) or "nothing"
 
 
@@ -98,25 +81,26 @@ def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list
 MANIFEST = "manifest.json"
 
 Keep = Callable[..., None]
-"""``keep("train", x, y, groups)``: the samples of a part, or an iterator over blocks of them; labels; groups."""
+"""``keep("train", x, y, groups)`` writes a split. ``x`` is an array, or an iterator over blocks of samples."""
 Build = Callable[[Keep], tuple[int, Sequence[str]]]
-"""Keeps ``train`` and ``test``. Returns the number of classes, and their names."""
+"""Keeps the splits ``train`` and ``test``. Returns the number of classes and their names."""
 
 
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
-    """The set ``name`` from its cache, which is built first if need be.
+    """The data set ``name`` from its cache. Builds the cache first if it is missing, damaged or of another source.
 
-    ``source`` describes raw files that have no checksum: a cache of another source is built again. An empty ``source``
-    (raw files deleted, or fixed by a checksum) accepts any cache.
+    Args:
+        source: identifies the raw files if they have no checksums. Empty: any cache will do, because the raw files have
+            checksums or were deleted.
 
-    Raises what ``build`` raises; ValueError for samples and labels that do not fit together; OSError if the cache
-    cannot be written.
+    Raises what ``build`` raises; ValueError for samples and labels that do not match; OSError if the cache cannot be
+    written.
     """
     folder = Path(data_dir) / "cache" / name
     if (folder / MANIFEST).is_file():
         try:
             about = json.loads((folder / MANIFEST).read_text())
-            if source in ("", about["source"]):
+            if "" in (source, about["source"]) or source == about["source"]:
                 return _dataset(folder, about["info"])
         except (OSError, EOFError, ValueError, KeyError) as error:
             log.warning("Building the cache %s again: %s", folder, error)
@@ -139,13 +123,11 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
 
 
 def _write(folder: Path, part: str, x: Any, y: np.ndarray, groups: np.ndarray | None = None) -> None:
-    blocks, end = [x] if isinstance(x, np.ndarray) else x, 0
-    for block in blocks:
+    end = 0
+    for block in [x] if isinstance(x, np.ndarray) else x:
         if end == 0:
-            shape = (len(y), *block.shape[1:])
-            if math.prod(shape) * block.itemsize > shutil.disk_usage(folder).free:  # else: killed by a signal
-                raise OSError(f"{folder}: the disk has no room for {part}_x; set paths.data_dir")
-            out = np.lib.format.open_memmap(folder / f"{part}_x.npy", mode="w+", dtype=block.dtype, shape=shape)
+            shape, path = (len(y), *block.shape[1:]), folder / f"{part}_x.npy"
+            out = np.lib.format.open_memmap(path, mode="w+", dtype=block.dtype, shape=shape)
         out[end : end + len(block)] = block
         end += len(block)
     out.flush()
@@ -156,10 +138,10 @@ def _write(folder: Path, part: str, x: Any, y: np.ndarray, groups: np.ndarray | 
 
 def _dataset(folder: Path, info: dict[str, Any]) -> FederatedDataset:
     def split(part: str) -> Split:
-        # Labels and groups are small and read at random: into memory. Images stay on disk until somebody asks.
+        # Labels and groups are small and read in random order, so they are loaded into memory. Images are mapped.
         y, groups = (folder / f"{part}_{kind}.npy" for kind in ("y", "groups"))
         x = np.load(folder / f"{part}_x.npy", mmap_mode="r")
         return Split(x, np.load(y), np.load(groups) if groups.is_file() else None)
 
-    names = tuple(info.get("class_names") or ())
-    return FederatedDataset(folder.name, info["num_classes"], split("train"), split("test"), names or None)
+    names = tuple(info["class_names"]) or None
+    return FederatedDataset(folder.name, info["num_classes"], split("train"), split("test"), names)

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, or what ``datasets`` wrote to a folder: images or texts, by any client column."""
+"""Images or texts from the Hugging Face hub, or from a folder that ``datasets`` wrote."""
 
 from __future__ import annotations
 
@@ -26,22 +26,25 @@ def huggingface(
     name: str | None, data_dir: str, *, subset: str | None = None, input: str | None = None, label: str | None = None,
     groups: str | None = None, size: Side | None = None, length: Side = LENGTH, test: Inside = 0.2,
 ) -> FederatedDataset:  # fmt: skip
-    """The split ``train``, and ``test`` or ``validation`` if it has labels. Images are [n, C, H, W]. Texts are LEAF's
-    characters, [n, length]: cut or padded if each has a label, else in pieces with the next characters as labels.
+    """The splits ``train`` and ``test`` (or ``validation``, if ``test`` has no labels). Images are [n, C, H, W].
+
+    Texts are tokens of LEAF's characters, [n, length]. A text with a label is cut or padded. Other texts are cut into
+    pieces; the label of each character is the next one.
 
     Args:
         name: ``ylecun/mnist``, or a folder that ``save_to_disk`` wrote.
-        subset: of a data set with several (its "configuration").
-        input, label: columns; None: the only one of images, else of texts; the only one of classes, else none.
-        groups: the column that says whose sample it is, for ``partition=natural``; None: no natural clients.
-        size: side of the square to which images are resized; None: as they are, which must be of one size.
+        subset: the configuration, for a data set that has several.
+        input: the column of samples; None: the only column of images, or else the only one of texts.
+        label: the column of classes; None: the only one of type ``ClassLabel``, or else ``label``.
+        groups: the column with the client of each sample, for ``partition=natural``; None: no natural clients.
+        size: side of the square to which images are resized; None: all images must have one size.
         length: characters of a text.
-        test: share to test on, where there is no split for it.
+        test: share of the samples that become the test split if there is none.
 
-    Raises ValueError where ``datasets`` is not installed, there is no such data set or column, or samples do not fit.
+    Raises ValueError if ``datasets`` is not installed, there is no such data set or column, or samples do not match.
     """
     if name is None:
-        raise SettingError("name", "=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
+        raise SettingError("name", "=null must be a data set of the hub (ylecun/mnist), or a folder of save_to_disk.")
     files = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
@@ -67,7 +70,7 @@ def huggingface(
 
 
 def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[Dataset]]:
-    """The training split, and those to test on, if they have labels."""
+    """The training split, and the splits for testing."""
     try:
         import datasets
     except ImportError:
@@ -83,18 +86,17 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
     return found["train"], [found[split] for split in TESTS if split in found]
 
 
-def _columns(rows: Dataset, named: dict[str, Any]) -> dict[str, Any]:
-    """The columns of samples, labels and clients, as named or found."""
+def _columns(rows: Dataset, named: dict[str, str | None]) -> dict[str, str | None]:
+    """The columns of samples (x), labels (y) and clients (groups), as named or else found by their types."""
     keys = zip(("data.input", "data.label", "partition.by"), named.values(), strict=True)
     require_columns(rows.features, {key: [name] for key, name in keys if name is not None})
-    others = {name: feature for name, feature in rows.features.items() if name != named["groups"]}
-    kinds = {name: (type(feature).__name__, getattr(feature, "dtype", "")) for name, feature in others.items()}
-    classes = [name for name, (kind, _) in kinds.items() if kind == "ClassLabel"]
+    kinds = {name: type(feature).__name__ for name, feature in rows.features.items() if name != named["groups"]}
+    classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
     label = named["y"] or (classes[0] if len(classes) == 1 else "label" if "label" in kinds else None)
-    if label is None and classes:
-        raise ValueError(f"data.label=null: name the column of the classes, one of {', '.join(classes)}.")
-    images = [name for name, (kind, _) in kinds.items() if kind == "Image"]
-    texts = [name for name, (_, dtype) in kinds.items() if "string" in dtype and name != label]
+    images = [name for name, kind in kinds.items() if kind == "Image"]
+    texts = [name for name in kinds if "string" in getattr(rows.features[name], "dtype", "") and name != label]
+    if label is None and (classes or (named["x"] in images if named["x"] else images)):
+        raise ValueError(f"data.label=null: name the column of the classes, one of {', '.join(classes or kinds)}.")
     if named["x"] is None and len(images or texts) != 1:
         raise ValueError(f"data.input=null: name the column of the images or texts, one of {', '.join(rows.features)}.")
     return named | {"x": named["x"] or (images or texts)[0], "y": label}
@@ -103,12 +105,10 @@ def _columns(rows: Dataset, named: dict[str, Any]) -> dict[str, Any]:
 def _arrays(
     rows: Dataset, columns: dict[str, Any], size: int | None, length: int, grey: bool | None = None
 ) -> dict[str, np.ndarray]:
-    """The columns as :func:`from_arrays` takes them; ``grey``: images have one channel, None as the first one has."""
+    """The columns as arrays for :func:`from_arrays`. ``grey``: images have one channel; None: as the first image."""
     content = {key: np.array(rows[name]) for key, name in columns.items() if key != "x" and name}
-    input, label = columns["x"], columns["y"]
+    input = columns["x"]
     if type(rows.features[input]).__name__ == "Image":
-        if label is None:
-            raise ValueError(f"data.label=null: name the column of the classes, one of {', '.join(rows.features)}.")
         images = rows.select_columns([input])
         blocks = decode(
             range(len(rows)), f"images of {input}", opened=lambda i: images[i][input],
@@ -118,12 +118,12 @@ def _arrays(
     texts = list(rows[input])
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"data.input={input} has a row that is no text: take it out.")
-    if label is None:
+    if columns["y"] is None:
         pieces = [sequences(encode(text), length) for text in texts]
         x, content["y"] = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
         if "groups" in content:
             content["groups"] = np.repeat(content["groups"], [len(piece) for piece, _ in pieces])
         return {"x": x, **content}
-    # What no alphabet has is padding, before the text: a network reads its label off the last position.
-    filled = "".join(text[:length].rjust(length, "\0") for text in texts)
-    return {"x": encode(filled).reshape(-1, length), **content}
+    # Padding is a character outside the alphabet. It comes first: networks read the label off the last position.
+    padded = "".join(text[:length].rjust(length, "\0") for text in texts)
+    return {"x": encode(padded).reshape(-1, length), **content}

@@ -1,36 +1,29 @@
 """FedGC's handwritten digits: MNIST, MNIST-M, USPS and SVHN, all as RGB images of 32×32. SVHN needs SciPy.
 
-"Federated Learning under Gradient Constraints" (FedGC), §4.1. One array holds a composition of sets, in a cache of its
-own: memory-mapped like any other set, where parts joined in memory would cost every run 760 MB. Decoding takes half a
-minute, so compositions share nothing.
-
-MNIST-M (Ganin & Lempitsky, ICML 2015, http://yaroslav.ganin.net/) is read from its own archive, ``mnist_m/`` or
-``mnist_m.tar.gz``. Where that is absent, it is blended by its authors' recipe with CIFAR-10 in the place of BSDS500:
-each MNIST digit is |digit − patch| in every channel, the patch a random 28×28 crop of a random photograph, training
-digits over training photographs and test digits over test photographs, drawn once and for all.
+"Federated Learning under Gradient Constraints" (FedGC), §4.1. MNIST-M (Ganin & Lempitsky, ICML 2015) is read from the
+folder ``mnist_m/`` of its authors' archive. Each choice of sets has a cache of its own, so that runs can map one array.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.files import MANIFEST, Keep, cached, described, rows_of, unpacked
+from gcfed.data.base import FederatedDataset
+from gcfed.data.sets.files import Keep, cached, counted, missing, rows_of
 from gcfed.data.sets.images import decode
-from gcfed.data.sets.vision import published, torchvision_set
+from gcfed.data.sets.vision import SETS, published
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.instantiate import installed
-from gcfed.utils.rng import generator
-
-log = logging.getLogger(__name__)
 
 SIZE = 32
+NAMES = ("mnist", "mnist_m", "usps", "svhn")
+MNIST_M = "http://yaroslav.ganin.net/ (unpacked)"
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
 SVHN = "http://ufldl.stanford.edu/housenumbers/"
 
@@ -40,27 +33,20 @@ Digits = tuple[np.ndarray, np.ndarray]
 
 @checked
 def hwdigits(
-    data_dir: str, download: bool = True, *, sets: Sequence[str] = ("mnist", "mnist_m", "usps", "svhn"),
-    one_class: bool = False,
-) -> FederatedDataset:  # fmt: skip
-    """The sets one after another, [n, 3, 32, 32]: grey images in three equal channels, small ones enlarged bilinearly.
+    data_dir: str, download: bool = True, *, sets: Sequence[str] = NAMES, one_class: bool = False
+) -> FederatedDataset:
+    """The sets in this order, [n, 3, 32, 32]. Grey images get three equal channels; small ones are enlarged bilinearly.
 
-    The group of a sample, in both splits, is the place of its set in ``sets`` (HWDigits-4), or with ``one_class`` ten
-    times the place plus the digit (HWDigits-40). ``mnist_m_blend`` asks for the blend even if MNIST-M is there.
+    A sample's group is the position of its set in ``sets`` (HWDigits-4). With ``one_class`` it is ten times the
+    position plus the digit (HWDigits-40).
 
-    Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a missing one.
+    Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a missing file.
     """
-    if not sets or not set(sets) <= set(READ) or len(set(sets)) < len(sets):
-        raise SettingError("sets", f"={[*sets]} must name some of {', '.join(READ)}, each once.")
-    folder, name, source = Path(data_dir), "-".join(("hwdigits", *sets)), ""
-    if "mnist_m" in sets:
-        source = described(folder / "mnist_m", ("mnist_m_train", "mnist_m_test"), folder / "mnist_m.tar.gz")
-        # What was made of an archive that is gone by now is MNIST-M still.
-        if not source and not (folder / "cache" / name / MANIFEST).exists():
-            log.warning("MNIST-M: no mnist_m/ or mnist_m.tar.gz in %s; it is blended from MNIST and CIFAR-10", folder)
-            sets = ["mnist_m_blend" if name == "mnist_m" else name for name in sets]
-            name = "-".join(("hwdigits", *sets))
-    dataset = cached(folder, name, partial(_build, sets, folder, download), source)
+    if not sets or not set(sets) <= set(NAMES) or len(set(sets)) < len(sets):
+        raise SettingError("sets", f"={[*sets]} must name some of {', '.join(NAMES)}, each once.")
+    folder = Path(data_dir)
+    source = counted(folder / "mnist_m", "mnist_m_train", "mnist_m_test") if "mnist_m" in sets else ""
+    dataset = cached(folder, "-".join(("hwdigits", *sets)), partial(_build, sets, folder, download), source)
     if one_class:
         train, test = (replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test))  # type: ignore
         dataset = replace(dataset, train=train, test=test)
@@ -69,15 +55,15 @@ def hwdigits(
 
 def _build(sets: Sequence[str], folder: Path, download: bool, keep: Keep) -> tuple[int, str]:
     for part in ("train", "test"):
-        digits = [READ[name](folder, download, part) for name in sets]
-        owners = np.repeat(np.arange(len(sets)), [len(y) for _, y in digits])
-        blocks = (block for images, _ in digits for block in _fitted(images))
-        keep(part, blocks, np.concatenate([y for _, y in digits]), owners)
+        digits = [_read(name, folder, download, part) for name in sets]
+        groups = np.repeat(np.arange(len(sets)), [len(y) for _, y in digits])
+        blocks = (block for images, _ in digits for block in _resized(images))
+        keep(part, blocks, np.concatenate([y for _, y in digits]), groups)
     return 10, "0123456789"
 
 
-def _fitted(images: np.ndarray) -> Iterator[np.ndarray]:
-    """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]; one channel fills all three."""
+def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
+    """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]."""
     for start in range(0, len(images), 4096):
         block = torch.tensor(images[start : start + 4096], dtype=torch.float32)
         if block.shape[2:] != (SIZE, SIZE):
@@ -85,47 +71,23 @@ def _fitted(images: np.ndarray) -> Iterator[np.ndarray]:
         yield block.expand(-1, 3, -1, -1).to(torch.uint8).numpy()
 
 
-# ------------------------------------------------------------------------------------------------------- the sets
-def _mnist(folder: Path, download: bool, part: str) -> Digits:
-    split: Split = getattr(torchvision_set("mnist", str(folder), download), part)
-    return split.x, split.y
+def _read(name: str, folder: Path, download: bool, part: str) -> Digits:
+    if name == "mnist_m":
+        return _mnist_m(folder / "mnist_m", part)
+    split: Any
+    if name == "svhn":
+        installed("scipy", "SVHN's files are MATLAB files, and data.dataset.sets=[svhn]")
+        split = published(name, "SVHN", folder / "SVHN", SVHN, download, split=part)
+        return split.data, split.labels
+    root, page = (folder, SETS["mnist"][1]) if name == "mnist" else (folder / "USPS", USPS)
+    split = published(name, name.upper(), root, page, download, train=part == "train")
+    return np.asarray(split.data)[:, None], np.asarray(split.targets, np.int64)
 
 
-def _usps(folder: Path, download: bool, part: str) -> Digits:
-    split = published("usps", "USPS", folder / "USPS", USPS, download, train=part == "train")
-    return split.data[:, None], np.array(split.targets)
-
-
-def _svhn(folder: Path, download: bool, part: str) -> Digits:
-    installed("scipy", "SVHN's files are MATLAB files, and data.dataset.sets=[svhn]")
-    split = published("svhn", "SVHN", folder / "SVHN", SVHN, download, split=part)
-    return split.data, split.labels
-
-
-def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
-    with unpacked(folder / "mnist_m", folder / "mnist_m.tar.gz") as root:
-        rows = rows_of(root / f"mnist_m_{part}_labels.txt", 2)
-        paths = [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
-        images = np.concatenate([*decode(paths, f"MNIST-M {part}", side=SIZE)])
-        return images, np.array([int(label) for _, label, *_ in rows])
-
-
-def _mnist_m_blend(folder: Path, download: bool, part: str) -> Digits:
-    digits, labels = _mnist(folder, download, part)
-    photos: np.ndarray = getattr(torchvision_set("cifar10", str(folder), download), part).x
-    rng = generator(0, "mnist_m", part == "test")
-    photo = rng.integers(len(photos), size=len(digits))
-    side = digits.shape[-1]
-    row, column = rng.integers(photos.shape[-1] - side + 1, size=(2, len(digits)))
-    crops = np.lib.stride_tricks.sliding_window_view(photos, (side, side), axis=(2, 3))
-    patches = crops[photo, :, row, column]
-    return np.maximum(digits, patches) - np.minimum(digits, patches), labels
-
-
-READ: dict[str, Callable[[Path, bool, str], Digits]] = {
-    "mnist": _mnist,
-    "mnist_m": _mnist_m,
-    "usps": _usps,
-    "svhn": _svhn,
-    "mnist_m_blend": _mnist_m_blend,
-}
+def _mnist_m(root: Path, part: str) -> Digits:
+    if not root.is_dir():
+        raise missing("mnist_m", root, "the folder is missing", MNIST_M)
+    rows = rows_of(root / f"mnist_m_{part}_labels.txt", 2)
+    paths = [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
+    images = np.concatenate([*decode(paths, f"MNIST-M {part}")])
+    return images, np.array([int(label) for _, label, *_ in rows])

@@ -1,4 +1,4 @@
-"""Images as arrays: of files, of other sets, and of the user's own folder."""
+"""Images as arrays, and data sets of the user's own folders of images."""
 
 import hashlib
 import logging
@@ -20,7 +20,7 @@ from gcfed.utils.checked import Inside, checked
 
 log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # some others that Pillow knows start programs (EPS)
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # not EPS, for which Pillow starts a program
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
@@ -31,23 +31,21 @@ def open_image(path: Path) -> Image.Image:
 
 def decode(
     images: Sequence[Any], what: str, *, opened: Callable[[Any], Image.Image] = open_image,
-    named: Callable[[Any], str] = str, side: int | None = None, size: int | None = None, bicubic: bool = False,
-    grey: bool | None = False,
+    named: Callable[[Any], str] = str, size: int | None = None, bicubic: bool = False, grey: bool | None = False,
 ) -> Iterator[np.ndarray]:  # fmt: skip
-    """Each image as uint8 [1, C, H, W], upright by its EXIF data, under a progress bar called ``what``.
+    """Yields each image as uint8 [1, C, H, W] and shows a progress bar with the title ``what``.
 
-    Only the first frame is kept, and no transparency.
+    Images are turned upright by their EXIF data. Transparency is dropped, and all frames but the first.
 
     Args:
-        images: paths, or what ``opened`` makes images of and ``named`` names in errors.
-        side: of the square that each image must be.
+        images: paths, or objects from which ``opened`` makes images and ``named`` makes names for errors.
         size: side of the square to which images are resized, bilinearly or ``bicubic``; None: all must have one size.
         grey: one channel instead of three; None: if the first image has no colours.
 
-    Raises ValueError, with the name, for a file that is no image, has more than 8 bits a channel, or another size or
-    colours than the first.
+    Raises ValueError, with the name, for a file that is no image, has more than 8 bits per channel, or differs from the
+    first image in size or colours.
     """
-    first = ("each image of the set", (side, side)) if side else None
+    first: tuple[str, tuple[int, int]] | None = None
     for entry in tqdm(images, desc=what, unit="image", disable=None):
         name = named(entry)
         try:
@@ -57,10 +55,10 @@ def decode(
                 raise ValueError("it has colours, or is transparent, and the first one is grey: convert one of them")
             if image.mode[0] in "IF":
                 raise ValueError(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
-            if "transparency" in image.info:  # else Pillow warns of a palette's
+            if "transparency" in image.info:  # Pillow would warn about a palette
                 image = image.convert("RGBA")
             image = image.convert("L" if grey else "RGB")
-        except Exception as error:  # whatever Pillow raises over a broken image
+        except Exception as error:  # Pillow raises many types for broken images
             raise ValueError(f"{name} is no readable image ({error}): put a sound one in its place.") from error
         if size:
             image = image.resize((size, size), Resampling.BICUBIC if bicubic else Resampling.BILINEAR)
@@ -76,16 +74,17 @@ def decode(
 def image_folder(
     root: str | None, data_dir: str, size: Side | None = None, test: Inside = 0.2, clients: bool = False
 ) -> FederatedDataset:
-    """Images in a folder a class, [n, 3, H, W]: ``<root>/train/<class>/…`` and ``<root>/test/<class>/…``, or
-    ``<root>/<class>/…``, of which a share is for testing. Classes are numbered in the order of their names.
+    """Images with one folder per class, [n, 3, H, W]: ``<root>/train/<class>/…`` and ``<root>/test/<class>/…``, or only
+    ``<root>/<class>/…``. Classes are numbered in the order of their names.
 
-    Decoded once, into the cache in ``data_dir``, and again where files have changed. A line says what is not read.
+    Images are decoded into the cache in ``data_dir``, and again when files change. The log counts files that are not
+    read.
 
     Args:
-        size: side of the square to which images are resized; None: as they are, which must be of one size.
-        test: the share of each class, drawn once and for all, where there is no folder ``test``, ``val`` or ``valid``.
-        clients: there is a folder a client above those of the classes, ``<client>/<class>/…``, also in ``train`` and
-            ``test``: a natural client, which need not have all classes.
+        size: side of the square to which images are resized; None: all images must have one size.
+        test: share of each class that becomes the test split if there is no folder ``test``, ``val`` or ``valid``.
+        clients: each client has a folder above the classes, ``<client>/<class>/…``, also in ``train`` and ``test``. A
+            client need not have all classes.
 
     Raises FileNotFoundError for no such folder; ValueError for a file that is no image, or images of several sizes.
     """
@@ -95,17 +94,17 @@ def image_folder(
     inside = {path.name.lower(): path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
     trains, tests = ([inside[name] for name in names if name in inside] for names in (TRAINS, TESTS))
     if tests and not trains:
-        raise ValueError(f"data.root={root} has a folder {tests[0].name}, and none to train on: call it train.")
+        raise ValueError(f"data.root={root} has a folder {tests[0].name}, but none to train on: call it train.")
     found = [_listed(place, clients) for place in [*trains[:1], *tests[:1]] or [folder]]
     files = [path for images in found for path in images[:, 0]]
     if left := sorted({path for path in folder.rglob("*") if path.is_file()} - {*files}):
         shown = listing([str(path.relative_to(folder)) for path in left])
-        log.warning("%s: files not read, as they are no images of a class: %d (%s)", folder, len(left), shown)
+        log.warning("%s: %d files are not read, because they are no images of a class: %s", folder, len(left), shown)
     classes, tested = (sorted({*images[:, 1]}) for images in (found[0], found[-1]))
     if len(classes) < 2 or tested != classes:
         raise ValueError(
-            f"data.root={root} has images of {listing(classes)}, and to test of {listing(tested)}: it must have a "
-            f"folder of images for each of at least two classes{', below one for each client' * clients}."
+            f"data.root={root} has images of {listing(classes)}, and test images of {listing(tested)}: it must have a "
+            f"folder for each of at least two classes{', below a folder for each client' * clients}."
         )
     if len(found) == 1:
         chosen = held_out(found[0][:, 1], test, "test", found[0][:, 2] if clients else None, folder.name)
@@ -124,7 +123,7 @@ def image_folder(
 
 
 def _listed(folder: Path, clients: bool) -> np.ndarray:
-    """Each image's path, class and client, [n, 3], in the order of their names."""
+    """The path, class and client of each image, [n, 3], in the order of their names."""
     listed: list[tuple[Path, str, str]] = []
     for kind in filter(Path.is_dir, sorted(folder.glob("[!.]*/[!.]*" if clients else "[!.]*"))):
         for path in sorted(kind.rglob("*")):

@@ -1,9 +1,7 @@
-"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files of its preprocessing; characters as tokens; and
-TinyShakespeare, one small file of plays.
+"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files that its preprocessing writes, and TinyShakespeare.
 
 "LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). The files are ``femnist/data/{train,test}/*.json`` (and
-so on) in the data folder, which may be the folder ``data`` of LEAF's repository. Groups are LEAF's users, in the order
-of their names.
+so on) in the data folder, which may be LEAF's folder ``data``. Groups are LEAF's users, in the order of their names.
 """
 
 import json
@@ -18,7 +16,7 @@ from gcfed.data.sets.files import Keep, cached, obtain, written
 from gcfed.data.sets.images import decode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
-# From LEAF's own pages: the whole set, with each user's samples split into training and testing.
+# From LEAF's pages: the whole data set, with each user's samples split into training and test.
 COMMANDS = {
     "femnist": "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample",
     "celeba": "./preprocess.sh -s niid --sf 1.0 -k 5 -t sample",
@@ -32,9 +30,9 @@ Samples = tuple[np.ndarray, np.ndarray]
 Read = Callable[[list, list], Samples]
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters; a token is an index into them."""
+"""LEAF's 80 characters. A token is the index of a character."""
 PAD = len(ALPHABET)
-"""The token of padding, and of a character outside the alphabet; it is no class."""
+"""The token of padding and of other characters; it is no class."""
 LENGTH = 80
 """Characters of a sequence."""
 
@@ -53,10 +51,10 @@ def encode(text: str) -> np.ndarray:
 
 
 def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
-    """A million characters of Shakespeare, 299 speakers: tokens [n, 80], the next character's label at every position.
+    """A million characters of Shakespeare by 299 speakers: tokens [n, 80]. The label of each is the next character.
 
-    All that a speaker says is cut into sequences, the last one padded. The first 90 % of them, at least one, are for
-    training, the rest for testing. Groups are the speakers in the order of their appearance.
+    The text of a speaker is cut into sequences; the last one is padded. The first 90 % of them, at least one, are the
+    training split. Groups are the speakers in the order of their appearance.
     """
     folder = Path(data_dir)
     obtain(folder / TINY, MD5, URL, "tiny_shakespeare", download)
@@ -70,10 +68,7 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
 
 
 def speeches(play: str) -> dict[str, str]:
-    """Everything that each speaker says, by name.
-
-    A speech is a paragraph under a line ``Name:``; a name without a speech under it is left out.
-    """
+    """The text of each speaker, by name. A speech is a paragraph under a line ``Name:``."""
     said: dict[str, str] = {}
     for paragraph in re.split(r"\n{2,}", play.strip("\n")):
         name, colon, speech = paragraph.partition(":\n")
@@ -83,9 +78,10 @@ def speeches(play: str) -> dict[str, str]:
 
 
 def sequences(tokens: np.ndarray, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [m] → tokens uint8 [n, length] and, at every position, the next one as its label, int64 [n, length].
+    """Cuts tokens, uint8 [m], into sequences, uint8 [n, length]. The label of each token is the next one, int64 [n,
+    length].
 
-    The last sequence is filled up with ``PAD``. Where the next token is ``PAD`` or none, the label is −100.
+    The last sequence is padded with ``PAD``. The label is −100 if the next token is ``PAD`` or missing.
     """
     n = -(-(len(tokens) - 1) // length)
     padded = np.full(n * length + 1, PAD, np.uint8)
@@ -97,21 +93,20 @@ def sequences(tokens: np.ndarray, length: int = LENGTH) -> tuple[np.ndarray, np.
 
 # ------------------------------------------------------------------------------------------------------- LEAF
 def femnist(data_dir: str) -> FederatedDataset:
-    """Handwritten characters of 28×28 by writer, [n, 1, 28, 28], 62 classes; ink is 0 and paper 255, as in LEAF."""
+    """Handwritten characters by writer, [n, 1, 28, 28], 62 classes. Ink is 0 and paper is 255, as in LEAF."""
     return _leaf("femnist", data_dir, _characters, CHARACTERS)
 
 
 def celeba(data_dir: str) -> FederatedDataset:
-    """Faces by celebrity, smiling or not, [n, 3, 84, 84]: resized as LEAF does, without keeping the ratio of the sides.
+    """Faces by celebrity, smiling or not, [n, 3, 84, 84]. As in LEAF, resizing does not keep the aspect ratio.
 
-    The images lie where LEAF wants them, in ``celeba/data/raw/img_align_celeba/``. They are those of
-    https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html.
+    The images of https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html are in ``celeba/data/raw/img_align_celeba/``.
     """
     return _leaf("celeba", data_dir, _faces, ("not smiling", "smiling"))
 
 
 def shakespeare(data_dir: str) -> FederatedDataset:
-    """80 characters, [n, 80], and the one that follows, [n], by role. Labels outside ALPHABET are left out."""
+    """80 characters by role, [n, 80], and the next one as the label, [n]. Labels outside ALPHABET are left out."""
     return _leaf("shakespeare", data_dir, _lines, ALPHABET)
 
 
@@ -155,12 +150,12 @@ def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> Feder
 
 
 def _users(paths: list[Path], read: Read) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """(user, x, y) of every user with samples."""
+    """Yields (user, x, y) for each user with samples."""
     for path in paths:
         try:
             content = json.loads(path.read_bytes())
             for user in content["users"]:
-                samples = content["user_data"].pop(user)  # lists of floats are large: freed as they are read
+                samples = content["user_data"].pop(user)  # popped, because lists of floats need much memory
                 if samples["x"]:
                     yield user, *read(samples["x"], samples["y"])
         except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The user's own data: arrays in an ``.npz``, or what a function of theirs returns."""
+"""The user's own data: arrays in an ``.npz``, or what the user's function returns."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def own_data(
     """The data module of the user's own data.
 
     Args:
-        dataset: returns a :class:`FederatedDataset`, or arrays as in :func:`from_arrays`.
-        test: share of the samples that become the test split where there is none; the same for all seeds.
-        settings: of :class:`FederatedDataModule`. Those of ``dataset``, which the config has passed on, are ignored.
+        dataset: returns a :class:`FederatedDataset`, or arrays as for :func:`from_arrays`.
+        test: share of the samples that become the test split if the data have none; the same for all seeds.
+        settings: those of :class:`FederatedDataModule`. Settings that the config passes on to ``dataset`` are ignored.
     """
     for key in settings.keys() & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters:
         del settings[key]
@@ -42,41 +42,39 @@ def own_data(
 
 
 def unnamed(**_: Any) -> None:
-    """Stands in for the user's function in ``configs/data/own.yaml``."""
+    """Stands for the user's function in ``configs/data/own.yaml``."""
     raise ValueError("data=own: name the function that loads your data, as in data.dataset._target_=mydata.load.")
 
 
-# -------------------------------------------------------------------------------------------------------- arrays
 @checked
 def arrays(path: str | None, test: Inside = 0.2) -> FederatedDataset:
-    """The arrays of an ``.npz``, as in :func:`from_arrays`.
+    """The arrays of an ``.npz``, as for :func:`from_arrays`.
 
-    Raises FileNotFoundError for no such file; ValueError where it is no ``.npz`` of plain arrays that fit together.
+    Raises FileNotFoundError if there is no such file; ValueError if it is no ``.npz`` of plain arrays that match.
     """
     if path is None or not Path(path).is_file():
         raise FileNotFoundError(f"data.path={path} is no file: numpy.savez('x.npz', x=…, y=…) writes one.")
     try:
         with np.load(path, allow_pickle=False) as file:
-            content = {key: file[key] for key in file.files}
-    except Exception as error:  # NumPy's own, those of zip files and of their compression
+            content = dict(file)
+    except Exception as error:  # of NumPy, of zip files or of their compression
         raise ValueError(f"data.path={path} is no .npz of plain arrays ({error}): write it by numpy.savez.") from error
     return from_arrays(content, str(path), test)
 
 
 def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
-    """The data set that these arrays are.
+    """The data set of these arrays.
 
     Args:
-        content: by name, arrays or what NumPy makes arrays of, as pandas' columns. ``x``: images uint8 [n, C, H, W],
-            [n, H, W, C] or [n, H, W], tokens uint8 [n, T], or vectors, floats [n, d]. ``y``: the class of each sample,
-            integers or text [n]; of each token, integers [n, T], a negative one for none; or what to regress on, floats
-            [n] or [n, C]. ``x_test`` and ``y_test``: the test split, if there is one. ``groups``: the natural client of
-            each training sample, integers or text [n].
+        content: by name, arrays or what NumPy converts to arrays, such as pandas' columns. ``x``: images uint8 [n, C,
+            H, W], [n, H, W, C] with 1 or 3 channels, or [n, H, W]; tokens uint8 [n, T]; or vectors, floats [n, d].
+            ``y``: the class of each sample, integers or text [n]; the class of each token, integers [n, T], negative
+            for none; or targets of a regression, floats [n] or [n, C]. ``x_test`` and ``y_test``: the test split, if
+            there is one. ``groups``: the natural client of each training sample, integers or text [n].
         name: of the file or module, for errors.
-        test: the share of the samples, of each class where there are classes, that are for testing where ``x_test`` is
-            not given; drawn once and for all.
+        test: share of the samples (of each class) that become the test split if ``x_test`` is missing.
 
-    Raises ValueError, which names the file, where an array is missing, or they do not fit together.
+    Raises ValueError, with the file's name, if an array is missing or arrays do not match.
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
@@ -98,43 +96,41 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         raise ValueError(f"{name}: {error}.") from error
 
 
-def _plain(key: str, value: Any) -> np.ndarray:
-    """An array of numbers, booleans or text, also of a column of pandas, which keeps text as objects."""
-    array = np.asarray(value)
-    if array.dtype == object:
-        if key.startswith("x"):
-            array = array.astype(np.float64)
-        elif len({type(entry) for entry in array.flat}) == 1:
-            array = np.array(array.tolist())
-    if array.dtype == object:
-        raise ValueError(f"{key} holds objects that are neither all text nor all numbers, such as empty cells")
-    return np.char.decode(array) if array.dtype.kind == "S" else array
-
-
 def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str | None]]) -> None:
-    """Raises ValueError for a column that a key names and that is not there."""
+    """Raises ValueError if a key names a column that is missing."""
     for key, names in named.items():
         for name in {*names} - {*columns}:
             shown = "null" if name is None else name
             raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.")
 
 
+def _plain(key: str, value: Any) -> np.ndarray:
+    """An array of numbers, booleans or text. Columns of pandas keep text as objects."""
+    array = np.asarray(value)
+    if array.dtype == object:
+        if key.startswith("x"):
+            return array.astype(np.float64)
+        if len({type(entry) for entry in array.flat}) > 1:
+            raise ValueError(f"{key} holds objects that are neither all text nor all numbers, such as empty cells")
+        array = np.array(array.tolist())
+    return np.char.decode(array) if array.dtype.kind == "S" else array
+
+
 def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:
-    """Labels as a :class:`Split` has them, the number of classes, and their names."""
+    """The labels of each split as :class:`Split` takes them, the number of classes, and their names."""
     parts = [part if part.dtype.kind == "f" else _flat(part) for part in parts]
     kinds = {part.dtype.kind for part in parts}
     if kinds <= set("iuUb") and all(part.ndim == 1 for part in parts):
         values, index = np.unique(np.concatenate(parts), return_inverse=True)
-        ends = np.cumsum([len(part) for part in parts])[:-1]
-        return np.split(index.astype(np.int64), ends), len(values), tuple(map(str, values))
+        return np.split(index.astype(np.int64), [len(parts[0])])[: len(parts)], len(values), tuple(map(str, values))
     if kinds <= set("iu"):  # of tokens
         tokens = [np.where(part < 0, IGNORE, part).astype(np.int64) for part in parts]
         return tokens, 1 + max(int(part.max(initial=0)) for part in tokens), None
     if kinds == {"f"}:
         targets = [_floats(part.reshape(len(part), -1)) for part in parts]
         return targets, targets[0].shape[1], None
-    there, fix = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts), max(map(label_fix, parts))
-    raise ValueError(f"y holds {there}, neither classes throughout nor floats to regress on{fix}")
+    found, fix = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts), max(map(label_fix, parts))
+    raise ValueError(f"y holds {found}, neither classes throughout nor floats to regress on{fix}")
 
 
 def _flat(values: np.ndarray) -> np.ndarray:
@@ -143,31 +139,17 @@ def _flat(values: np.ndarray) -> np.ndarray:
 
 
 def _samples(x: np.ndarray) -> np.ndarray:
-    """Samples as a :class:`Split` has them."""
+    """Samples as :class:`Split` takes them. Other samples are returned unchanged; :class:`Split` refuses them."""
     if x.dtype.kind == "f" and x.ndim == 2:
         return _floats(x)
-    if x.ndim in (3, 4) and len(x) and x.dtype.kind in "iufb" and (x.dtype != np.uint8 or x.max() <= 1):
-        x = _bytes(x)
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
-    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3):
-        _, height, width, last = x.shape
-        if last in (1, 3) or last < min(height, width) or height == width != last:
-            log.info("x %s is read as [n, H, W, C]", [*x.shape])
-            return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    return x  # right, or refused
-
-
-def _bytes(x: np.ndarray) -> np.ndarray:
-    """Images of 0 … 1 or 0 … 255 as uint8, if no level is lost; others unchanged."""
-    scale = np.float32(255 if x.max() <= 1 else 1)
-    levels = np.rint(x * scale)
-    if x.min() < 0 or levels.max() > 255 or not (np.abs(levels - x * scale) < 0.1).all():  # a float16 is right to 0.06
-        return x
-    log.info("x: %s images of 0 … %g are read as uint8, of which 255 is the brightest", x.dtype, 255 / scale)
-    return levels.astype(np.uint8)
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        log.info("x %s is read as [n, H, W, C]", [*x.shape])
+        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    return x
 
 
 def _floats(values: np.ndarray) -> np.ndarray:
-    """float32 or float64. A float64 stays one until it is standardized: a time stamp has 13 digits, a float32 7."""
+    """float32 or float64. Float64 stays until data are standardized: a time stamp has 13 digits, float32 has 7."""
     return values.astype(np.float32 if values.itemsize < 8 else np.float64)

@@ -1,4 +1,4 @@
-"""Matrix regression with a known optimum: the benchmark of SSF (arXiv 2604.25467, Section 5.1)."""
+"""Matrix regression with a known optimum: SSF's benchmark (arXiv 2604.25467, Section 5.1)."""
 
 import numpy as np
 
@@ -12,15 +12,17 @@ def matrix_regression(
     *, num_clients: Count = 20, features: Count = 100, outputs: Count = 10, samples: Count = 200,
     test_samples: Count = 50, shift: Weight = 2.0, noise: Weight = 0.1, ridge: Weight = 0.1, seed: Whole = 0,
 ) -> FederatedDataset:  # fmt: skip
-    """Clients that see one linear map through features around means of their own.
+    """Clients share one linear map, and each has features around a mean of its own.
 
-    Client k draws x = m_k + N(0, I) with m_k = ν N(0, I), and y = xW + σ N(0, I) with a W ~ N(0, 1) that all share.
-    With equally many samples each, the mean of the clients' objectives ``1/(2n) ‖X_k W − Y_k‖² + μ/2 ‖W‖²``, equations
-    130 and 131, is least at ``W* = (mean X_kᵀX_k / n + μI)⁻¹ mean X_kᵀY_k / n``. Transposed, as torch has it, that is
-    ``optimum["fc.weight"]``.
+    Client k draws x = m_k + N(0, I) with m_k = ν N(0, I), and y = xW + σ N(0, I); all clients share W ~ N(0, 1). The
+    mean of the clients' objectives ``1/(2n) ‖X_k W − Y_k‖² + μ/2 ‖W‖²`` (equations 130 and 131) has its minimum at
+    ``W* = (mean X_kᵀX_k / n + μI)⁻¹ mean X_kᵀY_k / n``. ``optimum["fc.weight"]`` is W*, transposed as in torch.
 
-    ``shift`` is ν, ``noise`` σ, and ``ridge`` μ, which clients minimise as their ``client.optimizer.weight_decay``;
-    samples are those of each client, and client k is group k.
+    Args:
+        samples, test_samples: of each client. Client k is group k.
+        shift: ν.
+        noise: σ.
+        ridge: μ. Clients minimise it as their ``client.optimizer.weight_decay``.
     """
     rng = generator(seed, "matrix_regression")
     weight = rng.standard_normal((features, outputs))

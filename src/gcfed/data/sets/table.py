@@ -1,4 +1,4 @@
-"""The user's own tables: one CSV file, or a folder with one for each client."""
+"""The user's own tables: one CSV file, or a folder with one file per client."""
 
 from collections.abc import Sequence
 from logging import getLogger
@@ -16,13 +16,12 @@ from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 
 log = getLogger(__name__)
-MANY = 100
-"""Values of a column of text that data.categorical does not name. With more, a mistake is likely."""
-FEW = 20
-"""The same of a text that has fewer than four rows for each value, and of a target that is a number."""
+MANY, FEW = 100, 20
+"""A column of text has at most ``MANY`` values, and at most ``FEW`` if they have fewer than four rows each, unless
+``data.categorical`` names it.
+"""
 ROW_NUMBERS = "Unnamed: 0"
-"""The name given to a first column without one: pandas writes the row numbers there."""
-SEPARATORS = {"semicolon": ";", "tab": "\t"}
+"""The name of a first column without a name. It has the row numbers in files that pandas wrote."""
 
 
 @checked
@@ -31,52 +30,51 @@ def csv(
     missing: Literal["refuse", "mean"] = "refuse", regression: bool = False, groups: str | None = None,
     sep: str = ",", decimal: Literal[".", ","] = ".", encoding: str = "utf-8", test: Inside = 0.2,
 ) -> FederatedDataset:  # fmt: skip
-    """The rows of a table, float64 [n, d]: first the columns of numbers, then, for each other column, one column of 0
-    and 1 for each value that the training rows have. Whole numbers are text if one of them begins with 0.
+    """The rows of a table, float64 [n, d]. Columns of numbers come first. Each other column becomes one column of 0 and
+    1 for each value in the training rows. Whole numbers are text if one of them begins with 0, as post codes do.
 
     Args:
-        path: a file, or a folder in which each file is a client. ``test.csv`` (or ``val.csv``) there is the test split.
-        categorical: columns of numbers that are codes, and columns of text with many values. Other text always is.
-        missing: what becomes of empty cells. ``mean``: a number is the mean of the training rows; the columns of a
-            category are all 0.
+        path: a file, or a folder with one file per client; ``test.csv`` (or ``val.csv``) in it is the test split.
+        categorical: columns of numbers that are codes, and columns of text with many values.
+        missing: what happens to empty cells. ``mean``: numbers get the mean of the training rows, and categories get 0
+            in all their columns.
         regression: the target is a number, not a class.
-        groups: the column that says whose row it is, for ``partition=natural``.
-        sep, decimal, encoding: how the files are written; ``sep`` is a character, ``semicolon`` or ``tab``.
-        test: the share of the rows, of each class, to test on where no file has them; the same in every run.
+        groups: the column with the client of each row, for ``partition=natural``.
+        sep: separator of cells: a character, ``semicolon`` or ``tab``.
+        test: share of the rows (of each class) that become the test split if there is no file for it.
 
-    Raises FileNotFoundError for no CSV file; ValueError for one that cannot be read, a missing or repeated column,
-    empty cells, or text that is no category.
+    Raises FileNotFoundError if there is no CSV file; ValueError for a file that cannot be read, a missing or repeated
+    column, empty cells, or text that is no category.
     """
-    rows, is_test, owners = _read(path, SEPARATORS.get(sep, sep), decimal, encoding)
+    rows, is_test, files = _read(path, {"semicolon": ";", "tab": "\t"}.get(sep, sep), decimal, encoding)
     named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
     require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
     y = _target(rows[str(target)], regression, str(target) in categorical)
-    whose = owners if groups is None else _full(rows[groups]).to_numpy()
+    owners = files if groups is None else _full(rows[groups]).to_numpy()
     if not is_test.any():
-        is_test = held_out(y[:, None] if regression else y, test, "test", whose, str(path))
+        is_test = held_out(y[:, None] if regression else y, test, "test", owners, str(path))
     left_out = {target, groups, *ignore}
     if ROW_NUMBERS in rows and ROW_NUMBERS not in {*left_out, *categorical} and rows[ROW_NUMBERS].dtype.kind == "i":
-        log.warning("%s: the first column has no name, so it is taken for the rows' numbers, and left out", path)
+        log.warning("%s: the first column has no name. It is left out, because it seems to have the row numbers", path)
         left_out.add(ROW_NUMBERS)
-    taken = rows[[name for name in rows if name not in left_out]]
-    if taken.columns.empty:
+    inputs = rows[[name for name in rows if name not in left_out]]
+    if inputs.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
-    coded = [name for name in taken if name in categorical or taken[name].dtype.kind not in "iuf"]
-    for name in taken:
+    coded = [name for name in inputs if name in categorical or inputs[name].dtype.kind not in "iuf"]
+    for name in inputs:
         leave = f"leave it out, data.ignore=[{name}], or"
         if missing == "refuse":
-            _full(taken[name], f"{leave} take the training rows' mean, data.missing=mean")
+            _full(inputs[name], f"{leave} take the training rows' mean, data.missing=mean")
         if name in coded and name not in categorical:
-            _refuse_texts(taken[name], MANY, f"{leave} name it in data.categorical=[{name}] if all are codes")
-    numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
-    switches = [_one_hot(taken[name], is_test) for name in coded]
-    x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
+            _refuse_texts(inputs[name], MANY, f"{leave} name it in data.categorical=[{name}] if all are codes")
+    numbers = inputs.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
+    x = np.concatenate([numbers.to_numpy(np.float64), *(_one_hot(inputs[name], is_test) for name in coded)], axis=1)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
-    return from_arrays(content | ({} if whose is None else {"groups": whose[~is_test]}), str(path), test)
+    return from_arrays(content | ({} if owners is None else {"groups": owners[~is_test]}), str(path), test)
 
 
 def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
-    """All rows; which of them are to test on, bool [n]; and the file of each where each file is a client."""
+    """All rows; which of them are the test split, bool [n]; and the file of each row if each file is a client."""
     place = Path(path or "")
     files = sorted(place.glob("*.csv")) if place.is_dir() and path else [place] * place.is_file()
     tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
@@ -92,9 +90,8 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
                 raise ValueError(f"it has no row, or other columns than {files[0]}: {', '.join(tables[-1])}")
         except (ValueError, LookupError, OSError) as error:  # pandas' errors of parsing and decoding are ValueErrors
             remedy = "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first line"
-            raise ValueError(
-                f"{file} cannot be read as a CSV file: {' '.join(str(error).split())}: {remedy}."
-            ) from error
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{file} cannot be read as a CSV file: {reason}: {remedy}.") from error
     rows = pd.concat(tables, ignore_index=True)
     rows = rows.drop(columns=[name for name in rows if name.startswith("Unnamed: ") and rows[name].isna().all()])
     names = np.repeat([file.stem for file in files], [len(table) for table in tables])
@@ -104,10 +101,10 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
 
 
 def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
-    """The cells of a CSV file as text, without space around them; NaN for empty ones.
+    """The cells of a CSV file as text, without spaces around them; NaN for empty cells.
 
-    The header is read as a row of its own: pandas would rename repeated columns, and take a first column without a name
-    for an index.
+    The header is read as a row. Otherwise pandas would rename repeated columns, and use a first column without a name
+    as an index.
     """
     form = {"sep": sep, "encoding": encoding, "header": None, "dtype": str, "skipinitialspace": True}
     header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0].str.strip()
@@ -118,44 +115,43 @@ def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
 
 
 def _typed(column: Series, decimal: str) -> Series:
-    """A column of text as numbers, if all cells are numbers and none is a code, such as 01234."""
+    """A column of text as numbers, if all cells are numbers and none is a code such as 01234."""
     plain = column.str.translate(str.maketrans(",.", ".,")) if decimal == "," else column
     numbers = pd.to_numeric(plain, errors="coerce")
-    is_whole = bool((numbers.dropna() % 1 == 0).all())
-    has_codes = is_whole and bool(column.str.match(r"[+-]?0\d").any())
+    has_codes = bool((numbers.dropna() % 1 == 0).all() and column.str.match(r"[+-]?0\d").any())
     return column if has_codes or (numbers.isna() & column.notna()).any() else numbers
 
 
 def _refuse_texts(column: Series, most: int, advice: str) -> None:
-    """Refuses text that is no category: numbers with other cells among them, such as "?" for unknown; too many values,
-    as dates, names and numbers in another notation have.
+    """Refuses text that is no category: numbers among which a few cells are text, such as "?"; or too many values, as
+    dates, names and numbers in another notation have.
     """
     known = column.dropna()
     kinds, odd = known.unique(), known[pd.to_numeric(known, errors="coerce").isna()]
     if 0 < len(odd) < len(known) / 2:
         cells = "empty such cells (data.missing=mean then fills them)"
         raise ValueError(f"column {column.name} holds numbers and {odd.iloc[0]!r}: {cells}, {advice}.")
-    if len(kinds) > most or (len(kinds) > FEW and 4 * len(kinds) > len(known)):
+    if len(kinds) > min(most, max(FEW, len(known) / 4)):
         what = f"{len(kinds):,} texts in {len(known):,} rows, as {kinds[0]!r}"
         raise ValueError(f"column {column.name} has {what}: write numbers plainly (see data.decimal), {advice}.")
 
 
 def _target(column: Series, regression: bool, is_categorical: bool) -> np.ndarray:
-    name, kind = column.name, _full(column).dtype.kind
+    """The classes, integers or text [n], or the numbers to regress on, float64 [n]."""
+    name, is_number = column.name, _full(column).dtype.kind in "iuf"
     if regression:
-        if kind not in "iuf":
+        if not is_number:
             what = f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see data.decimal"
             raise ValueError(f"data.target={name} {what}.")
         return column.to_numpy(np.float64)
-    if kind not in "iuf":
+    if not is_number:
         if not is_categorical:
             _refuse_texts(column, len(column), f"name it in data.categorical=[{name}] if all are classes")
         return column.to_numpy(np.str_)
     if (column % 1).any():
         raise ValueError(f"data.target={name} holds numbers with fractions: data.regression=true regresses on them.")
     if (n := column.nunique()) > FEW:
-        words = "%s: %d different numbers are taken for %d classes; data.regression=true predicts the number"
-        log.warning(words, name, n, n)
+        log.warning("%s: %d numbers are read as classes; data.regression=true predicts the number", name, n)
     return column.to_numpy(np.int64)  # 0.0 and 1.0 are classes, as pandas and R write them
 
 

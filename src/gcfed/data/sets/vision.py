@@ -1,16 +1,16 @@
-"""Data sets with official archives: those of torchvision, by its own classes, and TinyImageNet, zipped or unpacked, or
-any part of it in the same layout. Afterwards they are read from the cache.
-"""
+"""Data sets of images with official archives: torchvision's, read by its own classes, and TinyImageNet."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torchvision.datasets
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.files import Keep, cached, described, missing, obtain, rows_of, unpacked
+from gcfed.data.sets.files import Keep, cached, counted, missing, obtain, rows_of
 from gcfed.data.sets.images import decode
 from gcfed.utils.checked import SettingError, checked
 
@@ -35,8 +35,8 @@ MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 def torchvision_set(name: str, data_dir: str, download: bool = True) -> FederatedDataset:
     """One of :data:`SETS`: [n, 3, 32, 32] for CIFAR, [n, 1, 28, 28] for the MNIST family.
 
-    EMNIST's images stay transposed, as its files and torchvision have them. Torchvision looks for its files in
-    ``data_dir``, and with ``download`` gets its archives and unpacks them there.
+    EMNIST's images stay transposed, as in its files and in torchvision. Torchvision looks for its files in
+    ``data_dir``, and with ``download`` puts them there.
 
     Raises ValueError for an unknown name, FileNotFoundError for missing or broken files.
     """
@@ -55,10 +55,7 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
 
 
 def published(name: str, class_name: str, folder: Path, page: str, download: bool, **options: Any) -> Any:
-    """The data set that a class of torchvision reads in a folder.
-
-    Raises FileNotFoundError for files that are missing or broken.
-    """
+    """The data set that a class of torchvision reads. Raises FileNotFoundError for missing or broken files."""
     try:
         return getattr(torchvision.datasets, class_name)(folder, download=download, **options)
     except (OSError, EOFError, RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:  # by format
@@ -66,10 +63,10 @@ def published(name: str, class_name: str, folder: Path, page: str, download: boo
 
 
 def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
-    """TinyImageNet, [n, 3, 64, 64]; its validation images are the test split, its classes the lines of ``wnids.txt``.
+    """TinyImageNet, [n, 3, 64, 64]. The test split is the validation images; classes have the order of ``wnids.txt``.
 
-    Read from ``tiny-imagenet-200/`` in ``data_dir``, with whatever images are there, or else from the official
-    ``tiny-imagenet-200.zip``, which need not be unpacked and is downloaded if it may be.
+    Reads the folder ``tiny-imagenet-200/`` in ``data_dir``, which may hold a part of the images. If it is missing, the
+    official ``tiny-imagenet-200.zip`` is unpacked there, and downloaded first if ``download`` is set.
 
     Raises FileNotFoundError for missing files; ValueError for a broken image or an unknown class.
     """
@@ -78,10 +75,12 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not root.is_dir():
             obtain(archive, MD5, URL, "tiny_imagenet", download)
-        with unpacked(root, archive) as folder:
-            return _read_tiny(folder, keep)
+            with TemporaryDirectory(prefix=".unpack-", dir=data_dir) as stage:
+                shutil.unpack_archive(archive, stage)
+                (Path(stage) / TINY).rename(root)  # a killed run leaves no part of it
+        return _read_tiny(root, keep)
 
-    return cached(data_dir, "tiny_imagenet", build, described(root, ("train/*/images", "val/images"), archive))
+    return cached(data_dir, "tiny_imagenet", build, counted(root, "train/*/images", "val/images"))
 
 
 def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
@@ -94,6 +93,6 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
     if odd := sorted(trained ^ {*wnids} | tested - {*wnids}):
         raise ValueError(f"data set tiny_imagenet: {root} has no training image of {odd[0]}, or wnids.txt lacks it.")
     for part, samples in (("train", train), ("test", test)):
-        images = decode([path for path, _ in samples], f"TinyImageNet {part}", side=64)
+        images = decode([path for path, _ in samples], f"TinyImageNet {part}")
         keep(part, images, np.array([wnids.index(wnid) for _, wnid in samples]))
     return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
