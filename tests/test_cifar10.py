@@ -14,8 +14,8 @@ SMALL = ("experiment=cifar10_cnn_gcfed", "partition=iid", "participation.num_cli
 
 
 def test_gcfed_learns_cifar10(config, tmp_path):
-    few = ("rounds=2", "eval_every=2", "client.epochs=3", "data.limit_train=300", "data.limit_test=200")
-    train(config(*SMALL, *few, folder=tmp_path))
+    few = ("rounds=2", "eval_every=2", "client.epochs=2", "client.batch_size=10")
+    train(config(*SMALL, *few, "data.limit_train=160", "data.limit_test=100", folder=tmp_path))
     rows = read_rows(tmp_path / "metrics.csv")
     assert rows[-1]["train/loss"] < rows[0]["train/loss"] - 0.2
     assert rows[-1]["test/acc"] > 0.2  # chance is 0.1
@@ -23,7 +23,7 @@ def test_gcfed_learns_cifar10(config, tmp_path):
 
 def test_bf16_stays_near_float32(config, tmp_path):
     """One round: the same samples, weights within bfloat16's rounding of each other, parameters kept in float32."""
-    updates, few = [], ("rounds=1", "client.epochs=1", "data.limit_train=20", "data.limit_test=2")
+    updates, few = [], ("rounds=1", "client.epochs=1", "data.limit_train=8", "data.limit_test=2")
     for precision in ("32-true", "bf16-mixed"):
         cfg = config(*SMALL, *few, f"precision={precision}", folder=tmp_path / precision)
         start, end = build_module(cfg).net, train(cfg).module.net

@@ -1,7 +1,5 @@
 """Rotation, crop, flip and normalisation against PIL and NumPy, an image at a time."""
 
-from contextlib import nullcontext
-
 import numpy as np
 import pytest
 import torch
@@ -36,8 +34,8 @@ def test_draws_are_whole_numbers_from_one_stream(rotation, high):
     np.testing.assert_array_equal(transform.draw(np.random.default_rng(3), (4, 5)), expected)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 8])
-def test_statistics_are_of_each_channel_or_one_for_all(channels):
-    words = rf"mean has {channels} values; data\.input_shape=\[3, 8, 2\] has 3 channels"
-    with nullcontext() if channels in (1, 3) else pytest.raises(ValueError, match=words):
+def test_statistics_are_of_each_channel_or_one_for_all():
+    for channels in (1, 3):
         ImageTransform([0.5] * channels, [1.0] * channels).check((3, 8, 2))
+    with pytest.raises(ValueError, match=r"mean has 2 values; data\.input_shape=\[3, 8, 2\] has 3 channels"):
+        ImageTransform([0.5] * 2, [1.0] * 2).check((3, 8, 2))

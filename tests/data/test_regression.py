@@ -37,12 +37,7 @@ def test_all_comes_from_the_seed():
     assert not np.array_equal(a.train.x[:2], a.test.x[:2])
 
 
-def test_the_linear_network_starts_at_zero_and_has_the_parts_of_a_network():
+def test_the_linear_network_starts_at_zero():
     net = Linear(input_shape=[2, 3], num_classes=4)
-    x = torch.randn(7, 2, 3)
-    assert net(x).shape == (7, 4)
-    assert not net(x).any()
-    torch.nn.init.normal_(net.fc.weight)
-    assert torch.equal(net(x), net.head(net.features(x)))
-    assert torch.equal(net(x), net.stages()["fc"](x))
-    assert [name for name, _ in net.named_parameters()] == ["fc.weight"]
+    assert [(name, p.shape) for name, p in net.named_parameters()] == [("fc.weight", (4, 6))]
+    assert not net(torch.randn(7, 2, 3)).any()

@@ -12,10 +12,8 @@ SAMPLERS = [UniformSampler(5), DynamicPopulation(5, live=20, every=10)]
 def test_cohort_is_sorted_distinct_and_a_pure_function(sampler):
     for round in (0, 7, 35):
         cohort = sampler(round, 100, 1)
-        assert cohort.dtype == np.int64
-        assert len(cohort) == 5
-        assert (np.diff(cohort) > 0).all()
-        assert 0 <= cohort[0] <= cohort[-1] < 100
+        assert (cohort.dtype, cohort.shape) == (np.int64, (5,))
+        assert (np.diff([-1, *cohort, 100]) > 0).all()
         np.testing.assert_array_equal(cohort, sampler(round, 100, 1))
     cohorts = {tuple(sampler(round, 100, seed)) for round in range(10) for seed in (1, 2)}
     assert len(cohorts) == 20
@@ -23,7 +21,7 @@ def test_cohort_is_sorted_distinct_and_a_pure_function(sampler):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_each_client_is_equally_likely(sampler):
-    rounds = 2000
+    rounds = 1000
     cohorts = np.concatenate([sampler(0, 40, seed) for seed in range(rounds)])
     expected = rounds * 5 / 40
     chi2 = ((np.bincount(cohorts, minlength=40) - expected) ** 2 / expected).sum()
@@ -50,12 +48,10 @@ def test_live_set_changes_only_between_stages_and_only_to_clients_that_were_not_
 
 
 def test_live_set_at_the_edges():
-    everyone_leaves = DynamicPopulation(5, live=20, every=1, replace_probability=1)
-    assert not np.isin(everyone_leaves.live_clients(1, 40, 1), everyone_leaves.live_clients(0, 40, 1)).any()
-    nobody_leaves = DynamicPopulation(5, live=20, every=1, replace_probability=0)
-    np.testing.assert_array_equal(nobody_leaves.live_clients(9, 40, 1), nobody_leaves.live_clients(0, 40, 1))
-    np.testing.assert_array_equal(everyone_leaves.live_clients(9, 20, 1), np.arange(20))  # nobody waits
-    before, after = (set(everyone_leaves.live_clients(round, 21, 1).tolist()) for round in (0, 1))
+    sampler = DynamicPopulation(5, live=20, every=1, replace_probability=1)
+    assert not np.isin(sampler.live_clients(1, 40, 1), sampler.live_clients(0, 40, 1)).any()
+    np.testing.assert_array_equal(sampler.live_clients(9, 20, 1), np.arange(20))  # nobody waits
+    before, after = (set(sampler.live_clients(round, 21, 1).tolist()) for round in (0, 1))
     assert set(range(21)) - before == after - before  # the one that waited is in
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torchvision
 from conftest import read_rows
-from harness import ArrayData, Spy, make_net, random_federation, sgd, train_rounds, with_batch_norm
+from harness import Spy, make_net, random_federation, sgd, train_rounds, with_batch_norm
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -185,27 +185,6 @@ def test_a_batch_of_one_sample_is_foreseen(last_batch, steps):
     plan = plan_batches(data, np.arange(6), seed=1, round_index=0, epochs=2, to_device=torch.from_numpy, **args)
     foreseen = [1 in counts_of_pass(size, 4, last_batch)[:steps] for size in sizes.tolist()]
     assert foreseen == (plan.counts == 1).any(1).tolist()
-
-
-class Words(nn.Module):
-    """Of texts: normalises over all their positions, or over what is left of a text when it is pooled."""
-
-    last_only = True
-
-    def __init__(self, pools):
-        super().__init__()
-        self.pools, self.embed, self.norm, self.head = pools, nn.Embedding(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 4)
-
-    def forward(self, x):
-        h = self.embed(x)
-        return self.head(self.norm(h.mean(1)) if self.pools else self.norm(h.mT).mean(2))
-
-
-def test_a_batch_of_one_text_is_tried_as_a_text():
-    data = ArrayData(torch.zeros(9, 6, dtype=torch.int64), torch.arange(9) % 4, np.split(np.arange(9), [4]))
-    sgd().validate(Words(pools=False), data)
-    with pytest.raises(ValueError, match=r"Words normalises over batches, and 1 of 2 clients have one of a single"):
-        sgd().validate(Words(pools=True), data)
 
 
 # ------------------------------------------------------------------------------------------------------ whole runs

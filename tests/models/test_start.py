@@ -1,4 +1,4 @@
-"""``model.start``: a run that begins where another has ended, and what cannot be begun at."""
+"""``model.start``: a run that begins with the weights of another, and files that it refuses."""
 
 from copy import deepcopy
 
@@ -56,17 +56,13 @@ def test_a_run_begins_at_the_end_of_another_and_is_another_run(config, tmp_path,
     assert torch.equal(final_weights(still), final_weights(first))
 
 
-def test_a_killed_run_resumes_bit_for_bit_and_its_checkpoint_needs_no_other_file(config, tmp_path):
+def test_a_run_and_its_test_need_the_file_only_at_first(config, tmp_path):
     save_file(assemble(config(*SMALL, "seed=7")).module.net.state_dict(), tmp_path / "start.safetensors")
     start = f"model.start={tmp_path}/start.safetensors"
-    straight = train(config(*SMALL, start, "rounds=2", folder=tmp_path / "straight"))
-    train(config(*SMALL, start, folder=tmp_path / "killed"))
-    resumed = train(config(*SMALL, start, "rounds=2", "ckpt_path=last", folder=tmp_path / "killed"))
-    assert torch.equal(final_weights(resumed), final_weights(straight))
-
+    begun = train(config(*SMALL, start, folder=tmp_path / "run"))
     (tmp_path / "start.safetensors").unlink()
-    tested = evaluate(config(*SMALL, start, f"ckpt_path={tmp_path / 'killed/checkpoints/last.ckpt'}"))
-    assert tested["test/acc"] == pytest.approx(straight.metrics["test/acc"])
+    tested = evaluate(config(*SMALL, start, f"ckpt_path={tmp_path / 'run/checkpoints/last.ckpt'}"))
+    assert tested["test/acc"] == pytest.approx(begun.metrics["test/acc"])
 
 
 def test_tensors_of_another_network_are_refused_by_name(tmp_path):
@@ -74,19 +70,14 @@ def test_tensors_of_another_network_are_refused_by_name(tmp_path):
     torch.save(network(seed=1).state_dict(), file)
     assert same(begin_at(network(), file).state_dict(), network(seed=1).state_dict())
     assert same(begin_at(network().double(), file).float().state_dict(), network(seed=1).state_dict())
-    for net, message in (
-        (network((9,)), r"size mismatch for fc1\.weight: .*\[5, 6\].*\[9, 6\]"),
-        (network((5, 3)), r"Missing key.*fc3\.weight"),
-        (network(()), r"Unexpected key.*fc2\.weight"),
-    ):
-        with pytest.raises(ValueError, match=rf"start={file} is of another network: .*{message}"):
-            begin_at(net, file)
+    with pytest.raises(ValueError, match=rf"start={file} is of another network: .*size mismatch for fc1\.weight"):
+        begin_at(network((9,)), file)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "group"])
 def test_tensors_of_before_a_policy_and_under_it_are_taken(tmp_path, policy):
     def make():
-        return torch.nn.Sequential(torch.nn.Conv2d(1, 64, 3), torch.nn.BatchNorm2d(64))
+        return nn.Sequential(nn.Conv2d(1, 64, 3), nn.BatchNorm2d(64))
 
     net, x, file = make(), torch.randn(5, 1, 6, 6), str(tmp_path / "net.pt")
     net(x)  # moves its statistics
@@ -98,7 +89,7 @@ def test_tensors_of_before_a_policy_and_under_it_are_taken(tmp_path, policy):
 
 
 class Code:
-    """What runs when it is unpickled."""
+    """Unpickling it would create a file."""
 
     def __init__(self, path):
         self.path = path
@@ -113,6 +104,3 @@ def test_no_code_of_a_file_is_run(tmp_path):
     with pytest.raises(ValueError, match=r"net\.pt holds no tensors that can be read: Weights only load failed"):
         begin_at(network(), str(file))
     assert not ran.exists()
-    file.write_bytes(b"PK" + bytes(99))
-    with pytest.raises(ValueError, match=r"net\.pt holds no tensors that can be read: "):
-        begin_at(network(), str(file))

@@ -106,18 +106,15 @@ class Partitioner:
         self, labels: np.ndarray, num_clients: int | None, *, seed: int, groups: np.ndarray | None = None
     ) -> Partition:
         if self.by_class and labels.ndim > 1:
-            raise ValueError(
-                "this partition needs one class for each sample, and these data have sequences of labels, or targets "
-                "of a regression (classes are integers): choose partition=natural, sizes or iid"
-            )
+            labels_are = "these data have sequences of labels, or numbers (classes are integers)"
+            raise ValueError(f"this partition needs one class per sample; {labels_are}: use natural, sizes or iid")
         if not num_clients:
             raise ValueError(f"participation.num_clients={num_clients} must be set: null is for partition=natural.")
         least = getattr(self, self.least) if self.least else 1
         if num_clients * least > len(labels):
-            raise ValueError(
-                f"participation.num_clients={num_clients} with at least {least} samples each needs more than the "
-                f"{len(labels)} training samples: lower it" + (f" or partition.{self.least}" if least > 1 else "")
-            )
+            remedy = "lower it" + (f" or partition.{self.least}" if least > 1 else "")
+            need = f"with at least {least} samples each needs more than the {len(labels)} training samples"
+            raise ValueError(f"participation.num_clients={num_clients} {need}: {remedy}")
         made, n = np.asarray(self.owners(labels, num_clients, generator(seed, "partition"))), len(labels)
         if made.dtype.kind not in "iu" or made.shape != (n,) or made.min() < -1 or made.max() >= num_clients:
             wanted = f"integers [{n}], of clients 0 … {num_clients - 1}, or -1 for none"

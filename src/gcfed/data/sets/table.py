@@ -20,8 +20,6 @@ MANY, FEW = 100, 20
 """A column of text has at most ``MANY`` values, and at most ``FEW`` if they have fewer than four rows each, unless
 ``data.categorical`` names it.
 """
-ROW_NUMBERS = "Unnamed: 0"
-"""The name of a first column without a name. It has the row numbers in files that pandas wrote."""
 
 
 @checked
@@ -32,6 +30,7 @@ def csv(
 ) -> FederatedDataset:  # fmt: skip
     """The rows of a table, float64 [n, d]. Columns of numbers come first. Each other column becomes one column of 0 and
     1 for each value in the training rows. Whole numbers are text if one of them begins with 0, as post codes do.
+    Columns without a name are left out, such as the row numbers in files that pandas wrote.
 
     Args:
         path: a file, or a folder with one file per client; ``test.csv`` (or ``val.csv``) in it is the test split.
@@ -53,11 +52,7 @@ def csv(
     owners = files if groups is None else _full(rows[groups]).to_numpy()
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, "test", owners, str(path))
-    left_out = {target, groups, *ignore}
-    if ROW_NUMBERS in rows and ROW_NUMBERS not in {*left_out, *categorical} and rows[ROW_NUMBERS].dtype.kind == "i":
-        log.warning("%s: the first column has no name. It is left out, because it seems to have the row numbers", path)
-        left_out.add(ROW_NUMBERS)
-    inputs = rows[[name for name in rows if name not in left_out]]
+    inputs = rows[[name for name in rows if name not in {target, groups, *ignore}]]
     if inputs.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
     coded = [name for name in inputs if name in categorical or inputs[name].dtype.kind not in "iuf"]
@@ -93,7 +88,6 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
             reason = " ".join(str(error).split())
             raise ValueError(f"{file} cannot be read as a CSV file: {reason}: {remedy}.") from error
     rows = pd.concat(tables, ignore_index=True)
-    rows = rows.drop(columns=[name for name in rows if name.startswith("Unnamed: ") and rows[name].isna().all()])
     names = np.repeat([file.stem for file in files], [len(table) for table in tables])
     is_test = np.isin(names, [file.stem for file in tests[:1]])
     several = len(files) - len(tests[:1]) > 1
@@ -101,17 +95,18 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
 
 
 def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
-    """The cells of a CSV file as text, without spaces around them; NaN for empty cells.
+    """The cells of the columns with a name as text, without spaces around them; NaN for empty cells.
 
-    The header is read as a row. Otherwise pandas would rename repeated columns, and use a first column without a name
-    as an index.
+    The header is read as a row. Otherwise pandas would rename repeated columns.
     """
     form = {"sep": sep, "encoding": encoding, "header": None, "dtype": str, "skipinitialspace": True}
     header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0].str.strip()
     if len(header) == 1 or header[header != ""].duplicated().any():
         raise ValueError(f"it has one column, or two of one name: {', '.join(header)}")
-    names = [name or f"Unnamed: {i}" for i, name in enumerate(header)]
-    return pd.read_csv(file, **form).iloc[1:].set_axis(names, axis=1).apply(lambda column: column.str.strip())
+    table = pd.read_csv(file, **form).iloc[1:].set_axis(header, axis=1)
+    if (header == "").any():
+        log.warning("%s: columns without a name are left out", file)
+    return table.loc[:, (header != "").to_numpy()].apply(lambda column: column.str.strip())
 
 
 def _typed(column: Series, decimal: str) -> Series:
