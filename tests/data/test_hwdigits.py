@@ -3,12 +3,12 @@
 import bz2
 import io
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from test_datasets import NOWHERE, put
+from PIL import Image
+from test_datasets import NOWHERE, idx, put
 from torchvision.datasets import SVHN
 
 from gcfed.data.partition import ByGroup
@@ -37,10 +37,8 @@ def enlarged(images: np.ndarray) -> np.ndarray:
 def write_mnist(folder: Path) -> dict[str, np.ndarray]:
     images = {part: pixels(n, 1, 28, 28) for part, n in SIZES.items()}
     for part, file in (("train", "train"), ("test", "t10k")):
-        header = b"\0\0\x08\x03" + struct.pack(">3I", SIZES[part], 28, 28)
-        put(folder / f"MNIST/raw/{file}-images-idx3-ubyte", header + images[part].tobytes())
-        labels = b"\0\0\x08\x01" + struct.pack(">I", SIZES[part]) + LABELS[part].astype(np.uint8).tobytes()
-        put(folder / f"MNIST/raw/{file}-labels-idx1-ubyte", labels)
+        put(folder / f"MNIST/raw/{file}-images-idx3-ubyte", idx(images[part][:, 0]))
+        put(folder / f"MNIST/raw/{file}-labels-idx1-ubyte", idx(LABELS[part]))
     return images
 
 
@@ -56,22 +54,14 @@ def write_usps(folder: Path) -> dict[str, np.ndarray]:
     return images
 
 
-def png(image: np.ndarray) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(image.transpose(1, 2, 0)).save(buffer, "png")
-    return buffer.getvalue()
-
-
 def write_mnist_m(folder: Path) -> dict[str, np.ndarray]:
     images = {part: pixels(n, 3, 32, 32) for part, n in SIZES.items()}
-    for part, n in SIZES.items():
-        names = [f"{i:08d}.png" for i in range(n)]
-        lines = [f"{name} {y}\n" for name, y in zip(names, LABELS[part], strict=True)]
+    for part, xs in images.items():
+        (folder / f"mnist_m/mnist_m_{part}").mkdir(parents=True)
+        for i, x in enumerate(xs):
+            Image.fromarray(x.transpose(1, 2, 0)).save(folder / f"mnist_m/mnist_m_{part}/{i:08d}.png")
+        lines = [f"{i:08d}.png {y}\n" for i, y in enumerate(LABELS[part])]
         put(folder / f"mnist_m/mnist_m_{part}_labels.txt", "".join(lines).encode())
-        for name, image in zip(names, images[part], strict=True):
-            put(folder / f"mnist_m/mnist_m_{part}/{name}", png(image))
     return images
 
 

@@ -87,7 +87,7 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"data.dataset.{error.name}{error.rest}") from None
         train, held = self.dataset.train, []
         if self.validation:
-            chosen = held_out(train.y, self.validation, "validation", train.groups, self.dataset.name)
+            chosen = held_out(train.y, self.validation, "validation")
             train, held = train.subset(~chosen), [train.subset(chosen)]
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")

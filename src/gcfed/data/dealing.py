@@ -1,12 +1,8 @@
 """The arithmetic of the partitioners: Dirichlet draws without underflow, and which client gets which sample."""
 
-import logging
-
 import numpy as np
 
 from gcfed.utils.rng import generator
-
-log = logging.getLogger(__name__)
 
 
 def log_gamma(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -75,19 +71,12 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     owner_n[rng.permutation(given)] = np.repeat(np.arange(num_clients), lacking_N)
 
 
-def held_out(
-    labels: np.ndarray, share: float, purpose: str, groups: np.ndarray | None = None, name: str = ""
-) -> np.ndarray:
+def held_out(labels: np.ndarray, share: float, purpose: str) -> np.ndarray:
     """Which samples are held out, bool [n]: this share of each class, up to one sample, if labels are [n].
 
-    At least one sample is held out, and at least one stays. The draw is the same for all seeds. A warning about the
-    data set ``name`` counts the natural ``groups``, [n], whose samples are all held out: they cannot be clients.
+    At least one sample is held out, and at least one stays. The draw is the same for all seeds.
     """
     n = len(labels)
     count = min(max(round(share * n), 1), n - 1)
     order = in_order(labels if labels.ndim == 1 else np.zeros(n), generator(0, purpose))
-    aside = placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # evenly spaced in the order of classes
-    if groups is not None and (absent := len(np.setdiff1d(groups, groups[~aside]))):
-        words = "%s: %d of %d groups have all their samples in the %s split, and cannot be clients"
-        log.warning(words, name, absent, len(np.unique(groups)), purpose)
-    return aside
+    return placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # evenly spaced in the order of classes

@@ -107,7 +107,7 @@ def image_folder(
             f"folder for each of at least two classes{', below a folder for each client' * clients}."
         )
     if len(found) == 1:
-        chosen = held_out(found[0][:, 1], test, "test", found[0][:, 2] if clients else None, folder.name)
+        chosen = held_out(found[0][:, 1], test, "test")
         found = [found[0][~chosen], found[0][chosen]]
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:

@@ -89,7 +89,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         if names:
             log.info("%s: %d classes: %s", name, num_classes, listing(names))
         if not rest:
-            chosen = held_out(train.y, test, "test", groups, name)
+            chosen = held_out(train.y, test, "test")
             train, rest = train.subset(~chosen), [train.subset(chosen)]
         return FederatedDataset(Path(name).stem, num_classes, train, rest[0], names)
     except ValueError as error:

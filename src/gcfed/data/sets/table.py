@@ -51,7 +51,7 @@ def csv(
     y = _target(rows[str(target)], regression, str(target) in categorical)
     owners = files if groups is None else _full(rows[groups]).to_numpy()
     if not is_test.any():
-        is_test = held_out(y[:, None] if regression else y, test, "test", owners, str(path))
+        is_test = held_out(y[:, None] if regression else y, test, "test")
     inputs = rows[[name for name in rows if name not in {target, groups, *ignore}]]
     if inputs.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
