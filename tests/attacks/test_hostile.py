@@ -76,7 +76,7 @@ def test_colluding_clients_send_what_they_make_of_the_honest():
 
 
 def test_colluding_clients_need_the_whole_cohort_in_one_stack():
-    with pytest.raises(ValueError, match=r"client\.stack=10 or more, and trainer\.devices=1"):
+    with pytest.raises(ValueError, match=r"client\.stack=10 or more, trainer\.devices=1"):
         attacked(ALIE(), clients=[1, 2, 3])
     data = SimpleNamespace(num_clients=9)
     for stack in ("auto", 5, 1000):  # auto is what the device holds

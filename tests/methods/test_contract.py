@@ -40,7 +40,8 @@ from gcfed.utils.resolvers import ROOT
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1",
     "client.batch_size=8", "data.limit_train=100", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=2",
-    "client.steps=null", "precision=64-true", "participation.faults.dropout=0.3", "seed=595", "data.transform.crop_padding=1",
+    "client.steps=null", "precision=64-true", "participation.faults.dropout=0.3", "seed=595",
+    "data.transform.crop_padding=1",
 )  # fmt: skip
 COMM = ("comm/down_bytes", "comm/up_bytes")
 KEYS = ("round", "train/loss", "test/acc", *COMM, "train/clients", "train/nonfinite_clients")

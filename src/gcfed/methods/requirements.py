@@ -118,10 +118,7 @@ def check_learned(out: Output, title: str) -> Tensor:
     """Returns the features. Raises ValueError if no trained weight comes before the head: a term would do nothing."""
     assert out.features_KBF is not None
     if not out.features_KBF.requires_grad:
-        raise ValueError(
-            f"{title} changes the features, but no trained weight comes before this model's head: it would be FedAvg. "
-            "Give the model a hidden layer, as model.hidden does, or train weights before its head."
-        )
+        raise ValueError(f"{title} changes features, but no trained weight comes before the head: add model.hidden.")
     return out.features_KBF
 
 
