@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, make_setup, random_federation, sgd, train_rounds, weights
+from harness import make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at, tensors
 from torch import nn
 from torch.func import functional_call, grad
@@ -79,34 +79,6 @@ def test_it_is_the_plain_loop(federation, gamma, beta, pseudo, perturbed):
     ours = train_rounds(make_net(), federation, solver, rounds=2, methods=[make(**switches)], k=2)
     theirs = reference(make_net(), federation, solver, rounds=2, decay=0.01, **switches)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-
-
-class Watch(FedReg):
-    """Keeps by how much the loss on a step's pseudo data is above that of the broadcast model; may do no more."""
-
-    def after_step(self, stack, batch):
-        own = stack.prepared[self]["pass"]
-        turn = int(own._next[0])
-        x, labels = (t[0, turn] for t in own._made[:2])
-        if self.regularizes:
-            super().after_step(stack, batch)
-        else:
-            own.next(1)
-        states = (torch.cat([t[name].detach().flatten() for name in stack.start]) for t in (stack.start, stack.full))
-        before, after = (F.cross_entropy(outputs(stack.net, w, x), labels).item() for w in states)
-        self.growth.append(after - before)
-
-
-def test_clients_forget_less_of_the_pseudo_data():
-    growth = {}
-    for regularizes in (False, True):
-        method = Watch(1.0, perturbed=False, eta_s=ETA_S)
-        method.regularizes, method.growth = regularizes, []
-        train_rounds(make_net(), random_federation((8,)), sgd(epochs=5), rounds=1, methods=[method], cohort_of=1)
-        growth[regularizes] = method.growth
-    assert min(growth[False]) > 0
-    assert all(ours < plain for ours, plain in zip(growth[True], growth[False], strict=True))
-    assert growth[True][-1] < 0.5 * growth[False][-1]
 
 
 def test_pseudo_data_of_unequal_clients(federation):

@@ -11,7 +11,6 @@ from gcfed.federated.faults import Faults
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.quantization import Quantization
-from gcfed.methods.scaffold import Scaffold
 
 NONE = Faults()
 
@@ -73,15 +72,6 @@ def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(federation, othe
     for dual in stores.open("fedsub").read(np.arange(5), server_of(method).coordinates).values():
         torch.testing.assert_close(dual.sum(0), torch.zeros_like(dual[0]), rtol=0, atol=1e-7)
         assert dual.abs().sum() > 0
-
-
-def test_with_all_of_the_space_and_all_clients_it_is_scaffold(federation):
-    run = {"solver": sgd(steps=3), "rounds": 6, "k": 2, "cohort_of": 5}
-    ours, theirs = (
-        train_rounds(wide_and_tall(), federation, methods=[method], **run)
-        for method in (FedSub(ratio=1.0, refresh=99), Scaffold())
-    )
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
 def test_the_bytes_are_those_of_the_coordinates(federation):
