@@ -28,7 +28,7 @@ class CohortRule:
     """
 
     _table: Tensor | None = None  # [|S|, D + 1]; the last column is 1 for finite clients
-    _apart: Set[str] = frozenset()
+    _no_steps: Set[str] = frozenset()
     narrow = None
 
     def rule(self, updates_nD: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class CohortRule:
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
-        self._apart = no_steps(setup)
+        self._no_steps = no_steps(setup)
 
     def beside(self) -> "CohortRule":
         """The same rule, for the other messages of clients."""
@@ -58,15 +58,15 @@ class CohortRule:
             table = next(iter(like.values())).new_zeros(len(round.cohort), sum(sizes.values()) + 1)
         (table,) = round.reduce([table])  # each row is zero on all processes except one
         table = table[table[:, -1] > 0, :-1]
-        apart = sum(size for name, size in sizes.items() if name in self._apart)
-        blocks = [block for block in table.split([table.shape[1] - apart, apart], 1) if block.shape[1]]
+        separate = sum(size for name, size in sizes.items() if name in self._no_steps)
+        blocks = [block for block in table.split([table.shape[1] - separate, separate], 1) if block.shape[1]]
         update = torch.cat([self.rule(block) if len(table) else block.new_zeros(block.shape[1]) for block in blocks])
         parts = dict(zip(sizes, update.split(list(sizes.values())), strict=True))
         return {name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()}
 
     def _ordered(self, names: Iterable[str]) -> list[str]:
         """In the order of the columns: entries that are no steps come last."""
-        return sorted(names, key=lambda name: (name in self._apart, name))
+        return sorted(names, key=lambda name: (name in self._no_steps, name))
 
 
 @checked

@@ -26,14 +26,14 @@ class NormClip:
             honest clients only.
     """
 
-    _apart: Set[str] = frozenset()
+    _no_steps: Set[str] = frozenset()
     narrow = None
 
     def __init__(self, max_norm: Positive = 1.0) -> None:
         self.max_norm, self._mean = max_norm, MeanAggregator()
 
     def validate(self, setup: Setup) -> None:
-        self._apart = no_steps(setup)
+        self._no_steps = no_steps(setup)
 
     def beside(self) -> "NormClip":
         """The same rule, for the other messages of clients."""
@@ -42,8 +42,8 @@ class NormClip:
     def add(self, upload: Upload, round: Round) -> None:
         """Adds the updates of K clients, except those that are not finite."""
         clipped: Params = {}
-        for apart in (False, True):
-            part = {name: t for name, t in upload.delta.items() if (name in self._apart) == apart}
+        for separate in (False, True):
+            part = {name: t for name, t in upload.delta.items() if (name in self._no_steps) == separate}
             if part:
                 norms = client_norms(list(part.values())).clamp(min=1e-30)
                 scale = (self.max_norm / norms).clamp(max=1.0)  # 0 if the norm overflows

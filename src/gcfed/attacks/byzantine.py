@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, Download, Order, Own, Part, Received, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientPart, Download, Order, Own, Received, ServerPart, Setup, Upload
 from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
@@ -24,7 +24,7 @@ from gcfed.utils.rng import generator, torch_seed
 
 @checked
 @dataclass(eq=False)
-class Attack(ClientPart):
+class Attack(ClientPart, ServerPart):
     """A share of all clients, rounded to a number, sends something else.
 
     ``train/hostile_clients`` is their number in each round's cohort.
@@ -32,12 +32,6 @@ class Attack(ClientPart):
 
     order = Order.ATTACKS
     clients: Share = 0.2
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        count = HostileCount(self.clients)
-        count.method = self.title
-        return self, count
 
     def validate(self, setup: Setup) -> None:
         self.num_clients = setup.data.num_clients
@@ -53,14 +47,8 @@ class Attack(ClientPart):
         for row in np.flatnonzero(self.is_hostile(upload.clients, download)).tolist():
             self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
 
-
-@dataclass(eq=False)
-class HostileCount(ServerPart):
-    """Counts the hostile clients of a cohort, which a real server could not do."""
-
-    clients: float
-
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
+        """Counts the hostile clients of the cohort, which a real server could not do."""
         ids = hostile(self.clients, round.num_clients, round.seed)
         row["train/hostile_clients"] = int(np.isin(round.cohort, ids).sum())
 

@@ -147,10 +147,10 @@ class GlobalGC(ServerPart):
         self.boundary, self.mean, self.least = boundary, mean, least
 
     def validate(self, setup: Setup) -> None:
-        order, apart = setup.forward_order, no_steps(setup)  # entries that clients keep are only averaged
+        order, excluded = setup.forward_order, no_steps(setup)  # entries that clients keep are only averaged
         if self.boundary is not None:
-            apart.update(order.before(_place(setup, "server_boundary", self.boundary)))
-        names = [name for name in order.names if name not in apart]
+            excluded.update(order.before(_place(setup, "server_boundary", self.boundary)))
+        names = [name for name in order.names if name not in excluded]
         self.groups, self.ndim = order.groups, _axes(setup, names, self.least)
         if not self.ndim:
             log.warning("there is no Global GC: it applies to no trained weight (gc.tensors, gc.server_boundary)")
@@ -163,8 +163,8 @@ class GlobalGC(ServerPart):
 
 def _axes(setup: Setup, names: Iterable[str], least: int) -> dict[str, int]:
     """The parameters among ``names`` that are trained and centralized, with their number of axes."""
-    params, apart = dict(setup.module.net.named_parameters()), setup.forward_order.added if least > 1 else set()
-    trained = {name: params[name].dim() for name in names if params[name].requires_grad and name not in apart}
+    params, added = dict(setup.module.net.named_parameters()), setup.forward_order.added if least > 1 else set()
+    trained = {name: params[name].dim() for name in names if params[name].requires_grad and name not in added}
     return {name: ndim for name, ndim in trained.items() if ndim >= least}
 
 

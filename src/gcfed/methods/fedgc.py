@@ -214,10 +214,10 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
 
 
 def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tensor:
-    """``[|S|, |S| + 2]`` in float64, equal on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 where k was finite.
+    """``[|S|, |S| + 2]`` in float64, equal on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 if client k is finite.
 
     Args:
-        uploads: those of this process, zeros where not finite. Processes exchange some columns at a time.
+        uploads: the uploads of this process, with zeros for clients that are not finite.
         update: Δ, name → ``[*shape]``.
     """
     size, like = len(round.asked), next(iter(update.values()))
