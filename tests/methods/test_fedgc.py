@@ -101,19 +101,6 @@ def test_a_client_without_finite_numbers_constrains_nobody():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
-def test_a_round_without_any_finite_client_changes_and_constrains_nothing(federation):
-    """Round 1 is that of client 2 alone, so round 2 meets a model that did not move."""
-    assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
-    models, data = [], broken(federation, 2)
-    train_rounds(
-        make_net(), data, sgd(), rounds=4, methods=[FedGC()], cohort_of=1, on_round=lambda r, _: models.append(r.start)
-    )
-    assert all(torch.equal(models[2][name], t) for name, t in models[1].items())
-    assert all(
-        not torch.equal(models[3][name], t) and models[3][name].isfinite().all() for name, t in models[2].items()
-    )
-
-
 def test_a_layer_is_a_module_with_parameters_of_its_own_as_a_block_of_fixup_with_its_scalars():
     net = ResNet9(input_shape=(1, 8, 8), num_classes=3)
     layers = {}

@@ -44,8 +44,7 @@ def test_it_is_the_distance_of_the_saved_model(config, tmp_path):
     [
         (("metrics=relative_error",), "data=digits has none"),
         ((*TINY, "data.limit_train=20"), r"remove data\.limit_train"),
-        ((*TINY, "partition=sizes"), "all samples with equal weights"),
-        ((*TINY, "data.dataset.num_clients=8"), "take partition=natural with all groups"),
+        ((*TINY, "partition=sizes"), "equal weights: take partition=natural with all groups"),
         ((*TINY, "model=mlp"), r"other parameters, fc\.weight.*model=linear"),
     ],
 )

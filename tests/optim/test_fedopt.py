@@ -72,9 +72,3 @@ def test_first_step_with_the_defaults_by_hand(cls, m, v):
     w.grad = torch.tensor([-3e-3], dtype=torch.float64)  # Δ = 3e-3
     cls([w]).step()
     assert w.item() == pytest.approx(1 + 0.01 * m / (math.sqrt(v) + 1e-3), rel=1e-14)
-
-
-@pytest.mark.parametrize(("key", "value"), [("lr", -1.0), ("tau", 0.0), ("betas", (0.9, 1.0))])
-def test_wrong_settings_are_named(key, value):
-    with pytest.raises(ValueError, match=key):
-        FedAdam(make_params(), **{key: value})

@@ -67,7 +67,7 @@ class Surface(ClientMetric):
         return {name: t.new_zeros(THREE, *t.shape) for name, t in round.start.items()}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """The models of the three clients, as far as they are in this stack, name → ``[3, *shape]``; else zeros."""
+        """Name → ``[3, *shape]``: the models of the three clients; zeros for a client that is not in this stack."""
         rows, places = np.nonzero(stack.clients[:, None] == np.sort(download.cohort)[:THREE])
         note = {name: t.new_zeros(THREE, *t.shape[1:]) for name, t in stack.full.items()}
         for name, t in note.items():
