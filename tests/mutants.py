@@ -2,14 +2,11 @@
 
     make mutants SEED=1 N=200            # or: python tests/mutants.py 1 200 [part of a mutant's name]
 
-Tests are collected once; what each covers is recorded, in ``.cache/mutants``: of all where ``src`` has changed, else of
-those that are new or in a changed file. A mutant is a fork in which functions get their new code; it runs the covering
-tests until one fails: those first that noticed others in its file, then those of its name, then the fastest, one of all
-that take the same way through the file before the others; ``BUDGET`` seconds of them. ``equivalent_mutants.txt`` says
-which survivors may live, and why. Not a part of ``make test``.
+The first call after a change records which test runs which line, in ``.cache/mutants``. A mutant is a fork in which
+functions have new code. It runs the covering tests, the fastest first, until one fails or ``BUDGET`` seconds are over.
+``equivalent_mutants.txt`` lists survivors that no test on a CPU can detect, with reasons. Not a part of ``make test``.
 """
 
-import hashlib
 import importlib
 import json
 import os
@@ -23,7 +20,7 @@ import types
 from collections import Counter
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import coverage
@@ -35,29 +32,30 @@ from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
 SRC, RECORD, EQUIVALENT = ROOT / "src/gcfed", ROOT / ".cache/mutants", ROOT / "tests/equivalent_mutants.txt"
+SECONDS = RECORD / "seconds.json"
 FOLDERS = ("federated", "methods", "aggregators", "attacks", "metrics", "optim", "runs", "callbacks", "checkpoints")
 FILES = [p for folder in FOLDERS for p in sorted((SRC / folder).rglob("*.py"))]
 FILES += [SRC / "tasks.py", *(p for p in sorted((SRC / "data").glob("*.py")) if p.stem not in ("base", "datamodule"))]
 TESTS = [*FOLDERS, "data", "federation", "models", "report", *(f"test_{n}.py" for n in ("failure", "run",
          "settings", "tasks", "train_numbers", "transactions"))]  # fmt: skip
-# Sentences, what asserts that lengths agree, and what only a GPU shows.
+# Sentences, checks of equal lengths, and what only a GPU can show.
 SAID = re.compile(r'(?P<text>f?"[^"]*")|strict=True|device=[\w.]+')
 BUDGET = float(os.environ.get("BUDGET", "40"))  # seconds of tests a mutant
 code_of = cst.Module([]).code_for_node
 
 
 def unsaid(code, put):
-    """Code with ``put`` in the place of what no test on a CPU has to notice."""
+    """Code with ``put`` instead of the parts that no test on a CPU has to notice."""
     return SAID.sub(lambda found: found[0] if found["text"] and " " not in found[0] else put, code)
 
 
 def without_call(node):
-    """An operator that mutmut lacks: a call that is made for what it does is left out."""
+    """An operator that mutmut lacks: removes a call whose value is not used."""
     return [node.with_changes(value=cst.Name("None"))] if isinstance(node.value, cst.Call) else []
 
 
 class Visitor(MutationVisitor):
-    """mutmut's, which would leave out decorated functions; left out is what is said to users, and assertions."""
+    """mutmut's visitor, but with decorated functions, and without messages and assertions."""
 
     def _skip_node_and_children(self, node):
         code = code_of(node).strip() if isinstance(node, cst.Call | cst.SimpleString | cst.Arg | cst.Expr) else ""
@@ -68,7 +66,7 @@ class Visitor(MutationVisitor):
 
 
 def mutants_of(path):
-    """Of a file: (path, name, lines, lines of the function around, what makes the source) of each."""
+    """The mutants of a file: path, name, lines, lines of the function around, and a function that makes the source."""
     wrapper = MetadataWrapper(cst.parse_module(path.read_text()))
     ignored = get_ignored_lines(str(path), path.read_text(), wrapper, None)
     visitor = Visitor([*mutation_operators, (cst.Expr, without_call)], ignored)
@@ -84,7 +82,7 @@ def mutants_of(path):
 
 
 def functions_of(space, module, inside=""):
-    """The functions and methods that a module defines, by their path in it; decorated ones without decoration."""
+    """The functions and methods that a module defines, by qualified name, without their decorators."""
     for key, value in list(space.items()):
         if isinstance(value, type) and (value.__module__, value.__qualname__) == (module, f"{inside}{key}"):
             yield from functions_of(vars(value), module, f"{inside}{key}.")
@@ -96,7 +94,7 @@ def functions_of(space, module, inside=""):
 
 
 def become(path, source):
-    """Gives all functions of an imported module the code that they have in this source."""
+    """Gives all functions of an imported module their code in this source."""
     name = ".".join(("gcfed", *path.relative_to(SRC).with_suffix("").parts))
     new, old = types.ModuleType(name), dict(functions_of(vars(importlib.import_module(name)), name))
     exec(compile(source, path, "exec"), new.__dict__)
@@ -106,7 +104,7 @@ def become(path, source):
 
 
 def forked(work, limit):
-    """What ``work`` says, in a child process; an error too; "no end" where it takes more than so many seconds."""
+    """What ``work`` returns or raises, in a child process; "no end" after ``limit`` seconds."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os.setsid()
@@ -128,24 +126,18 @@ def forked(work, limit):
 
 
 class Campaign:
-    """The plugin that has all tests collected when it begins."""
+    """A pytest plugin that tries mutants in the place of the tests that pytest has collected."""
 
     def pytest_runtestloop(self, session):
         self.session, self.items = session, {item.nodeid: item for item in session.items}
-        path = RECORD / "seconds.json"
-        digest = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(SRC.rglob("*.py")))).hexdigest()
-        self.seconds = (json.loads(path.read_text()) if path.is_file() else {}).get(digest, {})
         self.cover = coverage.Coverage(str(RECORD / "coverage"), include=[f"{SRC}/*"], config_file=False)
-        if not self.seconds:
-            self.cover.erase()
-        since = path.stat().st_mtime if path.is_file() else 0
-        changed = {p for p in (ROOT / "tests").rglob("*.py") if p.stat().st_mtime > since}
-        if new := [item for item in session.items if item.nodeid not in self.seconds or item.path in changed]:
-            print(f"records what {len(new)} tests cover", flush=True)
-            forked(partial(self.record, new, path, digest), 3600)
-            self.seconds = json.loads(path.read_text())[digest]
+        newest = max(p.stat().st_mtime for folder in (SRC, ROOT / "tests") for p in folder.rglob("*.py"))
+        if not SECONDS.is_file() or SECONDS.stat().st_mtime < newest:
+            print(f"records what {len(self.items)} tests cover", flush=True)
+            forked(self.record, 3600)
+        self.seconds = {test: s for test, s in json.loads(SECONDS.read_text()).items() if test in self.items}
         self.cover.load()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a mutant of what ends processes may mean this one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # mutants of code that ends processes may end this one
         self.draw(int(sys.argv[1]), int(sys.argv[2]), " ".join(sys.argv[3:]))
         return True
 
@@ -154,19 +146,22 @@ class Campaign:
         self.session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         return self.session.testsfailed == failures
 
-    def record(self, items, path, digest):
-        """What these tests cover, and how long they take; −1 where one fails."""
-        self.cover.load()
+    def record(self):
+        """Writes what the tests cover, and the seconds of those that pass."""
+        seconds = {}
+        self.cover.erase()
         self.cover.start()
-        for item in items:
-            self.cover.switch_context(item.nodeid)
+        for name, item in self.items.items():
+            self.cover.switch_context(name)
             started = time.perf_counter()
-            self.seconds[item.nodeid] = time.perf_counter() - started if self.passes(item) else -1
+            if self.passes(item):
+                seconds[name] = time.perf_counter() - started
         self.cover.stop()
         self.cover.save()
-        path.write_text(json.dumps({digest: self.seconds}))
+        SECONDS.write_text(json.dumps(seconds))
 
     def outcome(self, path, source, tests):
+        """The first test that fails with this source, or an empty string."""
         try:
             become(path, source())
         except ValueError as error:  # a function closes over other variables
@@ -175,39 +170,26 @@ class Campaign:
         return next((item.nodeid for item, then in pairwise(items) if not self.passes(item, then)), "")
 
     def covering(self, path, *scopes):
-        """The tests that ran one of these lines; of what runs at the import, those that ran the function."""
-        contexts = self.contexts[path]
-        for lines in scopes:
-            if found := {t for line in lines for t in contexts.get(line, ()) if self.seconds.get(t, -1) >= 0}:
-                return sorted(found & self.items.keys(), key=self.seconds.get)
-        return []
+        """The tests that ran one of these lines. A line that runs at the import has those that ran its function."""
+        contexts = self.cover.get_data().contexts_by_lineno(str(path))
+        found = ({test for line in lines for test in contexts.get(line, ())} & self.seconds.keys() for lines in scopes)
+        return sorted(next(filter(None, found), ()), key=self.seconds.get)
 
     def draw(self, seed, n, part):
         mutants = [m for path in FILES for m in mutants_of(path) if part in m[1]]
-        self.contexts = {path: self.cover.get_data().contexts_by_lineno(str(path)) for path in FILES}
-        accepted = {line for line in EQUIVALENT.read_text().splitlines() if not line.startswith(" ")}
-        if lost := accepted - {name for _, name, *_ in mutants} if not part else ():
-            print(f"{EQUIVALENT.name} has what can be drawn no more:", *sorted(lost), sep="\n")
-        noticed, results, survivors = Counter(), Counter(), []
+        accepted, results, survivors = EQUIVALENT.read_text().splitlines(), Counter(), []
         for path, name, lines, around, source in random.Random(seed).sample(mutants, min(n, len(mutants))):
-            there, variants, keys, spent = self.covering(path, lines, around), Counter(), {}, 0.0
-            if ":__init__:" in name:  # a default may be looked at by who calls nothing
-                there += [t for t in self.items if "test_settings" in t and t in self.seconds and t not in there]
-            for test in there:
-                variants[way := tuple(line for line, tests in self.contexts[path].items() if test in tests)] += 1
-                keys[test] = (-noticed[path, test], path.stem not in test, variants[way])
-            chosen = [t for t in sorted(there, key=keys.get) if (spent := spent + self.seconds[t]) < BUDGET]
-            said, started = "passed", time.perf_counter()
-            if chosen:
-                said = forked(partial(self.outcome, path, source, chosen), 2 * BUDGET + 20)
-            noticed[path, said] += 1
+            covering = self.covering(path, lines, around)
+            spent = accumulate(self.seconds[test] for test in covering)
+            tests = [test for test, total in zip(covering, spent, strict=True) if total < BUDGET]
+            said = forked(partial(self.outcome, path, source, tests), 2 * BUDGET + 20) if tests else "passed"
             result = "not tried" if said.startswith("not tried") else "killed"
             if said == "passed":
                 result = "equivalent" if name in accepted else "SURVIVED"
             results[result] += 1
             if result == "SURVIVED":
-                survivors.append(f"{name}   [line {lines[0]}; {len(chosen)} of {len(there)} tests]")
-            print(f"{result:10} {time.perf_counter() - started:4.1f} s  {name}: {said}", flush=True)
+                survivors.append(f"{name}   [line {lines[0]}; {len(tests)} of {len(covering)} tests]")
+            print(f"{result:10}  {name}: {said}", flush=True)
         print(f"\n{sum(results.values())} of {len(mutants)} mutants: {dict(results)}", *sorted(survivors), sep="\n")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness import make_download, make_upload
 
-from gcfed.attacks.byzantine import Gaussian, Scale, hostile
+from gcfed.attacks.byzantine import Scale, hostile
 from gcfed.attacks.colluding import ALIE, IPM, z_max
 from gcfed.run import train
 
@@ -38,26 +38,6 @@ def test_scaled_clients_multiply_all_that_they_send(factor):
         assert torch.equal(sent[~hostile], honest[~hostile])
 
 
-def test_noise_has_its_size_and_is_each_clients_own():
-    delta, upload, _ = attacked(Gaussian(1.0, factor=5.0))
-    ratio = upload.delta["w"].square().mean((1, 2)).sqrt() / delta.square().mean((1, 2)).sqrt()
-    assert float(ratio.mean()) == pytest.approx(5, rel=0.3)
-    alone = attacked(Gaussian(1.0, factor=5.0), clients=[7])[1].delta["w"]
-    assert torch.equal(alone[0], upload.delta["w"][7])
-    assert not torch.equal(upload.delta["w"][7], upload.delta["w"][6])
-
-
-def test_who_is_hostile_is_drawn_once_a_run():
-    first = hostile(0.2, 50, seed=1)
-    assert len(set(first)) == 10
-    assert not np.array_equal(hostile(0.2, 50, seed=2), first)
-    for attack in (Scale(0.2), Gaussian(0.2)):
-        attack.num_clients = 50
-        for t in (0, 9):
-            download = make_download({}, t, cohort=[3])
-            assert np.array_equal(np.arange(50)[attack.is_hostile(np.arange(50), download)], first)
-
-
 def test_colluding_clients_send_what_they_make_of_the_honest():
     for z, expected_z in ((1.5, 1.5), (None, z_max(10, 3))):
         delta, upload, hostile = attacked(ALIE(0.3, z=z))
@@ -76,7 +56,7 @@ def test_colluding_clients_send_what_they_make_of_the_honest():
 
 
 def test_colluding_clients_need_the_whole_cohort_in_one_stack():
-    with pytest.raises(ValueError, match=r"client\.stack=10 or more, and trainer\.devices=1"):
+    with pytest.raises(ValueError, match=r"client\.stack=10 or more, trainer\.devices=1"):
         attacked(ALIE(), clients=[1, 2, 3])
     data = SimpleNamespace(num_clients=9)
     for stack in ("auto", 5, 1000):  # auto is what the device holds
@@ -93,23 +73,6 @@ def test_colluding_clients_and_a_rule_for_all_messages_run_from_the_command_line
     result = train(config(*words))
     assert result.metrics["train/nonfinite_clients"] == 0
     assert result.metrics["train/hostile_clients"] > 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("algorithm=fedgc", "aggregator=norm_clip"), r"methods\.fedgc\.sgc=true needs aggregator=mean"),
-        (("aggregator=bulyan", "aggregator.hostile=0.2"), "Bulyan needs 4·1 [+] 3"),
-        (("algorithm=fedgc", "aggregator=median", "methods.fedgc.sgc=false"), None),
-    ],
-)
-def test_rules_go_with_algorithms_or_are_refused_by_name(config, overrides, message):
-    cfg = config(*overrides, *TINY)
-    if message is None:
-        assert train(cfg).metrics["train/nonfinite_clients"] == 0
-    else:
-        with pytest.raises(ValueError, match=message):
-            train(cfg)
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ CASES = {
     "all take part": ("algorithm=fedgc", "gc=gcfed", *BITS, "participation.per_round=7"),
     "all or nobody": ("algorithm=fedgc", "gc=none", "participation.num_clients=2", "participation.per_round=2",
                       "participation.faults.dropout=0.5", "rounds=9"),
-    "absent": ("algorithm=fedsub", "gc=none", "methods.fedsub.update_absent=true", "methods.fedsub.refresh=1"),
     "faults, states in bfloat16": ("algorithm=scaffold", "gc=none", "client_store.dtype=bfloat16", *FAULTS),
     **{name: (f"attack={name}", *HOSTILE) for name in ("alie", "label_flip")},
     "clipped": CLIP,

@@ -35,15 +35,16 @@ def batches(data, solver, client, t, seed=5):
         yield data.fetch(plan.index[0, i, :count], None)
 
 
-def local_sgd(net, w0, steps, *, lr, momentum=0.0, weight_decay=0.0, term=None):
+def local_sgd(net, w0, steps, *, lr, momentum=0.0, nesterov=False, weight_decay=0.0, term=None):
     """SGD on the task's loss plus ``term(w)``, by autograd; returns the weights and the number of steps."""
     w, velocity, count = w0.clone(), torch.zeros_like(w0), 0
     for x, y in steps:
         w.requires_grad_()
         objective = loss_at(net, w, x, y) + (term(w) if term else 0.0)
         (grad,) = torch.autograd.grad(objective, w)
-        velocity = momentum * velocity + grad + weight_decay * w.detach()
-        w, count = w.detach() - lr * velocity, count + 1
+        grad = grad + weight_decay * w.detach()
+        velocity = momentum * velocity + grad
+        w, count = w.detach() - lr * (grad + momentum * velocity if nesterov else velocity), count + 1
     return w, count
 
 

@@ -80,15 +80,6 @@ def test_each_group_of_a_transposed_convolution_is_a_convolution_of_its_own(mean
         torch.testing.assert_close(removed, rows.mean(2, keepdim=True).expand_as(rows), rtol=0, atol=1e-14)
 
 
-def test_the_projection_is_the_papers_p():
-    """P = I − eeᵀ with e = 1/√m, on G [m inputs × n outputs], PyTorch's layout transposed."""
-    weight = torch.randn(3, 6, dtype=torch.float64)
-    e = torch.full((6, 1), 6**-0.5, dtype=torch.float64)
-    expected = ((torch.eye(6, dtype=torch.float64) - e @ e.T) @ weight.T).T
-    centralize_(weight, 2)
-    torch.testing.assert_close(weight, expected)
-
-
 def net():
     torch.manual_seed(0)
     convolutions = {"conv1": nn.Conv2d(1, 2, 3), "conv2": nn.Conv2d(2, 3, 2, padding=1), "flat": nn.Flatten()}
@@ -172,16 +163,11 @@ STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
         ({"lam": 1}, [*STEM, "body.up.weight", "body.conv.weight", "head.weight"]),
     ],
 )
-def test_the_borderline_lies_in_the_forward_pass(kwargs, expected, caplog):
+def test_the_borderline_lies_in_the_forward_pass(kwargs, expected):
     method = GradientCentralization(**kwargs)
     setup = make_setup(Decoder(), data=random_federation())
-    with caplog.at_level("INFO"):
-        method.meet(setup)
+    method.meet(setup)
     assert [*method.local.ndim] == expected
-    assert caplog.text.count("gc: the forward pass uses stem.bias before head.weight, which is declared first") == 1
-    assert caplog.text.count("not centralized (unless gc.tensors=all): position, token") == 1
-    every = 5 if method.local.least == 2 else 11
-    assert (f"Local GC in {len(expected)} of {every} tensors: " in caplog.text) == bool(expected)
     later = GradientCentralization(local=False, server_boundary="body.conv").server
     later.meet(setup)
     assert [*later.ndim] == ["body.conv.weight", "head.weight"]
@@ -204,18 +190,6 @@ def test_an_update_has_no_mean_over_the_inputs_where_it_is_centralized(kwargs):
     moved = {name for name, mean in means.items() if mean.abs().max() > 1e-8}
     assert moved == {"token", "position", *(["head.weight"] if kwargs.get("boundary") else [])}
     assert all(mean.abs().max() < 1e-15 for name, mean in means.items() if name not in moved)
-
-
-def test_what_cannot_be_watched_has_the_order_of_declaration(caplog):
-    class Refuses(Decoder):
-        def forward(self, x):
-            raise TypeError("no zeros,\nplease")
-
-    gc = GradientCentralization(boundary="stem").local
-    gc.meet(make_setup(Refuses(), data=random_federation()))
-    assert [*gc.ndim] == ["token", "position", "head.weight", "body.up.weight", "body.conv.weight"]
-    assert "gc takes the order of declaration: it could not watch" in caplog.text
-    assert "forward pass (no zeros, please)" in caplog.text
 
 
 @pytest.mark.parametrize(("kwargs", "chosen"), [
@@ -250,31 +224,14 @@ def test_local_gc_may_end_after_some_rounds():
     assert not torch.equal(found, always)
 
 
-def test_both_need_a_borderline_between_them_and_one_alone_no_setting_of_the_other():
+def test_both_need_a_borderline_between_them():
     with pytest.raises(ValueError, match=r"boundary and lam are null"):
         GradientCentralization()
-    for key, value in {"lam": 0.0, "local_rounds": 3}.items():
-        with pytest.raises(ValueError, match=rf"{key}={value} has no effect: this gc has no Local GC"):
-            GradientCentralization(local=False, **{key: value})
-    with pytest.raises(ValueError, match=r"server_boundary=fc1 has no effect: this gc has no Global GC"):
-        GradientCentralization(server=False, server_boundary="fc1")
-
-
-@pytest.mark.parametrize("one", ["local", "server"])
-def test_a_mean_of_convolutions_is_refused_where_none_is_trained(one):
-    method = GradientCentralization(boundary="auto", mean="in_kernel")
-    meet(getattr(method, one))
-    with pytest.raises(ValueError, match=r"gc\.mean=in_kernel is for convolutions, and Sequential trains none"):
-        meet(getattr(method, one), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
 
 
 def test_an_unknown_boundary_lists_the_names_that_exist():
     with pytest.raises(ValueError, match=r"gc\.boundary='fc9'.*conv1, conv2, fc1, fc2"):
         meet(GradientCentralization(boundary="fc9").local)
-    with pytest.raises(ValueError, match=r"gc\.boundary='fc'"):  # a prefix of a name is no name
-        meet(GradientCentralization(boundary="fc").local)
-    with pytest.raises(ValueError, match=r"There are: 0, 1"):
-        meet(GradientCentralization(boundary="head").local, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
 
 
 def test_a_tied_weight_lies_where_it_is_first_used():

@@ -3,13 +3,13 @@
 import copy
 import re
 import weakref
-from functools import partial
+from functools import cache, partial
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, read_rows
+from conftest import TWO, composer, read_rows
 from harness import ALGORITHMS, Spy, final_weights, make_net, make_setup, sgd, train_rounds
 from omegaconf import OmegaConf, open_dict
 from tapes import train_twice
@@ -40,7 +40,8 @@ from gcfed.utils.resolvers import ROOT
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1",
     "client.batch_size=8", "data.limit_train=100", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=2",
-    "precision=64-true", "participation.faults.dropout=0.3", "seed=595", "data.transform.crop_padding=1",
+    "client.steps=null", "precision=64-true", "participation.faults.dropout=0.3", "seed=595",
+    "data.transform.crop_padding=1",
 )  # fmt: skip
 COMM = ("comm/down_bytes", "comm/up_bytes")
 KEYS = ("round", "train/loss", "test/acc", *COMM, "train/clients", "train/nonfinite_clients")
@@ -70,7 +71,7 @@ class Killed(BaseException):
 
 
 class KillInRound(Spy):
-    """Kills the process in the middle of a round: one stack has written its clients' state, two have not."""
+    """Kills the process in the middle of a round: the first stack has written its clients' states, the second not."""
 
     def __init__(self, round_number):
         self.index, self.stacks = round_number - 1, 0
@@ -91,55 +92,59 @@ def assert_gc_comes_after_what_corrects(cfg):
     assert [type(part) for part in build_methods(OmegaConf.merge(cfg, {"gc": None}))] == rest
 
 
+composed = cache(composer)
+
+
 @pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")])
 def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path, monkeypatch, algorithm, gc):
-    """State from before the kill is used after it."""
-    composed = config(f"algorithm={algorithm}", f"gc={gc}", *TINY)
-    assert_gc_comes_after_what_corrects(composed)
+    """The reference run has stacks of two clients and replays its steps from recordings."""
+    chosen = config(f"algorithm={algorithm}", f"gc={gc}", *TINY)
+    assert_gc_comes_after_what_corrects(chosen)
+    if algorithm == "fedreg":
+        chosen.methods.fedreg.iterations = 2
 
     def setting(folder, **changes):
-        cfg = copy.deepcopy(composed)
+        cfg = copy.deepcopy(chosen)
         cfg.paths.output_dir = str(tmp_path / folder)
         with open_dict(cfg):
             cfg.merge_with(changes)
         return cfg
 
-    one = train(setting("one"))
-    told = rows(tmp_path / "one")
-    assert [(row["train/clients"], row["train/nonfinite_clients"]) for row in told] == [(3, 0), (1, 0), (3, 0)]
-    assert load_checkpoint(tmp_path / "one" / CHECKPOINT)["global_step"] == 3  # of every second round, and of the last
-
-    # Stacks and processes agree, up to the order of sums; recorded steps bit for bit with those of the same stack.
-    two = train(setting("two", trainer=config(*TWO).trainer))
-    assert two.trainer.world_size == 2
-    stacks, same, played = train_twice(monkeypatch, setting("stacks", client={"stack": 2}))
+    # Recorded steps give the same uploads, bit for bit, as steps that are not recorded.
+    reference, same, played = train_twice(monkeypatch, setting("reference", client={"stack": 2}))
     assert same
     assert {kind.active for kind in played} == {1, 2}
-    for name, run in {"two": two, "stacks": stacks}.items():
-        torch.testing.assert_close(final_weights(run), final_weights(one), rtol=0, atol=1e-9, msg=name)
-        for there, here in zip(rows(tmp_path / name), told, strict=True):
-            assert there == pytest.approx(here, abs=1e-6, nan_ok=True), name
+    expected = rows(tmp_path / "reference")
+    assert [(row["train/clients"], row["train/nonfinite_clients"]) for row in expected] == [(3, 0), (1, 0), (3, 0)]
+    assert load_checkpoint(tmp_path / "reference" / CHECKPOINT)["global_step"] == 3  # of each second and the last round
 
-    # A killed run continues bit for bit, and no metric changes it.
+    # Two processes that train one client at a time agree with it, up to the order of sums.
+    two = train(setting("two", client={"stack": 1}, trainer=composed(TWO).trainer))
+    assert two.trainer.world_size == 2
+    torch.testing.assert_close(final_weights(two), final_weights(reference), rtol=0, atol=1e-9)
+    for found, row in zip(rows(tmp_path / "two"), expected, strict=True):
+        assert found == pytest.approx(row, abs=1e-6, nan_ok=True)
+
+    # A killed run continues from its states bit for bit, and no metric changes it.
     kill = {"_target_": f"{__name__}.KillInRound", "round_number": 3}
-    cfg = setting("killed", metrics=config(*MEASURED).metrics, callbacks={"kill": kill})
+    cfg = setting("killed", client={"stack": 2}, metrics=composed(MEASURED).metrics, callbacks={"kill": kill})
     with pytest.raises(Killed):
         train(cfg)
     cfg.callbacks.kill.round_number, cfg.ckpt_path = 99, "last"
-    assert torch.equal(final_weights(train(cfg)), final_weights(one))
-    assert repr(rows(tmp_path / "killed")) == repr(told)
+    assert torch.equal(final_weights(train(cfg)), final_weights(reference))
+    assert repr(rows(tmp_path / "killed")) == repr(expected)
     assert all({"gap/l2", "cka/fc1"} <= row.keys() for row in read_rows(tmp_path / "killed/metrics.csv"))
-    kept = [sorted(p.name for p in (tmp_path / run).glob("clients/*/*")) for run in ("one", "killed")]
-    assert kept[0] == kept[1]  # a version a client, and none that the kill left
+    kept = [sorted(p.name for p in (tmp_path / run).glob("clients/*/*")) for run in ("reference", "killed")]
+    assert kept[0] == kept[1]  # one version per client, and none from the killed round
     assert kept[0] or algorithm != "scaffold"
 
-    if "sub" not in algorithm and algorithm != "ssf":  # a quarter of a larger model: that is counted in their own tests
-        parameters = [*one.module.net.parameters()]
+    if "sub" not in algorithm and algorithm != "ssf":  # their own tests count a quarter of a larger model
+        parameters = [*reference.module.net.parameters()]
         model = sum(p.nbytes for p in parameters)
-        expected = bytes_in_the_table(1 / parameters[0].itemsize)[algorithm]
-        for row in told[1:]:  # who drops out has got the model
+        table = bytes_in_the_table(1 / parameters[0].itemsize)[algorithm]
+        for row in expected[1:]:  # a client that drops out has received the model
             sent = [row[way] / (model * n) for way, n in zip(COMM, (3, row["train/clients"]), strict=True)]
-            assert sent == pytest.approx(expected, rel=0.03)
+            assert sent == pytest.approx(table, rel=0.03)
 
 
 class StepsByItself(Spy):
@@ -201,7 +206,7 @@ def test_the_server_has_the_mean_of_the_states_whatever_becomes_of_uploads(feder
     """Both take in what was sent, and as it is kept: not what a client meant."""
     method, stores = cls(), ClientStores(dtype=change if change == ROUNDED else None)
     others = [] if change == ROUNDED else [change()]
-    train_rounds(make_net(), federation, sgd(), rounds=6, methods=[method, *others], stores=stores)
+    train_rounds(make_net(), federation, sgd(), rounds=3, methods=[method, *others], stores=stores)
     for store, name in MEANS[cls].items():
         means = method.parts[-1].server_state(name, {})
         states = stores.open(store).read(np.arange(5), means)

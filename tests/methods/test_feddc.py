@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import make_net, random_federation, sgd, train_rounds, weights
+from harness import make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 
 from gcfed.methods.feddc import FedDC
@@ -35,12 +35,3 @@ def test_it_equals_a_plain_loop(federation, correction):
     method = FedDC(0.3, correction=correction)
     found = train_rounds(make_net(), federation, solver, rounds=5, methods=[method], k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-
-
-def test_it_trains_in_the_type_of_the_model():
-    """The lengths of the clients' steps come from the host, in float64."""
-    found = train_rounds(
-        make_net(dtype=torch.float32), random_federation(dtype=torch.float32), sgd(), rounds=2, methods=[FedDC()], k=2
-    )
-    assert found.dtype == torch.float32
-    assert found.isfinite().all()

@@ -3,18 +3,14 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from harness import make_net, make_setup, random_federation, sgd, train_rounds, weights
+from harness import make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at, tensors
 from torch import nn
 from torch.func import functional_call, grad
 
-from gcfed.federated.messages import Download
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.training.batches import plan_batches
-from gcfed.federated.training.network import broadcast_state
-from gcfed.federated.training.stack import ClientStack
-from gcfed.methods.fedreg import FedReg, PseudoPass
+from gcfed.methods.fedreg import FedReg
 from gcfed.methods.sam import Sam
 from gcfed.utils.rng import torch_seed
 
@@ -79,61 +75,6 @@ def test_it_is_the_plain_loop(federation, gamma, beta, pseudo, perturbed):
     ours = train_rounds(make_net(), federation, solver, rounds=2, methods=[make(**switches)], k=2)
     theirs = reference(make_net(), federation, solver, rounds=2, decay=0.01, **switches)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-
-
-class Watch(FedReg):
-    """Keeps by how much the loss on a step's pseudo data is above that of the broadcast model; may do no more."""
-
-    def after_step(self, stack, batch):
-        own = stack.prepared[self]["pass"]
-        turn = int(own._next[0])
-        x, labels = (t[0, turn] for t in own._made[:2])
-        if self.regularizes:
-            super().after_step(stack, batch)
-        else:
-            own.next(1)
-        states = (torch.cat([t[name].detach().flatten() for name in stack.start]) for t in (stack.start, stack.full))
-        before, after = (F.cross_entropy(outputs(stack.net, w, x), labels).item() for w in states)
-        self.growth.append(after - before)
-
-
-def test_clients_forget_less_of_the_pseudo_data():
-    growth = {}
-    for regularizes in (False, True):
-        method = Watch(1.0, perturbed=False, eta_s=ETA_S)
-        method.regularizes, method.growth = regularizes, []
-        train_rounds(make_net(), random_federation((8,)), sgd(epochs=5), rounds=1, methods=[method], cohort_of=1)
-        growth[regularizes] = method.growth
-    assert min(growth[False]) > 0
-    assert all(ours < plain for ours, plain in zip(growth[True], growth[False], strict=True))
-    assert growth[True][-1] < 0.5 * growth[False][-1]
-
-
-def test_pseudo_data_of_unequal_clients(federation):
-    """Each climbs the loss without dropout, keeps its labels, and goes round in its own pass as far as steps reach."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 4)).double()
-    method, clients, start = make(), np.array([1, 0, 4]), broadcast_state(net)
-    method.meet(make_setup(net, data=federation, solver=sgd()))
-    stack = ClientStack(net, start, clients, federation.sizes(clients), np.array([9, 9, 9]))
-    made = PseudoPass(method, stack, Download(2, 5, 0.1, start, clients))
-    assert net.training
-    net.eval()
-    passes = [own_pass(federation, k, 2) for k in clients]
-    for turn in range(5):
-        x_s, p_s, x_p, y, weight = made.next(3)
-        for row, batches_of in enumerate(passes):
-            x, labels = batches_of[turn % len(batches_of)]
-            n = len(x)
-            for found, eta in ((x_s, ETA_S), (x_p, ETA_P)):
-                expected = climbed(net, weights(net), x, labels, eta)
-                torch.testing.assert_close(found[row, :n], expected, rtol=0, atol=1e-14)
-            torch.testing.assert_close(p_s[row, :n], net(x_s[row, :n]).softmax(-1), rtol=0, atol=1e-14)
-            assert torch.equal(y[row, :n], labels)
-            assert torch.equal(weight[row], (torch.arange(4) < n) / torch.tensor(n, dtype=torch.float64))
-            assert F.cross_entropy(net(x_s[row, :n]), labels) > F.cross_entropy(net(x), labels)
-    short = ClientStack(net, start, clients[:1], np.array([12]), np.array([2]))
-    assert PseudoPass(method, short, Download(0, 5, 0.1, start, clients[:1]))._made[0].shape == (1, 2, 4, 6)
 
 
 def test_what_cannot_work_is_refused():

@@ -34,8 +34,3 @@ def test_it_is_the_plain_loop(federation):
     held = stores.open("fedvarp").read(np.arange(5), method.server_state("y", {}))
     torch.testing.assert_close(torch.cat([v.flatten(1) for v in held.values()], 1), table, rtol=0, atol=1e-10)
     torch.testing.assert_close(flat(method.server_state("y", {})), table.mean(0), rtol=0, atol=1e-10)
-
-
-def test_with_all_clients_it_is_fedavg(federation):
-    run = partial(train_rounds, data=federation, solver=sgd(), rounds=4, cohort_of=5)
-    torch.testing.assert_close(run(make_net(), methods=[FedVARP()]), run(make_net()), rtol=0, atol=1e-12)

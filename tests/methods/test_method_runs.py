@@ -1,43 +1,11 @@
 """Several methods at once, and single ones in settings of which only a whole run sees all: against plain loops."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from plain import Plain, check
-from test_train_numbers import MOMENTUM
 from torch import nn
-
-
-class Nesterov(Plain):
-    """SCAFFOLD: c_k⁺ = c_k − c − Δ/(way · η), where one unit of gradient leads as far as ``way``."""
-
-    nesterov = True
-    overrides = ("algorithm=scaffold", "+client.optimizer.nesterov=true")
-
-    def begin(self):
-        zeros = {name: torch.zeros_like(p) for name, p in self.net.named_parameters()}
-        self.own, self.control = {k: copy.deepcopy(zeros) for k in range(self.n)}, zeros
-
-    def correct(self, w, k):
-        for name, p in w.named_parameters():
-            p.grad += self.control[name] - self.own[k][name]
-
-    def sent(self, t, deltas):
-        total = dict.fromkeys(self.names, 0.0)
-        for k, delta in deltas.items():
-            way = velocity = 0.0
-            for _ in range(self.steps[k]):
-                velocity = MOMENTUM * velocity + 1
-                way += 1 + MOMENTUM * velocity
-            for name in self.names:
-                change = -self.control[name] - delta[name] / (way * self.lr)
-                self.own[k][name] += change
-                total[name] += change
-        for name in self.names:
-            self.control[name] += total[name] / self.n
 
 
 class Several(Plain):
@@ -134,6 +102,6 @@ class Own(Plain):
             self.kept[k] = {name: state[name] + d for name, d in delta.items() if name.startswith(("body.1.", "norm."))}
 
 
-@pytest.mark.parametrize("case", [Nesterov, Several, Clipped, Own])
+@pytest.mark.parametrize("case", [Several, Clipped, Own])
 def test_a_run_is_the_plain_loop(config, tmp_path, case):
     check(case, config, tmp_path)

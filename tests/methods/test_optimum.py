@@ -8,7 +8,6 @@ from plain_reference import optimum, skewed_federation, softmax_regression
 
 from gcfed.methods.feddc import FedDC
 from gcfed.methods.feddyn import FedDyn
-from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 
@@ -21,14 +20,13 @@ def best():
     return optimum(softmax_regression(), DATA, DECAY)
 
 
-def distance(best, *methods, epochs=4, rounds=30):
-    net, solver = softmax_regression(), SOLVER(epochs=epochs)
+def distance(best, *methods, rounds=30):
+    net, solver = softmax_regression(), SOLVER(epochs=4)
     return (train_rounds(net, DATA, solver, rounds=rounds, methods=methods, k=2, cohort_of=2) - best).norm()
 
 
-@pytest.mark.parametrize("epochs", [1, 4])
-def test_fedavg_misses_it(best, epochs):
-    assert distance(best, epochs=epochs) > 0.05
+def test_fedavg_misses_it(best):
+    assert distance(best) > 0.05
 
 
 @pytest.mark.parametrize(("method", "rounds", "limit"), [
@@ -37,8 +35,3 @@ def test_fedavg_misses_it(best, epochs):
 ])  # fmt: skip
 def test_it_is_reached(best, method, rounds, limit):
     assert distance(best, method, rounds=rounds) < limit
-
-
-def test_partial_participation_alone_costs_no_accuracy(best):
-    """With one local step, FedVARP's two of four clients lead to the optimum; FedAvg keeps jumping around it."""
-    assert distance(best, FedVARP(), epochs=1, rounds=120) < 1e-3

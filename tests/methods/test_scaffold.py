@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_setup, server_of, sgd, train_rounds, weights
+from harness import make_net, make_setup, server_of, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd
 
 from gcfed.federated.refusals import validate_parts
@@ -24,18 +24,18 @@ def plain_steps(steps, momentum, **kwargs):
     return -w.item()
 
 
-def reference(net, data, solver, *, rounds, momentum=0.0, corrected=True, lr=0.1, weight_decay=0.0):
+def reference(net, data, solver, *, rounds, momentum=0.0, nesterov=False, corrected=True, lr=0.1, weight_decay=0.0):
     w, n = weights(net), len(data.clients)
     c, own = torch.zeros_like(w), {k: torch.zeros_like(w) for k in range(n)}
     for t in range(rounds):
         deltas, changes = [], []
         for k in cohort(data, t, 3):
             w_k, steps = local_sgd(
-                net, w, batches(data, solver, k, t), lr=lr, momentum=momentum, weight_decay=weight_decay,
-                term=lambda v, correction=c - own[k]: correction @ v,
+                net, w, batches(data, solver, k, t), lr=lr, momentum=momentum, nesterov=nesterov,
+                weight_decay=weight_decay, term=lambda v, correction=c - own[k]: correction @ v,
             )  # fmt: skip
             if corrected:
-                steps = plain_steps(steps, momentum)
+                steps = plain_steps(steps, momentum, nesterov=nesterov)
             new = own[k] - c + (w - w_k) / (steps * lr)
             deltas.append(w_k - w)
             changes.append(new - own[k])
@@ -45,13 +45,15 @@ def reference(net, data, solver, *, rounds, momentum=0.0, corrected=True, lr=0.1
     return w, c
 
 
-@pytest.mark.parametrize(("momentum", "corrected"), [(0.0, True), (0.9, True), (0.9, False)])
-def test_it_is_the_plain_loop(federation, momentum, corrected):
-    solver, method = sgd(momentum=momentum, weight_decay=0.01), Scaffold(momentum_correction=corrected)
+@pytest.mark.parametrize(("momentum", "nesterov", "corrected"), [
+    (0.0, False, True), (0.9, False, True), (0.9, False, False), (0.6, True, True),
+])  # fmt: skip
+def test_it_is_the_plain_loop(federation, momentum, nesterov, corrected):
+    settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": 0.01}
+    optimizer, method = partial(torch.optim.SGD, lr=0.1, **settings), Scaffold(momentum_correction=corrected)
+    solver = LocalSolver(optimizer, epochs=2, batch_size=4)
     ours = train_rounds(make_net(), federation, solver, rounds=5, methods=[method], k=2)
-    theirs, c = reference(
-        make_net(), federation, solver, rounds=5, momentum=momentum, corrected=corrected, weight_decay=0.01
-    )
+    theirs, c = reference(make_net(), federation, solver, rounds=5, corrected=corrected, **settings)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
     torch.testing.assert_close(flat(server_of(method).control), c, rtol=0, atol=1e-10)
 

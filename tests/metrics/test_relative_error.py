@@ -43,9 +43,8 @@ def test_it_is_the_distance_of_the_saved_model(config, tmp_path):
     ("overrides", "message"),
     [
         (("metrics=relative_error",), "data=digits has none"),
-        ((*TINY, "data.limit_train=20"), r"data\.limit_train=20 moves it"),
-        ((*TINY, "partition=sizes"), r"clients with \d+ to \d+ of them count alike.*aggregator=weighted_mean"),
-        ((*TINY, "data.dataset.num_clients=8"), "let all groups be clients"),
+        ((*TINY, "data.limit_train=20"), r"remove data\.limit_train"),
+        ((*TINY, "partition=sizes"), "equal weights: take partition=natural with all groups"),
         ((*TINY, "model=mlp"), r"other parameters, fc\.weight.*model=linear"),
     ],
 )

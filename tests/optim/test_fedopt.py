@@ -1,6 +1,5 @@
 """Server optimizers against Algorithm 2 of their paper, in NumPy."""
 
-import copy
 import math
 
 import numpy as np
@@ -73,25 +72,3 @@ def test_first_step_with_the_defaults_by_hand(cls, m, v):
     w.grad = torch.tensor([-3e-3], dtype=torch.float64)  # Δ = 3e-3
     cls([w]).step()
     assert w.item() == pytest.approx(1 + 0.01 * m / (math.sqrt(v) + 1e-3), rel=1e-14)
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_state_dict_round_trip_is_bit_equal(cls):
-    straight, params = make_params(), make_params()
-    updates = deltas(6)
-    feed(cls(straight, lr=0.1, **betas(cls)), straight, updates)
-
-    first = cls(params, lr=0.1, **betas(cls))
-    feed(first, params, updates[:3])
-    resumed = cls(params)
-    resumed.load_state_dict(copy.deepcopy(first.state_dict()))
-    feed(resumed, params, updates[3:])
-    assert set(resumed.state[params[0]]) == {"exp_avg", "v"}
-    for a, b in zip(straight, params, strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize(("key", "value"), [("lr", -1.0), ("tau", 0.0), ("betas", (0.9, 1.0))])
-def test_wrong_settings_are_named(key, value):
-    with pytest.raises(ValueError, match=key):
-        FedAdam(make_params(), **{key: value})

@@ -1,39 +1,19 @@
-"""Optimizers from the config: which settings are taken, and which are refused by the key that has to change."""
+"""Optimizers from the config: what torch refuses, and the faster forms."""
 
 from functools import partial
 
 import pytest
 import torch
-from torch.optim import SGD, Adam, RMSprop
+from torch.optim import SGD
 
 from gcfed.optim.partial import fused, try_optimizer, unprofiled_step
 from gcfed.utils.instantiate import BuildError
 
 
-@pytest.mark.parametrize(
-    ("cls", "name", "taken", "refused"),
-    [
-        (SGD, "lr", (0.0, 1.0, 5.0), (-0.1, float("nan"), "0.1")),
-        (SGD, "weight_decay", (0.0, 1.0, 2.0), (-1e-3, True)),
-        (SGD, "momentum", (0.0, 0.999), (1.0, 1.5, -0.1)),  # at 1 nothing would ever fade
-        (RMSprop, "alpha", (0.0, 0.99), (1.0,)),
-        (Adam, "betas", ((0.9, 0.99), [0.0, 0.5]), ((0.9, 1.0), (0.9,), 0.9)),
-        (SGD, "nesterov", (False,), (1, "true")),
-        (SGD, "betas", (), ((0.9, 0.99),)),
-    ],
-)
-def test_settings_in_and_out_of_their_range(cls, name, taken, refused):
-    for value in taken:
-        optimizer = partial(cls, **{"lr": 0.1, name: value})
-        assert try_optimizer(optimizer, "client.optimizer") is optimizer
-    for value in refused:
-        with pytest.raises(BuildError, match=rf"^client\.optimizer\.{name}"):
-            try_optimizer(partial(cls, **{"lr": 0.1, name: value}), "client.optimizer")
-
-
-def test_what_torch_refuses_has_the_key_too():
-    with pytest.raises(BuildError, match=r"^server: Nesterov momentum"):
-        try_optimizer(partial(SGD, lr=1.0, nesterov=True), "server")
+def test_what_torch_refuses_has_the_key():
+    for settings, message in (({"nesterov": True}, "Nesterov momentum"), ({"betas": (0.9, 0.9)}, ".*argument 'betas'")):
+        with pytest.raises(BuildError, match=rf"^server: {message}"):
+            try_optimizer(partial(SGD, lr=1.0, **settings), "server")
     for cls in (torch.optim.LBFGS, torch.optim.SparseAdam):  # one needs the loss, the other sparse gradients
         with pytest.raises(BuildError, match=r"^server: "):
             try_optimizer(cls, "server")

@@ -1,1 +1,1 @@
-"""Rules in place of the mean."""
+"""Aggregation rules that replace the mean."""

@@ -1,4 +1,4 @@
-"""What the rules share that need all updates of a cohort at once."""
+"""Base classes of the rules that need all updates of a cohort at once."""
 
 import copy
 from collections.abc import Callable, Iterable, Set
@@ -18,32 +18,32 @@ COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 
 
 class CohortRule:
-    """Reduces the finite updates of a cohort by a rule on all of them; each client is one row.
+    """Reduces the finite updates of a cohort by a rule; each client is one row.
 
-    What is no step (:func:`~gcfed.methods.local_norm.no_steps`) goes through the same rule on its own: beside a batch
-    norm's running statistics, distances and norms would hardly see the steps, and without the rule a hostile client
-    could send any.
+    Entries that are no optimizer steps (:func:`~gcfed.methods.local_norm.no_steps`) are reduced separately, by the same
+    rule. Together with them, the large running statistics of batch norms would dominate distances and norms. Without a
+    rule, a hostile client could send any statistics.
 
-    Memory: the updates of the whole cohort on every process, and while they are gathered as much again.
+    Memory: each process holds the updates of the whole cohort, and twice as much while it gathers them.
     """
 
-    _table: Tensor | None = None  # [|S|, D + 1], the last column 1 where a client is finite
-    _apart: Set[str] = frozenset()
+    _table: Tensor | None = None  # [|S|, D + 1]; the last column is 1 for finite clients
+    _no_steps: Set[str] = frozenset()
     narrow = None
 
     def rule(self, updates_nD: Tensor) -> Tensor:
-        """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → one, ``[D]``."""
+        """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → the aggregate, ``[D]``."""
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
-        self._apart = no_steps(setup)
+        self._no_steps = no_steps(setup)
 
     def beside(self) -> "CohortRule":
-        """The same rule, for what clients send beside Δ."""
+        """The same rule, for the other messages of clients."""
         return copy.deepcopy(self)
 
     def add(self, upload: Upload, round: Round) -> None:
-        """Keeps the updates of K clients, in the rows of their places in the cohort."""
+        """Keeps the updates of K clients, in the rows of their positions in the cohort."""
         columns = [upload.delta[name].reshape(len(upload.clients), -1) for name in self._ordered(upload.delta)]
         updates = torch.cat([*columns, upload.finite.unsqueeze(1).to(columns[0].dtype)], 1)
         if self._table is None:
@@ -51,31 +51,31 @@ class CohortRule:
         self._table[on_device(round.places(upload.clients), updates.device)] = updates
 
     def reduce(self, round: Round, like: Params) -> Params:
-        """The rule's update, name → ``[*shape]`` of ``like``; zeros without a finite client."""
+        """The aggregate, name → ``[*shape]`` of ``like``; zeros without a finite client."""
         sizes = {name: like[name].numel() for name in self._ordered(like)}
         table, self._table = self._table, None
-        if table is None:  # this process trained none of the cohort
+        if table is None:  # this process trained no client of the cohort
             table = next(iter(like.values())).new_zeros(len(round.cohort), sum(sizes.values()) + 1)
-        (table,) = round.reduce([table])  # a row is zero on all processes but one
+        (table,) = round.reduce([table])  # each row is zero on all processes except one
         table = table[table[:, -1] > 0, :-1]
-        apart = sum(size for name, size in sizes.items() if name in self._apart)
-        blocks = [block for block in table.split([table.shape[1] - apart, apart], 1) if block.shape[1]]
+        separate = sum(size for name, size in sizes.items() if name in self._no_steps)
+        blocks = [block for block in table.split([table.shape[1] - separate, separate], 1) if block.shape[1]]
         update = torch.cat([self.rule(block) if len(table) else block.new_zeros(block.shape[1]) for block in blocks])
         parts = dict(zip(sizes, update.split(list(sizes.values())), strict=True))
         return {name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()}
 
     def _ordered(self, names: Iterable[str]) -> list[str]:
-        """As columns have them: what is no step last."""
-        return sorted(names, key=lambda name: (name in self._apart, name))
+        """In the order of the columns: entries that are no steps come last."""
+        return sorted(names, key=lambda name: (name in self._no_steps, name))
 
 
 @checked
 class BoundedRule(CohortRule):
-    """A rule that is told how many clients may be hostile and stands as many.
+    """A rule that tolerates a known number f of hostile clients.
 
     Args:
-        hostile: share of a cohort that may be hostile; f is that share of a round's finite clients, rounded up, or the
-            largest number for which they suffice.
+        hostile: share of a cohort that may be hostile. f is this share of a round's finite clients, rounded up, but at
+            most the number that so many clients can tolerate.
     """
 
     per_hostile, spare = 2, 1  # the rule needs a cohort of per_hostile · f + spare clients
@@ -83,32 +83,32 @@ class BoundedRule(CohortRule):
     def __init__(self, hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2) -> None:
         self.hostile = hostile
 
-    def most(self, n: int) -> int:
-        """f for n clients, as asked for."""
+    def wanted(self, n: int) -> int:
+        """The configured share of n clients."""
         return ceil(self.hostile * n - 1e-9)
 
     def f(self, n: int) -> int:
-        """f for n clients, as far as they suffice."""
-        return max(0, min(self.most(n), (n - self.spare) // self.per_hostile))
+        """f for n finite clients."""
+        return max(0, min(self.wanted(n), (n - self.spare) // self.per_hostile))
 
     def validate(self, setup: Setup) -> None:
-        """Raises ValueError where a full cohort could not stand f hostile clients."""
+        """Raises ValueError if a full cohort could not tolerate f hostile clients."""
         super().validate(setup)
-        f, cohort = self.most(setup.cohort), setup.cohort
+        f, cohort = self.wanted(setup.cohort), setup.cohort
         if f > self.f(cohort):
             raise ValueError(
                 f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort} clients, and "
-                f"{type(self).__name__} needs {self.per_hostile}·{f} + {self.spare} to stand them: raise the one or "
-                "lower the other."
+                f"{type(self).__name__} needs {self.per_hostile}·{f} + {self.spare} to tolerate them: raise per_round "
+                "or lower hostile."
             )
 
 
 def by_coordinates(rule: Callable[[Tensor], Tensor], updates_nD: Tensor) -> Tensor:
-    """A rule ``[n, d] → [d]`` on a million coordinates at a time, since sorting takes several times their memory."""
+    """Applies a rule ``[n, d] → [d]`` to a million coordinates at a time: sorting takes several times their memory."""
     return torch.cat([rule(part) for part in updates_nD.split(COLUMNS, 1)])
 
 
 def median(ordered_n: Tensor) -> Tensor:
-    """Of sorted values, ``[n, …]`` → ``[…]``; of an even number the mean of the middle two."""
+    """The median of sorted values, ``[n, …]`` → ``[…]``; for even n, the mean of the middle two."""
     n = len(ordered_n)
     return (ordered_n[(n - 1) // 2] + ordered_n[n // 2]) / 2

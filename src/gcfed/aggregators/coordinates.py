@@ -13,7 +13,7 @@ class Median(CohortRule):
 
 
 class TrimmedMean(BoundedRule):
-    """The mean of each coordinate without its f largest and f smallest numbers."""
+    """The mean of each coordinate, without its f largest and f smallest values."""
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         n, f = len(updates_nD), self.f(len(updates_nD))

@@ -1,8 +1,8 @@
 """The point with the least sum of distances to all updates: RFA (Pillutla et al., IEEE TSP 2022, Algorithm 2).
 
-The smoothed Weiszfeld algorithm, from the median of each coordinate, which no single client can carry away. Two
-departures: the paper weighs clients by their samples, which a hostile one could lie about, and here all count alike; it
-finds about three iterations enough, and ours are ten.
+The smoothed Weiszfeld algorithm, which starts at the coordinate-wise median: no single client can move that far. Two
+differences: the paper weights clients by their samples, about which a hostile client could lie, and here all clients
+have equal weights; the paper recommends about three iterations, and here there are ten.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""Rules by distances: Krum (Blanchard et al., NeurIPS 2017, Section 4), multi-Krum (their Section 6, of experiments),
-Bulyan (El Mhamdi et al., ICML 2018, Section 4).
+"""Rules by distances: Krum (Blanchard et al., NeurIPS 2017, Section 4) and multi-Krum (Section 6), Bulyan (El Mhamdi et
+al., ICML 2018, Section 4).
 
 An update's score is the sum of its squared distances to the n − f − 2 nearest others.
 """
@@ -11,12 +11,12 @@ from gcfed.aggregators.cohort import BoundedRule, by_coordinates, median
 
 
 def squared_distances(updates_nD: Tensor) -> Tensor:
-    """``[n, D]`` → ``[n, n]``, without the products that would round small distances away."""
+    """``[n, D]`` → ``[n, n]``. Not by a matrix product, which would round small distances to zero."""
     return torch.cdist(updates_nD, updates_nD, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def scores(squares_nn: Tensor, f: int) -> Tensor:
-    """``[n, n]`` → ``[n]``; the nearest of each is itself."""
+    """``[n, n]`` → ``[n]``; each update's nearest neighbour is itself and does not count."""
     return squares_nn.sort(1).values[:, 1 : max(2, len(squares_nn) - f - 1)].sum(1)
 
 
@@ -39,7 +39,7 @@ class MultiKrum(Krum):
 
 
 class Bulyan(BoundedRule):
-    """Krum chooses n − 2f updates, one after the other; of each coordinate the n − 4f nearest to their median count."""
+    """Krum chooses n − 2f updates one by one. A coordinate is the mean of its n − 4f values nearest to the median."""
 
     per_hostile, spare = 4, 3
 

@@ -19,39 +19,38 @@ from gcfed.utils.checked import Positive, checked
 
 @checked
 class NormClip:
-    """``Δ = Σ_k Δ_k min(1, b / ‖Δ_k‖) / K``; what clients send beside Δ has the same bound.
+    """``Δ = Σ_k Δ_k min(1, b / ‖Δ_k‖) / K``. Other messages and running statistics have the same bound separately.
 
     Args:
-        max_norm: b. Unlike ``methods.clip_update``, which honest clients apply, it holds for hostile ones too, and for
-            all that they send: running statistics have the same bound on their own.
+        max_norm: b. The server applies it, so it also holds for hostile clients. ``methods.clip_update`` is applied by
+            honest clients only.
     """
 
-    _apart: Set[str] = frozenset()
+    _no_steps: Set[str] = frozenset()
     narrow = None
 
     def __init__(self, max_norm: Positive = 1.0) -> None:
         self.max_norm, self._mean = max_norm, MeanAggregator()
 
     def validate(self, setup: Setup) -> None:
-        self._apart = no_steps(setup)
+        self._no_steps = no_steps(setup)
 
     def beside(self) -> "NormClip":
-        """The same rule, for what clients send beside Δ."""
+        """The same rule, for the other messages of clients."""
         return NormClip(self.max_norm)
 
     def add(self, upload: Upload, round: Round) -> None:
-        """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
+        """Adds the updates of K clients, except those that are not finite."""
         clipped: Params = {}
-        for apart in (False, True):
-            part = {name: t for name, t in upload.delta.items() if (name in self._apart) == apart}
+        for separate in (False, True):
+            part = {name: t for name, t in upload.delta.items() if (name in self._no_steps) == separate}
             if part:
                 norms = client_norms(list(part.values())).clamp(min=1e-30)
-                scale = (self.max_norm / norms).clamp(max=1.0)  # 0 for a norm that overflows
+                scale = (self.max_norm / norms).clamp(max=1.0)  # 0 if the norm overflows
                 clipped |= {name: t * per_client(scale, t) for name, t in part.items()}
         self._mean.add(replace(upload, delta=clipped), round)
 
     def reduce(self, round: Round, like: Params) -> Params:
-        """The mean of the clipped updates, as :class:`MeanAggregator`'s."""
         return self._mean.reduce(round, like)
 
 

@@ -1,12 +1,11 @@
-"""Hostile clients: who they are is drawn once a run, what they send replaces all that an honest client would.
+"""Hostile clients. A run draws them once. What they send replaces everything that an honest client would send.
 
-``sign_flip`` and ``scale`` multiply their messages (sign flip: Li et al., RSA, AAAI 2019, Section 5, with factor −4),
-``gaussian`` sends noise (Blanchard et al., NeurIPS 2017, Section 6), ``label_flip`` trains on wrong labels, C − 1 − y
-in place of y (Fang et al., USENIX Security 2020, Section 4). An attack sees uploads as they are ready to be sent, in
-the coordinates in which they travel; hostile clients quantize, too, where all do.
+``sign_flip`` and ``scale`` multiply their messages (sign flip: Li et al., RSA, AAAI 2019, Section 5, with factor −4).
+``gaussian`` sends noise (Blanchard et al., NeurIPS 2017, Section 6). ``label_flip`` trains on wrong labels, C − 1 − y
+instead of y (Fang et al., USENIX Security 2020, Section 4). An attack edits the finished upload, in the coordinates in
+which it is sent. Quantization comes after it.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,73 +16,51 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, Download, Order, Own, Part, Received, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientPart, Download, Order, Own, Received, ServerPart, Setup, Upload
 from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 
-log = logging.getLogger(__name__)
-
 
 @checked
 @dataclass(eq=False)
-class Attack(ClientPart):
-    """Lets a share of all clients, whose number is rounded, send something else; ``train/hostile_clients`` counts them
-    in each round's cohort.
+class Attack(ClientPart, ServerPart):
+    """A share of all clients, rounded to a number, sends something else.
+
+    ``train/hostile_clients`` is their number in each round's cohort.
     """
 
     order = Order.ATTACKS
     clients: Share = 0.2
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        count = HostileCount(self.clients)
-        count.method = self.title
-        return self, count
-
     def validate(self, setup: Setup) -> None:
         self.num_clients = setup.data.num_clients
-        if self.clients and not hostile_count(self.clients, self.num_clients):
-            log.warning("attack.clients=%s of %d clients is nobody: raise it.", self.clients, self.num_clients)
 
     def is_hostile(self, clients: np.ndarray, download: Download) -> np.ndarray:
         """Which of these clients, ``[K]``, are hostile."""
         return np.isin(clients, hostile(self.clients, self.num_clients, download.seed))
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
-        """Edits in place what one hostile client would have sent."""
+        """Edits the messages of one hostile client in place."""
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         for row in np.flatnonzero(self.is_hostile(upload.clients, download)).tolist():
             self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
 
-
-@dataclass(eq=False)
-class HostileCount(ServerPart):
-    """Counts the hostile clients of a cohort, which no server could."""
-
-    clients: float
-
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
-        those = hostile(self.clients, round.num_clients, round.seed)
-        row["train/hostile_clients"] = int(np.isin(round.cohort, those).sum())
-
-
-def hostile_count(share: float, num_clients: int) -> int:
-    return int(share * num_clients + 0.5)
+        """Counts the hostile clients of the cohort, which a real server could not do."""
+        ids = hostile(self.clients, round.num_clients, round.seed)
+        row["train/hostile_clients"] = int(np.isin(round.cohort, ids).sum())
 
 
 @lru_cache(maxsize=8)
 def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
-    """Ids of a run's hostile clients, ascending; read only, since each upload asks for them."""
-    count = hostile_count(share, num_clients)
-    ids = np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
-    ids.flags.writeable = False
-    return ids
+    """Ids of a run's hostile clients, ascending. Do not edit the array: it is cached, because each upload needs it."""
+    return np.sort(generator(seed, "hostile").choice(num_clients, int(share * num_clients + 0.5), replace=False))
 
 
 def messages(upload: Upload) -> Sequence[Tensor]:
-    """All numbers ``[K, *shape]`` that clients send: Δ and what goes beside it, but no bits."""
+    """All floating-point tensors that clients send, ``[K, *shape]``: Δ and the messages of methods."""
     return [t for ts in (upload.delta, *upload.extra.values()) for t in ts.values() if t.is_floating_point()]
 
 
@@ -105,7 +82,7 @@ class Scale(Attack):
 @checked
 @dataclass(eq=False)
 class Gaussian(Attack):
-    """Hostile clients send normal noise in place of every tensor, ``factor`` times its root mean square."""
+    """Hostile clients send normal noise instead of each tensor, ``factor`` times as large (root mean square)."""
 
     factor: Weight = 10.0
 
@@ -129,7 +106,6 @@ class LabelFlip(Attack):
 
     def on_download(self, download: Download) -> None:
         if not self._flipped:
-            last = self.data.num_classes - 1
-            those = hostile(self.clients, self.num_clients, download.seed)
-            self.data.relabel(those, lambda y: np.where(y >= 0, last - y, y))
+            last, ids = self.data.num_classes - 1, hostile(self.clients, self.num_clients, download.seed)
+            self.data.relabel(ids, lambda y: np.where(y >= 0, last - y, y))
             self._flipped = True

@@ -1,6 +1,6 @@
 """Hostile clients that know the honest updates of their cohort: ALIE and inner-product manipulation.
 
-Each upload is the same for all of them, so the whole cohort must train in one stack (``client.stack``, one process).
+They all send the same upload. So the whole cohort must train in one stack (``client.stack``) on one process.
 """
 
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from gcfed.utils.checked import Weight, checked
 
 
 class Collusion(Attack):
-    """Hostile clients send what :meth:`together` makes of the honest ones' messages, tensor by tensor."""
+    """Hostile clients send a function of the honest clients' messages, tensor by tensor: :meth:`together`."""
 
     facts = {"sees the cohort"}
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
-        """A tensor of the n honest clients, ``[n, *shape]`` → what each hostile one sends, ``[*shape]``."""
+        """The tensors of the n honest clients, ``[n, *shape]`` → the tensor of each hostile client, ``[*shape]``."""
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
@@ -33,13 +33,11 @@ class Collusion(Attack):
 
     def _see_all(self, clients: int, cohort: int) -> None:
         if clients < cohort:
-            raise ValueError(
-                f"attack._target_={type(self).__name__} must see the whole cohort: client.stack={cohort} or more, and "
-                "trainer.devices=1."
-            )
+            name = type(self).__name__
+            raise ValueError(f"attack={name} must see all clients: client.stack={cohort} or more, trainer.devices=1.")
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        """Raises ValueError where the cohort is spread over stacks or processes."""
+        """Raises ValueError if the cohort trains in several stacks or processes."""
         self._see_all(len(upload.clients), len(download.cohort))
         hostile = self.is_hostile(upload.clients, download)
         honest = torch.from_numpy(~hostile).to(upload.finite.device) & upload.finite
@@ -47,16 +45,16 @@ class Collusion(Attack):
         if len(rows) and bool(honest.any()):
             for t in messages(upload):
                 t[rows] = self.together(t[honest], len(rows))
-            upload.finite[rows] = True  # whatever became of their own training
+            upload.finite[rows] = True  # even if their own training diverged
 
 
 @checked
 @dataclass(eq=False)
 class ALIE(Collusion):
-    """A little is enough: μ − zσ of the honest, coordinate by coordinate (Baruch et al., NeurIPS 2019, Algorithm 3).
+    """A little is enough: μ − zσ of the honest clients, by coordinate (Baruch et al., NeurIPS 2019, Algorithm 3).
 
-    Stronger than theirs: its authors' attackers do not see honest updates, and take μ and σ from what the hostile
-    clients themselves would have sent.
+    This attack is stronger than its authors'. Their attackers do not see honest updates, and take μ and σ from the
+    updates that the hostile clients themselves would have sent.
 
     Args:
         z: standard deviations; None: the paper's z_max, the largest with Φ(z) < (n − m − s)/(n − m), where m of n
@@ -83,7 +81,7 @@ class IPM(Collusion):
     """Inner-product manipulation: −ε times the honest mean (Xie et al., UAI 2019, Section 4).
 
     Args:
-        epsilon: ε; small enough to look honest to Krum, large to turn the mean around.
+        epsilon: ε. A small ε looks honest to Krum; a large one reverses the mean.
     """
 
     epsilon: Weight = 0.5

@@ -1,1 +1,1 @@
-"""One small file a method, each a client part, a server part, or both."""
+"""Federated methods, one small file each: a client part, a server part, or both."""

@@ -12,7 +12,7 @@ from math import floor
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.method import ClientPart, Download, Method, ServerPart, Setup
@@ -96,11 +96,6 @@ class GradientCentralization(Method):
                 " and lam are null, but Local and Global GC together need a borderline: set boundary to a module, set "
                 "lam in [0, 1], or use gc=local or gc=global.",
             )
-        of_local, of_server = {"lam": lam, "local_rounds": local_rounds}, {"server_boundary": server_boundary}
-        for has, kind, settings in ((local, "Local", of_local), (server, "Global", of_server)):
-            for key, value in settings.items() if not has else ():
-                if value is not None:
-                    raise SettingError(key, f"={value} has no effect: this gc has no {kind} GC.")
         least = 2 if tensors == "weights" else 1
         self.local = LocalGC(lam, boundary, local_rounds, mean, least)
         self.server = GlobalGC(server_boundary, mean, least)
@@ -115,7 +110,6 @@ class LocalGC(ClientPart):
         self.recordable, self._now = "run" if rounds is None else "stack", True
 
     def validate(self, setup: Setup) -> None:
-        _check_mean(setup.module.net, self.mean)
         order, trained = setup.forward_order, set(setup.names)
         names = [name for name in order.names if name in trained]
         if self.lam is not None:
@@ -153,11 +147,10 @@ class GlobalGC(ServerPart):
         self.boundary, self.mean, self.least = boundary, mean, least
 
     def validate(self, setup: Setup) -> None:
-        order, apart = setup.forward_order, no_steps(setup)  # entries that clients keep are only averaged
-        _check_mean(setup.module.net, self.mean)
+        order, excluded = setup.forward_order, no_steps(setup)  # entries that clients keep are only averaged
         if self.boundary is not None:
-            apart.update(order.before(_place(setup, "server_boundary", self.boundary)))
-        names = [name for name in order.names if name not in apart]
+            excluded.update(order.before(_place(setup, "server_boundary", self.boundary)))
+        names = [name for name in order.names if name not in excluded]
         self.groups, self.ndim = order.groups, _axes(setup, names, self.least)
         if not self.ndim:
             log.warning("there is no Global GC: it applies to no trained weight (gc.tensors, gc.server_boundary)")
@@ -168,30 +161,21 @@ class GlobalGC(ServerPart):
                 centralize_(param.grad, self.ndim[name], self.mean, self.groups.get(name, 0))
 
 
-def _check_mean(net: nn.Module, mean: Mean) -> None:
-    """Refuses another shape of the mean if the network trains no convolution."""
-    if mean != "out" and not any(p.dim() == 4 for p in net.parameters() if p.requires_grad):
-        kind = type(net).__name__
-        raise ValueError(f"gc.mean={mean} is for convolutions, and {kind} trains none: use gc.mean=out.")
-
-
 def _axes(setup: Setup, names: Iterable[str], least: int) -> dict[str, int]:
     """The parameters among ``names`` that are trained and centralized, with their number of axes."""
-    params, apart = dict(setup.module.net.named_parameters()), setup.forward_order.added if least > 1 else set()
-    trained = {name: params[name].dim() for name in names if params[name].requires_grad and name not in apart}
+    params, added = dict(setup.module.net.named_parameters()), setup.forward_order.added if least > 1 else set()
+    trained = {name: params[name].dim() for name in names if params[name].requires_grad and name not in added}
     return {name: ndim for name, ndim in trained.items() if ndim >= least}
 
 
 def _place(setup: Setup, key: str, module: str) -> int:
     """The position in the forward pass at which the first parameter of a module is used."""
     net, order = setup.module.net, setup.forward_order
-    names = {id(p): name for name, p in order.params.items()}
-    place = {name: order.place.get(names[id(p)]) for name, p in net.named_parameters(remove_duplicate=False)}
-    used = {name: when for name, when in place.items() if when is not None}
-    if places := [when for name, when in used.items() if name.startswith(f"{module}.")]:
+    names = {id(p): name for name, p in order.params.items()}  # a tied parameter has one name
+    used = {m: [order.place.get(names[id(p)]) for p in part.parameters()] for m, part in net.named_modules() if m}
+    if places := [place for place in used.get(module, ()) if place is not None]:
         return min(places)
-    modules = [m for m, _ in net.named_modules() if m and any(name.startswith(f"{m}.") for name in used)]
     raise ValueError(
         f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
-        f"There are: {', '.join(modules)}. Set gc.{key} to one of them{', or gc.lam' * (key == 'boundary')}."
+        f"There are: {', '.join(m for m, places in used.items() if places)}. Set gc.{key} to one of them."
     )

@@ -62,10 +62,7 @@ class CurvaturePenalty(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if is_recurrent(setup.module.net):
-            raise ValueError(
-                "methods.fedcurv takes gradients in evaluation mode, sample by sample, and recurrent layers have none "
-                "there (cuDNN, torch.func.vmap): use another model, or algorithm=fedprox."
-            )
+            raise ValueError("methods.fedcurv takes gradients by sample, and recurrent layers have none: use another.")
         self.data = setup.data
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:

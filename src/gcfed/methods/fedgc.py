@@ -15,21 +15,18 @@ constraint. An update that satisfies its constraints does not change, bit for bi
 
 As printed, CGC has no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², has a norm of at least C/‖g'‖, however small
 g' is; and the update of a single scalar never changes its sign. Networks with scalars, such as the paper's ResNet-9
-with Fixup, may diverge. Two switches delay this, but do not always prevent it (reproductions/results/fedgc.md):
-``layerwise``, and ``ridge``, which bounds the margin's part of u (1e-3: by C/(2√1e-3) = 0.016).
+with Fixup, may diverge. ``layerwise`` delays this, but does not always prevent it (reproductions/results/fedgc.md).
 
 Memory: SGC holds the whole cohort's updates, each on the process that trained the client. Processes exchange a million
 columns at a time.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import quadprog
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from gcfed.federated.messages import finite_clients
@@ -40,7 +37,6 @@ from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import Weight, checked
 from gcfed.utils.device import on_device
 
-log = logging.getLogger(__name__)
 RIDGE = 1e-10  # added to a unit diagonal: GGᵀ is singular where gradients depend on each other
 COLUMNS = 2**20  # of G at a time: in float64, and in one message to the other processes
 
@@ -57,7 +53,6 @@ class FedGC(Method):
 
     Args:
         margin: C.
-        ridge: added to ‖g'‖² in CGC; 0 is the paper's rule. GEM's code, which solves the same program, uses 1e-3.
         layerwise: the unit that CGC projects: a ``tensor``; a ``layer`` (weight and bias; a Fixup block with its
             scalars); or the ``model``, as in eq. 5 (the paper avoids it to save memory).
         cgc, sgc: whether clients and server project; without both this is FedAvg.
@@ -67,12 +62,11 @@ class FedGC(Method):
         self,
         margin: Weight = 1e-3,
         *,
-        ridge: Weight = 0.0,
         layerwise: Literal["tensor", "layer", "model"] = "tensor",
         cgc: bool = True,
         sgc: bool = True,
     ) -> None:
-        super().__init__(ClientConstraint(margin, ridge, layerwise, cgc), ServerConstraint(margin, cgc, sgc))
+        super().__init__(ClientConstraint(margin, layerwise, cgc), ServerConstraint(margin, cgc, sgc))
 
 
 class ClientConstraint(ClientPart):
@@ -84,8 +78,8 @@ class ClientConstraint(ClientPart):
     facts = {"corrects drift", "long updates"}
     needs = [local_sgd("it computes a pseudo-gradient from w_k − w", momentum=True)]
 
-    def __init__(self, margin: float, ridge: float, layerwise: str, cgc: bool) -> None:
-        self.margin, self.ridge, self.layerwise, self.cgc = margin, ridge, layerwise, cgc
+    def __init__(self, margin: float, layerwise: str, cgc: bool) -> None:
+        self.margin, self.layerwise, self.cgc = margin, layerwise, cgc
 
     def validate(self, setup: Setup) -> None:
         self.lr = setup.solver.lr
@@ -98,19 +92,16 @@ class ClientConstraint(ClientPart):
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         if not self.cgc:
             return
-        last_lr, moves = self.lr(download.round - 1), download.extra["fedgc"]
-        margin, ridge = self.margin * download.lr * last_lr, self.ridge * last_lr**2
-        v_LK = torch.stack([
-            constrain_([upload.delta[name] for name in layer], [moves[name] for name in layer], margin, ridge)
-            for layer in self.layers
-        ])  # fmt: skip
+        moves = download.extra["fedgc"]
+        margin = self.margin * download.lr * self.lr(download.round - 1)
+        layers = (([upload.delta[name] for name in layer], [moves[name] for name in layer]) for layer in self.layers)
+        v_LK = torch.stack([constrain_(deltas_K, own, margin) for deltas_K, own in layers])
         upload.notes["fedgc"] = {"projected": torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])}
 
 
 class ServerConstraint(ServerPart):
     def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
         self.margin, self.cgc, self.sgc = margin, cgc, sgc
-        self._warned = False
 
     def validate(self, setup: Setup) -> None:
         if self.sgc:
@@ -155,13 +146,6 @@ class ServerConstraint(ServerPart):
         weights = np.zeros(len(here))
         if solution is not None:
             weights[here] = solution
-        elif not self._warned:
-            self._warned = True
-            rank_zero_only(log.warning)(
-                "round %d: no update satisfies all constraints (SGC), so the server applies the mean. fedgc/sgc_failed "
-                "marks such rounds.",
-                round.index + 1,
-            )
         self._active, self._failed = int((weights > 0).sum()), int(solution is None)
         # Also for zeros, so that no process waits for another whose multipliers are zero by rounding.
         add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
@@ -182,22 +166,21 @@ def layer_of(net: nn.Module, name: str) -> str:
     return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
 
 
-def constrain_(deltas_K: Sequence[Tensor], moves: Sequence[Tensor], margin: float, ridge: float = 0.0) -> Tensor:
+def constrain_(deltas_K: Sequence[Tensor], moves: Sequence[Tensor], margin: float) -> Tensor:
     """CGC: replaces each client's Δ_k in place by the nearest with ⟨Δ_k, move⟩ ≥ margin, over all these tensors.
 
     Args:
         deltas_K: Δ_k, ``[K, *shape]`` each.
         moves: ``[*shape]`` each.
-        ridge: added to ‖move‖²: Δ_k then does not reach the margin; the smaller ``move`` is, the larger the gap.
 
     Returns:
-        v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``; 0 where Δ_k does not change, bit for bit; always
-        if ``move`` is zero.
+        v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``. v = 0 leaves Δ_k as it is, bit for bit; so does a
+        ``move`` of zeros.
     """
     pairs = list(zip(deltas_K, moves, strict=True))
     inner_K = torch.stack([(t * move).reshape(len(t), -1).sum(1, dtype=torch.float64) for t, move in pairs]).sum(0)
     square = torch.stack([move.square().sum(dtype=torch.float64) for move in moves]).sum()
-    v_K = torch.where(square > 0, (margin - inner_K).clamp(min=0) / (square + ridge), 0.0)
+    v_K = torch.where(square > 0, (margin - inner_K).clamp(min=0) / square, 0.0)
     for t, move in pairs:
         t.addcmul_(per_client(v_K.to(t.dtype), t), move)
     return v_K
@@ -231,10 +214,10 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
 
 
 def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tensor:
-    """``[|S|, |S| + 2]`` in float64, equal on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 where k was finite.
+    """``[|S|, |S| + 2]`` in float64, equal on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 if client k is finite.
 
     Args:
-        uploads: those of this process, zeros where not finite. Processes exchange some columns at a time.
+        uploads: the uploads of this process, with zeros for clients that are not finite.
         update: Δ, name → ``[*shape]``.
     """
     size, like = len(round.asked), next(iter(update.values()))
@@ -260,11 +243,10 @@ def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, ro
     sums = Sums(update)
     for upload in uploads:
         weights_K = weights[round.places(upload.clients)].to(upload.finite.device)
-        terms_K = {
-            n: upload.delta[n] * per_client(weights_K.to(upload.delta[n].dtype), upload.delta[n]) for n in update
-        }
+        deltas = {name: upload.delta[name] for name in update}
+        terms_K = {name: t * per_client(weights_K.to(t.dtype), t) for name, t in deltas.items()}
         sums.add(terms_K, finite_clients(terms_K, frozenset()).double())
     total, terms = sums.total(round.reduce)
-    whole = terms == len(round.cohort)  # else a term is too large for a sum, and the step is refused as an overflow
+    whole = terms == len(round.cohort)  # else a term is too large for the sum, and the step is refused
     for name, mean in update.items():
         mean.add_(torch.where(whole, total[name], torch.nan).to(mean.dtype))

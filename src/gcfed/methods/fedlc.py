@@ -46,5 +46,5 @@ class FedLC(ClientPart):
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
         if not self.tau:  # avoids 0 · ∞ for a class that the client lacks
             return logits_KBC
-        margins = stack.prepared[self]["margins"][: stack.active]  # [n, C] beside [n, B, C] or [n, B, T, C]
+        margins = stack.prepared[self]["margins"][: stack.active]  # [n, C]; the logits are [n, B, C] or [n, B, T, C]
         return logits_KBC - margins.view(len(margins), *[1] * (logits_KBC.dim() - 2), -1)

@@ -39,15 +39,11 @@ class FedMLB(ClientPart):
         others = [part.title for part in setup.parts if isinstance(part, ClientPart) and "features" in part.reads]
         if others and (batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())):
             raise ValueError(
-                f"{self.title} and {others[0]} call model={type(net).__name__} twice a step, for its stages and its "
-                "features: batch statistics would change twice, and dropout would draw two masks. Use one of the two, "
-                "or model.norm=group and no dropout."
+                f"{self.title} and {others[0]} call model={type(net).__name__} twice a step. Batch statistics would "
+                "change twice, and dropout would draw two masks: use model.norm=group and no dropout."
             )
         if len(net.stages()) < 2:  # type: ignore[operator]
-            raise ValueError(
-                f"methods.fedmlb combines stages of two networks, but model={type(net).__name__} has a single stage: "
-                "add a hidden layer (model.hidden)."
-            )
+            raise ValueError(f"methods.fedmlb needs two stages. model={type(net).__name__} has one: add model.hidden.")
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         client = (out.logits_KBC / self.tau).log_softmax(-1)

@@ -36,12 +36,14 @@ from gcfed.utils.rng import torch_seed
 class FedReg(ClientPart):
     """After each local step, moves a client back so that its losses on pseudo and perturbed data do not grow.
 
-    Args: the authors' values are named; the defaults are those of their CIFAR-10 (ResNet-9, η 0.1, batch 5, 30 epochs).
-        gamma: γ, the point of the step's gradient; 0.5, CIFAR-100 0.25, MNIST and EMNIST 0.4. 1: at w.
-        beta: β, the point of the regularizing gradients; 0.5.
-        eta_s: η_s, in units of the network's input; 0.1, MNIST 0.2, EMNIST 0.05.
-        eta_p: η_p; η_s/100.
-        iterations: sign steps per sample; 10.
+    The defaults are the authors' values for CIFAR-10 (ResNet-9, η = 0.1, batches of 5, 30 epochs).
+
+    Args:
+        gamma: γ, the point of the step's gradient; 1 is w. CIFAR-100: 0.25, MNIST and EMNIST: 0.4.
+        beta: β, the point of the regularizing gradients.
+        eta_s: η_s, in units of the network's input. MNIST: 0.2, EMNIST: 0.05.
+        eta_p: η_p. The authors take η_s/100.
+        iterations: sign steps per sample.
         pseudo, perturbed: whether to keep the loss on these data. With both false and γ = 1 this is FedAvg.
     """
 

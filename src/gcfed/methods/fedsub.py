@@ -13,10 +13,6 @@ of λ_k in one step of ten would be ten times too much.
 
 In the paper all clients take part in every round. Here an absent client keeps its λ_k and, when it returns, projects it
 once from its old P to the present P. Projections through each P in between would leave almost nothing.
-``update_absent`` applies the authors' rule to it, with b_k = 0. The common part is one vector a on the server, a ← a −
-b̄, projected at every new P and sent with z₀; λ_k = a + the sum of client k's b_k. With new projectors every 5 rounds
-it diverges at r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper: the b̄ in every dual act like a
-momentum that only the projections reduce.
 """
 
 from collections.abc import Mapping
@@ -24,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Received, Round, Setup, Upload
+from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Received, Setup, Upload
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
@@ -36,12 +32,11 @@ from gcfed.utils.device import on_device
 class FedSub(Method):
     """Adds each client's dual variable to its projected gradients, and updates it with the client's drift.
 
-    Args: as :class:`~gcfed.methods.subspace.Subspaces`, and
-        update_absent: clients outside the cohort follow the authors' rule with b_k = 0; false: they keep λ_k.
+    Args: as :class:`~gcfed.methods.subspace.Subspaces`.
     """
 
-    def __init__(self, *, ratio: PositiveShare = 0.2, refresh: Count = 5, update_absent: bool = False) -> None:
-        spaces = Subspaces(ratio, refresh, update_absent)
+    def __init__(self, *, ratio: PositiveShare = 0.2, refresh: Count = 5) -> None:
+        spaces = Subspaces(ratio, refresh)
         super().__init__(Duals(spaces), MeanDual(spaces))
 
 
@@ -59,23 +54,15 @@ class Duals(SubspaceClient):
         self._turn(own["fedsub"], own.version, download)
         first = own["fedsub"][self.trained_names[0]]
         scale = on_device(1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype)
-        absent = download.extra.get("fedsub", {})
-        duals = {name: dual + absent[name] if absent else dual for name, dual in own["fedsub"].items()}
-        return {name: dual * per_client(scale, dual) for name, dual in duals.items()}
+        return {name: dual * per_client(scale, dual) for name, dual in own["fedsub"].items()}
 
     def _turn(self, duals: Params, version: np.ndarray, download: Download) -> None:
         """λ_k ← P_newᵀ P_old λ_k; draws an old P again, for one tensor at a time."""
         epochs = np.array([-1 if index < 0 else self.spaces.epoch(index) for index in version.tolist()])
-        now, projector = self.spaces.epoch(download.round), self.spaces.projector
-        for epoch in set(epochs.tolist()) - {-1, now}:
+        for epoch in set(epochs.tolist()) - {-1, self.spaces.epoch(download.round)}:
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
-            between = range(epoch + 1, now) if self.spaces.turns_absent else ()
             for name, dual in duals.items():
-                like = download.model[name]
-                old = projector(download.seed, epoch, name, like)
-                for middle in between:
-                    new = projector(download.seed, middle, name, like)
-                    dual[rows], old = new.project(old.lift(dual[rows])), new
+                old = self.spaces.projector(download.seed, epoch, name, download.model[name])
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
@@ -89,22 +76,6 @@ class Duals(SubspaceClient):
 
 
 class MeanDual(SubspaceServer):
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        super().on_broadcast(download, round)
-        if self.spaces.turns_absent:
-            self._absent = self.server_state("absent", self.coordinates)
-            before, now = (self.spaces.epoch(t) for t in (round.index - 1, round.index))
-            if before not in (-1, now):
-                for name, dual in self._absent.items():
-                    old = self.spaces.projector(round.seed, before, name, download.model[name])
-                    dual.copy_(self.space[name].project(old.lift(dual)))
-            download.extra["fedsub"] = self._absent
-
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        mean = {name: update[name] for name in self.trained_names}
-        if self.spaces.turns_absent:
-            for name, dual in self._absent.items():
-                dual.sub_(mean[name])
-        else:
-            round.reply["fedsub"] = mean
+        round.reply["fedsub"] = {name: update[name] for name in self.trained_names}
         super().on_aggregate_end(update, round)

@@ -37,19 +37,15 @@ class LookAhead(ServerPart):
     def validate(self, setup: Setup) -> None:
         server = probe_optimizer(setup.module.server)
         if not isinstance(server, SGD):
-            raise ValueError(
-                f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads SGD's momentum."
-            )
-        needed = {
-            "lr": 1, "momentum": self.momentum if self.update == "momentum" else 0, "dampening": 0, "nesterov": False,
-            "weight_decay": 0, "maximize": False,
-        }  # fmt: skip
+            raise ValueError(f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads SGD's.")
+        needed = dict.fromkeys(("dampening", "nesterov", "weight_decay", "maximize"), 0.0)
+        needed |= {"lr": 1, "momentum": self.momentum if self.update == "momentum" else 0}
         for key, value in needed.items():
             if (present := server.defaults[key]) != value:
-                setting, step = ("momentum", "λm + Δ") if self.update == "momentum" else ("update", "Δ")
+                step = "λm + Δ" if self.update == "momentum" else "Δ"
                 raise ValueError(
-                    f"methods.lookahead.{setting}={getattr(self, setting)} needs server.{key}={value}, not {present}: "
-                    f"the server's step must be θ ← θ + {step}."
+                    f"methods.lookahead with momentum={self.momentum} and update={self.update} needs server.{key}="
+                    f"{value}, not {present}: the server's step must be θ ← θ + {step}."
                 )
         self._params = {n: p for n, p in setup.module.net.named_parameters() if p.requires_grad}
 

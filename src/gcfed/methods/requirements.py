@@ -34,8 +34,8 @@ def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concaten
 @_need
 def plain_server(setup: Setup, *, any_lr: bool = False) -> str:
     """Clients start at w, and the server's step is w ← w + Δ; with ``any_lr``, w ← w + lr Δ."""
-    if elsewhere := [part.title for part in setup.parts if "moves the start" in part.facts]:
-        return f"does not combine with {elsewhere[0]}, whose clients do not start at the server's model"
+    if others := [part.title for part in setup.parts if "moves the start" in part.facts]:
+        return f"does not combine with {others[0]}, whose clients do not start at the server's model"
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
@@ -80,7 +80,7 @@ def functional_network(setup: Setup) -> str:
     return f"does not combine with model={type(setup.module.net).__name__}, which has {reason}" if reason else ""
 
 
-teacher = functional_network("it runs another model beside the client's own")
+teacher = functional_network("it runs a second model")
 
 
 @_need
@@ -118,10 +118,7 @@ def check_learned(out: Output, title: str) -> Tensor:
     """Returns the features. Raises ValueError if no trained weight comes before the head: a term would do nothing."""
     assert out.features_KBF is not None
     if not out.features_KBF.requires_grad:
-        raise ValueError(
-            f"{title} changes the features, but no trained weight comes before this model's head: it would be FedAvg. "
-            "Give the model a hidden layer, as model.hidden does, or train weights before its head."
-        )
+        raise ValueError(f"{title} changes features, but no trained weight comes before the head: add model.hidden.")
     return out.features_KBF
 
 

@@ -34,9 +34,7 @@ class Sam(ClientPart):
     def validate(self, setup: Setup) -> None:
         movers = [part.title for part in setup.parts if isinstance(part, ClientPart) and part.moves_weights]
         if len(movers) > 1:
-            raise ValueError(
-                f"methods: {' and '.join(movers)} both move the weights of a local step. Keep one of them."
-            )
+            raise ValueError(f"methods: {' and '.join(movers)} both move the weights of a local step: keep one.")
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         moves = self.perturbation(stack, batch, objective)

@@ -72,11 +72,10 @@ class Subspaces:
     Args:
         ratio: r/d, of each tensor; r is rounded, and at least 1.
         refresh: T_p, rounds from one draw of the projectors to the next.
-        turns_absent: whether client states are projected at every draw, also for absent clients (FedSub).
     """
 
-    def __init__(self, ratio: float, refresh: int, turns_absent: bool = False) -> None:
-        self.ratio, self.refresh, self.turns_absent = ratio, refresh, turns_absent
+    def __init__(self, ratio: float, refresh: int) -> None:
+        self.ratio, self.refresh = ratio, refresh
         self._drawn: tuple[int, int] | None = None
         self._space: dict[str, Projector] = {}
 
@@ -114,8 +113,8 @@ class SubspaceClient(ClientPart):
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
             raise ValueError(
-                f"client.clip_norm={setup.solver.clip_norm} would move {self.title} out of its subspace: weight decay "
-                "is added after it. Set client.optimizer.weight_decay=0, or client.clip_norm=null."
+                f"client.clip_norm={setup.solver.clip_norm} would move {self.title} out of its subspace: weight "
+                "decay is added after clipping. Set client.optimizer.weight_decay=0."
             )
 
     def on_download(self, download: Download) -> None:

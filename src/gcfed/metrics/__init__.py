@@ -1,1 +1,1 @@
-"""Measurements beside accuracy and loss, and what an upload gives away."""
+"""Measurements in addition to accuracy and loss, and what an upload reveals."""

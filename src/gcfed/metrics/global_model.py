@@ -1,6 +1,5 @@
 """Measurements of the global model beyond accuracy and loss: per class, and against a known optimum."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,13 @@ from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.received import Received, Round
 from gcfed.methods.requirements import class_logits
 from gcfed.metrics.base import RoundTable, ServerMetric, device_of
-from gcfed.utils.checked import Count, checked
+from gcfed.utils.checked import checked
 from gcfed.utils.files import replacing
 
 
 @checked
 @dataclass(eq=False)
-class Classes(RoundTable, ServerMetric):
+class Classes(RoundTable):
     """Accuracy on each class of the test split, and the confusion matrix: ``classes/*`` and three files.
 
     =====================  =======================================================================
@@ -32,12 +31,10 @@ class Classes(RoundTable, ServerMetric):
     =====================  =======================================================================
 
     ``classes.csv`` has a line for each class of each measured round. At the end ``confusion.csv`` counts the samples of
-    a class (row) by the predicted class (column), and ``confusion.png`` shows their shares. Both use the outputs of the
-    round's test, so a round without a test is not measured.
+    a class (row) by the predicted class (column), and ``confusion.png`` shows their shares. The metric reads the
+    outputs of the round's test, so a round without a test is not measured.
     """
 
-    folder: str
-    every: Count = 1
     figures: bool = True
 
     name = "classes"
@@ -71,9 +68,8 @@ class Classes(RoundTable, ServerMetric):
         self.append(round, lines)
         if round.index + 1 >= self.rounds:
             self._draw()  # before the checkpoint of the last round, so that a kill does not lose it
-        return {
-            f"classes/{name}_acc": float(of(acc)) for name, of in (("worst", min), ("mean", np.mean), ("best", max))
-        }
+        figures = {"worst": acc.min(), "mean": acc.mean(), "best": acc.max()}
+        return {f"classes/{name}_acc": float(value) for name, value in figures.items()}
 
     def on_train_end(self, *_: Any) -> None:
         self._draw()  # if the run ended early
@@ -112,32 +108,23 @@ class RelativeError(ServerMetric):
         self.data.setup()
         optimum, sizes = self.data.dataset.optimum, self.data.partition.sizes
         weighting = getattr(setup.aggregator, "weighting", "uniform")
-        parts = {key: getattr(self.data, key) for key in ("limit_train", "validation", "client_test", "standardize")}
-        moving = [f"data.{key}={part}" for key, part in parts.items() if part]
-        self.network = dict(self.module.net.named_parameters())
+        keys = ("limit_train", "validation", "client_test", "standardize")
+        changed = [key for key in keys if getattr(self.data, key)]
+        self.network, wrong = dict(self.module.net.named_parameters()), ""
         if optimum is None:
             wrong = f"needs a known optimum, and data={self.data.dataset.name} has none: take data=matrix_regression"
-        elif moving:
-            wrong = f"knows one optimum, and {moving[0]} moves it: take fewer data.dataset.samples instead"
-        elif sizes.sum() < len(self.data.labels):
-            wrong = "knows the optimum of all samples, and some are with no client: let all groups be clients"
-        elif weighting == "uniform" and sizes.min() < sizes.max():
-            alike = f"clients with {sizes.min()} to {sizes.max()} of them count alike: take partition=natural"
-            wrong = f"knows the optimum of all samples, and {alike} (or, for FedAvg, aggregator=weighted_mean)"
+        elif changed:
+            wrong = f"knows the optimum of all samples: remove data.{changed[0]}"
+        elif sizes.sum() < len(self.data.labels) or (weighting == "uniform" and sizes.min() < sizes.max()):
+            wrong = "knows the optimum of all samples with equal weights: take partition=natural with all groups"
         elif {n: (*p.shape,) for n, p in self.network.items()} != {n: v.shape for n, v in optimum.items()}:
             wrong = f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
-        else:
-            wrong = ""
         if wrong:
             raise ValueError(f"metrics=relative_error {wrong}.")
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 
     def columns(self, round: Received) -> dict[str, float]:
-        self._optimum = {name: t.to(self.network[name].device) for name, t in self._optimum.items()}
-        return {"test/relative_error": relative_error(self.network, self._optimum)}
-
-
-def relative_error(params: Mapping[str, Tensor], optimum: Mapping[str, Tensor]) -> float:
-    """‖W − W*‖ / ‖W*‖, name → ``[*shape]`` both."""
-    gaps = [(params[name] - t).flatten() for name, t in optimum.items()]
-    return (torch.cat(gaps).norm() / torch.cat([t.flatten() for t in optimum.values()]).norm()).item()
+        optimum = {name: t.to(self.network[name].device) for name, t in self._optimum.items()}
+        gaps = [(self.network[name] - t).flatten() for name, t in optimum.items()]
+        error = torch.cat(gaps).norm() / torch.cat([t.flatten() for t in optimum.values()]).norm()
+        return {"test/relative_error": error.item()}

@@ -47,8 +47,8 @@ class Leakage(ServerMetric):
     ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²; near 0: the search succeeded (the image may still be another)
     =====================  ======================================================================================
 
-    ``leakage_round_<t>.png`` shows the originals above the recovered images. A search that failed (``mismatch`` not
-    near 0) proves no privacy: the gradients of ReLU and max-pooling jump, and the search ends in a local minimum. The
+    ``leakage_round_<t>.png`` shows the originals above the recovered images. A failed search (``mismatch`` not near 0)
+    does not prove privacy: the gradients of ReLU and max-pooling jump, so the search may end in a local minimum. The
     attack uses evaluation mode; with dropout or batch statistics, clients train with other gradients.
 
     Raises:
@@ -70,9 +70,7 @@ class Leakage(ServerMetric):
         super().validate(setup)
         functional_network("it computes gradients with torch.func")(setup, "metrics=leakage")
         if not hasattr(setup.data.transform, "std") or setup.data.input_shape[0] not in (1, 3):
-            raise ValueError(
-                "metrics=leakage recovers images of one or three channels, and these are none: leave it out of metrics."
-            )
+            raise ValueError("metrics=leakage recovers images of one or three channels, and the data are not images.")
         self.solver = solver = copy.copy(setup.solver)
         solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
 

@@ -169,10 +169,7 @@ class CKA(OwnNumbers):
         super().validate(setup)
         net: Any = setup.module.net
         if not has_part(net, "stages"):
-            raise ValueError(
-                f"metrics=cka needs a network with stages(), and {type(net).__name__} has none: choose another model, "
-                "or leave cka out of metrics."
-            )
+            raise ValueError(f"metrics=cka needs a network with stages(), and {type(net).__name__} has none.")
         self.numbers = tuple(f"cka/{stage}" for stage in net.stages())
 
     def compare(self, stack: ClientStack, download: Download) -> None:

@@ -61,16 +61,13 @@ class Surface(ClientMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if setup.cohort < THREE:
-            raise ValueError(
-                f"metrics=surface needs three clients' models for a plane, and "
-                f"participation.per_round={setup.cohort}: set 3 or more, or remove surface from metrics."
-            )
+            raise ValueError(f"metrics=surface needs three clients, not participation.per_round={setup.cohort}.")
 
     def zeros(self, round: Round) -> Params:
         return {name: t.new_zeros(THREE, *t.shape) for name, t in round.start.items()}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """The models of the three clients, as far as they are in this stack, name → ``[3, *shape]``; else zeros."""
+        """Name → ``[3, *shape]``: the models of the three clients; zeros for a client that is not in this stack."""
         rows, places = np.nonzero(stack.clients[:, None] == np.sort(download.cohort)[:THREE])
         note = {name: t.new_zeros(THREE, *t.shape[1:]) for name, t in stack.full.items()}
         for name, t in note.items():
@@ -95,7 +92,7 @@ class Surface(ClientMetric):
         return {}
 
     def _measure(self, round: Received) -> dict[str, np.ndarray]:
-        """The file's contents; {} if there is no plane. Every process computes a part and gets all of them."""
+        """The file's contents; {} if there is no plane. Every process computes some of the points."""
         models_3, clients = round.sums[self], np.sort(round.asked)[:THREE]
         if np.isin(clients, round.cohort).sum() < THREE or not finite_clients(models_3).all():
             return {}
@@ -136,27 +133,26 @@ class Surface(ClientMetric):
         return sum(parts) / sum(labels)  # type: ignore[return-value]
 
     def _samples(self, seed: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """The samples of every measurement, in parts."""
-        of_test = self.split == "test"
-        known = np.arange(self.data.num_test) if of_test else np.sort(self.data.partition.indices)
+        """The samples of every measurement, in batches."""
+        known = np.arange(self.data.num_test) if self.split == "test" else np.sort(self.data.partition.indices)
         chosen = drawn(known, self.samples, generator(seed, "surface"))
         parts = np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE))
-        if of_test:
+        if self.split == "test":
             return [fetch_tests(self.data, part) for part in parts]
         return [self.data.fetch(torch.as_tensor(part, device=device), None) for part in parts]
 
 
 class Plane:
-    """The plane through three models: origin in the first, orthonormal axes, lengths over parameters.
+    """The plane through three models. Its origin is the first model; its axes are orthonormal over all parameters.
 
     Args:
-        models: three of them, name → ``[*shape]``, on the CPU.
-        names: of the parameters. All other tensors follow the same combinations.
+        models: three models, name → ``[*shape]``, on the CPU.
+        names: the parameters. The other tensors follow the same linear combinations.
 
     Attributes:
         axes: ``[2, P]``, float64.
-        corners: where the models lie, ``[3, 3]``: x, y, and 0 for the distance from the plane.
-        is_flat: whether they lie on a line, or in one point.
+        corners: the positions of the models, ``[3, 3]``: x, y, and the distance 0 from the plane.
+        is_flat: whether the models lie on a line or in one point.
     """
 
     def __init__(self, models: list[Params], names: list[str]) -> None:
@@ -164,9 +160,9 @@ class Plane:
         self.origin, *others = map(self._flat, models)
         q, r = torch.linalg.qr(torch.stack(others, 1) - self.origin[:, None])
         signs = r.diagonal().sign()
-        self.axes = (q * signs).T
-        (width, lean), (_, height) = self.coordinates = (r * signs[:, None]).numpy()
-        self.corners = np.array([(0.0, 0.0, 0.0), (width, 0.0, 0.0), (lean, height, 0.0)])
+        self.axes, self.coordinates = (q * signs).T, (r * signs[:, None]).numpy()
+        self.corners = np.pad(self.coordinates.T, ((1, 0), (0, 1)))
+        (width, lean), (_, height) = self.coordinates
         noise = 10 * torch.finfo(models[0][names[0]].dtype).eps
         self.is_flat = not min(width, height) > noise * max(width, np.hypot(lean, height))
 
@@ -178,10 +174,10 @@ class Plane:
         return {n: t.clamp(min=0.0) if n.endswith("running_var") else t for n, t in model.items()}
 
     def project(self, state: Params) -> tuple[float, float, float]:
-        """Where a model projects to, and its distance from there; NaN for one that is not finite."""
-        apart = self._flat(state) - self.origin
-        x, y = (self.axes @ apart).tolist()
-        distance = (apart - x * self.axes[0] - y * self.axes[1]).norm().item()
+        """The position of a model's projection, and its distance from the plane; NaN if the model is not finite."""
+        difference = self._flat(state) - self.origin
+        x, y = (self.axes @ difference).tolist()
+        distance = (difference - x * self.axes[0] - y * self.axes[1]).norm().item()
         return (x, y, distance) if np.isfinite(distance) else (np.nan, np.nan, np.nan)
 
     def _flat(self, model: Params) -> Tensor:
@@ -189,9 +185,9 @@ class Plane:
 
 
 def square(points: np.ndarray, grid: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
-    """The nodes ``[grid]`` on x and y of the square around points ``[P, 2]``, those that are NaN left out.
+    """The x and y coordinates, ``[grid]`` each, of a square grid around the finite ones of the points ``[P, 2]``.
 
-    Its side is the larger extent of the points, and ``margin`` times that on both ends.
+    The side of the square is the larger extent of the points, plus ``margin`` times this extent at both ends.
     """
     low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
     half = (0.5 + margin) * (high - low).max()

@@ -268,7 +268,7 @@ class Gap(ServerMetric):
         partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)
         if not round.num_finite:
             return {}
-        apart = {name: t - full[name] for name, t in partial.items()}
-        gap, true, part = torch.stack([dot(apart, apart), dot(full, full), dot(partial, partial)]).sqrt()
+        error = {name: t - full[name] for name, t in partial.items()}
+        gap, true, part = torch.stack([dot(error, error), dot(full, full), dot(partial, partial)]).sqrt()
         cosine = dot(partial, full) / (true * part)
         return floats({"gap/l2": gap, "gap/relative": gap / true, "gap/cosine": cosine})

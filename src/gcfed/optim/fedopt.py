@@ -1,7 +1,7 @@
-"""FedAdagrad, FedAdam and FedYogi, of "Adaptive Federated Optimization" (Reddi et al., ICLR 2021), Algorithm 2.
+"""FedAdagrad, FedAdam and FedYogi, "Adaptive Federated Optimization" (Reddi et al., ICLR 2021), Algorithm 2.
 
-Unlike torch.optim's relatives they correct no bias, and v starts at τ². As every server optimizer here they see
-``p.grad = −Δ``.
+Unlike torch.optim's versions, they do not correct the bias, and v starts at τ². The gradient is ``p.grad = −Δ``, as for
+every server optimizer here.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class _FedOpt(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Takes one step; parameters without a gradient are left alone. Returns the closure's loss, if one is given."""
+        """Makes one step for the parameters that have a gradient. Returns the closure's loss, if there is a closure."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
