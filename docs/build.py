@@ -85,8 +85,9 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def about(path: Path) -> str:
-    """The comment at the head of a YAML; commands become code blocks."""
+    """The comment at the head of a YAML; commands become code blocks, and its paper a link."""
     head = re.match(r"(?:#.*\n)*", path.read_text())[0].replace("# @package _global_\n", "")  # type: ignore[index]
+    head = re.sub(r"^# Paper: (.*)", r"#\n# [The paper](\1)", head, flags=re.MULTILINE)
     lines = [line.removeprefix("#") for line in head.splitlines()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(f"\n {x}\n" if x.startswith("   ") else x.strip() for x in lines))
 
@@ -161,6 +162,7 @@ def in_words(hint: Any) -> str:
         if "anyOf" in one:
             return " or ".join(map(words, one["anyOf"]))
         limits = [f"{key} {value:g}" for key, value in one.items() if key.endswith("imum") and abs(value) < 1e9]
+        limits = [limit.replace("minimum 1e-18", "above 0").replace("exclusiveM", "above m") for limit in limits]
         kind = " or ".join(map(str, one.get("enum", [one.get("const", one.get("type", "any value"))])))
         items = [f"each {words(one['items'])}"] if "items" in one else []
         return ", ".join([kind, *items, *limits])
@@ -170,18 +172,34 @@ def in_words(hint: Any) -> str:
 
 def settings(path: Path) -> list[list[str]]:
     """One row per key: allowed values from the constructor, meaning from its docstring, else from the comment."""
-    rows = []
-    for key in keys(path):
-        if key.default and not re.search(r"_(target|partial)_$", key.name):
-            given = given_to(key.name, path)
-            allowed = [in_words(annotations(one)[name]) for one, name in given if name in annotations(one)]
-            said = [arguments(one).get(name, "") for one, name in given if key.name.endswith(f".{name}")]
-            comments = [other.comment for other in nearest(path) if other.name == key.name]
-            what = re.sub(r"\bNone\b", "null", next(filter(None, [*said, *comments]), ""))
-            other = nodes(path).get(key.name.rpartition(".")[0], "gcfed.")
-            allowed += [f"see `{other}`"] * (not other.startswith("gcfed."))
-            rows.append([f"`{key.name}`", f"`{key.default}`", next(iter(allowed), ""), what])
-    return rows
+    chosen = [key for key in keys(path) if key.default and not re.search(r"_(target|partial)_$", key.name)]
+    return [[f"`{key.name}`", f"`{key.default}`", *explained(key.name, path)] for key in chosen]
+
+
+def explained(key: str, path: Path) -> tuple[str, str]:
+    """The allowed values of a key and its meaning, as this YAML uses it."""
+    given = given_to(key, path)
+    allowed = [in_words(annotations(one)[name]) for one, name in given if name in annotations(one)]
+    said = [arguments(one).get(name, "") for one, name in given if key.endswith(f".{name}")]
+    comments = [other.comment for other in nearest(path) if other.name == key]
+    other = nodes(path).get(key.rpartition(".")[0], "gcfed.")
+    allowed += [f"see `{other}`"] * (not other.startswith("gcfed."))
+    return next(iter(allowed), ""), re.sub(r"\bNone\b", "null", next(filter(None, [*said, *comments]), ""))
+
+
+def set_by_others(group: str) -> list[list[str]]:
+    """Rows as in :func:`settings` for the keys of a group that models and data sets set; the default names them."""
+    base, sources = CONFIGS / group / "base.yaml", [*CONFIGS.glob("model/*.yaml"), *CONFIGS.glob("data/*.yaml")]
+    known = {key.name for path in [base] if path.exists() for key in keys(path)}
+    found: dict[str, list[str]] = {}
+    for path in sorted(path for path in sources if path.parent.name != group):
+        for key in keys(path):
+            if key.name.startswith(f"{group}.") and key.name not in known:
+                found.setdefault(key.name, []).append(f"`{path.parent.name}={path.stem}`")
+    return [
+        [f"`{name}`", "set by " + ", ".join(options), *explained(name, next(CONFIGS.glob(f"{group}/[!b]*.yaml")))]
+        for name, options in found.items()
+    ]
 
 
 def config_pages() -> None:
@@ -195,6 +213,8 @@ def config_pages() -> None:
         for path in options:
             heading = f"## {path.stem}" if path.stem != "base" else "## All options"
             parts += [heading, about(path), table(HEAD, settings(path))]
+        if others := set_by_others(name):
+            parts += ["## Set by models and data sets", table(HEAD, others)]
         write(f"reference/config/{page}.md", *parts)
         index.append([f"[{name}]({page}.md)", ", ".join(f"`{path.stem}`" for path in options if path.stem != "base")])
     intro = "`group=option` chooses an option, `key=value` sets a key. Made from `configs/` and the constructors."
@@ -202,36 +222,54 @@ def config_pages() -> None:
 
 
 def method_cards() -> None:
-    """One page per algorithm and kind of GC, from its YAML, its docstrings and the table of methods.md."""
+    """One page per algorithm and kind of GC, from its YAML, its docstrings, methods.md and the pages of results."""
     card = Template((ROOT / "docs/card.jinja").read_text(), trim_blocks=True)
     index = []
     algorithms = [path for path in CONFIGS.glob("algorithm/*.yaml") if path.stem != "gcfed"]  # the card of gc=gcfed
     for path in sorted([*algorithms, *CONFIGS.glob("gc/[!bn]*.yaml")]):
         text, name, group = path.read_text(), path.stem, path.parent.name
         label = re.search(rf"labels:\n  {group}: (.*)", text)[1]  # type: ignore[index]
-        what, _, when = (" ".join(part.split()) for part in about(path).partition("When: "))
+        head, _, link = about(path).partition("[The paper]")
+        commands = [f"{group}={name}", *["algorithm=gcfed"] * (name == "gcfed")]
+        what, _, when = (" ".join(part.split()) for part in head.partition("When: "))
         chosen = [CONFIGS / f"{'/'.join(pair)}.yaml" for pair in re.findall(r"override /(\w+): (\w+)", text)]
         files = [path, *chosen, *[CONFIGS / "gc/base.yaml"] * (group == "gc")]
         adds, *costs = row_of(f"gc={name}" if group == "gc" else name)
-        rows = table(HEAD, [row for file in files for row in settings(file)])
+        rows = [row for file in files for row in settings(file)]
+        known = {row[0] for row in rows}
+        rows += [row for row in set_by_others("gc") if group == "gc" and row[0] not in known]
         targets = [key.default for file in files for key in keys(file) if key.name.endswith("_target_")]
         built = [paper(target) for target in targets if re.match(r"gcfed\.(methods|optim)", target)]
-        write(f"reference/methods/{name}.md", card.render(locals()))
+        refusals = [row for row in rows_of("docs/methods.md", 2) if f"`{name}`" in row[0] and row[0] != f"`{name}`"]
+        measured = "\n".join(f"- [{title}](../../{page})" for page, title in measurements(label))
+        fills = {"rows": table(HEAD, rows), "refused": table(["refused", "because"], refusals), "measured": measured}
+        write(f"reference/methods/{name}.md", card.render(locals() | fills))
         index.append([f"[{label}]({name}.md)", what, when])
     write("reference/methods/README.md", "# One card per method", table(["method", "what it does", "when"], index))
 
 
+def rows_of(page: str, cells: int) -> list[list[str]]:
+    """The rows of so many cells of a page's tables."""
+    rows = re.findall(r"^\| (.*) \|$", (ROOT / page).read_text(), re.MULTILINE)
+    return [row.split(" | ") for row in rows if row.count(" | ") == cells - 1]
+
+
+def measurements(label: str) -> list[tuple[str, str]]:
+    """The pages of results that have a row on a method, and their titles."""
+    pages = sorted((ROOT / "reproductions/results").glob("[!R]*.md"))
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text() for page in pages}
+    row = re.compile(rf"^\| [*`]*{re.escape(label)}\b", re.MULTILINE)
+    return [(page, text.partition("\n")[0].removeprefix("# ")) for page, text in texts.items() if row.search(text)]
+
+
 def paper(target: str) -> dict[str, str]:
-    """The docstrings of a class and of its module."""
-    built = get_object(target)
-    summary = re.split(r"\n\n(?:Args|Raises)", inspect.getdoc(built) or "")[0]
-    return {"name": target, "summary": plain(summary), "paper": plain(inspect.getdoc(inspect.getmodule(built)))}
+    """The name of a class and the docstring of its module."""
+    return {"name": target, "paper": plain(inspect.getdoc(inspect.getmodule(get_object(target))))}
 
 
 def row_of(name: str) -> list[str]:
     """A method's row in methods.md: what it adds, its states and its bytes. A test compares the bytes with a run's."""
-    page = (ROOT / "docs/methods.md").read_text()
-    for first, *cells in re.findall(r"^\| (`\w.*?)" + r" \| (.*?)" * 5 + r" \|$", page, re.MULTILINE):
+    for first, *cells in rows_of("docs/methods.md", 6):
         group = "gc=" if "gc=" in first else ""
         if name in [group + one for one in re.findall(r"`(?:gc=)?(\w+)`", first)]:
             return cells
@@ -272,7 +310,13 @@ def copy_pages() -> None:
 
 
 def lead_to_pages(page: Path) -> None:
-    """Redirects a page's links to folders, YAMLs, modules and notebooks to the pages made from them."""
+    """Redirects a page's links to folders, YAMLs, modules and notebooks to the pages made from them.
+
+    Copies other files of the repository to which it links. A link to a folder becomes text.
+
+    Raises:
+        FileNotFoundError: a link leads to nothing. ``zensical`` checks the links between pages.
+    """
     pages = {
         r"configs": "reference/config/README.md",
         r"configs/([\w/]+?)(?:\.yaml)?": r"reference/config/\1.md",
@@ -284,11 +328,18 @@ def lead_to_pages(page: Path) -> None:
     }
 
     def link_to(link: re.Match[str]) -> str:
-        place = os.path.relpath(os.path.normpath(page.parent / link[1]), SITE)
+        place = os.path.relpath(os.path.normpath(page.parent / link[2]), SITE)
         found = [match.expand(there) for pattern, there in pages.items() if (match := re.fullmatch(pattern, place))]
-        return f"]({os.path.relpath(SITE / found[0], page.parent)})" if found else link[0]
+        if found:
+            return f"[{link[1]}]({os.path.relpath(SITE / found[0], page.parent)})"
+        if (ROOT / place).is_dir():
+            return link[1]
+        if not (SITE / place).exists():
+            (SITE / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / place, SITE / place)
+        return link[0]
 
-    page.write_text(re.sub(r"\]\(([\w./-]+)\)", link_to, page.read_text()))
+    page.write_text(re.sub(r"\[([^][]*)\]\(([\w./-]+)\)", link_to, page.read_text()))
 
 
 def write_settings() -> None:

@@ -1,0 +1,77 @@
+"""Metrics of torchmetrics by name, against their definitions."""
+
+import numpy as np
+import pytest
+import torch
+
+import gcfed
+from gcfed.assemble import assemble
+
+SHORT = ("rounds=2", "client.epochs=1", "eval_every=2", "extras.figures=false", "logger=csv", "metrics=torchmetrics")
+
+
+def auroc(scores: np.ndarray, y: np.ndarray) -> float:
+    """Mean over the classes: how often a sample of the class has a higher score than one of the others."""
+    pairs = [scores[y == c, c][:, None] - scores[y != c, c] for c in range(scores.shape[1])]
+    return float(np.mean([((d > 0) + (d == 0) / 2).mean() for d in pairs]))
+
+
+def f1(predicted: np.ndarray, y: np.ndarray) -> float:
+    """Mean over the classes that occur, of 2 · hits / (predicted + true)."""
+    classes = np.union1d(predicted, y)
+    hits = [(np.sum((predicted == c) & (y == c)), np.sum(predicted == c) + np.sum(y == c)) for c in classes]
+    return float(np.mean([2 * both / either for both, either in hits]))
+
+
+@torch.inference_mode()
+def outputs_of(net, x):
+    return net.eval()(x)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Runs on one process and on two."""
+    return [
+        gcfed.train(gcfed.configure(*SHORT, "data.client_test=0.3", f"trainer.devices={devices}", folder=folder))
+        for devices, folder in ((1, tmp_path_factory.mktemp("one")), (2, tmp_path_factory.mktemp("two")))
+    ]
+
+
+def test_the_global_model_has_the_defined_values(results):
+    frame, data = results[0].frame, results[0].trainer.datamodule
+    x, y = data.fetch_test((0, len(data.test_labels)))
+    logits = outputs_of(results[0].model, x)
+    assert frame["test/auroc"].iloc[-1] == pytest.approx(auroc(logits.softmax(-1).numpy(), y.numpy()), abs=1e-6)
+    assert frame["test/f1"].iloc[-1] == pytest.approx(f1(logits.argmax(-1).numpy(), y.numpy()), abs=1e-6)
+    assert np.isnan(frame["test/auroc"].iloc[0])  # a round without a test
+
+
+def test_clients_have_the_mean_over_their_own_test_splits(results, tmp_path):
+    first = assemble(gcfed.configure(*SHORT, "data.client_test=0.3", folder=tmp_path))  # the model of the first round
+    values = []
+    for client in first.loop.sampler(0, first.data.num_clients, 1):
+        if len(samples := first.data.tests_of_clients.client(int(client))):
+            x, y = results[0].trainer.datamodule.fetch(torch.as_tensor(samples), None)
+            values.append(f1(outputs_of(first.module.net, x).argmax(-1).numpy(), y.numpy()))
+    assert results[0].frame["personal/global_f1"].iloc[0] == pytest.approx(np.mean(values), abs=1e-6)
+
+
+def test_two_processes_give_the_same_bits(results):
+    one, two = (result.frame.filter(regex="test/|personal/") for result in results)
+    assert one.equals(two)
+
+
+def test_numbers_have_metrics_too(tmp_path):
+    words = ("rounds=2", "data=matrix_regression", "model=linear", "extras.figures=false", "logger=csv")
+    names = "metrics.torchmetrics.names=[mean_absolute_error,r2]"
+    result = gcfed.train(gcfed.configure(*words, "metrics=torchmetrics", names, folder=tmp_path))
+    data = result.trainer.datamodule
+    x, y = data.fetch_test((0, len(data.test_labels)))
+    expected = float((outputs_of(result.model, x) - y).abs().mean())
+    assert result.frame["test/mean_absolute_error"].iloc[-1] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["auroq", "r2", "MetricCollection"])
+def test_a_name_that_does_not_fit_is_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=rf"metrics.torchmetrics.names: .*{name}"):
+        gcfed.train(gcfed.configure(*SHORT, f"metrics.torchmetrics.names=[{name}]", folder=tmp_path))
