@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 from gcfed.data.datamodule import FederatedDataModule
@@ -125,13 +126,9 @@ def activation_bytes(net: nn.Module, sample: Tensor) -> int:
     returned: list[int] = []
 
     def count(layer: nn.Module, inputs: object, output: object) -> None:
-        returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
+        if not list(layer.children()):
+            returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
 
-    hooks = [layer.register_forward_hook(count) for layer in net.modules() if not list(layer.children())]
-    try:
-        with torch.no_grad(), evaluating(net):
-            net(sample)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with register_module_forward_hook(count), torch.no_grad(), evaluating(net):
+        net(sample)
     return sum(returned)

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gcfed.models.unchanged import unchanged
+
 #: Operations that add a tensor to others or put it beside them.
 ADDS = {"add", "sub", "rsub", "cat", "stack", "copy", "where", "index_put", "masked_scatter", "slice_scatter"}
 
@@ -200,23 +202,11 @@ class ForwardOrder:
 
 def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
     """Watches one forward pass in evaluation mode, on inputs ``[B, *input]``, and leaves the network as it was."""
-    order, x, training = ForwardOrder(net), x.clone(), net.training
-    modules = [m for m in net.modules() if not isinstance(m, torch.jit.ScriptModule)]
-    attributes = [(m.__dict__, dict(m.__dict__)) for m in modules] + [(m._buffers, dict(m._buffers)) for m in modules]
-    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in net.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(devices=()):
-        try:
-            net.eval()
-            with order.watching(x):
-                net(x)
-        finally:
-            net.train(training)
-            for present, before in attributes:
-                present.clear()
-                present.update(before)
-            for buffer, version, value in buffers:
-                if buffer._version != version:
-                    buffer.copy_(value)
+    order, x = ForwardOrder(net), x.clone()
+    with unchanged(net), torch.no_grad(), torch.random.fork_rng(devices=()):
+        net.eval()
+        with order.watching(x):
+            net(x)
     return order
 
 

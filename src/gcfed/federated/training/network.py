@@ -18,10 +18,14 @@ is_recurrent = partial(has_layers, kind=nn.RNNBase)
 has_convolutions = partial(has_layers, kind=nn.modules.conv._ConvNd)
 
 
+def is_known(layer: nn.Module) -> bool:
+    """Whether it is a layer of these libraries, whose forward passes do the same operations every time."""
+    return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")
+
+
 def is_graphable(net: nn.Module) -> bool:
-    """Whether a forward pass does the same every time; a user's module must say so: ``graphable = True``."""
-    known = ("gcfed", "torch", "torchvision", "timm")
-    return all(type(m).__module__.split(".")[0] in known or getattr(m, "graphable", False) for m in net.modules())
+    """Whether a CUDA graph can record a forward pass; a user's module must declare it: ``graphable = True``."""
+    return all(is_known(m) or getattr(m, "graphable", False) for m in net.modules())
 
 
 def cannot_stack(net: nn.Module) -> str:

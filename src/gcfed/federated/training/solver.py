@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
@@ -17,9 +16,10 @@ from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.training.forward import Params
-from gcfed.federated.training.network import cannot_stack, is_graphable, is_recurrent, uses_batch_statistics
+from gcfed.federated.training.network import is_graphable, is_recurrent, uses_batch_statistics
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
 from gcfed.federated.training.steps import Steps
+from gcfed.models.unchanged import unchanged
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
@@ -85,29 +85,22 @@ class LocalSolver:
             raise ValueError(f"client.stack={self.stack} cannot train a network with {alone}.")
 
     def validate(self, net: nn.Module, data: Any) -> None:
-        """Refuses layers that cannot be stacked, and batch normalisation that meets batches of a single sample.
-
-        Raises:
-            ValueError: ``client.stack`` > 1, or a layer sees a single value of a batch; names the remedy.
-        """
-        self.check_stack(cannot_stack(net))
+        """Raises ValueError if a layer normalises over batches and a client has one of a single sample."""
         sizes = data.sizes(np.arange(data.num_clients)).tolist()
         alone = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
         if not alone or not uses_batch_statistics(net):
             return
-        like, training = next(net.parameters()), net.training
-        sample = like.new_zeros(1, *data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)  # texts
-        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        text = hasattr(net, "last_only")
+        sample = next(net.parameters()).new_zeros(1, *data.input_shape, dtype=torch.int64 if text else None)
         try:
-            functional_call(net.train(), buffers, sample)
+            with unchanged(net), torch.no_grad():
+                net.train()(sample)
         except ValueError as error:
             raise ValueError(
                 f"{type(net).__name__} normalises over batches, and {len(alone)} of {len(sizes)} clients have "
                 f"one of a single sample (the first is client {alone[0]}): set model.norm_policy=group, "
                 f"or fixed, or client.last_batch=wrap. ({error})"
             ) from None
-        finally:
-            net.train(training)
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """Records this network's steps on the present stream; None where Python launches each step."""
