@@ -1,7 +1,6 @@
-"""Runs of users' networks that no oracle of ten lines repeats: methods with several passes, resumed runs, failures."""
+"""Runs of users' networks: with methods that pass a batch twice or have a teacher, resumed, failing."""
 
 import random
-import signal
 
 import numpy as np
 import pytest
@@ -24,9 +23,8 @@ def figures(result):
 
 
 def test_a_network_that_works_in_place_leaves_the_data_whole(config, tmp_path):
-    """Training, test and validation samples bit for bit, and all columns of three rounds."""
     words = ("gc=none", "data.validation=0.25", "metrics=[clients,forgetting]", "metrics.clients.every=1",
-             "metrics.forgetting.every=1", "rounds=3")  # fmt: skip
+             "metrics.forgetting.every=1", "rounds=2")  # fmt: skip
     splits, frames = [], []
     for net in ("InPlace", "OutOfPlace"):
         result = run(config, tmp_path / net, net, *words, clients=3)
@@ -39,12 +37,12 @@ def test_a_network_that_works_in_place_leaves_the_data_whole(config, tmp_path):
     assert frames[0].equals(frames[1])
 
 
-@pytest.mark.parametrize("algorithm", ["fedsam", "moon"])
 @pytest.mark.parametrize(
-    ("name", "twin"), [("InPlace", "OutOfPlace"), ("WeightInList", "Small"), ("KeepsHidden", "Small")]
+    ("name", "twin", "algorithm"),
+    [("InPlace", "OutOfPlace", "moon"), ("WeightInList", "Small", "fedsam"), ("WeightInList", "Small", "moon")],
 )
 def test_networks_of_one_function_train_alike(config, tmp_path, name, twin, algorithm):
-    """Also where a step has two passes over a batch, or a teacher; or the network is refused by name."""
+    """With two passes over a batch in a step, or a teacher; or the network is refused by name."""
     words = (f"algorithm={algorithm}", *PLAIN)
     expected = final_weights(run(config, tmp_path / "twin", twin, *words, clients=3, whole=False))
     try:
@@ -56,19 +54,16 @@ def test_networks_of_one_function_train_alike(config, tmp_path, name, twin, algo
         torch.testing.assert_close(final_weights(result), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["PythonRandom", "NumpyRandom", "TorchRandom", "Teacher"])
-def test_a_run_is_repeated_resumed_and_the_same_over_the_wire_bit_for_bit(config, tmp_path, name):
-    """Also where the generators were elsewhere before."""
-    words = ("gc=none", "rounds=3")
+def test_a_resumed_run_has_the_same_bits(config, tmp_path):
+    """Whatever the global generators did before."""
+    name, words = "RandomTeacher", ("gc=none", "rounds=2")
     straight = run(config, tmp_path / "straight", name, *words, clients=3)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(99)
-    run(config, tmp_path / "stopped", name, "gc=none", "rounds=2", clients=3)
+    run(config, tmp_path / "stopped", name, "gc=none", "rounds=1", clients=3)
     resumed = run(config, tmp_path / "stopped", name, *words, "ckpt_path=last", clients=3)
-    wire = run(config, tmp_path / "wire", name, *words, "federation=wire", clients=3, whole=False)
     assert torch.equal(final_weights(straight), final_weights(resumed))
     assert figures(straight).equals(figures(resumed))
-    assert torch.equal(final_weights(straight), final_weights(wire))
 
 
 def test_a_start_in_float64_keeps_its_digits(config, tmp_path):
@@ -84,7 +79,7 @@ def test_a_start_in_float64_keeps_its_digits(config, tmp_path):
 
 @pytest.mark.parametrize("name", ["spectrally_normalised", "spectrally_normalised_old"])
 def test_the_spectral_norm_of_the_global_network_is_one(config, tmp_path, name):
-    """Of the weight that tests use, and of whoever loads the file; 20 clients have samples of one class or two."""
+    """In tests, and after loading the file; 20 clients have samples of one class or two."""
     result = run(config, tmp_path, name, "gc=none", "rounds=5", clients=20)
     loaded = find(name)()
     loaded.load_state_dict(load_file(tmp_path / "global_model.safetensors"))
@@ -94,24 +89,18 @@ def test_the_spectral_norm_of_the_global_network_is_one(config, tmp_path, name):
 
 
 class Arms(Callback):
-    """Notes the global network after the first round, and lets the second one fail."""
+    """Copies the global network after the first round, and makes the second one fail."""
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         Arms.net = pl_module.net
         Arms.weights = {n: t.clone() for n, t in pl_module.net.state_dict().items()}
-        users_networks.Fails.steps, users_networks.Fails.error = 0, Arms.error
+        users_networks.Fails.steps, users_networks.Fails.error = 0, RuntimeError("in forward")
 
 
-@pytest.mark.parametrize("error", [RuntimeError("in forward"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
-def test_a_client_that_fails_leaves_the_global_network(config, tmp_path, monkeypatch, error):
-    monkeypatch.setattr(Arms, "error", error, raising=False)
+def test_a_client_that_fails_leaves_the_global_network(config, tmp_path, monkeypatch):
     monkeypatch.setattr(users_networks.Fails, "error", None)
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises((RuntimeError, KeyboardInterrupt, SystemExit)):
-            run(config, tmp_path, "Fails", "gc=none", callback=f"{__name__}.Arms")
-    finally:
-        signal.signal(signal.SIGINT, handler)  # after a Ctrl-C Lightning ignores the next ones
+    with pytest.raises(RuntimeError, match="in forward"):
+        run(config, tmp_path, "Fails", "gc=none", callback=f"{__name__}.Arms")
     assert users_networks.Fails.steps == 2
     state = Arms.net.state_dict()
     assert all(torch.equal(state[n], t) for n, t in Arms.weights.items())

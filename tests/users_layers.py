@@ -1,11 +1,11 @@
-"""More networks for ``test_users_networks.py``: parameters that are reached by another way, and torch's own layers."""
+"""More networks for ``test_users_networks.py``: parameters that are not reached through modules, and torch's layers."""
 
 from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, spectral_norm
 from torch.utils.checkpoint import checkpoint
 from users_networks import Small
 
@@ -37,11 +37,6 @@ class Closure(Small):
 
     def features(self, x):
         return self.encode(x)
-
-
-class LambdaOverSelf(Closure):
-    def build(self):
-        self.encode = lambda x: self.fc1(x).tanh()
 
 
 class ForwardHook(Small):
@@ -166,18 +161,12 @@ def unflattened(shape, make, out=16):
 
 batch_norm = after_linear(lambda: nn.BatchNorm1d(6))
 batch_norm_cumulative = after_linear(lambda: nn.BatchNorm1d(6, momentum=None))
-batch_norm_untracked = after_linear(lambda: nn.BatchNorm1d(6, track_running_stats=False))
-batch_norm_plain = after_linear(lambda: nn.BatchNorm1d(6, affine=False))
 group_norm = after_linear(lambda: nn.GroupNorm(2, 6))
 dropout = after_linear(lambda: nn.Dropout(0.5))
 weight_normalised = around_linear(parametrizations.weight_norm)
-weight_normalised_old = around_linear(weight_norm)
+instance_norm = unflattened((6, 6), lambda: nn.InstanceNorm1d(6, affine=True), out=36)
 spectrally_normalised = around_linear(parametrizations.spectral_norm)
 spectrally_normalised_old = around_linear(spectral_norm)
-instance_norm = unflattened((6, 6), lambda: nn.InstanceNorm1d(6, affine=True), out=36)
-conv1d = unflattened((6, 6), lambda: nn.Conv1d(6, 4, 3))
-conv2d = unflattened((4, 3, 3), lambda: nn.Conv2d(4, 4, 2))
-conv3d = unflattened((1, 4, 3, 3), lambda: nn.Conv3d(1, 2, (3, 2, 2)))
 transposed = unflattened((4, 3, 3), lambda: nn.ConvTranspose2d(4, 2, 2), out=32)
 
 
@@ -220,29 +209,13 @@ class VisionTransformer(nn.Module):
         return self.head(self.block(tokens + self.position)[:, 0])
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(36, 3)
-
-    def forward(self, x):
-        rows = x.view(-1, 6, 6)
-        return self.head(self.attention(rows, rows, rows)[0].flatten(1))
-
-
 class Recurrent(nn.Module):
-    cell = nn.LSTM
-
     def __init__(self):
         super().__init__()
-        self.rnn, self.head = self.cell(6, 5, batch_first=True), nn.Linear(5, 3)
+        self.rnn, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
 
     def forward(self, x):
         return self.head(self.rnn(x.view(-1, 6, 6))[0][:, -1])
-
-
-class Gated(Recurrent):
-    cell = nn.GRU
 
 
 class DoubleInside(Small):

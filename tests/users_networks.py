@@ -1,13 +1,12 @@
-"""Small networks, each written the way people write one thing, for ``test_users_networks.py``; and their data.
+"""Small networks for ``test_users_networks.py``, each with one thing that people write; and their data.
 
-All see grey images of 6×6 pixels in three classes: as images if they have the attribute ``images``, else as vectors of
-36 floats. Layers are declared in the order in which they run; ``head``, the last one, is the border of Local GC.
-Here are inputs, buffers and state that is no tensor of the network; ``users_layers.py`` has the rest.
+The data are grey images of 6×6 pixels in three classes. They are vectors of 36 floats unless the network has the
+attribute ``images``. Layers are declared in the order in which they run. Local GC ends before ``head``, the last one.
+This file has inputs, buffers, and state that is no tensor of the network; ``users_layers.py`` has the rest.
 """
 
 import random
 import threading
-from dataclasses import make_dataclass
 from functools import cache
 
 import numpy as np
@@ -69,11 +68,6 @@ class OutOfPlace(Small):
         return self.fc1((x - 0.5) / 2).tanh()
 
 
-class InPlaceRelu(Small):
-    def features(self, x):
-        return self.fc1(F.relu(x, inplace=True)).tanh()
-
-
 class ViewAfterConv(nn.Module):
     images = True
 
@@ -87,14 +81,6 @@ class ViewAfterConv(nn.Module):
         return self.head(x.view(x.size(0), -1))
 
 
-class TwoInputsInOne(Small):
-    def build(self):
-        self.left, self.right = nn.Linear(18, 6), nn.Linear(18, 6)
-
-    def features(self, x):
-        return (self.fc1(x) + self.left(x[:, :18]) * self.right(x[:, 18:])).tanh()
-
-
 class TwoInputs(Small):
     def forward(self, a, b):
         return super().forward(torch.cat([a, b], 1))
@@ -104,11 +90,6 @@ class TupleOutput(Small):
     def forward(self, x):
         hidden = self.features(x)
         return self.head(hidden), hidden
-
-
-class DataclassOutput(TupleOutput):
-    def forward(self, x):
-        return make_dataclass("Output", ["logits", "hidden"])(*super().forward(x))
 
 
 # ------------------------------------------------------------------------------------------------------------ buffers
@@ -186,11 +167,6 @@ class Counter(Small):
         return self.fc1(x / (1 + 0.1 * self.calls)).tanh()
 
 
-class PlainTensor(AssignedBuffer):
-    def build(self):
-        self.average = torch.zeros(36)
-
-
 class Lock(Small):
     def build(self):
         self.lock = threading.Lock()
@@ -229,25 +205,25 @@ class TeacherByData(Teacher):
         self.teacher.weight.data = self.teacher.weight.data * 0.9 + self.fc1.weight.data * 0.1
 
 
-class PythonRandom(Small):
+class RandomTeacher(Teacher):
+    """Draws from all global generators."""
+
+    def features(self, x):
+        if self.training:
+            drawn = torch.from_numpy(np.random.uniform(0.5, 1.5, x.shape)).to(x)  # noqa: NPY002
+            x = x * drawn * F.dropout(torch.rand_like(x), 0.3) * random.uniform(0.5, 1.5)
+        return super().features(x)
+
+
+class TorchRandom(Small):
     def noise(self, x):
-        return random.uniform(0.5, 1.5)
+        return F.dropout(torch.rand_like(x), 0.3)
 
     def features(self, x):
         return super().features(x * self.noise(x) if self.training else x)
 
 
-class NumpyRandom(PythonRandom):
-    def noise(self, x):
-        return torch.from_numpy(np.random.uniform(0.5, 1.5, x.shape)).to(x)  # noqa: NPY002
-
-
-class TorchRandom(PythonRandom):
-    def noise(self, x):
-        return F.dropout(torch.rand_like(x), 0.3)
-
-
-class OwnGenerator(PythonRandom):
+class OwnGenerator(TorchRandom):
     def build(self):
         self.generator = torch.Generator().manual_seed(7)
 

@@ -22,10 +22,7 @@ class Names(Spy):
         self.sent |= {*upload.delta, *upload.extra.get("scaffold", ())}
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize(
-    "make", [list, lambda: [Scaffold()], lambda: [Quantization(4)]], ids=["plain", "scaffold", "bits"]
-)
+@pytest.mark.parametrize(("k", "make"), [(1, lambda: [Quantization(4)]), (3, lambda: [Scaffold()])])
 def test_a_frozen_layer_is_as_one_that_the_data_went_through_before(k, make):
     data = random_federation()
     torch.manual_seed(0)

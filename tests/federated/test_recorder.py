@@ -1,4 +1,4 @@
-"""A recorded step is the step, bit for bit; of every algorithm, methods/test_contract.py says so."""
+"""A recorded step has the bits of the step itself. methods/test_contract.py shows it for every algorithm."""
 
 import pytest
 import torch
@@ -12,15 +12,15 @@ from gcfed.methods.proximal import Proximal
 from gcfed.runs.folder import new_folder
 
 TINY = (
-    "model.hidden=[12,8]", "rounds=2", "participation.num_clients=7", "participation.per_round=5", "client.epochs=3",
-    "client.batch_size=8", "data.limit_train=100", "data.limit_test=20", "data.transform.crop_padding=1",
+    "model.hidden=[12,8]", "rounds=2", "participation.num_clients=5", "participation.per_round=3", "client.epochs=3",
+    "client.batch_size=8", "data.limit_train=70", "data.limit_test=20", "data.transform.crop_padding=1",
     "eval_every=2", "callbacks.checkpoint.every=9", "precision=64-true",
 )  # fmt: skip
 
 
 @pytest.fixture
 def twice(config, monkeypatch, tmp_path):
-    """Trains as :func:`tapes.train_twice`: whether the numbers are the same, and the kinds of the steps played."""
+    """Trains as :func:`tapes.train_twice`. Returns whether the numbers are the same, and the kinds of played steps."""
 
     def run(*overrides, model=None, method=None):
         words = (*(o for o in TINY if model is None or not o.startswith("model.")), *overrides)
@@ -47,7 +47,7 @@ class WithDropout(torch.nn.Sequential):
     ("overrides", "model"),
     [
         (("precision=bf16-mixed",), None), (("client=adam", "client.clip_norm=1"), None),
-        (("client.lr_decay=0.5", "client.stack=5"), None), (("client.last_batch=wrap",), f"{__name__}.WithDropout"),
+        (("client.lr_decay=0.5", "client.stack=3"), None), (("client.last_batch=wrap",), f"{__name__}.WithDropout"),
         (("client.last_batch=wrap", "client.steps=9", "data.transform.flip=true", "data.transform.rotation=5"), None),
     ],
 )  # fmt: skip
@@ -57,32 +57,32 @@ def test_every_setting_can_be_recorded(twice, overrides, model):
     assert played
 
 
-# ------------------------------------------------------------------------ what is recorded of one stack for the next
-EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4", "rounds=3")
+# ------------------------------------------------------------------------ recordings that later stacks replay
+EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
 
 
 @pytest.mark.parametrize(
     ("overrides", "once"),
     [
         (("client=adam",), True), (("algorithm=scaffold",), True), (("algorithm=feddyn", "client.stack=2"), True),
-        (("client.lr_decay=0.5",), False),  # a recording knows the learning rate,
-        (("gc.local_rounds=2",), False),  # whether there is Local GC,
-        (("algorithm=moon",), False),  # and whether a client has been there before
+        (("client.lr_decay=0.5",), False),  # the learning rate is a number in a recording
+        (("gc=gcfed", "gc.local_rounds=1"), False),  # so is whether there is Local GC,
+        (("algorithm=moon",), False),  # and whether a client has trained before
     ],
 )  # fmt: skip
 def test_what_is_recorded_of_one_stack_serves_the_next(twice, monkeypatch, overrides, once):
     recorded, record = [], Tape.record
     monkeypatch.setattr(Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1])
     same, played = twice(*EVEN, *overrides)
-    stacks = 12 // (2 if "client.stack=2" in overrides else 1)
+    stacks = 8 // (2 if "client.stack=2" in overrides else 1)
     assert same
     assert (len(recorded) == 1) == once
-    if once:  # of the first stack a step is launched and one is recorded; all others are played
+    if once:  # the first stack launches a step and records one; all others are played
         assert len(played) == 4 * stacks - 2
 
 
 class Inherits(Proximal):
-    """Of a class whose recordings last, and its own class does not say so: it reads what lies elsewhere each time."""
+    """A subclass of a method whose recordings last; its anchor has other memory in each stack."""
 
     def prepare(self, stack, own, download):
         self.anchor = {name: t * 0.5 for name, t in stack.start.items()}

@@ -23,6 +23,8 @@ def test_our_networks_declare_their_tensors_in_the_order_of_use(model):
     is_text = model == "lstm"
     cfg = OmegaConf.load(ROOT / f"configs/model/{model}.yaml")
     cfg.model.update(input_shape=[8] if is_text else [3, 32, 32], num_classes=10)
+    if model == "resnet110":
+        cfg.model.depth = 20
     with torch.device("cpu" if is_text else "meta"):  # the values of weights are of no interest
         net = build_net(cfg)
         order = forward_order(net, torch.zeros(2, *cfg.model.input_shape, dtype=torch.int64 if is_text else None))
@@ -83,16 +85,14 @@ class Call(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("declared", ["cab", "abc"])
-def test_the_order_is_that_of_the_calls_whatever_the_layers(kind, declared):
+def test_the_order_is_that_of_the_calls_whatever_the_layers(kind):
     x = torch.randn(2, 3, 8) if kind in ("attention", "recurrent") else X
-    net = Chain(declared, **{name: LAYERS[kind]() for name in declared})
+    net = Chain(**{name: LAYERS[kind]() for name in "cab"})
     order = forward_order(net, x)
     assert order.names == sorted(order.names, key=lambda name: name[0])
     assert order.added == set() == order.groups.keys()
     assert order.place.keys() == {name for name, _ in net.named_parameters()}
-    if kind != "attention":  # torch declares its norms last
-        assert bool(order.facts()) == (declared != "abc")
+    assert order.facts()
 
 
 @pytest.mark.parametrize("declared", [["w2", "b2", "w1", "b1"], ["b1", "w2", "b2", "w1"]])

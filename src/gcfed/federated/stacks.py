@@ -1,4 +1,4 @@
-"""Messages by reference: clients train in stacks, on the process of the server's program or on several."""
+"""The transport of a simulation: clients train in stacks, in one process or in several."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 from gcfed.data.datamodule import FederatedDataModule
@@ -20,13 +21,13 @@ from gcfed.federated.method import Order
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.forward import Params, evaluating
-from gcfed.federated.training.network import cannot_stack, has_convolutions, has_dropout
+from gcfed.federated.training.network import has_convolutions, has_dropout
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.transport import Expected, Transport
 
 
 class Stacks(Transport):
-    """The transport of a simulation: messages are passed by reference. A cohort has at most ``per_round`` clients."""
+    """Passes messages by reference. A cohort has at most ``per_round`` clients."""
 
     def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int) -> None:
         self.program, self.stores, self.per_round = program, stores, per_round
@@ -42,7 +43,7 @@ class Stacks(Transport):
                 with streams.stack():
                     trained = [self.program.train(download, ids, streams.in_turn)]
                     with streams.in_turn():
-                        yield trained.pop()  # not kept here: nothing holds an upload while the next stack trains
+                        yield trained.pop()  # so that its memory is free while the next stack trains
 
     def rehearse(
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
@@ -60,16 +61,16 @@ class Stacks(Transport):
         self.program.reply(reply)
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
-        """This process's share of these clients, as the ids of one stack after the other."""
+        """The ids of the clients of each stack that this process trains."""
         work = self.program.faults.steps(self.planned(clients), clients, download.round, download.seed)
         mine = assign(clients, work, *rank_and_world())
         return np.split(mine, range(self.layout.k, len(mine), self.layout.k)) if len(mine) else []
 
     @cached_property
     def layout(self) -> Layout:
-        """How stacks lie on the device; asked for once the network is there."""
+        """How stacks use the device; the network and the data must be there."""
         solver, module, data = self.program.solver, self.program.module, self.program.data
-        largest = int(data.sizes(np.arange(data.num_clients)).max())  # of the clients: no batch is larger
+        largest = int(data.sizes(np.arange(data.num_clients)).max())  # no batch is larger
         batch_size = min(solver.batch_size, largest)
         alone = bool(module.traits.alone)
         k, streams = layout(solver.stack, batch_size, self.per_round, module.net, module.device, data, alone)
@@ -77,7 +78,7 @@ class Stacks(Transport):
 
 
 class Layout(NamedTuple):
-    """K, the clients of a stack, and the streams that stacks train on."""
+    """K, the number of clients in a stack, and the streams that stacks train on."""
 
     k: int
     streams: Streams
@@ -86,7 +87,7 @@ class Layout(NamedTuple):
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
     """The clients that process ``rank`` of ``world`` trains, most work first.
 
-    Largest first, each to the process with the least work so far; every process computes the same assignment.
+    Each client, largest first, goes to the process with the least work so far. All processes compute the same result.
     """
     load, mine = np.zeros(world), []
     for i in np.lexsort((clients, -work)):
@@ -101,37 +102,32 @@ def layout(
     stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: FederatedDataModule,
     alone: bool = False,
 ) -> tuple[int, int]:  # fmt: skip
-    """K, the clients of a stack (``client.stack``), and the number of streams on which stacks train side by side.
+    """K, the number of clients in a stack (``client.stack``), and the number of streams.
 
-    On a GPU, on which network and data lie by now, networks with convolutions, which are slow in a stack, and those
-    with dropout train one client at a time. Networks that draw numbers (dropout, or what a network that is not ours
-    may do) train on one stream, since there is one generator.
+    With ``auto`` on a GPU, networks with convolutions (slow in a stack) or dropout train one client at a time. Networks
+    that draw random numbers use one stream, because there is one generator; a user's network may draw.
     """
     if device.type != "cuda":
         return (1 if stack == "auto" else min(int(stack), cohort)), 1
-    # A client takes its weights, gradients, momentum and a method's terms, and the activations of a batch twice.
+    # A client needs its weights, gradients, momentum, a method's terms, and the activations of a batch twice.
     sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
     client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
     fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
-    # A stack's dropout depends on who is in it, and so would the run on the memory that is free.
-    alone = alone or bool(cannot_stack(net)) or has_dropout(net) or has_convolutions(net)
+    # Dropout in a stack depends on its clients, so the run would depend on the free memory.
+    alone = alone or has_dropout(net) or has_convolutions(net)
     k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
     draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
     return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))
 
 
 def activation_bytes(net: nn.Module, sample: Tensor) -> int:
-    """Bytes of what the layers of a network return for one sample, ``[1, *input]``."""
+    """Bytes of the outputs of all layers for one sample, ``[1, *input]``."""
     returned: list[int] = []
 
     def count(layer: nn.Module, inputs: object, output: object) -> None:
-        returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
+        if not list(layer.children()):
+            returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
 
-    hooks = [layer.register_forward_hook(count) for layer in net.modules() if not list(layer.children())]
-    try:
-        with torch.no_grad(), evaluating(net):
-            net(sample)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with register_module_forward_hook(count), torch.no_grad(), evaluating(net):
+        net(sample)
     return sum(returned)

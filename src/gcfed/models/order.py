@@ -1,8 +1,8 @@
 """In which order a forward pass uses a network's parameters, and how.
 
-``named_parameters()`` has the order of declaration, which need not be the order of computation. So one forward pass is
-watched: a dispatch mode sees each operation and the parameters that enter it, whoever calls it. It needs no list of
-module types, and sees functional calls, parametrizations, checkpoints and TorchScript alike.
+``named_parameters()`` has the order of declaration, which may differ from the order of computation. So a dispatch mode
+watches one forward pass: it sees each operation and the parameters in its inputs. It needs no list of module types, and
+works with functional calls, parametrizations, checkpoints and TorchScript.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Operations that add a tensor to others or put it beside them.
+from gcfed.models.unchanged import unchanged
+
+#: Operations that add a tensor to others, or join it with them.
 ADDS = {"add", "sub", "rsub", "cat", "stack", "copy", "where", "index_put", "masked_scatter", "slice_scatter"}
 
 
@@ -27,19 +29,20 @@ class ForwardOrder:
     """The order in which one forward pass uses a network's parameters.
 
     The place of a parameter is the last call of its module. If a module multiplies the data by several weights, or
-    others use its weight, the place is where they meet the data. Parameters of one place, such as all weights of an
-    LSTM, keep the order of declaration.
+    other modules use its weight, the place is where the weight meets the data. Parameters with the same place, such as
+    all weights of an LSTM, keep the order of declaration.
 
     Attributes:
         place: name → when it is used.
-        unused: parameters that the pass does not use; each counts behind the one that is declared before it.
+        unused: parameters that the pass does not use. Their place is that of the parameter declared before.
         names: all parameters in order.
-        added: parameters of two axes or more by which no input is multiplied, such as class tokens and position
-            embeddings. Also those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
-        groups: of weights whose outputs are on axis 1, ``[in, out / groups, …]``: transposed convolutions, ``x @ w``.
+        added: parameters of two or more axes that multiply no input, such as class tokens and position embeddings. Also
+            those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
+        groups: number of groups of each weight whose outputs are on axis 1, ``[in, out / groups, …]``: transposed
+            convolutions, ``x @ w``.
 
     Args:
-        declared: until a pass is watched, the order is that of declaration, and all tensors of two axes are weights.
+        declared: take the order of declaration, and all tensors of two or more axes as weights.
     """
 
     def __init__(self, net: nn.Module, declared: bool = False) -> None:
@@ -48,13 +51,13 @@ class ForwardOrder:
         self.groups: dict[str, int] = {}
         self.unused: list[str] = []
         self._weights = {name for name in self.place if self.params[name].dim() > 1}
-        self._now = self._latest = self._before_latest = 0  # the latest use of a weight, and that before it
-        self._in_call = False  # a function call, whose operations are one step
+        self._now = self._latest = self._before_latest = 0  # now, and the last two uses of a weight
+        self._in_call = False  # whether a function of torch runs; its operations count as one
         self._entered: dict[int, int] = {}  # module → when it was called
         self._seen: dict[str, int] = {}
         self._data: set[int] = set()  # memory that depends on the input
         self._made: dict[int, set[str]] = defaultdict(set)  # memory that depends on parameters alone → which
-        self._alive: list[Tensor] = []  # so that no memory is used twice
+        self._alive: list[Tensor] = []  # keeps memory from being used twice
         names = {id(p): name for name, p in self.params.items()}
         self._owners: dict[str, list[int]] = defaultdict(list)
         for module in net.modules():
@@ -69,12 +72,12 @@ class ForwardOrder:
         return sorted(self.params, key=lambda name: self.place.get(name, self._now + 1))
 
     def before(self, place: int) -> list[str]:
-        """The parameters that are used before others, which have this place."""
+        """The parameters that are used before this place."""
         return [name for name in self.names if self.place.get(name, place) < place]
 
     @property
     def weights(self) -> list[str]:
-        """Parameters of two axes or more that are used as weights of a layer, in order."""
+        """Parameters of two or more axes that are used as weights of a layer, in order."""
         return [name for name in self.names if name in self._weights]
 
     @property
@@ -82,7 +85,7 @@ class ForwardOrder:
         return {name for name in self.place if self.params[name].dim() > 1} - self._weights
 
     def facts(self) -> list[str]:
-        """What the user may not expect of it."""
+        """Facts about the order that may surprise the user."""
         used = [name for name in self.names if name not in self.unused]
         pairs = zip(used, (name for name in self.params if name not in self.unused), strict=True)
         first = [f"the forward pass uses {a} before {b}, which is declared first" for a, b in pairs if a != b][:1]
@@ -94,7 +97,7 @@ class ForwardOrder:
 
     @contextmanager
     def watching(self, x: Tensor) -> Iterator[None]:
-        """While the network is called on this input."""
+        """Watches the operations in the block, in which the network is called on this input."""
         self._data.add(_memory(x))
         order = self
 
@@ -113,11 +116,11 @@ class ForwardOrder:
         finally:
             hook.remove()
             self._alive.clear()
-        self.place = self._seen | self.place  # of a parameter that never met the input: its last operation
+        self.place = self._seen | self.place  # a parameter that never met the input has its last operation's place
         self.unused = [name for name in self.params if name not in self.place]
         self._weights |= {name for name in self.unused if self.params[name].dim() > 1}
         last = 0
-        for name in self.params:  # a layer for some inputs only counts behind the one that is declared before it
+        for name in self.params:  # an unused parameter has the place of the one that is declared before it
             last = self.place.setdefault(name, last)
 
     def _enter(self, module: nn.Module) -> None:
@@ -125,7 +128,7 @@ class ForwardOrder:
         self._entered[id(module)] = self._now
 
     def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A function of torch's, such as ``F.linear``."""
+        """Runs a function of torch, such as ``F.linear``."""
         self._now += 1
         self._in_call = True
         out = func(*args, **kwargs)
@@ -133,7 +136,7 @@ class ForwardOrder:
         return out
 
     def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """An operation of which such functions consist, such as ``aten.addmm``."""
+        """Runs an operation, such as ``aten.addmm``, and notes the parameters that it uses."""
         out = func(*args, **kwargs)
         self._now += not self._in_call
         inputs, results = ([t for t in tree_leaves(tree) if isinstance(t, Tensor)] for tree in ((args, kwargs), out))
@@ -157,13 +160,13 @@ class ForwardOrder:
         return out
 
     def _sources(self, t: Tensor) -> set[str]:
-        """The parameters that it is a view of, or made of."""
+        """The parameters of which this tensor is a view, or from which it was computed."""
         start, end = _span(t)
         views = {name for name, first, last in self._spans.get(_memory(t), ()) if first < end and start < last}
         return views | self._made.get(_memory(t), set())
 
     def _multiplies(self, func: Any, args: Sequence[Any], name: str, t: Tensor) -> bool:
-        """Whether an operation takes this tensor, made of the parameter, as a layer's weight."""
+        """Whether an operation uses this tensor, computed from the parameter, as a layer's weight."""
         kind, shape = _kind(func), self.params[name].shape
         if len(shape) < 2 or kind in ADDS:
             return False
@@ -174,7 +177,7 @@ class ForwardOrder:
         return len(shape) == 2 and torch.Tag.pointwise not in func.tags
 
     def _orient(self, func: Any, args: Sequence[Any], name: str, t: Tensor, meets: bool) -> None:
-        """Notes where a weight has its outputs, by its last use."""
+        """Notes on which axis a weight has its outputs, at its last use."""
         kind, p = _kind(func), self.params[name]
         if kind.endswith("convolution") and t is args[1] and t.shape == p.shape:
             turned, groups = args[6], args[8]
@@ -187,7 +190,7 @@ class ForwardOrder:
             self.groups[name] = groups
 
     def _use(self, name: str, is_layer: bool) -> None:
-        """A parameter meets the data, as the weight of a layer or otherwise."""
+        """Notes that a parameter meets the data, as the weight of a layer or otherwise."""
         called = [owner for owner in self._owners[name] if owner in self._entered]
         owner = max(called, key=self._entered.__getitem__, default=self._owners[name][0])
         if is_layer:
@@ -200,23 +203,11 @@ class ForwardOrder:
 
 def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
     """Watches one forward pass in evaluation mode, on inputs ``[B, *input]``, and leaves the network as it was."""
-    order, x, training = ForwardOrder(net), x.clone(), net.training
-    modules = [m for m in net.modules() if not isinstance(m, torch.jit.ScriptModule)]
-    attributes = [(m.__dict__, dict(m.__dict__)) for m in modules] + [(m._buffers, dict(m._buffers)) for m in modules]
-    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in net.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(devices=()):
-        try:
-            net.eval()
-            with order.watching(x):
-                net(x)
-        finally:
-            net.train(training)
-            for present, before in attributes:
-                present.clear()
-                present.update(before)
-            for buffer, version, value in buffers:
-                if buffer._version != version:
-                    buffer.copy_(value)
+    order, x = ForwardOrder(net), x.clone()
+    with unchanged(net), torch.no_grad(), torch.random.fork_rng(devices=()):
+        net.eval()
+        with order.watching(x):
+            net(x)
     return order
 
 
@@ -230,6 +221,6 @@ def _memory(t: Tensor) -> int:
 
 
 def _span(t: Tensor) -> tuple[int, int]:
-    """Its first entry in its memory, and the end."""
+    """The positions of its first entry and of its end in its storage."""
     start = int(t.storage_offset())
     return start, start + 1 + sum((int(n) - 1) * int(step) for n, step in zip(t.shape, t.stride(), strict=True))

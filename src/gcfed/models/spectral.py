@@ -1,7 +1,7 @@
-"""Spectral normalisation under averaging: the mean of the clients' unit vectors is shorter than one.
+"""Repairs spectral normalisation after averaging: the mean of the clients' unit vectors is shorter than one.
 
-The weight that a spectral norm returns is W / (uᵀWv). With shortened u and v its norm exceeds 1: 2.1 after ten rounds
-of 20 clients. Power iterations on the averaged W bring both vectors back.
+A spectral norm returns the weight W / (uᵀWv). If u and v are too short, its norm exceeds 1: it was 2.1 after ten rounds
+of 20 clients. Power iterations on the averaged W restore both vectors.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-ITERATIONS = 8  # after which the norm is 1.0006 in the case above; 4 leave 1.013
+ITERATIONS = 8  # the norm is then 1.0006 in the case above; 1.013 after 4
 
 
 def restore_unit_norms(net: nn.Module) -> None:
-    """Iterates for each spectral norm of the network whose vectors are no unit vectors any more."""
+    """Runs power iterations for each spectral norm whose vectors are no longer unit vectors."""
     for vectors, iterate in _spectral_norms(net):
         if any(abs(float(v.norm()) - 1) > 1e-5 for v in vectors.values()):
             with torch.no_grad():
@@ -26,12 +26,12 @@ def restore_unit_norms(net: nn.Module) -> None:
 
 
 def unit_vectors(net: nn.Module) -> set[str]:
-    """The names of the buffers that :func:`restore_unit_norms` keeps."""
+    """The names of the buffers that :func:`restore_unit_norms` restores."""
     return {name for vectors, _ in _spectral_norms(net) for name in vectors}
 
 
 def _spectral_norms(net: nn.Module) -> Iterator[tuple[dict[str, Tensor], Callable[[], Any]]]:
-    """Of each spectral norm its vectors by name, and what does one power iteration."""
+    """For each spectral norm: its vectors by name, and a function that does one power iteration."""
     for name, module in net.named_modules():
         prefix = f"{name}." if name else ""
         for hook in module._forward_pre_hooks.values():

@@ -1,9 +1,8 @@
-"""Records local steps once and replays them, as CUDA graphs.
+"""Records local steps as CUDA graphs and replays them.
 
-A recording holds what a step did to tensors, which it knows by where they lie in memory. Python in the step ran once,
-while it was recorded: its numbers, branches and counters are frozen. So whatever differs from step to step, and from
-client to client, must be a tensor on the device that keeps its place, as the step's number is. Nothing may wait for the
-device.
+A recording repeats the operations of a step on the same memory. The step's Python code ran only once, so its numbers,
+branches and counters are frozen. So whatever differs between steps or clients, such as the step's number, must be a
+tensor on the device at a fixed address. Nothing in a step may wait for the device.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from gcfed.federated.training.stack import ClientStack
 from gcfed.federated.training.steps import LocalStep, Steps
 
 Step = Callable[[], object]
-MOST = 128  # recordings of one stack: a graph takes memory, and clients differ in their last batches
+MOST = 128  # recordings of one stack at most: each takes memory, and last batches differ in size
 
 
 class Graph:
-    """Records steps as CUDA graphs on one stream, which must not be the default one; they share their memory."""
+    """Records steps as CUDA graphs, which share memory, on one stream. It must not be the default stream."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._last: torch.cuda.CUDAGraph | None = None  # without a graph the pool would be given back
+        self._last: torch.cuda.CUDAGraph | None = None  # keeps the pool alive
 
     def record(self, step: Step) -> Step:
-        """Runs the step once, and returns what runs it again on the same memory.
+        """Runs the step once, and returns a function that runs it again on the same memory.
 
-        Without ``torch.cuda.graph``, which waits for the device and empties its cache.
+        ``torch.cuda.graph`` would wait for the device and empty its cache.
         """
         graph = torch.cuda.CUDAGraph()
         enabled = gc.isenabled()
-        gc.disable()  # what it frees could free memory of the device, which a capture forbids
+        gc.disable()  # it could free memory of the device, which a capture forbids
         try:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -52,7 +51,7 @@ class Graph:
         finally:
             if enabled:
                 gc.enable()
-        graph.replay()  # while it was captured, nothing ran
+        graph.replay()  # the capture itself computed nothing
         self._last = graph
         return graph.replay
 
@@ -60,7 +59,7 @@ class Graph:
 class Recorder:
     """Makes the recorded steps of all stacks of one stream.
 
-    It keeps those of two sizes of stacks, for most cohorts make stacks of one size and a rest.
+    It keeps recordings for two values of K, because most cohorts are split into stacks of one size and a smaller one.
 
     Args:
         graph: records a step; by default a new :class:`Graph`.
@@ -79,7 +78,7 @@ class Recorder:
         Args:
             fresh: makes a stack of clients that begin at a model, its plan and its optimizer.
             sizes: the clients' numbers of samples, ``[K]``.
-            room: steps of the longest plan that may come, if later stacks may replay what this one records; else 0.
+            room: number of steps of the longest possible plan if later stacks may replay these recordings; else 0.
         """
         if not room:
             return RecordedSteps(self.graph, room, download.lr, *fresh(download.model))
@@ -87,7 +86,7 @@ class Recorder:
         if steps is not None and steps.fits(plan):
             steps.restart(download, clients, sizes, plan)
         else:
-            steps = None  # its memory goes before the new one's comes
+            steps = None  # frees its memory first
             if len(self._kept) > 1:
                 del self._kept[next(iter(self._kept))]
             start = {name: t.clone() for name, t in download.model.items()}
@@ -97,11 +96,11 @@ class Recorder:
 
 
 class RecordedSteps(Steps):
-    """The steps of a stack: the second one of each kind is recorded, and later ones are replayed.
+    """The steps of a stack: records the second one of each kind, and replays later ones.
 
-    The first one is not like the others, because an optimizer makes its state in it. If there is ``room``, the next K
-    clients can :meth:`restart` it: the weights, the optimizer's state, the plan, the losses and what methods prepare
-    then have new values in the same memory.
+    The first one differs, because an optimizer creates its state in it. If there is ``room``, the next K clients
+    :meth:`restart` these steps: weights, optimizer state, plan, losses and prepared tensors get new values in the same
+    memory.
 
     Args:
         graph: records a step.
@@ -139,7 +138,7 @@ class RecordedSteps(Steps):
         )
 
     def restart(self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan) -> None:
-        """The next K clients: all is as it was before the first step of the first ones."""
+        """Begins with the next K clients, in the state before the first step."""
         start = self.stack.start
         torch._foreach_copy_(list(start.values()), [download.model[name] for name in start])
         self.stack.load(start, clients, sizes, plan.steps)
@@ -154,7 +153,7 @@ class RecordedSteps(Steps):
         self._place(plan)
 
     def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A copy in the memory of what this part prepared for the clients before."""
+        """A copy of ``prepared`` in the memory that this part's tensors had for the clients before."""
         if not self.lasts:
             return prepared
         kept = self._prepared.get(id(part), {})

@@ -1,22 +1,22 @@
-"""Streams of a GPU, on which stacks train side by side."""
+"""CUDA streams, on which stacks train side by side."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-STREAMS = 8  # at most: more side by side than a GPU has work for
+STREAMS = 8  # at most; a GPU has no room for more at once
 
 
 class Streams:
-    """Where the stacks of a round train: in turn on the streams of a GPU, or on a CPU where everything runs.
+    """The streams of a GPU, on which the stacks of a round train in turn; on a CPU, nothing.
 
-    A stack trains on a stream of its own. What follows, the methods' hooks and the sums of uploads, runs on the stream
-    of the round: there one stack comes after the other in the host's order, so that equal runs have equal numbers and
-    one stack at a time writes what a method keeps of all clients. Only a stream itself reuses its memory, and it waits
-    for what follows. At the end of a round the round's stream waits for all of them.
+    Each stack trains on one stream. The hooks that follow local training, and the sums of uploads, run on the round's
+    own stream, one stack after the other in the host's order. So equal runs have equal numbers, and one stack at a time
+    writes client states. The stack's stream waits for them, because it reuses the memory. At the end of a round, the
+    round's stream waits for all streams.
 
-    A single stream, too, is not the default one, on which no graph can be recorded.
+    Even a single stream is not the default stream, because no CUDA graph can be recorded there.
     """
 
     def __init__(self, device: torch.device, number: int) -> None:
@@ -26,7 +26,7 @@ class Streams:
 
     @contextmanager
     def round(self) -> Iterator[None]:
-        """Around the stacks of a round: they wait for what came before, what comes after waits for them."""
+        """Encloses the stacks of a round: they wait for earlier work, and later work waits for them."""
         if not self._streams:
             yield
             return
@@ -41,7 +41,7 @@ class Streams:
             self._own = None
 
     def stack(self) -> AbstractContextManager:
-        """Around a stack: the next stream."""
+        """Encloses the training of a stack, on the next stream."""
         if not self._streams:
             return nullcontext()
         self._turn += 1
@@ -49,7 +49,7 @@ class Streams:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Within :meth:`stack`, around what follows local training; does nothing outside of a round."""
+        """Within :meth:`stack`, encloses what follows local training; does nothing outside of a round."""
         if self._own is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""Which samples a client sees in which local step: drawn on the host for a whole round, moved to the device once."""
+"""Draws each client's mini-batches of a round on the host, and moves their indices to the device once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gcfed.utils.rng import generator
 
 
 class Kind(NamedTuple):
-    """What two local steps must have in common to be the same operations: active clients, batch size, no padding."""
+    """Steps of the same kind are the same operations: number of active clients, batch size, whether none is padded."""
 
     active: int
     size: int
@@ -32,10 +32,10 @@ class BatchPlan:
     """All local steps of K clients of one round, longest client first.
 
     Attributes:
-        index: sample indices, ``[K, T, B]`` on the device; a missing one repeats the client's first sample.
+        index: sample indices, ``[K, T, B]`` on the device; padding repeats the client's first sample.
         augment: augmentation draws, ``[K, T, B, A]``, or None.
-        counts: real samples of each step, ``[K, T]`` on the host; 0 once a client has finished.
-        kinds: of each step, ``[T]``.
+        counts: number of samples in each step, ``[K, T]`` on the host; 0 after a client has finished.
+        kinds: the kind of each step, ``[T]``.
     """
 
     index: Tensor
@@ -50,11 +50,11 @@ class BatchPlan:
 
     @property
     def tables(self) -> list[Tensor]:
-        """What a step reads on the device, ``[K, T, …]``."""
+        """The tensors that steps read, ``[K, T, …]`` on the device."""
         return [self.index, self._counts, *([] if self.augment is None else [self.augment])]
 
     def on(self, tables: Sequence[Tensor]) -> BatchPlan:
-        """This plan, which lies in these tables, ``[K, ≥ T, …]``."""
+        """This plan with its tensors in these tables, ``[K, ≥ T, …]``."""
         plan = copy(self)
         plan.index, plan._counts, *draws = tables
         plan.augment = draws[0] if draws else None
@@ -66,13 +66,13 @@ class BatchPlan:
         return (self.counts > 0).sum(1)
 
     def cut(self, steps: np.ndarray) -> BatchPlan:
-        """The plan of clients that stop after so many of their steps, ``[K]``."""
+        """The plan of clients that stop after this number of steps, ``[K]``."""
         longest = int(steps.max())
         counts = np.where(np.arange(longest) < steps[:, None], self.counts[:, :longest], 0)
         return BatchPlan(self.index[:, :longest], None if self.augment is None else self.augment[:, :longest], counts)
 
     def batch(self, data: FederatedDataModule, step: int | Tensor, kind: Kind) -> Batch:
-        """A step of the clients that are not done by then; its number may be a tensor ``[1]`` on the device."""
+        """The active clients' batch of a step; the step's number may be a tensor ``[1]`` on the device."""
         n, size, even = kind
 
         def at(table: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class BatchPlan:
 
 
 def counts_of_pass(size: int, batch_size: int, last_batch: str) -> list[int]:
-    """Samples of each mini-batch of a pass over ``size``; ``last_batch`` as the solver has it."""
+    """The sizes of the mini-batches in a pass over ``size`` samples; ``last_batch`` as in the solver."""
     whole, rest = divmod(size, batch_size)
     if last_batch == "wrap":
         return [batch_size] * (whole + (rest > 0))
@@ -123,13 +123,13 @@ def plan_batches(
     to_device: Callable[[np.ndarray], Tensor],
     **passes: Any,
 ) -> BatchPlan:
-    """The plan of K clients; what a client draws depends on (seed, round, client) alone.
+    """The plan of K clients. A client's draws depend on (seed, round, client) alone.
 
     Args:
-        passes: ``epochs``, ``steps`` and ``last_batch``, as the solver has them.
+        passes: ``epochs``, ``steps`` and ``last_batch``, as in the solver.
     """
     samples = [data.client(client) for client in clients.tolist()]
-    # The plan is dense: no batch needs more room than a million samples, or the largest client where it has more.
+    # The plan is dense: a batch has room for a million samples at most, or for the largest client's.
     batch_size = min(batch_size, max(1_000_000, *map(len, samples)))
     plans, draws = [], []
     for client, own in zip(clients.tolist(), samples, strict=True):
@@ -142,5 +142,5 @@ def plan_batches(
 
 
 def _padded(arrays: Sequence[Any], value: int = 0) -> np.ndarray:
-    """Arrays ``[T_k, …]`` as one, ``[K, T, …]``, with ``value`` where one has ended."""
+    """Pads arrays ``[T_k, …]`` with ``value`` to ``[K, T, …]``."""
     return pad_sequence([torch.from_numpy(array) for array in arrays], True, value).numpy()

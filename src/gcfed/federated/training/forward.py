@@ -1,4 +1,4 @@
-"""Calls a network: for more than its logits, and on other tensors than its own."""
+"""Calls a network with given tensors, and returns its features and stages in addition to its logits."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ Params = dict[str, Tensor]
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
-    """The network in evaluation mode for a while."""
+    """Puts the network into evaluation mode in the block."""
     training = net.training
     net.eval()
     try:
@@ -22,18 +22,17 @@ def evaluating(net: nn.Module) -> Iterator[None]:
 
 
 def hand_copies(net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook for networks that change their input: they get a copy, and the batch stays as it is."""
+    """A forward pre-hook for networks that change their input: copies the input, so that the batch stays the same."""
     return tuple(t.clone() if isinstance(t, Tensor) else t for t in inputs)
 
 
 class Output(NamedTuple):
-    """What the clients' networks return on one batch.
+    """What the clients' networks return for a batch.
 
     Attributes:
-        logits_KBC: ``[n, B, C]``, or ``[n, B, T, C]`` where every position of a sequence has a label.
-        features_KBF: the network's features (:class:`Tap`), flattened, ``[n, B, F]``; None unless tapped.
-        stages: the outputs of the network's ``stages`` in order, each ``[n, B, …]``, the last being the logits; empty
-            unless tapped.
+        logits_KBC: ``[n, B, C]``, or ``[n, B, T, C]`` if every position of a sequence has a label.
+        features_KBF: the flattened features (:class:`Tap`), ``[n, B, F]``; None unless tapped.
+        stages: the outputs of ``net.stages()`` in order, ``[n, B, …]``; the last are the logits. Empty unless tapped.
     """
 
     logits_KBC: Tensor
@@ -42,10 +41,10 @@ class Output(NamedTuple):
 
 
 class Tap(nn.Module):
-    """Calls a network for more than its logits.
+    """Calls a network, and also returns its features or the outputs of its stages.
 
-    Features are the network's ``penultimate(x)`` where it has one (VGG11's ``features`` are its convolutions), else its
-    ``features(x)``; ``head`` makes the logits of them.
+    Features are ``net.penultimate(x)`` if it exists (VGG11's ``features`` are its convolutions), else
+    ``net.features(x)``. ``net.head`` turns them into logits.
     """
 
     def __init__(self, net: nn.Module, features: bool, stages: bool) -> None:
@@ -53,7 +52,7 @@ class Tap(nn.Module):
         self.net, self.tap_features, self.tap_stages = net, features, stages
 
     def forward(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
-        """(logits, features if tapped, *stages if tapped); ``first`` enters the network at that stage."""
+        """(logits, features if tapped, *stages if tapped). With ``first``, x is the input of that stage."""
         if self.tap_stages:
             outputs = [x]
             for stage in list(self.net.stages().values())[first:]:  # type: ignore[operator]
@@ -66,8 +65,8 @@ class Tap(nn.Module):
         return (self.net(x),)
 
     def on(self, state: Mapping[str, Tensor], x: Tensor, first: int = 0) -> tuple[tuple[Tensor, ...], Params]:
-        """The same on other tensors than the network's own, by name, and those that the network has replaced by new
-        ones (``self.mean = …``); tensors without a name here stay.
+        """The same with these tensors in place of the network's own, by name. Also returns the tensors that the network
+        has put in their place (``self.mean = …``).
         """
         given = {f"net.{name}": t for name, t in state.items()}
         out = functional_call(self, given, (x, first))
@@ -75,7 +74,7 @@ class Tap(nn.Module):
 
     def _features(self, x: Tensor) -> Tensor:
         part = "penultimate" if hasattr(self.net, "penultimate") else "features"
-        copies = hand_copies in self.net._forward_pre_hooks.values()  # which this call does not pass
+        copies = hand_copies in self.net._forward_pre_hooks.values()  # this call bypasses hooks
         return getattr(self.net, part)(x.clone() if copies else x)
 
     def output(self, tensors: Sequence[Tensor]) -> Output:

@@ -1,7 +1,7 @@
-"""The user's own network, lent to one client after another: nothing of it is copied or replaced.
+"""Lends the user's own network to one client after another, without copying it.
 
-``parameter.data`` points to a client's tensors while the client trains, and home again afterwards. All objects keep
-their identity, so lists of weights, closures, hooks, TorchScript and ``torch.utils.checkpoint`` reach the client's.
+While a client trains, ``parameter.data`` is the client's tensor. Afterwards it is the network's own again. The
+parameter objects stay the same, so lists of weights, closures, hooks, TorchScript and ``torch.utils.checkpoint`` work.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,15 +16,15 @@ from gcfed.federated.training.forward import Params
 
 @dataclass(frozen=True)
 class Traits:
-    """What the engine must know of a network beyond its layers.
+    """What the engine must know about a network.
 
     Attributes:
-        moved: frozen parameters and integer buffers that training changes; they travel.
-        edits_input: whether forward changes its input; it gets copies.
+        moved: frozen parameters and integer buffers that training changes. They travel.
+        edits_input: whether forward changes its input. It then gets copies.
         contiguous: whether training fails in ``channels_last``.
-        functional: why ``torch.func.functional_call`` cannot stand for a call of the network; empty where it can.
-        alone: why several clients cannot train in one stack; empty where they can.
-        assigns: whether forward replaces tensors by new ones, which no CUDA graph may record.
+        functional: why ``torch.func.functional_call`` cannot replace a call of the network; empty if it can.
+        alone: why several clients cannot train in one stack; empty if they can.
+        assigns: whether forward replaces tensors by new ones. No CUDA graph can record that.
     """
 
     moved: tuple[str, ...] = ()
@@ -61,10 +61,10 @@ class Lent:
         ]
 
     def begin(self, rows: Mapping[str, Tensor]) -> None:
-        """A client begins with these tensors, ``[*shape]``; all others are constants that clients share."""
+        """Gives the network a client's tensors, ``[*shape]``; the clients share all others, which must not change."""
         self.home()
         if any(tensors[key] is not self.tensors[name] for tensors, key, name in self._slots):
-            self._look()  # a move to another device makes new buffers, and so may a forward pass of a test
+            self._look()  # a move to another device makes new buffers, and so may a test's forward pass
         self._rows = dict(rows)
         for name, row in rows.items():
             own = self.tensors[name]
@@ -77,11 +77,11 @@ class Lent:
         return self._home.get(name, self.tensors[name].data)
 
     def present(self) -> Params:
-        """The client's tensors as they are now, where a forward pass may have put new ones."""
+        """The client's present tensors, by name, also where a forward pass has put new ones."""
         return {name: tensors[key].detach() for tensors, key, name in self._slots}
 
     def replaced(self) -> set[str]:
-        """Names of the client's tensors that a forward pass has replaced or moved; not those that it ties to others."""
+        """Names of the client's tensors that a forward pass has replaced, other than by a tensor of the network."""
         return {
             name
             for tensors, key, name in self._slots
@@ -91,10 +91,10 @@ class Lent:
         }
 
     def settle(self) -> None:
-        """Local training is over: copies into the client's tensors what forward passes have put in their place.
+        """Called after local training: copies tensors that forward passes have replaced into the client's.
 
         Raises:
-            ValueError: a forward pass has given a trained parameter new memory, or changed a shared constant.
+            ValueError: a forward pass gave a trained parameter new memory, or changed a shared tensor.
         """
         replaced = self.replaced()
         for tensors, key, name in self._slots:
@@ -113,7 +113,7 @@ class Lent:
                 )
 
     def home(self) -> None:
-        """The network has its own tensors again."""
+        """Gives the network its own tensors back."""
         for name, data in self._home.items():
             self.tensors[name].data = data
         for tensors, key, name in self._slots if self._home else ():
@@ -122,7 +122,7 @@ class Lent:
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Gives the network these tensors, ``[*shape]``, for passes without gradients; it keeps its others."""
+        """Gives the network these tensors, ``[*shape]``, in the block, for passes without gradients."""
         before = {name: self.tensors[name].data for name in tensors}
         try:
             for name, t in tensors.items():

@@ -1,4 +1,4 @@
-"""What a network is made of, and what of it travels."""
+"""Facts about a network: its kinds of layers, and which of its tensors travel."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,14 +18,18 @@ is_recurrent = partial(has_layers, kind=nn.RNNBase)
 has_convolutions = partial(has_layers, kind=nn.modules.conv._ConvNd)
 
 
+def is_known(layer: nn.Module) -> bool:
+    """Whether it is a layer of these libraries, whose forward passes do the same operations every time."""
+    return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")
+
+
 def is_graphable(net: nn.Module) -> bool:
-    """Whether a forward pass does the same every time; a user's module must say so: ``graphable = True``."""
-    known = ("gcfed", "torch", "torchvision", "timm")
-    return all(type(m).__module__.split(".")[0] in known or getattr(m, "graphable", False) for m in net.modules())
+    """Whether a CUDA graph can record a forward pass; a user's module must declare it: ``graphable = True``."""
+    return all(is_known(m) or getattr(m, "graphable", False) for m in net.modules())
 
 
 def cannot_stack(net: nn.Module) -> str:
-    """Why several clients of this network cannot train in one stack; empty where they can."""
+    """Why several clients of this network cannot train in one stack; empty if its layers allow it."""
     if uses_batch_statistics(net):
         return (
             "batch normalisation: its statistics would mix with the padding of shorter batches. Set client.stack=1, "
@@ -39,11 +43,10 @@ def cannot_stack(net: nn.Module) -> str:
 
 
 def travelling(net: nn.Module) -> tuple[str, ...]:
-    """Names of what of a model travels: parameters that are trained, and floating-point buffers that are finite.
+    """Names of the tensors that server and clients exchange: trained parameters and finite floating-point buffers.
 
-    A frozen parameter, an integer and a mask of −∞ are constants, unless a forward pass changes them, which the probe
-    finds out (:mod:`gcfed.federated.training.probe`). A buffer that no checkpoint has (``persistent=False``) begins
-    anew each round.
+    Frozen parameters, integers and masks of −∞ are constants. If a forward pass changes one, the probe finds it
+    (:mod:`gcfed.federated.training.probe`). A buffer with ``persistent=False`` starts again each round.
     """
     kept = net.state_dict(keep_vars=True)
     params = [name for name, p in net.named_parameters() if p.requires_grad]
@@ -53,7 +56,7 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
 
 
 def broadcast_state(net: nn.Module, names: Sequence[str] | None = None) -> Params:
-    """A copy of these tensors of a network, by default of all that travel, name → ``[*shape]``; integers as float32."""
+    """Copies of these tensors, by default of all that travel, name → ``[*shape]``; integers as float32."""
     tensors = dict(net.named_parameters()) | dict(net.named_buffers())
     chosen = {name: tensors[name].detach() for name in names or travelling(net)}
     return {name: t.clone() if t.is_floating_point() else t.float() for name, t in chosen.items()}

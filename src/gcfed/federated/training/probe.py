@@ -1,45 +1,39 @@
-"""One look at a network before the first round: what would a federated run do to it, and it to the run?
+"""Passes a few samples through a network before the first round, to find out how the engine must treat it.
 
-A few samples pass through the user's own network, on copies of its tensors. From what it sees here follows what the
-engine does differently for this network, and what it refuses.
+The passes run in the user's own network, on copies of its tensors. They result in the network's :class:`Traits`, in
+warnings, or in an error about what no federated run can do right.
 """
-
-from __future__ import annotations
 
 import logging
 import pickle
 import random
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from copy import deepcopy
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, new_memory
-from gcfed.federated.training.network import broadcast_state, cannot_stack, is_graphable, travelling
-from gcfed.federated.training.stack import ClientStack
+from gcfed.federated.training.network import cannot_stack, is_known
 from gcfed.models.spectral import unit_vectors
+from gcfed.models.unchanged import GENERATORS, unchanged
 from gcfed.tasks import Task
 from gcfed.utils.rng import seed_generators
 
 log = logging.getLogger(__name__)
 SAMPLES = 8
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-STATE = (bool, int, float, complex, str, type(None), Tensor, *GENERATORS)
+GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
 
 
 def look(module: FederatedModule, data: Any) -> None:
-    """Probes a module's network on samples of its largest client, and has the module adopt what was found.
-
-    Raises:
-        ValueError: as :func:`probe`.
-    """
+    """Probes a module's network on samples of its largest client. The module adopts the result."""
     sizes = data.sizes(np.arange(data.num_clients))
     like = next(module.net.parameters())
     data.to_device(like.device, like.dtype, module.memory_format)
@@ -49,276 +43,211 @@ def look(module: FederatedModule, data: Any) -> None:
 
 
 def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> Traits:
-    """Traits of a network, from samples ``[B, *input]`` and their labels.
+    """Finds the traits of a network from samples ``[B, *input]`` and their labels.
 
-    The network is as it was afterwards, but for the layout of its tensors where it fails in ``channels_last``.
+    Afterwards the network is as before. Only its tensors are contiguous if it fails in ``channels_last``.
 
     Raises:
-        ValueError: it fails on the samples, or does what no federated run can do right; names the tensor and a remedy.
+        ValueError: the network fails on the samples, or does something that no federated run can do right.
     """
-    before, training = _attributes(net), net.training
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _Probe(net, x_B, y_B, task).traits()
-    finally:
-        net.train(training)
-        for module, key, value, copy in before.values():
-            if isinstance(value, Tensor):
-                value.detach().copy_(copy)
-            setattr(module, key, value if isinstance(value, Tensor) else copy)
+    with unchanged(net), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _Probe(net, x_B, y_B, task).traits()
+
+
+class _Pass(NamedTuple):
+    """Outputs of a pass, ``[B, …]``, gradients of the trained parameters, the network's tensors afterwards, and the
+    names of those that have changed.
+    """
+
+    out: Tensor
+    grads: list[Tensor]
+    tensors: Params
+    changed: list[str]
 
 
 class _Probe:
     def __init__(self, net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> None:
         self.net, self.x, self.y, self.task, self.name = net, x_B, y_B, task, f"model: {type(net).__name__}"
-        self.lent = Lent(net)
+        self.lent, self.marks = Lent(net), {name: mark for name, (_, mark) in _attributes(net).items()}
+        self.trained = [name for name, t in self.lent.tensors.items() if t.requires_grad]
+        self.edits = False  # whether a pass wrote to its input
+        self.replaced = set[str]()  # names for which a pass made a new tensor
+        self.draws = set[str]()  # the global generators that passes used
+
+    def warn(self, text: str) -> None:
+        log.warning("%s %s", self.name, text)
 
     def traits(self) -> Traits:
-        contiguous = False
-        try:
-            edits = self.train()
-        except Exception as error:
-            if not any(t.dim() == 4 for t in (self.x, *self.lent.tensors.values())):
-                raise self.failed(error) from error
-            # .contiguous() would leave the strides of a single channel as they are.
-            for t in self.lent.tensors.values():
-                t.data = t.data.clone(memory_format=torch.contiguous_format)
-            self.x, contiguous = self.x.clone(memory_format=torch.contiguous_format), True
-            try:
-                edits = self.train()
-            except Exception as again:
-                raise self.failed(again) from again
-            log.info("%s fails in channels_last: it trains in the contiguous layout", self.name)
-        moved, functional, alone = self.moved(), "", cannot_stack(self.net)
+        first, contiguous = self.first_pass()
+        if self.strangers:
+            self.warn(f"has {len(self.strangers)} weights that are no parameters of it, so nothing trains them. "
+                      "Register them in __init__: self.w = nn.Parameter(…), or an nn.ParameterList.")  # fmt: skip
+        moved, functional, alone = self.moved(first), "", cannot_stack(self.net)
         if not _is_known(self.net):
-            edits |= self.edits_in_tests()
-            with self.net.register_forward_pre_hook(hand_copies) if edits else nullcontext():
-                hidden, functional = self.hidden_state(), self.is_not_functional(moved)
-                alone = alone or hidden or functional or self.rows_meet() or self.differs_in_a_stack(moved)
-            for name, t in self.before.items():  # a list of buffers leads functional_call to these
+            test = self.run(self.x, training=False)
+            if test.changed:
+                self.warn(f"changes {_few(test.changed)} in evaluation mode: a test would change the model. "
+                          "Put it under `if self.training:`.")  # fmt: skip
+            with self.net.register_forward_pre_hook(hand_copies) if self.edits else nullcontext():
+                hidden = self.hidden_state(first, test)
+                functional, stacked = self.in_stacks()
+                alone = alone or hidden or functional or self.rows_meet(first) or stacked
+            for name, t in self.before.items():  # functional_call reaches these through a list of buffers
                 self.lent.tensors[name].data.copy_(t)
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
-        return Traits(moved, edits, contiguous, functional, alone, bool(self.replaced))
+        return Traits(moved, self.edits, contiguous, functional, alone, bool(self.replaced))
 
-    def failed(self, error: Exception) -> ValueError:
-        return ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_short(error)}")
+    def first_pass(self) -> tuple[_Pass, bool]:
+        """The first pass, forward and backward, and whether it needs the contiguous layout."""
+        for contiguous in (False, True):
+            if contiguous:  # .contiguous() would leave the strides of a single channel as they are
+                for t in self.lent.tensors.values():
+                    t.data = t.data.clone(memory_format=torch.contiguous_format)
+                self.x = self.x.clone(memory_format=torch.contiguous_format)
+            self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
+            try:
+                return self.run(self.x, y=self.y), contiguous
+            except Exception as error:
+                failure = error
+        raise ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_short(failure)}") from failure
 
-    @contextmanager
-    def on_copies(self, training: bool = True) -> Iterator[None]:
-        """The network on fresh copies of its tensors, with the same random numbers each time."""
-        seed_generators(self.x.device, 0)
-        self.lent.begin({name: t.clone() for name, t in self.before.items()})
+    def run(self, x: Tensor, training: bool = True, y: Tensor | None = None, start: Params | None = None) -> _Pass:
+        """A pass on copies of ``start`` (by default the network's tensors), with the same random numbers each time;
+        with labels ``y`` also backward.
+        """
+        seed_generators(x.device, 0)
+        generators = {name: _mark(generator) for name, generator in GLOBAL.items()}
+        self.lent.begin({name: t.clone() for name, t in (start or self.before).items()})
         self.net.train(training)
+        own = self.lent.tensors
         try:
-            yield
+            with torch.set_grad_enabled(y is not None):
+                out = self.net(seen := x.clone())
+                if y is not None:
+                    (loss := self.task.losses(out, y).sum()).backward()
+                    self.strangers = _leaves(loss) - {id(t) for t in own.values()}
+            self.edits |= seen._version > 0 or not torch.equal(seen, x)
+            self.draws |= {name for name, generator in GLOBAL.items() if _mark(generator) != generators[name]}
+            self.replaced |= self.lent.replaced()
+            tensors = self.lent.present()
+            changed = [name for name, t in tensors.items() if not _equal(t, self.before[name])]
+            return _Pass(out.detach().clone(), _grads([own[name] for name in self.trained]), tensors, changed)
         finally:
             self.lent.home()
+            for t in own.values():
+                t.grad = None
 
-    @torch.no_grad()
-    def outputs(self, x: Tensor, training: bool = True) -> list[Tensor]:
-        """What the network returns, and the buffers that training changes."""
-        with self.on_copies(training):
-            out = self.net(x.clone()).clone()
-            return [out, *(t.clone() for name, t in self.lent.present().items() if name in self.changed)]
-
-    def train(self) -> bool:
-        """One forward and backward pass; notes what it did to the network's tensors and generators.
-
-        Returns:
-            Whether it changed its input.
-        """
-        lent, seen = self.lent, self.x.clone()
-        self.before = {name: t.detach().clone() for name, t in lent.tensors.items()}
-        attributes = _attributes(self.net)
-        marks = {key: _mark(value) for key, (_, _, value, _) in attributes.items()}
-        with self.on_copies():
-            generators = _generators()
-            try:
-                outputs = self.net(seen)
-                loss = self.task.losses(outputs, self.y).sum()
-                strangers = _leaves(loss) - {id(t) for t in lent.tensors.values()}
-                loss.backward()
-                idle = [n for n, t in lent.tensors.items() if t.requires_grad and t.grad is None]
-                self.draws = [name for name, state in _generators().items() if state != generators[name]]
-                self.out, self.replaced, self.changed = outputs.detach().clone(), lent.replaced(), self.changes()
-            finally:
-                for t in lent.tensors.values():
-                    t.grad = None
-        now = {key: value for key, (_, _, value, _) in _attributes(self.net).items() if key in marks}
-        self.kept = [k for k, v in now.items() if _mark(v) != marks[k] and k.split(".")[-1] != "training"]
-        self.numbers = [key for key in self.kept if not isinstance(now[key], (Tensor, *GENERATORS))]
-        if strangers:
-            log.warning(
-                "%s has %d weights that are no parameters of it, so nothing trains them. Register them in __init__: "
-                "self.w = nn.Parameter(…), or an nn.ParameterList.", self.name, len(strangers),
-            )  # fmt: skip
-        if idle:
-            log.info("%s: no gradient reaches %s in a first step", self.name, _few(idle))
-        return self.is_edited(seen)
-
-    def changes(self) -> Params:
-        """Copies of the tensors that a pass has changed or replaced."""
-        return {n: t.clone() for n, t in self.lent.present().items() if not _equal(t, self.before[n])}
-
-    def moved(self) -> tuple[str, ...]:
-        """The constants that training changes. Refuses what cannot be averaged."""
-        kept, found = set(self.net.state_dict()), []
-        lost = [name for name in self.changed if name not in kept and not self.lent.tensors[name].requires_grad]
-        if lost:
-            log.warning(
-                "%s changes %s, which no checkpoint has (persistent=False): clients begin each round with its first "
-                "value.", self.name, _few(lost),
-            )  # fmt: skip
-        for name in self.replaced:
-            if self.lent.tensors[name].requires_grad:
-                raise new_memory(name)
-        averaged, anew = unit_vectors(self.net), "register it with persistent=False, so that clients begin anew"
-        for name in self.changed.keys() & kept:
-            own, old, new = self.lent.tensors[name], self.before[name], self.changed[name]
-            if own.requires_grad:
-                continue
-            if not old.is_floating_point() or isinstance(own, nn.Parameter):
+    def moved(self, first: _Pass) -> tuple[str, ...]:
+        """The constants that training changes, which are then averaged. Refuses what cannot be averaged."""
+        if replaced := sorted(self.replaced & {*self.trained}):
+            raise new_memory(replaced[0])
+        constants, saved = [name for name in first.changed if name not in self.trained], set(self.net.state_dict())
+        if lost := [name for name in constants if name not in saved]:
+            self.warn(f"changes {_few(lost)}, which no checkpoint has (persistent=False): "
+                      "clients begin each round with its first value.")  # fmt: skip
+        found = []
+        for name in (name for name in constants if name in saved):
+            old, new = self.before[name], first.tensors[name]
+            if not old.is_floating_point() or isinstance(self.lent.tensors[name], nn.Parameter):
                 found.append(name)
+            why = ""
             if not old.isfinite().all():
-                raise ValueError(
-                    f"{self.name} changes {name}, which begins at ±∞, so no difference to it can be sent: begin it at "
-                    f"a finite number, or {anew}."
-                )
-            if name not in averaged and _has_unit_rows(old) and _has_unit_rows(new):
-                raise ValueError(
-                    f"{self.name} keeps {name} at unit norm, and a mean of unit vectors is shorter than one: normalise "
-                    f"it where forward reads it, or {anew}."
-                )
+                why = "begins at ±∞, so no difference to it can be sent: begin it at a finite number"
+            elif name not in unit_vectors(self.net) and _has_unit_rows(old) and _has_unit_rows(new):
+                why = "has unit norm, and a mean of unit vectors is shorter: normalise it where forward reads it"
+            if why:
+                anew = "register it with persistent=False, so that clients begin anew"
+                raise ValueError(f"{self.name} changes {name}, which {why}, or {anew}.")
         if found:
             log.info("%s: training changes %s, which are averaged like buffers", self.name, _few(sorted(found)))
         return tuple(sorted(found))
 
-    def hidden_state(self) -> str:
-        """Whether a pass depends on those before it by more than parameters, buffers and global generators."""
-        tests, again = self.outputs(self.x, training=False)[0], self.outputs(self.x)[0]
-        same = _close(again, self.out) and _close(self.outputs(self.x, training=False)[0], tests)
-        if same and not self.numbers:
-            return ""
-        kept = self.numbers if same else self.kept  # many keep their last features, which nothing depends on
-        where = f"the attributes {_few(kept)}" if kept else "an attribute, a generator or a global"
-        log.warning(
-            "%s keeps something from one call to the next in %s: clients share it, in the order in which they train, "
-            "and no checkpoint has it. Make it a buffer (register_buffer), and draw from torch's global generator.",
-            self.name, where,
-        )  # fmt: skip
+    # The checks below return why clients cannot train in one stack; empty if they can.
+    def hidden_state(self, first: _Pass, test: _Pass) -> str:
+        """Whether a pass depends on earlier ones through more than parameters, buffers and global generators."""
+        again, tested = self.run(self.x), self.run(self.x, training=False)
+        same = _close(again.out, first.out) and _close(tested.out, test.out)
+        kept = {n: value for n, (value, mark) in _attributes(self.net).items() if self.marks.get(n, mark) != mark}
+        if same:  # many networks keep their last features, which no later pass reads
+            kept = {name: value for name, value in kept.items() if not isinstance(value, (Tensor, *GENERATORS))}
+        if kept or not same:
+            where = f"the attributes {_few(kept)}" if kept else "an attribute, a generator or a global"
+            self.warn(f"keeps something from one call to the next in {where}: clients share it, in the order in which "
+                      "they train, and no checkpoint has it. Make it a buffer (register_buffer), and draw from torch's "
+                      "global generator.")  # fmt: skip
         return "" if same else "state in plain attributes"
 
-    @torch.no_grad()
-    def edits_in_tests(self) -> bool:
-        """Whether forward changes its input in evaluation mode; warns if it changes tensors there."""
-        with self.on_copies(training=False):
-            self.net(seen := self.x.clone())
-            moved = list(self.changes())
-        if moved:
-            log.warning(
-                "%s changes %s in evaluation mode: a test would change the model. Put it under `if self.training:`.",
-                self.name, _few(moved),
-            )  # fmt: skip
-        return self.is_edited(seen)
-
-    def is_edited(self, x: Tensor) -> bool:
-        """Whether a pass has changed this copy of the samples, or has written the same values to it."""
-        return x._version > 0 or not torch.equal(x, self.x)
-
-    def rows_meet(self) -> str:
-        """Whether a sample's output, or a buffer, depends on the others of its batch, as on padding."""
-        half = len(self.x) // 2
-        other = self.x.clone()
-        other[half:] = self.x[: len(self.x) - half].flip(0)
-        (out, *buffers), (out_of_other, *others) = self.outputs(self.x), self.outputs(other)
-        if half and _close(out_of_other[:half], out[:half]) and all(map(_close, others, buffers)):
+    def rows_meet(self, first: _Pass) -> str:
+        """Whether a sample's output, or a buffer, depends on the other samples of its batch, as on padding."""
+        half, x = len(self.x) // 2, self.x.clone()
+        x[half:] = self.x[: len(x) - half].flip(0)
+        other = self.run(x)
+        same = all(_close(other.tensors[name], first.tensors[name]) for name in first.changed)
+        if half and same and _close(other.out[:half], first.out[:half]):
             return ""
         return "batches whose samples influence each other, as in batch statistics, which would mix with padding"
 
-    def is_not_functional(self, moved: Sequence[str]) -> str:
-        """Whether ``functional_call`` on a client's weights has other outputs or gradients."""
-        start = broadcast_state(self.net, (*travelling(self.net), *moved))
-        lent, called = self.of_clients(start, [0]), None
-        with suppress(Exception):
-            called = self.of_clients(start, [0], lends=False)
-        if called and all(map(_close, called, lent)):
-            return ""
-        return "weights that forward reaches other than through its modules (lists, closures, hooks on gradients)"
+    def in_stacks(self) -> tuple[str, str]:
+        """Compares two clients in the network itself with one in ``functional_call``, and with both in a stack."""
+        fixed = "torch" not in self.draws  # in a stack, dropout draws other masks
+        x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (self.x, self.y))
+        scales = {name: (1.1, 1.2) if name in self.trained else (1, 1) for name in self.before}
+        states = [{name: t * scales[name][k] for name, t in self.before.items()} for k in (0, 1)]
+        each = [self.run(x_KB[k], fixed, y_KB[k], states[k]) for k in (0, 1)]
 
-    def differs_in_a_stack(self, moved: Sequence[str]) -> str:
-        """Whether two clients in a stack have other outputs and gradients than one after the other."""
-        if {"numpy", "python"} & set(self.draws):
-            return "random numbers of NumPy or Python, drawn once for all of a stack"
-        start = broadcast_state(self.net, (*travelling(self.net), *moved))
-        try:
-            self.of_clients(start, [0, 1], training=True)
-            together = self.of_clients(start, [0, 1])
-        except Exception as error:
-            return f"a forward that torch.func.vmap cannot batch ({type(error).__name__}: {_short(error)})"
-        each = [self.of_clients(start, [client]) for client in (0, 1)]
-        if all(_close(both, torch.cat(alone)) for both, *alone in zip(together, *each, strict=True)):
-            return ""
-        return "a forward that does something else under torch.func.vmap"
+        def differs(call: Callable[..., Tensor], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]) -> str:
+            try:
+                for training in (True, fixed):
+                    self.net.train(training)
+                    seed_generators(x.device, 0)
+                    leaves = {name: t.clone().requires_grad_(name in self.trained) for name, t in state.items()}
+                    out = call(leaves, x)
+                    self.task.losses(out, y).sum().backward()
+            except Exception as error:
+                return f"{type(error).__name__}: {_short(error)}"
+            found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
+            return "" if all(map(_close, found, expected)) else "other outputs or gradients"
 
-    def of_clients(self, start: Params, clients: list[int], lends: bool = True, training: bool = False) -> list[Tensor]:
-        """Outputs and gradients of clients with weights of their own, ``[K, …]`` each."""
-        ones = np.ones(len(clients), np.int64)
-        self.net.train(training or "torch" not in self.draws)  # dropout draws other masks in a stack
-        seed_generators(self.x.device, 0)
-        stack = ClientStack(self.net, start, np.array(clients), ones, ones, task=self.task, lent=self.lent, lends=lends)
-        try:
-            for row, client in enumerate(clients):
-                for name in stack.leaves:
-                    stack.full[name][row].mul_(1.1 + 0.1 * client)
-            x_KB = torch.stack([self.x, self.x.flip(0)])[clients]
-            y_KB = torch.stack([self.y, self.y.flip(0)])[clients]
-            out = stack(x_KB).logits_KBC
-            stack.backward(self.task.losses(out, y_KB).flatten(1).sum(1))
-            grads = [torch.zeros_like(t) if t.grad is None else t.grad for t in stack.leaves.values()]
-            return [out.detach(), *grads]
-        finally:
-            stack.end()
-            for t in self.lent.tensors.values():
-                t.grad = None
+        call = partial(functional_call, self.net)
+        functional = differs(call, x_KB[0], y_KB[0], states[0], [each[0].out, *each[0].grads])
+        both = {name: torch.stack([state[name] for state in states]) for name in self.before}
+        expected = [torch.stack(pair) for pair in zip(*([p.out, *p.grads] for p in each), strict=True)]
+        stacked = differs(vmap(call, randomness="different"), x_KB, y_KB, both, expected)
+        if functional:
+            functional = "weights that forward reaches other than through its modules (lists, closures, hooks)"
+        if {"numpy", "python"} & self.draws:
+            return functional, "random numbers of NumPy or Python, drawn once for all of a stack"
+        return functional, stacked and f"a forward that torch.func.vmap cannot batch ({stacked})"
 
 
 def _is_known(net: nn.Module) -> bool:
-    """Whether it is made of layers that are known, and of no hooks: nothing of it needs a closer look."""
-    tensors = [*net.parameters(), *net.buffers()]
-    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in net.modules())
-    hooked |= any(t._backward_hooks or t._post_accumulate_grad_hooks for t in tensors)
-    scripted = any(isinstance(m, torch.jit.ScriptModule) for m in net.modules())
-    said = any(getattr(m, "graphable", False) for m in net.modules())  # by a user's module of itself
-    return is_graphable(net) and not (hooked or scripted or said)
+    """Whether it has only layers of known libraries and no hooks, so that one pass shows all."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
+    parts = [*net.modules(), *net.parameters(), *net.buffers()]
+    hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
+    return not hooked and all(is_known(m) and not isinstance(m, torch.jit.ScriptModule) for m in net.modules())
 
 
-def _attributes(net: nn.Module) -> dict[str, tuple[nn.Module, str, Any, Any]]:
-    """Numbers, tensors and generators that modules keep in plain attributes, by full name: each also as a copy."""
-    memo: dict[int, Any] = {}
+def _attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Numbers, tensors and generators in plain attributes of modules: name → value, and a mark of its state."""
+    kinds = (bool, int, float, complex, str, type(None), Tensor, *GENERATORS)
     return {
-        f"{name}.{key}".lstrip("."): (
-            module, key, value, value.detach().clone() if isinstance(value, Tensor) else deepcopy(value, memo),
-        )
+        f"{name}.{key}".lstrip("."): (value, _mark(value))
         for name, module in net.named_modules() if not isinstance(module, torch.jit.ScriptModule)
-        for key, value in vars(module).items() if isinstance(value, STATE)
+        for key, value in vars(module).items() if isinstance(value, kinds) and key != "training"
     }  # fmt: skip
 
 
 def _mark(value: Any) -> Any:
-    """Differs once an attribute has changed."""
-    if isinstance(value, Tensor):
-        return id(value), value._version
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
-    return pickle.dumps(value) if isinstance(value, GENERATORS) else repr(value)
+    return (id(value), value._version) if isinstance(value, Tensor) else pickle.dumps(value)
 
 
-def _generators() -> dict[str, Any]:
-    """Marks of the global generators."""
-    known = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
-    return {name: _mark(value) for name, value in known.items()}
+def _grads(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -326,32 +255,30 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    """Equal but for the rounding of another order of sums."""
+    """Whether they are equal, except for the rounding of another order of sums."""
     scale = float(b.abs().max()) if b.numel() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
 
 
 def _has_unit_rows(t: Tensor) -> bool:
-    if not t.is_floating_point() or t.dim() == 0 or t.shape[-1] < 2:
-        return False
-    return bool((t.norm(dim=-1) - 1).abs().max() < 1e-4)
+    is_vector = t.is_floating_point() and t.dim() > 0 and t.shape[-1] > 1
+    return is_vector and bool((t.norm(dim=-1) - 1).abs().max() < 1e-4)
 
 
 def _leaves(loss: Tensor) -> set[int]:
     """The ids of the tensors to which a backward pass adds gradients."""
-    found, todo, seen = set(), [loss.grad_fn], set()
+    todo, seen = [loss.grad_fn], set()
     while todo:
-        node = todo.pop()
-        if node is not None and node not in seen:
+        if (node := todo.pop()) is not None and node not in seen:
             seen.add(node)
-            found |= {id(node.variable)} if hasattr(node, "variable") else set()
             todo += [following for following, _ in node.next_functions]
-    return found
+    return {id(node.variable) for node in seen if hasattr(node, "variable")}
 
 
 def _short(error: Exception) -> str:
     return " ".join(str(error).split(". ")[0].split())[:300]
 
 
-def _few(names: Sequence[str]) -> str:
+def _few(names: Iterable[str]) -> str:
+    names = list(names)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

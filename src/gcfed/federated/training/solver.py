@@ -1,4 +1,4 @@
-"""Local training: what K clients do between the broadcast and their uploads."""
+"""Local training of K clients, between the broadcast and their uploads."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
@@ -17,15 +16,16 @@ from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.training.forward import Params
-from gcfed.federated.training.network import cannot_stack, is_graphable, is_recurrent, uses_batch_statistics
+from gcfed.federated.training.network import is_graphable, is_recurrent, uses_batch_statistics
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
 from gcfed.federated.training.steps import Steps
+from gcfed.models.unchanged import unchanged
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
 from gcfed.utils.device import on_device
 
-# They take norms or products over whole tensors, so a stacked tensor would mix its clients.
+# They compute norms or products over whole tensors, so the clients of a stack would influence each other.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
 
 
@@ -34,17 +34,17 @@ class LocalSolver:
     """Local SGD on every client of a stack: epochs or steps of any elementwise optimizer of ``torch.optim``.
 
     Args:
-        optimizer: partial of a ``torch.optim`` class; a client starts every round with a fresh one.
-        epochs: passes over the client's data; ignored where ``steps`` is given.
-        steps: number of mini-batches, the same for all clients, over as many reshuffled passes as they take.
-        batch_size: samples of a mini-batch; all of a client's where it has fewer.
-        last_batch: the end of a pass: ``keep`` the shorter batch, ``drop`` it (a client with fewer samples than a
-            batch keeps its only one), or ``wrap``: whole batches by repeating the first samples (the authors' code).
-        lr_decay: factor on the learning rate a round, ``lr · lr_decay^t``; it follows the round, not the client.
+        optimizer: partial of a ``torch.optim`` class; a client starts every round with a new one.
+        epochs: passes over the client's data; ignored if ``steps`` is given.
+        steps: number of mini-batches, the same for all clients; each pass over the data has a new order.
+        batch_size: samples of a mini-batch; a client with fewer samples has smaller batches.
+        last_batch: what to do with a shorter batch at the end of a pass: ``keep`` it, ``drop`` it (unless it is the
+            only one), or ``wrap``: fill it with the first samples again (as the authors' code does).
+        lr_decay: the learning rate of round t is ``lr · lr_decay^t``.
         clip_norm: bound on the norm of each client's gradient after all hooks; None: no clipping.
-        stack: K, clients trained at once on a device; ``auto`` is 1 on a CPU, where grouped convolutions are slow, and
-            as many of the cohort as fit into a GPU's memory.
-        graphs: on a GPU, record local steps as CUDA graphs where the methods and the network allow it.
+        stack: K, the number of clients trained at once on a device. ``auto`` is 1 on a CPU, where grouped convolutions
+            are slow, and on a GPU as many of the cohort as fit into its memory.
+        graphs: on a GPU, record local steps as CUDA graphs if the methods and the network allow it.
 
     Raises:
         ValueError: for a setting out of its range, or an optimizer that is not elementwise.
@@ -80,44 +80,37 @@ class LocalSolver:
         self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
 
     def check_stack(self, alone: str) -> None:
-        """Raises ValueError for ``client.stack`` > 1 of a network whose clients must train alone; says why."""
+        """Raises ValueError if ``client.stack`` > 1 and there is a reason, ``alone``, that clients must train alone."""
         if alone and self.stack != "auto" and int(self.stack) > 1:
             raise ValueError(f"client.stack={self.stack} cannot train a network with {alone}.")
 
     def validate(self, net: nn.Module, data: Any) -> None:
-        """Refuses layers that cannot be stacked, and batch normalisation that meets batches of a single sample.
-
-        Raises:
-            ValueError: ``client.stack`` > 1, or a layer sees a single value of a batch; names the remedy.
-        """
-        self.check_stack(cannot_stack(net))
+        """Raises ValueError if a layer normalises over batches and a client has one of a single sample."""
         sizes = data.sizes(np.arange(data.num_clients)).tolist()
         alone = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
         if not alone or not uses_batch_statistics(net):
             return
-        like, training = next(net.parameters()), net.training
-        sample = like.new_zeros(1, *data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)  # texts
-        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        text = hasattr(net, "last_only")
+        sample = next(net.parameters()).new_zeros(1, *data.input_shape, dtype=torch.int64 if text else None)
         try:
-            functional_call(net.train(), buffers, sample)
+            with unchanged(net), torch.no_grad():
+                net.train()(sample)
         except ValueError as error:
             raise ValueError(
                 f"{type(net).__name__} normalises over batches, and {len(alone)} of {len(sizes)} clients have "
                 f"one of a single sample (the first is client {alone[0]}): set model.norm_policy=group, "
                 f"or fixed, or client.last_batch=wrap. ({error})"
             ) from None
-        finally:
-            net.train(training)
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
-        """Records this network's steps on the present stream; None where Python launches each step."""
+        """The recorder of the present stream; None if Python launches each step."""
         if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
             return None
         stream = torch.cuda.current_stream(device)
         return None if stream == torch.cuda.default_stream(device) else self._recorders[stream.cuda_stream]
 
     def forget(self) -> None:
-        """Frees what is recorded when the run ends."""
+        """Frees all recordings."""
         self._recorders.clear()
 
     def begin(
@@ -130,11 +123,11 @@ class LocalSolver:
         recorder: Recorder | None = None,
         lasting: bool = False,
     ) -> Steps:
-        """K clients at the broadcast model, ready to train.
+        """Prepares K clients, at the broadcast model, for training.
 
         Args:
-            make: makes a stack of the start, the clients, their numbers of samples and of steps.
-            lasting: whether later stacks may replay what the ``recorder`` records of this one.
+            make: makes a stack from the start, the clients, their numbers of samples and of steps.
+            lasting: whether later stacks may replay what the ``recorder`` records for this one.
         """
         sizes = data.sizes(clients)
 
@@ -149,18 +142,18 @@ class LocalSolver:
         return recorder.steps(fresh, download, clients, sizes, plan, room)
 
     def lr(self, round_index: int) -> float:
-        """η_l, the learning rate of a round: it follows the round, not the client."""
+        """η_l, the clients' learning rate in a round."""
         return self._lr * self.lr_decay**round_index
 
     def num_steps(self, sizes: np.ndarray) -> np.ndarray:
-        """Local steps of clients with so many samples, ``[K] → [K]``."""
+        """Numbers of samples of clients, ``[K]`` → their numbers of local steps, ``[K]``."""
         steps = [self.steps or self.epochs * len(self._pass(size)) for size in sizes.tolist()]
         return np.array(steps, dtype=np.int64)
 
     def plan(
         self, data: FederatedDataModule, clients: np.ndarray, download: Download, device: torch.device
     ) -> BatchPlan:
-        """Draws all mini-batches of these clients for this round."""
+        """Draws all mini-batches of these clients in this round."""
         return plan_batches(
             data, clients, seed=download.seed, round_index=download.round, batch_size=self.batch_size,
             epochs=self.epochs, steps=self.steps, last_batch=self.last_batch,
@@ -179,14 +172,14 @@ class LocalSolver:
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> Tensor:
-        """Trains a stack through its plan; ``lr`` is η_l.
+        """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
 
         Args:
             parts: the client parts of the run's methods, in order.
             after_backward: calls Lightning's hook of this name.
 
         Returns:
-            Each client's mean task loss over all samples that it saw, ``[K]`` on the device.
+            Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
         """
         stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
         for group in optimizer.param_groups:
@@ -197,7 +190,7 @@ class LocalSolver:
             batch = plan.batch(data, number, kind)
             stack.drop_grads()
             for part in movers:
-                with autocast():  # a context of its own: autocast caches the weights that it has cast
+                with autocast():  # its own context, because autocast caches the weights that it has cast
                     part.before_step(stack, batch, lambda: local_objective(stack, batch, parts)[1])
             with autocast():
                 task, objective = local_objective(stack, batch, parts)
@@ -222,7 +215,7 @@ class LocalSolver:
 
 
 def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Each active client's task loss and its objective (with the terms of the methods), both ``[n]``."""
+    """Each active client's task loss, and its objective with the terms of the methods, both ``[n]``."""
     out = stack(batch.x)
     logits = out.logits_KBC
     for part in parts:
@@ -238,7 +231,7 @@ def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any]) -> t
 
 
 def clip_client_grads_(grads: Sequence[Tensor], max_norm: float) -> None:
-    """Scales each client's gradient to a norm of at most ``max_norm``, over all tensors ``[n, *shape]`` together."""
+    """Scales each client's gradient, over all tensors ``[n, *shape]``, to a norm of at most ``max_norm``."""
     scale = (max_norm / (client_norms(grads) + 1e-6)).clamp(max=1.0)
     for grad in grads:
         grad.mul_(per_client(scale, grad))

@@ -1,4 +1,4 @@
-"""K clones of one network, trained in lock-step: every client-side tensor leads with the client axis K."""
+"""K clients that train side by side. The first axis of every client-side tensor is the client axis K."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,33 +26,29 @@ def broadcast_like(tensor: Tensor, k: int) -> Tensor:
 class ClientStack:
     """K clients of one round, side by side on one device.
 
-    With K = 1 the user's own network trains, lent to the client (:class:`Lent`); with K > 1 ``torch.func.vmap`` over
-    the same: the same numbers, and no method can tell. Clients come sorted by their number of local steps, longest
-    first; when some have finished, :meth:`shrink` keeps the prefix that goes on, and what has finished stays exactly
-    as it is.
+    A single client trains in the user's own network (:class:`Lent`). Several clients train by ``torch.func.vmap`` over
+    it, with the same numbers. Clients are sorted by their number of local steps, longest first. When some have
+    finished, :meth:`shrink` goes on with the first n; the tensors of the others do not change any more.
 
-    Buffers start from the global ones and are updated by each client's own forward passes. Those that travel are
-    uploaded and averaged like parameters, integers as floats; the others keep the global value.
+    Buffers start at the server's values, and each client's forward passes update its own. Those that travel are
+    uploaded and averaged like parameters, integers as floats. The others start again in the next round.
 
     Args:
-        net: the global network. While a single client trains, its tensors are the client's; :meth:`end` brings the
-            global ones back.
-        start: what the server broadcast, name → ``[*shape]``, of the tensors that travel (:func:`travelling`).
-        clients: ids, ``[K]``; as ``num_samples`` and ``num_steps``, longest first.
-        tap_features, tap_stages: also return the features, the outputs of all ``net.stages()`` (see ``Tap``).
-        task: what the labels mean.
-        lent: the network, ready to be lent; by default looked up anew.
-        lends: whether a single client trains in it; else by ``functional_call``, as several do.
+        net: the global network. It has the client's tensors while a single client trains, until :meth:`end`.
+        start: the broadcast model, name → ``[*shape]``, with the tensors that travel (:func:`travelling`).
+        clients: ids, ``[K]``, in the order of ``num_samples`` and ``num_steps``: longest first.
+        tap_features, tap_stages: also return the features, or the outputs of all ``net.stages()`` (see ``Tap``).
+        task: the meaning of the labels.
+        lent: the network as :class:`Lent`; made here if not given.
 
     Attributes:
-        full: each client's tensors, name → ``[K, *shape]``; ``leaves``: the trained ones of the active clients,
-            ``[n, *shape]``, which share their memory.
-        notes: what measurements send beside the uploads.
-        prepared: what each method's client part has prepared for the local steps, by part.
-        stays: whether the next clients train in its memory (:meth:`load`).
+        full: each client's tensors, name → ``[K, *shape]``.
+        leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of ``full``.
+        prepared: what each client part returned from ``prepare``, by part.
+        stays: whether the next clients train in the same memory (:meth:`load`).
 
     Raises:
-        ValueError: K > 1 of a network that :func:`cannot_stack`.
+        ValueError: K > 1, and the network cannot be stacked.
     """
 
     def __init__(
@@ -67,19 +63,18 @@ class ClientStack:
         tap_stages: bool = False,
         task: Task = CLASSIFICATION,
         lent: Lent | None = None,
-        lends: bool = True,
     ) -> None:
         k = len(clients)
         if k > 1 and (reason := cannot_stack(net)):
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.task, self.stays = task, False
         self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
-        # On a GPU cuDNN gives the weights of recurrent layers new memory: there they enter as views of the stack's.
-        self._lends = lends and not (is_recurrent(net) and next(iter(start.values())).is_cuda)
+        # On a GPU cuDNN gives the weights of recurrent layers new memory, so functional_call runs on views of ``full``.
+        self._lends = not (is_recurrent(net) and next(iter(start.values())).is_cuda)
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
         self._trained = [name for name, p in net.named_parameters() if p.requires_grad]
         self._buffers = {n: t for n, t in self.full.items() if n not in self._trained}
-        # Copies of all other buffers too: a call would otherwise change the global network's.
+        # All other buffers are copied too, so that no client changes the global network's.
         self._counters = {n: b for n, b in net.named_buffers() if n not in start or not b.is_floating_point()}
         self._buffers |= {n: broadcast_like(b, k) for n, b in self._counters.items()}
         self.load(start, clients, num_samples, num_steps)
@@ -87,7 +82,7 @@ class ClientStack:
     def load(
         self, start: Mapping[str, Tensor], clients: np.ndarray, num_samples: np.ndarray, num_steps: np.ndarray
     ) -> None:
-        """K clients begin, in this stack's memory; the arguments are those of the constructor."""
+        """K clients begin in this stack's memory; arguments as in the constructor."""
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start = dict(start)
         self.prepared: dict[Any, Any] = {}
@@ -99,19 +94,19 @@ class ClientStack:
         self._activate(len(clients))
 
     def count_from_full(self) -> None:
-        """Gives integer buffers the values that ``full`` has for them as floats."""
+        """Copies floats of ``full`` into the integer buffers that they stand for."""
         for name in self._counters.keys() & self.full.keys():
             self._buffers[name].copy_(self.full[name])
 
     def _activate(self, n: int) -> None:
-        """The first n clients train from here on."""
+        """Makes the first n clients the active ones."""
         self.active = n
         buffers = {name: buffer[:n] for name, buffer in self._buffers.items()}
-        self._inputs: list[tuple[Tensor, Tensor]] = []  # with a single client: what enters the graph, and its leaf
+        self._inputs: list[tuple[Tensor, Tensor]] = []  # of a single client: parameters of the network, their leaves
         if n == 1 and self._lends:
             self.lent.begin({name: t[0] for name, t in (self.full | self._buffers).items()})
             own = {name: self.lent.tensors[name] for name in self._trained}
-            # Of the same version counter: autograd sees an edit of a leaf that its graph still needs.
+            # They share a version counter, so autograd notices an edit of a leaf that its graph still needs.
             self.leaves: Params = {name: t.detach().unsqueeze(0).requires_grad_() for name, t in own.items()}
             self._inputs = list(zip(own.values(), self.leaves.values(), strict=True))
         else:
@@ -129,8 +124,8 @@ class ClientStack:
         return [grad for _, grad in self.named_grads()]
 
     def with_grads(self, *sets: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """:meth:`grads`, and of each set the tensors of the same names: each client's, ``[K, *shape]``, cut to the
-        active ones, ``[n, *shape]``; the server's, ``[*shape]``, as they are. ``full`` are the weights.
+        """:meth:`grads`, and the tensors of these names from each set. Tensors of all clients, ``[K, *shape]``, are cut
+        to the active ones, ``[n, *shape]``; tensors of the server, ``[*shape]``, are not.
         """
         grads, lists = dict(self.named_grads()), []
         for tensors in sets:
@@ -149,7 +144,7 @@ class ClientStack:
         return out
 
     def _side_by_side(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> tuple[Output, Params]:
-        """Each client's network on its own tensors and batch, and the buffers that its forward pass has replaced."""
+        """Runs each client's network on its own tensors and batch; also returns the buffers that forward replaced."""
         if self.active == 1:
             rows = {name: t.squeeze(0) for name, t in state.items()}
             out, assigned = tap.on(rows, x_KB.squeeze(0), first)
@@ -158,7 +153,7 @@ class ClientStack:
         return tap.output(out), assigned
 
     def drop_grads(self) -> None:
-        """Forgets the last step's gradients; before the forward pass, which can use their memory."""
+        """Drops the last step's gradients, so that the forward pass can use their memory."""
         for leaf in self.leaves.values():
             leaf.grad = None
 
@@ -167,12 +162,12 @@ class ClientStack:
         loss_K.backward(None if len(loss_K) == 1 else torch.ones_like(loss_K))
         for own, leaf in self._inputs:
             if (grad := own.grad) is not None:
-                # A term of a method may have been written on the leaves.
+                # The leaf has a gradient if a method's term of the loss reads it.
                 leaf.grad = grad.unsqueeze(0) if leaf.grad is None else leaf.grad.add_(grad)
                 own.grad = None
 
     def gradients(self, loss_K: Tensor) -> Params:
-        """Gradients of losses ``[n]`` by all trained parameters, name → ``[n, *shape]``; zeros where none arrives."""
+        """Gradients of losses ``[n]`` by the trained parameters, name → ``[n, *shape]``; zeros where unused."""
         leaves = list(self.leaves.values())
         if not self._inputs:
             grads = torch.autograd.grad(loss_K.sum(), leaves, materialize_grads=True)
@@ -193,15 +188,15 @@ class ClientStack:
         features: bool = False,
         stages: bool = False,
     ) -> Output:
-        """Runs a fixed network on the n active clients' batches, in evaluation mode: a teacher.
+        """Runs a teacher, a fixed network in evaluation mode, on the n active clients' batches.
 
-        Gradients flow to ``x_KB`` and to those of ``params`` that want them.
+        Gradients flow to ``x_KB``, and to tensors of ``params`` that require them.
 
         Args:
-            x_KB: inputs, ``[n, B, *input]``, of the stage of the network with number ``first``.
-            params: each client's own network, name → ``[n, *shape]`` (what it lacks, such as running statistics, is the
-                client's present one); None: the broadcast model, which is one for all clients.
-            features, stages: what to return beside the logits.
+            x_KB: inputs of stage number ``first``, ``[n, B, *input]``.
+            params: each client's teacher, name → ``[n, *shape]``; tensors that it lacks, such as running statistics,
+                are the client's present ones. None: the broadcast model, for all clients.
+            features, stages: also return the features, or the outputs of the stages.
 
         Raises:
             ValueError: the network cannot run on other tensors than its own.
@@ -221,16 +216,16 @@ class ClientStack:
             return self._side_by_side(tap, present | self._typed(params), x_KB, first)[0]
 
     def _typed(self, tensors: Mapping[str, Tensor]) -> Params:
-        """Tensors in the types that the network has them in: integers travel as floats."""
+        """Tensors in the network's types, since integers travel as floats."""
         return {name: t.to(self._buffers[name].dtype) if name in self._counters else t for name, t in tensors.items()}
 
     def on(self, state: Mapping[str, Tensor], x_B: Tensor) -> Tensor:
-        """The network's outputs on other tensors, name → ``[*shape]``, in its present mode; without gradients."""
+        """The network's outputs with these tensors, name → ``[*shape]``, in its present mode, without gradients."""
         with self.lent.holding(state):
             return self.net(x_B)
 
     def shrink(self, n: int, optimizer: Optimizer) -> None:
-        """Goes on with the first n clients; parameters and optimizer state of the others stay where they are."""
+        """Goes on with the first n clients; tensors and optimizer states of the others do not change."""
         old = list(self.leaves.values())
         self._activate(n)
         for leaf, new in zip(old, self.leaves.values(), strict=True):
@@ -241,32 +236,32 @@ class ClientStack:
         optimizer.param_groups[0]["params"] = list(self.leaves.values())
 
     def settle(self) -> None:
-        """Local training is over: ``full`` has what the clients' networks have become."""
+        """Called after local training: copies what forward passes replaced, and integer buffers, into ``full``."""
         if self._inputs:
             self.lent.settle()
         for name in self._counters.keys() & self.full.keys():
             self.full[name].copy_(self._buffers[name])
 
     def end(self) -> None:
-        """The network is the global one again."""
+        """Gives the network its own tensors back."""
         self.lent.home()
 
     def delta(self) -> Params:
-        """The clients' updates ``w_k − w``, name → ``[K, *shape]``; they take the stack's memory, unless it stays."""
+        """The clients' updates w_k − w, name → ``[K, *shape]``. They use the stack's memory, unless it stays."""
         self.end()
         if self.stays:
             moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
             return dict(zip(self.full, moved, strict=True))
         self.leaves = {}
-        self._state, self._inputs = {}, []  # and with them its gradients
-        full, self.full, self._buffers = self.full, {}, {}  # parts keep the stack until the next one, and not these
+        self._state, self._inputs = {}, []
+        full, self.full, self._buffers = self.full, {}, {}  # parts may hold the stack until the next one
         torch._foreach_sub_(list(full.values()), [self.start[name] for name in full])
         return full
 
 
 @contextmanager
 def unedited(x: Tensor) -> Iterator[None]:
-    """Raises ValueError if the block changes ``x``: a network that changed it in the probe would get a copy."""
+    """Raises ValueError if the block changes ``x``; networks that did so in the probe get copies."""
     version = None if x.is_inference() else x._version
     yield
     if version is not None and x._version != version:
@@ -279,6 +274,6 @@ def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:
 
 
 def client_norms(tensors_K: Sequence[Tensor]) -> Tensor:
-    """Each client's Euclidean norm over all its tensors together, ``[n, *shape]`` each → ``[n]``."""
+    """Each client's Euclidean norm over all its tensors, ``[n, *shape]`` → ``[n]``."""
     squares = [t.square().sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else t.square() for t in tensors_K]
     return torch.stack(squares).sum(0).sqrt()

@@ -16,11 +16,11 @@ LocalStep = Callable[[int | Tensor, Kind], None]
 
 
 class Steps:
-    """K clients that are ready to train, and their losses; on a GPU see :mod:`gcfed.federated.graphs`.
+    """K clients that are ready to train, and their losses. :mod:`gcfed.federated.graphs` has a version for GPUs.
 
     Attributes:
         stack, plan: the clients and their batches.
-        optimizer: steps on the stack's leaves; new in each round.
+        optimizer: updates the stack's leaves; new in each round.
     """
 
     def __init__(self, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
@@ -28,7 +28,7 @@ class Steps:
         self._losses: list[tuple[Tensor, ...]] = []
 
     def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the steps read of what a part has prepared."""
+        """Returns what the local steps read as ``stack.prepared[part]``."""
         return prepared
 
     def run(self, step: LocalStep, t: int, kind: Kind) -> None:
@@ -36,13 +36,13 @@ class Steps:
         step(t, kind)
 
     def first_done(self) -> None:
-        """Called after the first step, in which an optimizer makes its state."""
+        """Called after the first step, in which an optimizer creates its state."""
         if self.optimizer.defaults.get("fused") and self.optimizer.defaults.get("momentum"):
-            for leaf in self.stack.leaves.values():  # fused steps take no None, and a first step on zeros is the same
+            for leaf in self.stack.leaves.values():  # without a gradient in step 1; momentum 0 gives the same step
                 self.optimizer.state[leaf].setdefault("momentum_buffer", torch.zeros_like(leaf))
 
     def note(self, number: int | Tensor, *values: Tensor) -> None:
-        """Notes the active clients' mean losses in a step and their numbers of labels, ``[n]`` each."""
+        """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]`` each."""
         self._losses.append(values)
 
     def mean_losses(self) -> Tensor:

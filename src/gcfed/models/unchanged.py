@@ -1,0 +1,38 @@
+"""Undoes what a trial pass does to a network."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+@contextmanager
+def unchanged(net: nn.Module) -> Iterator[None]:
+    """After the block, attributes, buffers and modes of the network are as before; lists and dicts are not restored."""
+    memo: dict[int, Any] = {}  # generators that two modules share stay shared
+    modules = [m for m in net.modules() if not isinstance(m, torch.jit.ScriptModule)]
+    attributes: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (own, {key: deepcopy(v, memo) if isinstance(v, GENERATORS) else v for key, v in own.items()})
+        for m in modules
+        for own in (m.__dict__, m._buffers)
+    ]
+    plain = [t for _, before in attributes for t in before.values() if isinstance(t, Tensor)]
+    tensors = [(t, t._version, t.detach().clone()) for t in (*plain, *net.buffers())]
+    training = net.training
+    try:
+        yield
+    finally:
+        net.train(training)  # modules in TorchScript
+        for own, before in attributes:
+            own.clear()
+            own.update(before)
+        for t, version, value in tensors:
+            if t._version != version:
+                t.detach().copy_(value)
