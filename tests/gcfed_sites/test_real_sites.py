@@ -214,7 +214,7 @@ def test_a_site_that_comes_late_is_refused_and_gets_the_present_model(
     result = run("algorithm=scaffold", "federation.least=3", "federation.deadline=6")
     assert "round 3: site-3 did not answer" in caplog.text
     assert "round 4: site-3 is still at round 3 (fit)" in caplog.text
-    assert "site-3 answers round 3 (fit), which nobody waits for: refused" in caplog.text
+    assert "site-3 answers round 3 (fit), which is too late: refused" in caplog.text
     rows = read_rows(tmp_path / "run/metrics.csv")
     assert [row["train/dropped_clients"] for row in rows] == [0, 0, 1, 1, 0]
     assert rows[2]["time/round_s"] > 6 > 4 + rows[4]["time/round_s"]
