@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from gcfed.federated.messages import Levels, Upload
+from gcfed.federated.messages import Levels, MessageError, Upload
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.transport import Expected
 from gcfed.federated.wire import pack, unpack, upload_content
 from gcfed_sites.answers import Answer, counted_against
-from gcfed_sites.checks import checked_upload
+from gcfed_sites.checks import check_versions, checked_upload
 
 SHAPES = {"delta": {"w": torch.zeros(2, 3), "b": torch.zeros(2)}, "control": {"w": torch.zeros(3).double()}}
 EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}})
@@ -60,3 +60,12 @@ def test_the_words_of_a_site_are_safe_to_print():
     with counted_against("a", failures):
         assert Answer("a", 0, pack({"failure": "\x1b[2J" + "x" * 600})).content
     assert failures["a"] == f"failed:  [2J{'x' * 496}"
+
+
+@pytest.mark.parametrize(
+    "states", [{}, {"c": [0]}, {"c": [0, 4]}, {"c": [0, "1"]}, {"c": [0, 1], "../x": [0, 1]}, None]
+)
+def test_versions_of_other_states_are_refused(states):
+    check_versions({"c": [-1, 3]}, ["c"], [5, 2], 3)
+    with pytest.raises(MessageError, match="states"):
+        check_versions(states, ["c"], [5, 2], 3)
