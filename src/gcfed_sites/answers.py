@@ -1,4 +1,4 @@
-"""Questions to sites and their answers, and the line on which they travel."""
+"""The answers of sites, and the line on which they travel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 from gcfed.federated.messages import MessageError
 from gcfed.federated.wire import unpack
 
-RESUME = "The same command with ckpt_path=last goes on after the last finished round."
+RESUME = "The same command with ckpt_path=last continues after the last finished round."
+NONE = -1  # the version of a client that has no state
 About = dict[str, Any]
-"""The plain values of a question."""
+"""The plain values of a question or an answer."""
 
 
 class Answer(NamedTuple):
@@ -25,7 +26,7 @@ class Answer(NamedTuple):
     gone: str = ""
 
     @property
-    def content(self) -> dict[str, Any]:
+    def content(self) -> About:
         """The content of the message.
 
         Raises:
@@ -33,7 +34,7 @@ class Answer(NamedTuple):
         """
         if self.gone:
             raise MessageError(self.gone)
-        content = unpack(self.message, "answer")
+        content = unpack(self.message)
         if "failure" in content:
             raise MessageError(str(content["failure"]))
         return content
@@ -41,23 +42,24 @@ class Answer(NamedTuple):
 
 @contextmanager
 def counted_against(site: str, failures: dict[str, str], failed: str = "failed") -> Iterator[None]:
-    """Reads the answer of a site. An error becomes that site's entry in ``failures``; without one the entry goes."""
+    """Reads the answer of a site. Removes the site from ``failures``, or enters the error there."""
     try:
         yield
         del failures[site]
-    except Exception as error:  # the words may be the site's: they must be safe to print
-        failures[site] = f"{failed}: {''.join(c if c.isprintable() else ' ' for c in str(error)[:500])}"
+    except Exception as error:
+        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        failures[site] = f"{failed}: {''.join(c if c.isprintable() else ' ' for c in why[:500])}"  # the site's words
 
 
 class Line:
-    """A pipe to a process that passes questions on to sites, and their answers back as bytes. No call waits for
-    another.
+    """A pipe to a process that passes questions on to sites, and their answers back as bytes. Calls do not wait for
+    each other.
     """
 
-    sites: list[str]  # their names, in an order that does not change
+    sites: list[str]  # their names; the order does not change
     pipe: Connection
-    ended: str  # the error for a pipe that was closed at its other end
-    lost: bool = False  # True once a site, or all of them, cannot be reached any more
+    ended: str  # the error if the pipe was closed at its other end
+    lost: bool = False  # whether a site, or all of them, can no longer be reached
 
     def complete(self) -> bool:
         """Whether a new line would reach all sites."""
@@ -68,7 +70,7 @@ class Line:
             self.pipe.send((site, number, verb, json.dumps(about), message))
 
     def receive(self, seconds: float) -> Answer | None:
-        """The next answer, or None after so many seconds.
+        """The next answer; None if there is none within this time.
 
         Raises:
             ConnectionError: no answer can come any more.

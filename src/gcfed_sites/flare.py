@@ -1,6 +1,6 @@
-"""The two ends of a job of NVFlare: what runs in its processes, on the server and at each site.
+"""The two ends of an NVFlare job: one class runs in the server's process, the other in each site's.
 
-The job carries no code. Both classes are installed with this project, so a site need only allow these classes by name
+The job contains no code. Both classes are installed with this project, so a site only has to allow their names
 (docs/federation.md).
 """
 
@@ -17,15 +17,15 @@ from typing import Any
 from nvflare.collab import collab
 
 HOLD = 2.0  # seconds until a call returns while the site still works
-ALIVE = 20.0  # seconds until a site that does not return from a call counts as gone
+ALIVE = 20.0  # seconds until a site that does not return from a call is considered gone
 
 
 class Relay:
-    """In the server's job: passes questions and answers between the sites and the run, which is another process.
+    """The server's end: passes questions and answers between the sites and the run, which is another process.
 
     Args:
         address: path of the run's socket.
-        key: authenticates both ends of the socket; hexadecimal digits.
+        key: authenticates both ends of the socket, in hexadecimal digits.
     """
 
     def __init__(self, address: str, key: str) -> None:
@@ -34,10 +34,10 @@ class Relay:
 
     @collab.main
     def relay(self) -> None:
-        """Works until the run hangs up or the job is aborted."""
+        """Works until the run closes the socket or the job is aborted."""
         sites, context = {site.name: site for site in collab.clients}, collab.context
-        calls = ThreadPoolExecutor(len(sites))  # a site has one question at a time
-        hung_up = suppress(EOFError, ConnectionResetError)  # the second if the run leaves answers unread
+        calls = ThreadPoolExecutor(len(sites))  # each site has one question at a time
+        hung_up = suppress(EOFError, ConnectionResetError)  # a reset if the run leaves answers unread
         with hung_up, Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.key)) as self.line:
             self.line.send(sorted(sites))
             while not context.is_aborted():
@@ -47,22 +47,24 @@ class Relay:
         calls.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, site: Any, number: int, *question: Any) -> None:
-        """Sends the answer of a site, or why it is gone. Calls again while the site works: a site without power never
-        returns, and a long call would keep the job from ending.
+        """Sends the answer of a site, or why it is gone.
+
+        Repeats short calls while the site works, because a site without power never returns, and a long call would
+        keep the job from ending.
         """
         answer, gone = None, ""
         try:
             while answer is None and not self.line.closed:
                 answer = site(timeout=ALIVE).answer(number, *question)
                 question = ("", "", b"")
-        except Exception as error:  # for a killed process NVFlare reports a timeout, at once
+        except Exception as error:  # for a killed process NVFlare reports a timeout at once
             gone = "its process has ended, or cannot be reached" if "timed out" in str(error) else str(error)
         with self._sending, suppress(OSError):  # the run has ended
             self.line.send((site.name, number, answer if type(answer) is bytes else b"", gone))
 
 
 class SiteEnd:
-    """In a site's job: passes the server's questions to the site's program, one after the other."""
+    """A site's end: passes the server's questions to the site's program, one at a time."""
 
     def __init__(self) -> None:
         self._site: Any = None
@@ -73,10 +75,10 @@ class SiteEnd:
     def answer(self, number: int, verb: str, about: str, message: bytes) -> bytes | None:
         """The answer of :meth:`gcfed_sites.site.Site.answer` to the question with this number; None while it works.
 
-        NVFlare lets sites call, too: they are refused.
+        NVFlare would also let other sites call. They are refused.
         """
         if collab.caller != "server":
-            raise PermissionError(f"{collab.caller} is a site, and the server alone asks.")
+            raise PermissionError(f"{collab.caller} is a site, and only the server may ask.")
         if number != self._number:
             places = collab.workspace.get_root_dir(), collab.workspace.get_site_config_dir()
             self._number = number
@@ -91,6 +93,6 @@ class SiteEnd:
 
             settings, home = Path(local).resolve() / "gcfed.yaml", Path(root).resolve() / "gcfed"
             home.mkdir(exist_ok=True)
-            os.chdir(home)  # relative paths in its overrides start here, where no key lies
+            os.chdir(home)  # relative paths in its overrides start here, where no keys are
             self._site = Site(name, settings, home)
         return self._site.answer(*question)

@@ -1,6 +1,6 @@
-"""The line from a run to its sites: the job of NVFlare that the run submits, and a socket to the job's server.
+"""The line from a run to its sites: the NVFlare job that the run submits, and a socket to the job's server.
 
-If all sites are on this machine, this module provisions and starts them, on the loopback interface alone.
+If all sites are on this machine, this module also provisions and starts them, on the loopback interface only.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from gcfed_sites.answers import RESUME, Line
 from gcfed_sites.flare import Relay, SiteEnd
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
-SERVER, ADMIN = "localhost", "admin@local.net"  # of a federation on this machine
-START = 120.0  # seconds for its processes to find each other, and for NVFlare to start those of a job
-ENDING = 20.0  # seconds for them to end
-#: The classes that a job may build besides NVFlare's own.
+SERVER, ADMIN = "localhost", "admin@local.net"  # names in a federation on this machine
+START = 120.0  # seconds for its processes to find each other, and for NVFlare to start a job
+ENDING = 20.0  # seconds for a job to end
+#: The classes that a job may build in addition to NVFlare's.
 ALLOWED = [f"{kind.__module__}.{kind.__name__}" for kind in (Relay, SiteEnd, CollabController, CollabExecutor)]
 
 
 @contextmanager
 def session_of(kit: Path) -> Iterator[Session]:
-    """A short talk to NVFlare's server, because an open session keeps a process from ending."""
+    """A short session with NVFlare's server, because an open session keeps a process from ending."""
     try:
         user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
         with redirect_stdout(StringIO()):
@@ -66,11 +66,11 @@ def connected(kit: Path) -> list[str]:
 
 
 class FlareLine(Line):
-    """Submits a job, which lives as long as the line.
+    """Submits a job, which runs as long as the line exists.
 
     Args:
         kit: the startup kit of an admin.
-        sites: names, or the number of all sites that are connected.
+        sites: names, or the number of all connected sites.
 
     Raises:
         ConnectionError: there is no NVFlare server, or it does not start the job; says why.
@@ -82,7 +82,7 @@ class FlareLine(Line):
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
             raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
         key = secrets.token_bytes(32)
-        with scratch() as folder:  # only this user can open it
+        with scratch() as folder:  # which only this user can open
             address = f"{folder}/run"
             job = write_job(folder, self.sites, address, key.hex())
             with Listener(address, "AF_UNIX", authkey=key) as listener, session_of(self.kit) as session:
@@ -93,7 +93,7 @@ class FlareLine(Line):
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
 
     def complete(self) -> bool:
-        with suppress(ConnectionError):  # the job goes on without an admin's session
+        with suppress(ConnectionError):  # the job continues without an admin's session
             return set(self.sites) <= set(connected(self.kit))
         return False
 
@@ -110,11 +110,11 @@ class FlareLine(Line):
                     raise ConnectionError(f"NVFlare has not started the job of the run: {status}.") from None
 
     def _abort(self, session: Session) -> None:
-        with suppress(Exception):  # it may have ended just now
+        with suppress(Exception):  # the job may have ended just now
             session.abort_job(self._job)
 
     def close(self) -> None:
-        """Hangs up, which ends the job, and waits for that."""
+        """Closes the pipe, which ends the job, and waits for its end."""
         self.pipe.close()
         with session_of(self.kit) as session:
             session.monitor_job(self._job, ENDING, poll_interval=0.5)
@@ -125,19 +125,19 @@ _lines: dict[tuple[Path, int | tuple[str, ...]], FlareLine] = {}
 
 
 def line_of(kit: Path, sites: int | tuple[str, ...]) -> FlareLine:
-    """The line of this process to these sites; a new one if a site was lost."""
+    """The line of this process to these sites. It is a new one if a site was lost."""
     line = _lines.pop((kit, sites), None)
     if line is not None and line.lost:
         line.close()
         line = None
-    _lines[kit, sites] = line = line or FlareLine(kit, sites)
-    return line
+    _lines[kit, sites] = line or FlareLine(kit, sites)
+    return _lines[kit, sites]
 
 
 def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
-    """Writes a job that names its components and carries no code; returns its folder."""
+    """Writes a job that names its components and contains no code. Returns its folder."""
     job = FedJob("gcfed", min_clients=1)
-    job.set_app_packages(["gcfed", "gcfed_sites"])  # else the code of unknown packages travels with the job
+    job.set_app_packages(["gcfed", "gcfed_sites"])  # NVFlare would add the code of unknown packages to the job
     job.to_server(CollabController("_server", sync_task_timeout=300), id="controller")
     job.to_server(Relay(address, key), id="_server")
     for site in sites:
@@ -147,9 +147,9 @@ def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
     return f"{folder}/gcfed"
 
 
-# ------------------------------------------------------------------------------------ all of them on this machine
+# ----------------------------------------------------------------------------------------- all on this machine
 class LocalFederation:
-    """The processes of a server and its sites, which end with this one. A folder has their kits, keys and logs."""
+    """The processes of a server and its sites, which end with this process. The folder has kits, keys and logs."""
 
     def __init__(self, folder: Path, sites: list[str]) -> None:
         self.sites, self.kits = sites, provision(folder, sites)
@@ -160,7 +160,7 @@ class LocalFederation:
         until, there = time.monotonic() + START, set[str]()
         while set(sites) - there:
             if time.monotonic() > until:
-                raise ConnectionError(f"the sites do not find their server: see the logs below {self.kits}.")
+                raise ConnectionError(f"the sites do not find their server: see the logs in {self.kits}.")
             time.sleep(1.0)
             with suppress(ConnectionError):  # not yet
                 there = set(connected(self.kits / ADMIN))
@@ -185,9 +185,11 @@ _federation: LocalFederation | None = None
 
 
 def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine:
-    """The line to the federation of this process, which starts with the first run and serves later runs.
+    """The line to this process's federation, which starts with the first run and serves later runs too.
 
-    The sites, by number or name, keep their clients' states below ``output``, the folder of the run.
+    Args:
+        output: the run's folder. The sites keep their clients' states there.
+        sites: their number or names.
     """
     global _federation
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
@@ -203,7 +205,7 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
 
 
 def provision(folder: Path, sites: list[str]) -> Path:
-    """Makes the startup kits of a server, its sites and an admin; returns their folder."""
+    """Creates the startup kits of a server, its sites and an admin. Returns their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)  # private keys
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import assemble
@@ -22,58 +23,54 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
 from gcfed.federated.interpreter import ClientEnd
-from gcfed.federated.messages import MessageError
+from gcfed.federated.messages import refuse_other
 from gcfed.federated.state.client_store import ClientStore
-from gcfed.federated.wire import entries, match, pack
+from gcfed.federated.wire import pack, unpack_download
 from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Whole, checked, fits
 from gcfed.utils.compose import Composer, shorthand
 from gcfed.utils.files import in_words
-from gcfed_sites.answers import About
+from gcfed_sites.answers import NONE, About
 
-NONE = -1  # the version of a client that has no state
 #: The keys of a config that clients need.
 OF_CLIENTS = (
     "data", "model", "client", "gc", "attack", "quantization", "metrics", "participation", "partition", "client_store",
     "task", "methods", "seed", "rounds", "eval_every", "precision", "precision_matmul", "channels_last", "tags", "name",
 )  # fmt: skip
-#: Names and folders, which each machine has for itself.
+#: Names and folders, which may differ between machines.
 OWN = re.compile(r"tags|name|data\.dataset\.data_dir|client_store\.folder|metrics\.\w+\.folder")
-TEST = 1e-6  # share of samples set aside if a site has no test split: one sample, because a data set must have one
+TEST = 1e-6  # share of samples held out if a site has no test split: one sample, because a data set must have one
 
 
 @checked
 @dataclass(frozen=True)
 class Settings:
-    """A site's ``gcfed.yaml``. All keys may be left out; paths start at the file's folder."""
+    """A site's ``gcfed.yaml``. All keys are optional. Paths are relative to the file's folder."""
 
     overrides: list[str] | None = None  # of the run, as on its command line: experiment=…, data=…, model=…
-    config: str | None = None  # or a file with the whole config, as a run's config.yaml
+    config: str | None = None  # or a file with a whole config, like a run's config.yaml
     clients: list[Whole] | None = None  # ids of the run's clients that it holds; None: those that the server proposes
     arrays: str | None = None  # its data as a .npz, as for data=arrays
-    data_dir: str | None = None  # where the data sets lie that the config names
-    states: str | None = None  # where its clients' states lie, a folder for each run; None: in its NVFlare workspace
+    data_dir: str | None = None  # folder of the data sets that the config names
+    states: str | None = None  # folder of its clients' states, with one folder per run; None: in its NVFlare workspace
     accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
 
     @classmethod
     def read(cls, path: Path) -> Settings:
-        """The settings in a file; the defaults if there is none. An error names the file and the key."""
+        """The settings in a file; the defaults if there is none. An error names the key."""
         given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
         for key in given.keys() & {"config", "arrays", "data_dir", "states"}:
             given[key] = given[key] and str(path.resolve().parent / given[key])
-        try:
-            return cls(**given)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from None
+        return cls(**given)
 
 
 class Site:
-    """Answers the server's questions, one after the other.
+    """Answers the server's questions, one at a time.
 
     Args:
         name: of the site.
         settings: its ``gcfed.yaml``, which is read for each run.
-        home: a folder of its own, for states unless the settings name another.
+        home: its folder; states are kept there unless the settings name another folder.
     """
 
     end: ClientEnd
@@ -93,30 +90,29 @@ class Site:
         try:
             asked = json.loads(about)
             if verb != "configure" and asked["run"] != self.run:
-                raise MessageError(f"{self.name} knows nothing of the run {asked['run']}: its job has begun anew.")
-            return pack("answer", verbs[verb](asked, message))
+                raise ValueError(f"{self.name} does not know the run {asked['run']}, because its job has begun anew.")
+            return pack(verbs[verb](asked, message))
         except Exception as error:
-            return pack("answer", {"failure": f"{type(error).__name__}: {in_words(error)}"})
+            return pack({"failure": f"{type(error).__name__}: {in_words(error)}"})
 
     def configure(self, about: About, message: bytes) -> About:
-        """Builds the clients of a run; refuses another version of this project, and data that have changed."""
+        """Builds the clients of a run. Refuses another version of this project, and data that have changed."""
         if about["version"] != __version__:
             raise ValueError(f"the server has gcfed {about['version']}, and {self.name} has {__version__}.")
         if not re.fullmatch(r"[\w-]+", about["run"]):
-            raise ValueError(f"the run {about['run']!r} has no name that a folder can have.")
+            raise ValueError(f"the run {about['run']!r} has a name that cannot name a folder.")
         self.run, own = "", Settings.read(self.settings)
         vars(self).pop("end", None)  # frees its memory
         num_clients: int = fits("num_clients", about["num_clients"], Count)
         share: list[int] = fits("share", about["share"], list[Whole])
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
-        cfg = self._config(own, folder, about)
-        end = ClientEnd(cfg, own.accelerator, assemble)
+        end = ClientEnd(self._config(own, folder, about), own.accelerator, assemble)
         if end.data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from 0 on.")
         path, checksum = folder / "data.txt", digest(fingerprint(end.data))
         if about["resumed"] and path.is_file() and path.read_text() != checksum:
-            raise ValueError(f"the data of {self.name} are not those that the run began with: put them back.")
+            raise ValueError(f"the data of {self.name} have changed since the run began: restore them.")
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(checksum)
         self.end, self.run = end, about["run"]
@@ -124,7 +120,7 @@ class Site:
         return {"clients": self.clients, "sizes": sizes}
 
     def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
-        """The site's own config with the numbers of the server's, for its own data and folders.
+        """The site's own config with the server's numbers, for its own data and folders.
 
         Raises:
             ValueError: the configs differ in more than numbers; names the keys.
@@ -133,7 +129,7 @@ class Site:
         composed.paths.output_dir = str(folder)
         whole: Any = OmegaConf.to_container(composed, resolve=True)
         config, sent = clients_config(whole), dict(about["config"])
-        if own.arrays:  # in place of the run's data set
+        if own.arrays:  # they replace the run's data set
             known = signature(FederatedDataModule).parameters.keys() - {"dataset"}
             for each in (config, sent):
                 each["data"] = {key: value for key, value in each["data"].items() if key in known}
@@ -141,7 +137,7 @@ class Site:
         config = adopted(config, sent, odd)
         if odd:
             raise ValueError(
-                f"{self.name} takes numbers alone from the server, and its gcfed.yaml has another run: "
+                f"{self.name} takes only numbers from the server, and its gcfed.yaml has another run: "
                 f"{'; '.join(odd[:8])}{f'; and {len(odd) - 8} more' * (len(odd) > 8)}. Name the same choices in both."
             )
         if own.arrays:
@@ -162,23 +158,27 @@ class Site:
         return cfg
 
     def fit(self, about: About, message: bytes) -> About:
-        """Trains some of its clients, from the states that the server counts."""
-        clients, stores = about["clients"], self.end.stores.opened
-        if strangers := sorted(set(clients) - set(self.clients)):
-            raise MessageError(f"{self.name} does not hold the clients {strangers}.")
-        states, versions = about["states"], range(NONE, 2**63)
-        match("states", states, {name: [entries(kept, versions) for kept in states[name]] for name in stores})
+        """Trains some of its clients, from the states that the server considers valid."""
+        clients, states, stores = about["clients"], about["states"], self.end.stores.opened
+        if not set(clients) <= set(self.clients):
+            raise ValueError(f"{self.name} holds the clients {self.clients}, and asked were {clients}.")
+        download = unpack_download(message)
+        fits("round", download.round, Whole)  # it becomes part of file names
+        refuse_other("the server's model", download.model, self.end.module.broadcast_state())
+        fits("states", states, dict[str, list[list[Annotated[int, Field(ge=NONE)]]]])
+        if states.keys() != stores.keys():
+            raise ValueError(f"{self.name} has the states {[*stores]}, and asked were {[*states]}.")
         for name, store in stores.items():
             adopt(store, clients, states[name])
-        return {"uploads": self.end.fit(message, clients), "states": self._written(clients)}
+        return {"uploads": self.end.fit(download, clients), "states": self._written(clients)}
 
     def reply(self, about: About, message: bytes) -> About:
-        """Hands its clients the server's reply to the round that is over."""
+        """Gives its clients the server's reply to the last round."""
         self.end.reply(message)
         return {"states": self._written(about["clients"])}
 
     def _written(self, clients: Sequence[int]) -> About:
-        """The versions of these clients' states, once their files are on the disk."""
+        """The versions of these clients' states, after their files have reached the disk."""
         versions = {}
         for name, store in self.end.stores.opened.items():
             store.state_dict()  # waits for the disk
@@ -193,9 +193,10 @@ def clients_config(whole: Any) -> dict[str, Any]:
 
 
 def adopted(own: Any, sent: Any, odd: list[str], key: str = "") -> Any:
-    """A site's config with the numbers of the server's: integers, floats, booleans, and lists of them.
+    """A site's config with the server's numbers: integers, floats, booleans, and lists of them.
 
-    Every other difference stays as the site has it and is added to ``odd``: the server names no class, file or address.
+    So the server names no class, file or address. All other values stay as the site has them. Adds each other
+    difference to ``odd``.
     """
     if OWN.fullmatch(key):
         return own
@@ -215,7 +216,11 @@ def _is_number(value: Any) -> bool:
 
 
 def adopt(store: ClientStore, clients: Sequence[int], references: Sequence[Sequence[int]]) -> None:
-    """Goes back to the versions that the server counts, and deletes those that nobody needs any more."""
+    """Makes the server's versions the valid ones, and deletes those that nobody needs any more.
+
+    Args:
+        references: for each client the valid version, followed by all that checkpoints need.
+    """
     for client, kept in zip(clients, references, strict=True):
         for path in store.folder.glob(f"{client}-*.bin"):
             if int(path.stem.split("-")[1]) not in kept:
@@ -227,7 +232,7 @@ def deal(
     labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None,
     clients: Sequence[int], by: Partitioner,
 ) -> Partition:  # fmt: skip
-    """Deals a site's own data to its own clients, as the run's partition does; the other clients have nothing."""
+    """Deals a site's own data to its own clients, by the run's partition. The other clients have no data here."""
     owner_n = np.zeros(len(labels), np.int64)
     if len(clients) > 1:
         owner_n = by(labels, len(clients), seed=seed, groups=groups).owners(len(labels))
@@ -235,14 +240,14 @@ def deal(
 
 
 def own_samples(path: str, classes: Sequence[str] | None, standardize: bool | None) -> FederatedDataset:
-    """The samples in a site's ``.npz``, with labels as numbers of the run's ``classes``; None: labels are no classes.
+    """The samples in a site's ``.npz``, with labels numbered like the run's ``classes``; None: the task has no classes.
 
     Raises:
-        ValueError: a class that the run does not know, or float vectors to be standardized.
+        ValueError: the file has a class that the run does not know, or float vectors that need a common mean.
     """
     found = read_arrays(path, TEST)
     if standardize and found.train.x.dtype.kind == "f":
-        raise ValueError("data.standardize=true is by the mean of all samples, which no site knows: set it to false.")
+        raise ValueError("data.standardize=true needs the mean of all samples, which no site knows: set it to false.")
     if classes is None or found.class_names is None:
         return found
     if unknown := sorted(set(found.class_names) - set(classes)):

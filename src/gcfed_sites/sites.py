@@ -1,6 +1,6 @@
-"""Clients at real sites: the server's transport to processes of NVIDIA FLARE, here or on other machines.
+"""Clients at real sites: the server's transport to processes of NVIDIA FLARE, on this machine or on others.
 
-Any site may fail, be silent or answer nonsense. Each such answer counts against its site alone.
+Any site may fail, be silent or answer nonsense. This counts against that site only.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from pydantic import Field
 from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.interpreter import Wire
-from gcfed.federated.messages import Download, MessageError, Upload
+from gcfed.federated.messages import Download, Upload
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.training.forward import Params
 from gcfed.federated.transport import Expected
-from gcfed.federated.wire import entries, match, pack, pack_download
+from gcfed.federated.wire import pack
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
-from gcfed_sites.answers import RESUME, About, Answer, Line, counted_against
-from gcfed_sites.site import NONE, clients_config
+from gcfed_sites.answers import NONE, RESUME, About, Answer, Line, counted_against
+from gcfed_sites.checks import check_versions, check_whole, checked_upload, require
+from gcfed_sites.site import clients_config
 
 log = logging.getLogger(__name__)
-BEGIN = 300.0  # seconds for a site to build what it needs for a run
-AGAIN = 300.0  # seconds between two new jobs of a run: a site may die in every round
-SAMPLES = range(10**8 + 1)  # of a client: a round lists its batches
-_numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
+BEGIN = 300.0  # seconds for a site to begin a run
+AGAIN = 300.0  # seconds between two new jobs of a run, because a site may die in every round
+SAMPLES = 10**8  # the most samples of a client: a round lists its batches
+_numbers = itertools.count()  # numbers of this process's questions: a line may serve several runs
 
 
 class Index(ClientStore):
-    """The versions of the clients' states that count. The files lie at the sites."""
+    """The valid versions of the clients' states. The files are at the sites."""
 
     def references(self, clients: Sequence[int]) -> list[list[int]]:
-        """For each client the version that counts, and after it all that checkpoints need."""
+        """For each client the valid version, followed by all that checkpoints need."""
         kept: dict[int, list[int]] = {client: [self._version.get(client, NONE)] for client in clients}
         for versions in (self._last, self._before):
             for client in kept.keys() & versions.keys():
@@ -51,14 +52,14 @@ class Index(ClientStore):
         return list(kept.values())
 
     def note(self, clients: Sequence[int], versions: Sequence[int]) -> None:
-        """Counts these versions from now on."""
+        """Makes these versions the valid ones."""
         for client, version in zip(clients, versions, strict=True):
             self._version[client] = version
             if version == NONE:
                 del self._version[client]
 
     def _settle(self) -> None:
-        """Does nothing: sites wait for their disks."""
+        """Does nothing, because sites wait for their disks."""
 
 
 @checked
@@ -69,7 +70,7 @@ class Sites(Wire):
     configs/federation/nvflare.yaml explains the settings.
 
     Raises:
-        ValueError: a setting that cannot work; names the key.
+        ValueError: a setting cannot work; names the key.
     """
 
     stacks: Stacks
@@ -88,14 +89,14 @@ class Sites(Wire):
             raise ValueError(f"federation.sites={self.sites}: name one or more, each once.")
         self.output = Path(self.cfg.paths.output_dir).resolve()
         self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # names the states at the sites
-        self._held: dict[str, About] = {}  # site → the clients that it holds, and the sizes of their data sets
-        self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of the clients' data sets
-        self._away: dict[str, tuple[int, str]] = {}  # site → the question that it works at, or (−1, "") if it is gone
+        self._held: dict[str, set[int]] = {}  # site → the clients that it holds
+        self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of the clients' data sets, ``[N]``
+        self._busy: dict[str, tuple[int, str]] = {}  # site → its unanswered question, or (−1, "") if it is gone
         self._again = 0.0  # when a new job may begin
-        self._came: dict[str, About] = {}  # site → its task in the present round, which it has done
+        self._done: dict[str, About] = {}  # site → its task in this round, which it has finished
 
     def open_line(self) -> Line:
-        """The line to the sites; it serves one run of this process after the other."""
+        """The line to the sites. It serves all runs of this process in turn."""
         installed("nvflare", "federation=nvflare")
         from gcfed_sites.line import line_of, local_line
 
@@ -114,27 +115,27 @@ class Sites(Wire):
         self.stores.opened |= self.indices
         self.line = self.open_line()
         self._configure(resumed=self.cfg.ckpt_path is not None)
-        held = np.concatenate([np.array(own["clients"], dtype=np.int64) for own in self._held.values()])
-        if (wrong := np.flatnonzero(np.bincount(held, minlength=len(self._sizes)) != 1)).size:
-            holders = " and ".join(sorted(site for site, own in self._held.items() if wrong[0] in own["clients"]))
-            who = f"client {wrong[0]} is held by {holders or 'no site'}"
-            raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
+        for client in range(len(self._sizes)):
+            holders = sorted(site for site, clients in self._held.items() if client in clients)
+            if len(holders) != 1:
+                who = f"client {client} is held by {' and '.join(holders) or 'no site'}"
+                raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
     def _rejoin(self, round: int) -> None:
         """Begins a new job if a lost site can come back. NVFlare ends the old job soon after a site's process ends."""
-        if any(number < 0 for number, _ in self._away.values()) and time.monotonic() >= self._again:
+        if any(number < 0 for number, _ in self._busy.values()) and time.monotonic() >= self._again:
             self._again = time.monotonic() + AGAIN
             if self.line.complete():
-                log.info("round %d: a new job begins, since a site was lost", round + 1)
+                log.info("round %d: a new job begins, because a site was lost", round + 1)
                 self.line = self.open_line()
-                self._away.clear()
+                self._busy.clear()
                 self._configure(resumed=True)
 
     def _configure(self, resumed: bool) -> None:
         data, module, names = self.program.data, self.program.module, self.line.sites
         transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
         cfg = described(self.cfg, data).copy()
-        cfg.paths = dict.fromkeys(cfg.paths, ".")  # no folder of the server's is sent
+        cfg.paths = dict.fromkeys(cfg.paths, ".")  # the server's folders are not sent
         about = {
             "version": __version__, "num_clients": n, "resumed": resumed,
             "config": clients_config(OmegaConf.to_container(cfg, resolve=True)),
@@ -146,11 +147,12 @@ class Sites(Wire):
         for answer in self._answers("configure", b"", tasks, BEGIN, module.trainer.global_step):
             with counted_against(answer.site, lost, "refuses this run"):
                 said = answer.content
-                ids, sizes = (entries(said.get("clients"), rule) for rule in (range(n), SAMPLES))
-                match("answer", said, {"clients": ids, "sizes": sizes})
-                self._held[answer.site] = said
-                self._sizes[said["clients"]] = said["sizes"]
-                log.info("%s holds the clients %s with %s samples", answer.site, said["clients"], said["sizes"])
+                clients, sizes = said["clients"], said["sizes"]
+                check_whole("clients", clients, 0, n - 1)
+                check_whole("sizes", sizes, 0, SAMPLES)
+                require(len(sizes) == len(clients), "sizes", sizes)
+                self._held[answer.site], self._sizes[clients] = {*clients}, sizes
+                log.info("%s holds the clients %s with %s samples", answer.site, clients, sizes)
         for site, why in lost.items():
             raise ValueError(f"federation: {site} {why}")
 
@@ -159,84 +161,85 @@ class Sites(Wire):
         return self.program.solver.num_steps(self._sizes[clients])
 
     def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
-        """The uploads of these clients as they come.
+        """Yields the uploads of these clients as they arrive.
 
         Raises:
-            ConnectionError: fewer clients than ``least`` come before the deadline; says who failed, and why.
+            ConnectionError: fewer clients than ``least`` answer before the deadline; says which sites failed, and why.
         """
+        assert expected is not None
         self._rejoin(download.round)
         least, cohort = min(self.least or len(clients), len(clients)), set(clients.tolist())
-        asked = {site: own for site, held in self._held.items() if (own := sorted(cohort & set(held["clients"])))}
-        while self._away and (late := self.line.receive(0.0)):
+        asked = {site: own for site, held in self._held.items() if (own := sorted(cohort & held))}
+        while self._busy and (late := self.line.receive(0.0)):
             self._hear(late, ())
         tasks: dict[str, About] = {
             site: {"clients": own, "states": {name: index.references(own) for name, index in self.indices.items()}}
-            for site, own in asked.items() if site not in self._away
+            for site, own in asked.items() if site not in self._busy
         }  # fmt: skip
-        missing, self._came, self._round = dict.fromkeys(asked, "did not answer"), {}, download.round
+        missing, self._done, self._round = dict.fromkeys(asked, "did not answer"), {}, download.round
         for site in asked.keys() - tasks.keys():
-            missing[site] = f"is still at {question}" if (question := self._away[site][1]) else "is gone"
-        assert expected is not None
-        schema = self.schema(download.round, clients, self._sizes[clients], expected)
-        for answer in self._answers("fit", pack_download(download), tasks, self.deadline, download.round):
+            missing[site] = f"is still at {question}" if (question := self._busy[site][1]) else "is gone"
+        for answer in self._answers("fit", pack(vars(download)), tasks, self.deadline, download.round):
             uploads: list[Upload] = []
             with counted_against(answer.site, missing):
                 task, said = tasks[answer.site], answer.content
                 own = task["clients"]
-                match("answer", said, {"uploads": None, "states": self._versions(own, download.round)})
-                sent = [schema.read(upload) for upload in said.pop("uploads")]
-                if (ids := sorted(k for upload in sent for k in upload.clients.tolist())) != own:
-                    raise MessageError(f"uploads of the clients {ids}, and asked were {own}.")
+                check_versions(said["states"], self.indices, own, download.round)
+                sent = [
+                    checked_upload(content, download.round, expected, self._sizes, self.program.solver)
+                    for content in said.pop("uploads")
+                ]
+                ids = sorted(client for upload in sent for client in upload.clients.tolist())
+                require(ids == own, "clients", f"{ids}, because asked were {own}")
                 self._note(own, said["states"])
-                uploads, self._came[answer.site] = sent, task
+                uploads, self._done[answer.site] = sent, task
             yield from (uploads.pop(0).to(self.program.module.device) for _ in range(len(uploads)))
         self.missing = np.array(sorted(k for site in missing for k in asked[site]), dtype=np.int64)
         self.unasked = sum(len(asked[site]) for site in asked.keys() - tasks.keys())
         reasons = [f"{site} {why}" for site, why in missing.items()]
         for reason in reasons:
             log.warning("round %d: %s", download.round + 1, reason)
-        if (came := len(clients) - len(self.missing)) < least:
+        if (answered := len(clients) - len(self.missing)) < least:
             raise ConnectionError(
-                f"round {download.round + 1}: {came} of {len(clients)} clients came within federation.deadline="
+                f"round {download.round + 1}: {answered} of {len(clients)} clients answered within federation.deadline="
                 f"{self.deadline:g} s, and federation.least is {least}. {'; '.join(reasons)}. {RESUME}"
             )
-
-    def _versions(self, clients: list[int], round: int) -> About:
-        """The rule for the versions that a site sends of its clients' states."""
-        return dict.fromkeys(self.indices, [range(NONE, round + 1)] * len(clients))
 
     def _note(self, clients: list[int], versions: Mapping[str, list[int]]) -> None:
         for name, index in self.indices.items():
             index.note(clients, versions[name])
 
     def reply(self, reply: Mapping[str, Params]) -> None:
-        """Tells the clients that came how the round ended. If a site does not hear it, the states that its clients had
-        before the round count again.
+        """Sends the server's reply to the clients that answered. If a site does not confirm it, the states that its
+        clients had before the round are valid again.
         """
-        deaf = dict.fromkeys(self._came, "did not answer")
-        for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline, self._round):
-            with counted_against(answer.site, deaf):
-                own, said = self._came[answer.site]["clients"], answer.content
-                match("answer", said, {"states": self._versions(own, self._round)})
-                self._note(own, said["states"])
-        for site, why in deaf.items():
+        unheard = dict.fromkeys(self._done, "did not answer")
+        for answer in self._answers("reply", pack(reply), self._done, self.deadline, self._round):
+            with counted_against(answer.site, unheard):
+                own, states = self._done[answer.site]["clients"], answer.content["states"]
+                check_versions(states, self.indices, own, self._round)
+                self._note(own, states)
+        for site, why in unheard.items():
             log.warning("round %d: %s did not hear how it ended: it %s", self._round + 1, site, why)
-            before = {name: [kept[0] for kept in own] for name, own in self._came[site]["states"].items()}
-            self._note(self._came[site]["clients"], before)
+            before = {name: [kept[0] for kept in own] for name, own in self._done[site]["states"].items()}
+            self._note(self._done[site]["clients"], before)
 
     # ------------------------------------------------------------------------------------------- questions, answers
     def _answers(
         self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float, round: int
     ) -> Iterator[Answer]:
-        """The answers of these sites, which are free, to their tasks, as they come within so many seconds.
+        """Gives these free sites their tasks, and yields the answers that arrive within this time.
 
-        ``round`` is its index. An answer that has come by then counts, however long it waits here. A silent site is not
-        asked again before it has answered, and that answer is refused.
+        An answer that arrives in time counts, also if it is read later. A silent site gets no new task before it has
+        answered, and that answer is refused.
+
+        Args:
+            round: index of the round.
         """
         waiting, until = set(tasks), time.monotonic() + seconds
         for site, task in sorted(tasks.items()):
             number = next(_numbers)
-            self._away[site] = number, f"round {round + 1} ({verb})"
+            self._busy[site] = number, f"round {round + 1} ({verb})"
             self.line.send(site, number, verb, {**task, "run": self.run, "round": round}, message)
         while waiting and (answer := self.line.receive(max(until - time.monotonic(), 0.0))):
             if self._hear(answer, waiting):
@@ -245,15 +248,15 @@ class Sites(Wire):
         self.line.lost |= bool(waiting)  # a silent site cannot begin another run of this process
 
     def _hear(self, answer: Answer, waiting: Collection[str]) -> bool:
-        """Notes that a site is free again, or gone; returns whether its answer is waited for."""
-        number, question = self._away.get(answer.site, (-1, ""))
+        """Notes that a site is free again, or gone. Returns whether its answer is one of those awaited."""
+        number, question = self._busy.get(answer.site, (-1, ""))
         expected = answer.number == number
         if expected:
-            del self._away[answer.site]
+            del self._busy[answer.site]
         if answer.gone:
-            self._away[answer.site] = -1, ""
+            self._busy[answer.site] = -1, ""
         if expected and answer.site in waiting:
             return True
         question = question if expected else "another run, or twice"
-        log.warning("%s answers %s, which nobody waits for: refused", answer.site, question)
+        log.warning("%s answers %s, which is too late: refused", answer.site, question)
         return False

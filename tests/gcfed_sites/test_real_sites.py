@@ -1,7 +1,6 @@
-"""The federation through NVFlare itself: its processes, certificates and sockets. ``make test-federation``.
+"""The federation through NVFlare itself: its processes, certificates and sockets (``make test-federation``).
 
-One federation of five sites serves most tests, as one serves the runs of a process; what a run computes and refuses
-whatever the line to the sites is: test_sites.py.
+Most tests share one federation of five sites. test_sites.py tests what does not depend on NVFlare.
 """
 
 import json
@@ -10,7 +9,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -68,7 +66,7 @@ class Connected(str):
 
 
 def test_a_site_is_asked_by_its_server_alone():
-    """NVFlare tells who calls, the server by this name, and lets all participants of a job call."""
+    """NVFlare lets all participants of a job call, and says who calls."""
     app, (server, site) = (
         ClientApp(SiteEnd()),
         make_participant_map("server.job", "job", [Connected("site-2")]).values(),
@@ -76,7 +74,7 @@ def test_a_site_is_asked_by_its_server_alone():
     app.name = "site-1"
     with (
         app.new_context(site, app.name),
-        pytest.raises(PermissionError, match="site-2 is a site, and the server alone"),
+        pytest.raises(PermissionError, match="site-2 is a site, and only the server"),
     ):
         SiteEnd().answer(0, "fit", "{}", b"")
     assert server == "server"
@@ -120,7 +118,7 @@ def test_nothing_listens_but_on_the_loopback_interface(federation):
 
 
 def handshake(kit, ca, port):
-    """Connects as who holds this kit does, and waits for what the server says to that; whom ``ca`` is to vouch for."""
+    """Connects with this kit's certificate. Verifies the server by the authority ``ca``, and returns its first byte."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
@@ -128,7 +126,7 @@ def handshake(kit, ca, port):
         context.load_verify_locations(ca / "startup/rootCA.pem")
     context.load_cert_chain(kit / "startup/client.crt", kit / "startup/client.key")
     plain = socket.create_connection(("127.0.0.1", port), timeout=10.0)
-    with context.wrap_socket(plain, suppress_ragged_eofs=False) as line:  # which closes it
+    with context.wrap_socket(plain, suppress_ragged_eofs=False) as line:
         line.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         return line.recv(1)
 
@@ -138,22 +136,22 @@ def test_a_foreign_certificate_is_refused_on_both_sides(federation, tmp_path):
     (server,) = json.loads((own / "startup/fed_client.json").read_text())["servers"]
     port = int(server["service"]["target"].split(":")[1])
     foreign = line.provision(tmp_path / "foreign", ["site-1"]) / "site-1"
-    assert handshake(own, own, port) == b"H"  # of HTTP: it talks to its own
+    assert handshake(own, own, port) == b"H"  # of HTTP
     with pytest.raises(ssl.SSLCertVerificationError):
-        handshake(foreign, foreign, port)  # a site of another federation does not trust this server
+        handshake(foreign, foreign, port)  # a foreign site does not trust this server
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
-        handshake(foreign, None, port)  # nor does the server trust one that does not care
+        handshake(foreign, None, port)  # and the server does not trust a foreign site
 
 
 def settle(federation, folder, own):
-    """Writes what the first two sites bring to a run that reaches them by a kit."""
+    """Writes the ``gcfed.yaml`` of the first two sites for a run with a kit."""
     for site in ("site-1", "site-2"):
         states = {"states": str(folder / site)}
         (federation.kits / site / "local/gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own | states)))
 
 
 def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federation, run, tmp_path):
-    """Its sites compose their config themselves."""
+    """Its sites compose their own config."""
     kit = federation.kits / line.ADMIN
     words = ("algorithm=scaffold",)
     reference = run(*words, folder="local")
@@ -181,7 +179,7 @@ def without_client(config, monkeypatch, tmp_path, client, *lost, rounds=5):
 
 
 def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, config, federation, tmp_path, monkeypatch):
-    """Killed with its upload under way; the round goes on without it, the next begins with a new job."""
+    """It is killed while it trains. The round continues without it, and the next one begins with a new job."""
     words, send, victim = ("algorithm=scaffold", "federation.least=3"), FlareLine.send, job_of(federation, "site-3")
 
     def kill(self, site, number, verb, about, message):
@@ -195,30 +193,6 @@ def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, con
     assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
     assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, 2), final_weights(result))
     assert job_of(federation, "site-3") != victim
-
-
-def test_a_site_that_comes_late_is_refused_and_gets_the_present_model(
-    run, config, federation, tmp_path, monkeypatch, caplog
-):
-    send, asleep = FlareLine.send, job_of(federation, "site-3")
-
-    def stop(self, site, number, verb, about, message):
-        if (site, verb, about["round"]) == ("site-1", "fit", 2):
-            os.kill(asleep, signal.SIGSTOP)
-            threading.Timer(7.0, os.kill, (asleep, signal.SIGCONT)).start()
-        if (site, verb, about["round"]) == ("site-1", "fit", 3):
-            time.sleep(4.0)
-        send(self, site, number, verb, about, message)
-
-    monkeypatch.setattr(FlareLine, "send", stop)
-    result = run("algorithm=scaffold", "federation.least=3", "federation.deadline=6")
-    assert "round 3: site-3 did not answer" in caplog.text
-    assert "round 4: site-3 is still at round 3 (fit)" in caplog.text
-    assert "site-3 answers round 3 (fit), which nobody waits for: refused" in caplog.text
-    rows = read_rows(tmp_path / "run/metrics.csv")
-    assert [row["train/dropped_clients"] for row in rows] == [0, 0, 1, 1, 0]
-    assert rows[2]["time/round_s"] > 6 > 4 + rows[4]["time/round_s"]
-    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, 2, 3), final_weights(result))
 
 
 def jobs(federation):

@@ -1,4 +1,4 @@
-"""Streaming aggregation of client updates: memory does not grow with the cohort."""
+"""Streaming aggregation of client updates. Its memory does not grow with the cohort."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gcfed.utils.device import on_device
 
 
 class Aggregator(Protocol):
-    """Turns the uploads of one round into one update; ``add`` streams, ``reduce`` ends the round on every process.
-    What lasts longer than a round is a method's (``server_state``).
+    """Turns the uploads of one round into one update. State that outlives a round belongs to a method.
 
-    ``beside`` makes one for what clients send beside Δ; ``validate`` meets the run's ``Setup`` before the first
-    round, and refuses a cohort that is too small.
+    ``validate`` gets the run's ``Setup`` before the first round, and refuses a cohort that is too small. ``beside``
+    makes an aggregator for what clients send in addition to Δ. ``reduce`` ends the round on every process.
 
-    ``narrow`` is what its sums take: updates below 2¹¹ of the parameters of these names, all else below 2⁴¹. A client
-    that sends more counts as one whose numbers are not finite. None: it takes all finite numbers.
+    Attributes:
+        narrow: names of the tensors whose entries must be below 2¹¹, so that the sums can add them; all others must be
+            below 2⁴¹. A client with a larger number counts as not finite. None: all finite numbers are allowed.
     """
 
     narrow: Set[str] | None
@@ -35,7 +35,7 @@ class Aggregator(Protocol):
 
 
 def narrow_of(aggregator: Any) -> Set[str] | None:
-    """Its ``narrow``. A rule that says nothing of it may add up by a mean: it gets what a sum takes."""
+    """Its ``narrow``. An aggregator without one may use a mean, so it gets only numbers that sums can add."""
     return getattr(aggregator, "narrow", frozenset())
 
 
@@ -43,25 +43,26 @@ def narrow_of(aggregator: Any) -> Set[str] | None:
 class MeanAggregator:
     """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017, Algorithm 1).
 
-    It does not depend on which process trained whom, nor on the order: Δ of trained parameters is summed in steps of
-    2⁻⁴⁰, all else in steps of 2⁻⁶⁰ (:mod:`gcfed.federated.parallel.sums`). Float64 tensors are summed as they come.
+    The result does not depend on the order of the updates, nor on the processes that trained the clients: Δ of trained
+    parameters is summed in steps of 2⁻⁴⁰, everything else in steps of 2⁻⁶⁰ (:mod:`gcfed.federated.parallel.sums`), and
+    float64 tensors without a grid.
 
     Args:
-        weighting: ``"uniform"`` is p_k = 1, GC-Fed's Algorithm 1, line 19; ``"samples"`` is p_k = n_k, FedAvg's own.
+        weighting: ``"uniform"``: p_k = 1 (GC-Fed, Algorithm 1, line 19). ``"samples"``: p_k = n_k (FedAvg).
     """
 
     narrow: Set[str] | None = frozenset()
 
     def __init__(self, weighting: Literal["uniform", "samples"] = "uniform") -> None:
         self.weighting = weighting
-        self._room = 1.0  # the largest weight with which a sum of the cohort fits
-        self._unit = 2.0**-24 if weighting == "samples" else 1.0  # of weights, which must be at most 1
+        self._room = 1.0  # the largest weight for which the cohort's sum fits
+        self._unit = 2.0**-24 if weighting == "samples" else 1.0  # the unit of weights, which must be at most 1
         self._sums: Sums | None = None
 
     def validate(self, setup: Any) -> None:
         self._room = 2.0 ** -max(0, setup.cohort.bit_length() - TERMS)
         if self.weighting == "samples" and setup.transport.own_data:
-            return  # nobody knows the largest n_k: sums stay on the wide grid
+            return  # the largest n_k is not known yet, so sums stay on the wide grid
         sizes = setup.data.sizes(np.arange(setup.data.num_clients)) if self.weighting == "samples" else [0]
         self._unit = self._room * 2.0 ** -int(max(sizes)).bit_length()
         self.narrow = (
@@ -69,13 +70,13 @@ class MeanAggregator:
         )
 
     def beside(self) -> MeanAggregator:
-        """The plain mean, whatever the weights of the updates."""
+        """The plain mean, for every ``weighting``."""
         mean = MeanAggregator()
         mean._unit = self._room
         return mean
 
     def add(self, upload: Upload, round: Round) -> None:
-        """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
+        """Adds the updates of K clients, without those that are not finite."""
         if self._sums is None:
             self._sums = Sums({name: t[0] for name, t in upload.delta.items()}, self.narrow or ())
         weight = upload.finite.double() * self._unit
@@ -84,8 +85,9 @@ class MeanAggregator:
         self._sums.add(upload.delta, weight)
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:
-        """The mean over the cohort, name → ``[*shape]`` of ``like``, by default the model's; zeros where no client was
-        finite. A process that trained no client of this cohort knows the shapes from ``like`` alone.
+        """The mean over the cohort, name → ``[*shape]``; zeros if no client was finite.
+
+        ``like`` gives the shapes to a process that trained no client; by default they are the model's.
         """
         sums, self._sums = self._sums or Sums(like or round.start, self.narrow or ()), None
         return sums.mean(round.reduce)

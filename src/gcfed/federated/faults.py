@@ -1,4 +1,4 @@
-"""Clients that drop out, come late or do less than was asked of them; each drawn from (seed, round, client) alone."""
+"""Clients that drop out, are late, or do fewer steps. Each draw depends only on (seed, round, client)."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from gcfed.utils.rng import generator
 @checked
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong between the server's broadcast and its clients' uploads; null: nothing of the kind.
+    """Faults between the server's broadcast and the clients' uploads. A fault that is null does not happen.
 
-    Who drops out or comes late gets the broadcast and sends nothing; that it trained in vain is not simulated.
+    A client that drops out or is late gets the broadcast and sends nothing. Its useless training is not simulated.
 
     Args:
-        dropout: probability that a client of the cohort does not come back.
+        dropout: probability that a client of the cohort does not answer.
         stragglers: probability that a client does only a random number of its local steps, uniform from 1 to all of
-            them, as in FedProx (Li et al., MLSys 2020, Section 5.2, where the number is one of epochs).
-        deadline: local steps at which every client is cut off.
-        extra: clients drawn beyond ``participation.per_round``, of whom the first to finish are taken (Bonawitz et al.,
-            MLSys 2019, Section 2.2). A client's time is its number of local steps times a speed, exponential with
-            mean 1, drawn anew each round.
+            them, as in FedProx (Li et al., MLSys 2020, Section 5.2, with epochs instead of steps).
+        deadline: the largest number of local steps of a client.
+        extra: number of clients that are drawn in addition to ``participation.per_round``. The uploads of the first
+            ``per_round`` clients to finish count (Bonawitz et al., MLSys 2019, Section 2.2). A client's time is its
+            number of local steps times a factor, exponential with mean 1, drawn anew each round.
     """
 
     dropout: ShareBelow1 | None = None
@@ -31,7 +31,7 @@ class Faults:
     extra: Whole | None = None
 
     def steps(self, planned: np.ndarray, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
-        """Local steps that clients really do of those planned, ``[K] → [K]``."""
+        """How many of their planned local steps clients do, ``[K] → [K]``."""
         steps = planned if self.deadline is None else np.minimum(planned, self.deadline)
         if not self.stragglers:
             return steps
@@ -40,7 +40,7 @@ class Faults:
         return np.where(draws[:, 0] < self.stragglers, np.minimum(part, steps), steps)
 
     def survivors(self, drawn: np.ndarray, steps: np.ndarray, round: int, seed: int) -> np.ndarray:
-        """Those of the clients drawn whose uploads count, in their order; perhaps none."""
+        """The drawn clients whose uploads count, in the same order. There may be none."""
         if not self.dropout and not self.extra:
             return drawn
         draws = [generator(seed, "fault", round, k) for k in drawn.tolist()]

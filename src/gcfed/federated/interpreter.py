@@ -1,8 +1,7 @@
 """Clients in a second interpreter that gets messages and nothing else (``federation=wire``).
 
-It has the run's config, the data and the clients' states, and no object of the server. A method that reads something
-without sending it fails there, so a run over the wire that equals the run in memory shows that its messages are
-complete.
+It has the run's config, the data and the clients' states, but no object of the server. A method that reads something
+without sending it fails there. So if a run over the wire equals the run in memory, its messages are complete.
 """
 
 from __future__ import annotations
@@ -30,20 +29,18 @@ from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.training.forward import Params
 from gcfed.federated.transport import Expected
-from gcfed.federated.wire import UploadSchema, pack, pack_download, unpack, unpack_download, upload_content
+from gcfed.federated.wire import pack, read_upload, unpack, unpack_download, upload_content
 from gcfed.utils.files import in_words
 
 
 class ClientEnd:
-    """The clients' end of a wire: the clients train from messages, their data and their stores.
+    """The clients' end of a wire. The clients train from messages, their data and their stores.
 
     Args:
         cfg: the config of the clients' side.
         accelerator: cpu, gpu or auto.
         assemble: :func:`gcfed.assemble.assemble`, which this package may not import.
     """
-
-    round: int  # of the last download
 
     def __init__(self, cfg: DictConfig, accelerator: str, assemble: Callable[..., Any]) -> None:
         torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
@@ -56,21 +53,17 @@ class ClientEnd:
         )  # fmt: skip
         self.module.to(self.module.trainer.strategy.root_device)
         self.data.to_device(self.module.device, next(self.module.parameters()).dtype, self.module.memory_format)
-        self.model = self.module.broadcast_state()  # a download must have these names and shapes
         for store in self.stores.opened.values():
-            store.shared = True  # with the server's process, or with this site's next one: states are files
+            store.shared = True  # states are files, which the server or this site's next process reads
 
-    def fit(self, message: bytes, clients: list[int]) -> list[dict[str, Any]]:
-        """Trains these clients from a download; their uploads, for :func:`pack`."""
-        download = unpack_download(message, self.model).to(self.module.device)
-        self.round = download.round
-        trained = self.stacks.fit(download, np.array(clients, dtype=np.int64))
+    def fit(self, download: Download, clients: list[int]) -> list[dict[str, Any]]:
+        """Trains these clients. Returns their uploads, as contents of a message."""
+        trained = self.stacks.fit(download.to(self.module.device), np.array(clients, dtype=np.int64))
         return [upload_content(upload.to(torch.device("cpu"))) for upload in trained]
 
     def reply(self, message: bytes) -> None:
-        """Hands the server's reply to the clients that trained last."""
-        content = unpack(message, "reply")
-        self.stacks.reply(tree_map_only(Tensor, lambda t: t.to(self.module.device), content))
+        """Gives the server's reply to the clients of the last round."""
+        self.stacks.reply(tree_map_only(Tensor, lambda t: t.to(self.module.device), unpack(message)))
 
 
 _process: subprocess.Popen | None = None
@@ -80,8 +73,8 @@ _pipe: Connection
 class Wire(Stacks):
     """The transport to a second interpreter, which trains all clients.
 
-    The clients' states are files in the run's folder. The second interpreter writes them; this one counts the versions,
-    as it does for the processes of one run.
+    The clients' states are files in the run's folder. The second interpreter writes them, and this process decides
+    which version is valid, as it does for the processes of one run.
 
     Args:
         stacks: the transport of the simulation, which this one replaces.
@@ -96,12 +89,12 @@ class Wire(Stacks):
 
     def start(self) -> None:
         if self.program.module.trainer.world_size > 1:
-            raise ValueError("federation needs trainer.devices=1: other processes train, the server only adds up.")
+            raise ValueError("federation needs trainer.devices=1, because other processes train.")
         self.begin()
 
     def begin(self) -> None:
-        """Tells the clients which run this is."""
-        for name, store in self.stores.of_clients.items():  # no part of the server can read these
+        """Sends the config to the clients."""
+        for name, store in self.stores.of_clients.items():  # server parts hold the old stores, which stay empty
             self.stores.opened[name] = ClientStore(store.folder, dtype=store.dtype)
         device = self.program.module.device.type
         cfg: Any = OmegaConf.to_container(self.cfg, resolve=True)
@@ -110,31 +103,23 @@ class Wire(Stacks):
 
     def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
         assert expected is not None
-        schema, ids = self.schema(download.round, clients, self.program.data.sizes(clients), expected), clients.tolist()
+        ids = clients.tolist()
         versions = {name: [store.version(k) for k in ids] for name, store in self.stores.of_clients.items()}
-        for content in self._ask("fit", pack_download(download), ids, versions)["uploads"]:
-            yield schema.read(content).to(self.program.module.device)
+        for content in self._ask("fit", pack(vars(download)), ids, versions)["uploads"]:
+            yield read_upload(content, expected.shapes["delta"]).to(self.program.module.device)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
-        self._ask("reply", pack("reply", reply))
+        self._ask("reply", pack(reply))
 
     def rehearse(self, *_: Any, **__: Any) -> Iterator[Upload]:
-        raise ValueError("metrics=gap and metrics=leakage ask what clients would send: with federation=none alone.")
-
-    def schema(self, round: int, clients: np.ndarray, sizes: np.ndarray, expected: Expected) -> UploadSchema:
-        """What these clients, whose data sets have these sizes, may send in this round."""
-        solver = self.program.solver
-        batches = np.minimum(solver.batch_size, np.maximum(sizes, 10**6))  # as the solver cuts them
-        of_each = zip(sizes.tolist(), solver.num_steps(sizes).tolist(), batches.tolist(), strict=True)
-        bits = {name: bits for part in self.program.parts for name, bits in part.coded().items()}
-        return UploadSchema(round, dict(zip(clients.tolist(), of_each, strict=True)), bits, *expected)
+        raise ValueError("metrics=gap and metrics=leakage work with federation=none only.")
 
     def _ask(self, *question: Any) -> dict[str, Any]:
         """The answer of the second interpreter. It starts with the first run of this process and serves later runs.
 
         Raises:
             ConnectionError: it has ended.
-            ValueError: it cannot answer; says why.
+            ValueError: it could not answer; says why.
         """
         global _process, _pipe
         if _process is None or _process.poll() is not None:
@@ -144,10 +129,10 @@ class Wire(Stacks):
             theirs.close()
         try:
             _pipe.send(question)
-            content = unpack(_pipe.recv_bytes(), "answer")
+            content = unpack(_pipe.recv_bytes())
         except (EOFError, ConnectionResetError, BrokenPipeError):
             raise ConnectionError("federation=wire: the second interpreter has ended; see its error above.") from None
-        except BaseException:  # interrupted: its answer would be taken for that to the next question
+        except BaseException:  # interrupted: its late answer would be read as the answer to the next question
             _process.kill()
             raise
         if "failure" in content:
@@ -156,7 +141,7 @@ class Wire(Stacks):
 
 
 def serve(descriptor: int, assemble: Callable[..., Any]) -> None:
-    """The program of the second interpreter: it answers until the pipe with this file descriptor is closed."""
+    """The program of the second interpreter. It answers until the pipe with this file descriptor is closed."""
     pipe = Connection(descriptor)
     end: Any = None
     with suppress(EOFError):
@@ -165,7 +150,7 @@ def serve(descriptor: int, assemble: Callable[..., Any]) -> None:
             answer: dict[str, Any] = {}
             try:
                 if verb == "configure":
-                    end, (config, accelerator, threads) = None, question  # the clients of the run before are freed
+                    end, (config, accelerator, threads) = None, question  # frees the memory of the run before
                     torch.set_num_threads(threads)
                     end = ClientEnd(OmegaConf.create(config), accelerator, assemble)
                 elif verb == "fit":
@@ -173,12 +158,12 @@ def serve(descriptor: int, assemble: Callable[..., Any]) -> None:
                     for name, of_each in versions.items():
                         known = {k: version for k, version in zip(clients, of_each, strict=True) if version is not None}
                         end.stores.opened[name].take(known)
-                    answer["uploads"] = end.fit(message, clients)
+                    answer["uploads"] = end.fit(unpack_download(message), clients)
                 else:
                     end.reply(*question)
             except Exception as error:
-                answer = {"failure": f"{type(error).__name__}: {in_words(error)}"}
-            pipe.send_bytes(pack("answer", answer))
+                answer["failure"] = f"{type(error).__name__}: {in_words(error)}"
+            pipe.send_bytes(pack(answer))
 
 
 def python(*words: str, environment: dict[str, str] | None = None, **how: Any) -> subprocess.Popen:

@@ -1,13 +1,12 @@
-"""What passes between the server and its clients: nothing else has travelled.
+"""The messages between the server and its clients. Nothing else passes between them.
 
-A message's size is that of the tensors in it, counted here and nowhere else; ids, numbers of samples and steps, and the
-round's number go beside them and are not counted. What clients are looked at by (``notes``) belongs to the simulation
-and is not counted either.
+The size of a message is the size of its tensors. Ids, numbers of samples and steps, and the round's index travel with
+them and are not counted. Notes for measurements exist in simulations, and are not counted either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gcfed.federated.training.forward import Params
+from gcfed.utils.device import on_device
 
 
 class MessageError(ValueError):
@@ -29,7 +29,7 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 
 class Message:
-    """A dataclass of tensors, and of what goes beside them."""
+    """A dataclass with tensors in it."""
 
     def to(self, device: torch.device) -> Self:
         this: Any = self
@@ -41,13 +41,13 @@ class Download(Message):
     """What the server sends to every client of a round.
 
     Attributes:
-        round: index of the round, the version of the model; the first is 0.
+        round: index of the round, from 0. It is also the version of the model.
         seed: the run's seed; every draw derives from it.
         lr: η_l, the clients' learning rate in this round.
-        model: where clients start, name → ``[*shape]``; ``on_broadcast`` may replace tensors, never edit them.
-        cohort: ids of the clients that it goes to and that come back, ``[K]``, sorted.
-        extra: what goes down beside the model, by name: name → ``[*shape]``.
-        packed: bytes of an entry of the model, or of a name of ``extra``, that travels in fewer than its tensors have.
+        model: where clients start, name → ``[*shape]``; ``on_broadcast`` may replace tensors, but must not edit them.
+        cohort: ids of the clients that receive it and will answer, ``[K]``, sorted.
+        extra: what methods send in addition to the model, by name: name → ``[*shape]``.
+        packed: size in bytes of entries of ``model`` and ``extra`` that are sent in fewer bytes than tensors have.
     """
 
     round: int
@@ -60,63 +60,48 @@ class Download(Message):
 
     @property
     def nbytes(self) -> int:
-        """Of the message, to one client."""
+        """Size of the message to one client."""
         model = {name: t for name, t in self.model.items() if name not in self.packed}
         extra = [tensors for name, tensors in self.extra.items() if name not in self.packed]
         return sum(map(nbytes, (model, *extra))) + sum(self.packed.values())
 
 
 class Levels(NamedTuple):
-    """How a tensor of K clients travels whose entries are whole multiples of a norm: ``bits`` each, and the norm.
+    """How a quantized tensor of K clients is sent: its entries are whole multiples of norm / s, s = 2^(bits−1) − 1.
 
     Attributes:
-        bits: of an entry: its sign and a level 0 … s, s = 2^(bits−1) − 1.
-        norms: of which an entry is so many s-ths, float32 ``[K]``.
+        bits: bits per entry: its sign and a level 0 … s.
+        norms: the norm of each client's tensor, float32 ``[K]``; it is sent too.
     """
 
     bits: int
     norms: Tensor
 
     def nbytes(self, entries: int) -> int:
-        """Of so many entries of one client."""
+        """Size of one client's tensor with this number of entries."""
         return -(-entries * self.bits // 8) + 4
 
     @property
     def unit(self) -> Tensor:
         return self.norms / (2 ** (self.bits - 1) - 1)
 
-    def encode(self, values_K: Tensor) -> Tensor:
-        """Entries ``[K, *shape]`` as bits, uint8 ``[K, ⌈d·bits/8⌉]``."""
-        flat = values_K.reshape(len(values_K), -1).double()
-        level = (flat / self.unit.to(flat).unsqueeze(1)).nan_to_num(0.0).round().to(torch.int64)
-        shifted = (level + 2 ** (self.bits - 1) - 1).cpu().numpy()
-        ones = (shifted[..., None] >> np.arange(self.bits)) & 1
-        return torch.from_numpy(np.packbits(ones.astype(np.uint8).reshape(len(flat), -1), axis=1))
-
-    def decode(self, sent: Tensor, like: Tensor) -> Tensor:
-        """The inverse, in the shape and type of one client's tensor."""
-        ones = np.unpackbits(sent.numpy(), axis=1, count=like.numel() * self.bits).reshape(len(sent), -1, self.bits)
-        level = (ones.astype(np.int64) << np.arange(self.bits)).sum(-1) - (2 ** (self.bits - 1) - 1)
-        values = torch.from_numpy(level).to(like.dtype) * self.unit.to(like.dtype).unsqueeze(1)
-        return torch.stack([torch.empty_like(like).copy_(row.view(like.shape)) for row in values])
-
 
 @dataclass
 class Upload(Message):
-    """What K clients send up.
+    """What K clients send to the server.
 
     Attributes:
-        clients: ids, ``[K]``.
+        clients: their ids, ``[K]``.
         num_samples: size of their data sets, ``[K]``.
         num_steps: number of their local steps, ``[K]``.
-        delta: updates ``w_k − w`` relative to what was broadcast, name → ``[K, *shape]``; hooks may rewrite them.
+        delta: updates ``w_k − w`` relative to the broadcast model, name → ``[K, *shape]``; hooks may rewrite them.
         finite: which clients sent finite numbers only, bool ``[K]`` on the device.
-        round: of the download that it answers.
+        round: index of the download's round.
         loss: mean task loss of each client's local training, ``[K]`` on the device.
-        num_seen: samples that they trained on, counted in every epoch, ``[K]``.
-        extra: what they send beside Δ, by name; see :meth:`send`.
-        levels: entries of Δ that travel in a few bits.
-        notes: what measurements look at, by their name; not counted.
+        num_seen: number of samples in their local steps, counted in every epoch, ``[K]``.
+        extra: what they send in addition to Δ, by name; see :meth:`send`.
+        levels: the quantized entries of Δ.
+        notes: what clients measured, by the measurement's name; not counted.
     """
 
     clients: np.ndarray
@@ -132,53 +117,44 @@ class Upload(Message):
     notes: dict[str, Params] = field(default_factory=dict)
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, which the server's part meets in ``on_receive``.
+        """Sends ``tensors``, name → ``[K, *shape]``, in addition to Δ.
 
-        That lists ``name`` in ``uploads``; of floats their mean becomes ``round.received[name]``, or what the run's
-        aggregator makes of them. A client whose numbers are not all finite counts for nothing.
+        A server part lists ``name`` in ``uploads`` and finds them in ``on_receive``. The mean of floats, or the result
+        of the run's aggregator, becomes ``round.received[name]``. A client counts only if all its numbers are finite.
         """
         self.extra[name] = dict(tensors)
 
     @property
     def bytes_per_client(self) -> int:
-        """Of one client's message."""
+        """Size of one client's message."""
         whole = {name: t for name, t in self.delta.items() if name not in self.levels}
         sent = sum(map(nbytes, (whole, *self.extra.values()))) // len(self.clients)
         return sent + sum(own.nbytes(self.delta[name][0].numel()) for name, own in self.levels.items())
 
 
 def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = None) -> Tensor:
-    """Which clients sent finite numbers only, bool ``[K]``, without a wait for the device.
+    """Which clients sent finite numbers only, bool ``[K]``. The host does not wait for the device.
 
-    With ``narrow`` (``Aggregator.narrow``): such as a sum takes, below 2¹¹ of tensors of these names, else below 2⁴¹.
+    With ``narrow`` (``Aggregator.narrow``) the numbers must also fit into a sum: below 2¹¹ in the tensors of these
+    names, below 2⁴¹ in all others.
     """
-    kinds = [(2.0**11, True), (2.0**41, False)] if narrow is not None else [(torch.inf, False)]
+    filled = {name: t for name, t in tensors_K.items() if t.numel()}
     first = next(iter(tensors_K.values()))
-    finite = [torch.ones(len(first), dtype=torch.bool, device=first.device)]
-    for limit, is_narrow in kinds:
-        those = [t for name, t in tensors_K.items() if (name in (narrow or ())) == is_narrow and t.numel()]
-        if not those:
-            continue
-        ends = ends_together(those) if those[0].is_cuda else ends_by_row(those)
-        finite.append((ends.abs() < limit).all(1))
-    return torch.stack(finite).all(0)
-
-
-def ends_by_row(tensors_K: Sequence[Tensor]) -> Tensor:
-    """The smallest and the largest entry of each tensor, ``[K, 2 · tensors]``: on a CPU, where a call costs little."""
-    rows = zip(*tensors_K, strict=True)
-    return torch.stack([torch.stack([end.double() for t in row for end in torch.aminmax(t)]) for row in rows])
-
-
-def ends_together(tensors_K: Sequence[Tensor]) -> Tensor:
-    """The same, with two kernels a tensor, however many clients: on a GPU. On a CPU it takes seven times as long."""
-    over = [(t, tuple(range(1, t.dim()))) for t in tensors_K]
-    ends = [end for t, dims in over for end in ((t.amin(dims), t.amax(dims)) if dims else (t, t))]
-    return torch.stack([end.double() for end in ends], 1)
+    if not filled:
+        return torch.ones(len(first), dtype=torch.bool, device=first.device)
+    if first.is_cuda:  # two kernels per tensor for all clients; on a CPU this takes seven times as long
+        over = [(t, tuple(range(1, t.dim()))) for t in filled.values()]
+        ends = [end.double() for t, dims in over for end in ((t.amin(dims), t.amax(dims)) if dims else (t, t))]
+        ends_K = torch.stack(ends, 1)
+    else:
+        rows = zip(*filled.values(), strict=True)
+        ends_K = torch.stack([torch.stack([end.double() for t in row for end in torch.aminmax(t)]) for row in rows])
+    limits = [torch.inf if narrow is None else 2.0**11 if name in narrow else 2.0**41 for name in filled]
+    return (ends_K.abs() < on_device(np.repeat(limits, 2), first.device)).all(1)
 
 
 def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:
-    """Which of the clients sent what the server's sums take, beside Δ too, bool ``[K]``; ``narrow`` as above."""
+    """Which clients sent only numbers that the server's sums can add, bool ``[K]``; ``narrow`` as above."""
     finite = finite_clients(upload.delta, narrow)
     for tensors in upload.extra.values():
         finite = finite & finite_clients(tensors, None if narrow is None else frozenset())
@@ -186,8 +162,9 @@ def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:
 
 
 def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
-    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape or type than is known
-    here, of so many ``clients``.
+    """Raises MessageError for tensors with other names, shapes or types than the known ones; names the first.
+
+    With ``clients``, K, tensors have a leading axis K that the known ones lack.
     """
     for name, like in known.items():
         if name not in sent:

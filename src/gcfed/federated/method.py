@@ -169,10 +169,6 @@ class ClientPart(Part):
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Called before K uploads are sent: may edit ``upload.delta`` and send more with ``upload.send``."""
 
-    def coded(self) -> dict[str, int]:
-        """The entries of Δ that it sends with a few bits (``upload.levels``) → number of bits."""
-        return {}
-
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
         """Called after the uploads. Returns the clients' new states by the names in ``keeps``: ``own.add(…)``, or new
         tensors ``[K, *shape]``, which the engine stores if the upload is finite.

@@ -1,4 +1,4 @@
-"""Refusals before the first round: parts that cannot work together, and hooks that are never called."""
+"""Errors before the first round: parts that cannot work together, and hooks that are never called."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lightning.pytorch import Callback
 
 from gcfed.federated.method import FACTS, ClientPart, Order, Part, ServerPart, Setup
 
-#: Hooks of Lightning's that one side alone has.
+#: Lightning's hooks that only one side uses.
 LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
 
 
 def check_hooks(part: Part) -> None:
-    """Raises ValueError for a hook that is never called: it is misspelt, or only the other side has it."""
+    """Raises ValueError for a hook that is never called, because it is misspelt or belongs to the other side."""
     sides = [side for side in (ClientPart, ServerPart) if isinstance(part, side)]
     for name in dir(type(part)) if sides else ():
         hook = hasattr(ClientPart, name) or hasattr(ServerPart, name)

@@ -14,7 +14,7 @@ class Expected(NamedTuple):
     """What a client sends in a round.
 
     Attributes:
-        shapes: ``"delta"`` and each name beside it → tensors like those of one client.
+        shapes: ``"delta"`` and each name of ``Upload.extra`` → tensors like those of one client.
         notes: name of a note → tensors like those of the note.
     """
 
@@ -23,16 +23,16 @@ class Expected(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries messages. Neither the server nor the clients know which transport a run has."""
+    """Carries messages. Server and clients work in the same way with every transport."""
 
     remote: bool = False
-    """Whether clients run on machines of their own. They may vanish, and each keeps its states there."""
+    """Whether clients run on other machines, which may disappear and which keep the clients' states."""
     apart: bool = False
-    """Whether clients run in another process than the server."""
+    """Whether clients run in another process than the server's."""
     own_data: bool = False
     """Whether the server does not know the clients' data."""
     missing: np.ndarray = np.zeros(0, dtype=np.int64)
-    """Clients of the last ``fit`` that did not come back."""
+    """Clients of the last ``fit`` that did not answer."""
     unasked: int = 0
     """How many of them were sent nothing."""
 
@@ -46,17 +46,18 @@ class Transport(Protocol):
     def fit(self, download: Download, clients: np.ndarray, expected: Expected) -> Iterator[Upload]:
         """Trains those of the clients that this process has, and yields their uploads, K at a time.
 
-        A transport to other processes refuses messages that are not as ``expected``.
+        Args:
+            expected: the tensors of an upload. A transport to sites refuses other ones.
         """
 
     def rehearse(
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
     ) -> Iterator[Upload]:
-        """Yields what these clients would send. They keep nothing, and no measurement sees it.
+        """Yields what these clients would send. They keep nothing, and measurements do not see it.
 
         Args:
-            solver: replaces the run's.
-            here: train all of them on this process; only one process asks.
+            solver: replaces the run's solver.
+            here: train all of them on this process, because no other process calls it.
         """
 
     def reply(self, reply: Mapping[str, Params]) -> None:

@@ -31,9 +31,6 @@ class Quantization(ClientPart):
     def __init__(self, bits: Annotated[int, Field(ge=2, le=22)] = 8) -> None:
         self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, the levels above 0
 
-    def coded(self) -> dict[str, int]:
-        return dict.fromkeys(self.trained_names, self.bits)
-
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         # Not running statistics: a variance could become negative.
         tensors, norms = [upload.delta[name] for name in self.trained_names], []
