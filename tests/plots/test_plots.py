@@ -1,5 +1,6 @@
 """The pictures that runs leave hold the data that they are of."""
 
+import re
 from dataclasses import replace
 
 import matplotlib.image
@@ -10,7 +11,7 @@ import pytest
 from gcfed.plots import style
 from gcfed.plots.pictures import draw_partition, plot_curves, plot_partition, plot_recovered, plot_surface
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import counts_of
+from gcfed.runs.reading import counts_of, label_skew
 from gcfed.utils.instantiate import build
 
 
@@ -78,17 +79,32 @@ def test_a_run_draws_some_of_many_clients_with_their_ids_and_its_classes_with_th
     data.setup()
     data.dataset = replace(data.dataset, class_names=tuple("abcdefghij"))
     held, drawn = counts_of(data), []
-    assert held.index.tolist() == [*range(0, 100, 2)]
-    np.testing.assert_array_equal(held, data.partition.label_counts(data.labels, 10)[::2])
+    np.testing.assert_array_equal(held, data.partition.label_counts(data.labels, 10))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gcfed.plots.pictures.save", lambda figure, path: drawn.append(figure))
         draw_partition(data, held, tmp_path / "partition.png")
     bars, bubbles = drawn[0].axes
-    assert bars.get_title() == "digits: 100 clients, Dirichlet, α = 0.1"
-    assert [bar.get_height() for bar in bars.patches] == held.sum(axis=1).tolist()
+    assert re.fullmatch(
+        r"digits: 100 clients, Dirichlet, α = 0.1\nlabel skew: Hellinger 0\.\d\d, Jensen–Shannon 0\.\d\d",
+        bars.get_title(),
+    )
+    assert [bar.get_height() for bar in bars.patches] == held.sum(axis=1).tolist()[::2]
     assert [label.get_text() for label in bubbles.get_xticklabels()][:3] == ["0", "6", "12"]
     assert [label.get_text() for label in bubbles.get_yticklabels()] == [*"abcdefghij"]
     assert "50 of 100" in bubbles.get_xlabel()
+
+
+def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
+    distance = pytest.importorskip("scipy.spatial.distance")
+    assert label_skew(pd.DataFrame([[2, 4], [0, 0], [1, 2]])) == pytest.approx(
+        {"partition/hellinger": 0, "partition/jensen_shannon": 0}, abs=1e-7
+    )
+    counts_NC = np.random.default_rng(1).integers(-5, 9, size=(6, 4)).clip(0)
+    p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
+    assert label_skew(pd.DataFrame(counts_NC)) == pytest.approx({
+        "partition/hellinger": np.mean([distance.euclidean(p**0.5, q_C**0.5) / 2**0.5 for p in p_NC]),
+        "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
+    })  # fmt: skip
 
 
 NAMES = ["client 4", "client 7", "client 9", "mean", "broadcast", "global"]

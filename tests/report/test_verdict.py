@@ -10,6 +10,7 @@ from gcfed.report.frame import frame_of
 from gcfed.report.tables import comparison, targets
 from gcfed.report.verdict import interval, main_measure, verdict
 
+SCAFFOLD = {"tags.algorithm": "scaffold", "methods.scaffold._target_": "gcfed.methods.scaffold.Scaffold"}
 LOCAL = {"tags.gc": "local", "gc._target_": "gcfed.methods.centralization.LocalGC"}
 FEDAVG, BETTER = (0.5, 0.6, 0.7), (0.54, 0.65, 0.73)
 
@@ -44,16 +45,16 @@ def test_the_interval_is_student_s(n, t):
             [runs(FEDAVG), runs((0.6, 0.58, 0.72), **GCFED)],
             "No method leads clearly; gcfed +3.3 points over fedavg (−11.8 to 18.5), uncertain",
         ),
-        (  # the best one is not surely above FedAvg, the second one is
-            [runs(FEDAVG), runs((0.5, 0.72, 0.76), **GCFED), runs((0.54, 0.65, 0.75), **LOCAL)],
-            "No method leads clearly; local +4.7 points over fedavg (3.2 to 6.1), gcfed +6.0, uncertain",
+        (  # the best one is not clearly above FedAvg, the second one is
+            [runs(FEDAVG), runs((0.5, 0.622, 0.744), **SCAFFOLD), runs((0.51, 0.614, 0.718), **GCFED)],
+            "scaffold and gcfed lead; gcfed +1.4 points over fedavg (0.4 to 2.4), scaffold +2.2, uncertain",
         ),
         ([runs(BETTER), runs(FEDAVG, **GCFED)], "fedavg leads; gcfed −4.0 points against fedavg (−6.5 to −1.5)"),
         (
             [runs(FEDAVG), [run_of(seed=s, values=(0.9,), **GCFED) for s in (3, 4, 5)]],
             "Not ranked: fewer than 3 common seeds",
         ),
-        ([runs((0.5, 0.6))], "fedavg: 55.00 %"),
+        ([runs((0.5, 0.6))], "fedavg: test accuracy 55.00 %"),
         ([[run_of("failed", values=(0.1,))]], "fedavg: no result yet"),
     ],
 )  # fmt: skip
@@ -103,8 +104,8 @@ def test_the_last_ten_rounds_decide_if_they_are_a_third_of_the_run():
     assert of([long]).direction == "Test accuracy, last 10 rounds (%), higher is better"
 
 
-@pytest.mark.parametrize(("column", "title"), [("test/relative_error", "Relative error"), ("test/rmse", "RMSE")])
-def test_less_is_better_of_an_error(column, title):
+@pytest.mark.parametrize(("column", "title"), [("test/relative_error", "relative error"), ("test/rmse", "RMSE")])
+def test_lower_is_better_of_an_error(column, title):
     def regression(error, **config):
         run = run_of(**config)
         run.metrics.columns = ["test/loss"]
@@ -114,8 +115,9 @@ def test_less_is_better_of_an_error(column, title):
 
     errors = {1: 0.011, 2: 0.0132, 3: 0.0121}
     found = of(*([regression(e, seed=s, **GCFED), regression(2 * e, seed=s)] for s, e in errors.items()))
-    assert found.headline == "gcfed leads −0.01210 against fedavg (−0.01483 to −0.00937)"
-    assert found.direction == f"{title}, lower is better"
+    assert found.headline == f"gcfed leads −0.01210 {title} against fedavg (−0.01483 to −0.00937), lower is better"
+    assert found.direction == f"{title[0].upper()}{title[1:]}, lower is better"
+    assert of([regression(0.145)]).headline == f"fedavg: {title} 0.1450, lower is better"
     assert found.scale.text(0.0121) == "0.01210"
 
 

@@ -83,11 +83,13 @@ def described(key: str, text: str) -> str:
 
 
 def _told_apart(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
-    """Adds to equal names the values in which they differ, except a value that most of them have."""
+    """Adds to equal names the values in which they differ, except the usual value: that of most of them, or none."""
     found = names.copy()
     for _, equal in names.groupby(names):
         for key, values in varying(texts.loc[equal.index]).items():
-            for i in equal.index[values.map(values.value_counts(normalize=True)) <= 0.5]:
+            shares = values.value_counts(normalize=True)
+            usual = shares.idxmax() if shares.max() > 0.5 else ""
+            for i in equal.index[values != usual]:
                 found[i] += f", {described(str(key), values[i])}"
     return found
 

@@ -55,13 +55,29 @@ def column(metrics: pd.DataFrame, name: str) -> pd.Series:
 
 
 def counts_of(data: FederatedDataModule) -> pd.DataFrame | None:
-    """How many samples of each class up to 50 clients hold: [client id, class]; None where labels are no classes."""
-    import numpy as np
+    """How many samples of each class each client holds, [client, class]; None if labels are not classes."""
     import pandas as pd
 
     if data.labels.dtype.kind != "i":
         return None
-    clients = np.unique(np.arange(50) * data.num_clients // 50)  # evenly spaced
-    counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
     names = data.dataset.class_names or ()
-    return pd.DataFrame(counts, clients, names if len(names) == data.num_classes else None)
+    counts_NC = data.partition.label_counts(data.labels, data.num_classes)
+    return pd.DataFrame(counts_NC, columns=names if len(names) == data.num_classes else None)
+
+
+def label_skew(held: pd.DataFrame) -> dict[str, float]:
+    """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to 1.
+
+    Each number is a mean over the clients that hold samples. With p the shares of the classes at a client, q those of
+    all samples and m = (p + q) / 2: the Hellinger distance √(1 − Σ √(p q)), and the Jensen–Shannon distance, the root
+    of (KL(p‖m) + KL(q‖m)) / 2 in bits.
+    """
+    import numpy as np
+
+    counts_NC = held.to_numpy()[held.to_numpy().sum(1) > 0]
+    p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
+    m_NC = (p_NC + q_C) / 2
+    bits_N = sum((x * np.log2(x / m_NC, where=x > 0, out=np.zeros_like(m_NC))).sum(1) for x in (p_NC, q_C + 0 * p_NC))
+    hellinger_N = np.sqrt((1 - np.sqrt(p_NC * q_C).sum(1)).clip(0))
+    distances = {"hellinger": hellinger_N, "jensen_shannon": np.sqrt(bits_N.clip(0) / 2)}
+    return {f"partition/{name}": float(distance_N.mean()) for name, distance_N in distances.items()}
