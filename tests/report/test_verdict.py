@@ -126,7 +126,7 @@ def test_how_runs_ended_and_what_differs_is_said():
     )
     assert table.frame.iloc[:, 1].tolist() == ["60.00 ± 10.00", "43.00 ± 29.10 †", "failed"]
     assert "Not ranked, with fewer than 3 common seeds: moon." in table.notes
-    assert "η differs: 0.01 (fedavg, gcfed); 0.5 (moon)." in table.notes
+    assert "Different η: 0.01 (fedavg, gcfed); 0.5 (moon)." in table.notes
 
 
 def test_the_last_ten_rounds_decide_if_they_are_a_third_of_the_run():

@@ -1,4 +1,4 @@
-"""The papers' tables: what is printed, and that the settings and commands beside it are those of our configs."""
+"""The papers' tables: the printed numbers, and settings and overrides that fit our configs."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def tables():
 
 
 def runnable(table):
-    """Row, column, overrides of the cells that we can run."""
+    """Row, column and overrides of each cell that we can run."""
     cells = ((r, c, table.overrides_of(r, c)) for r, c in itertools.product(table.rows, table.columns))
     return [(row, column, overrides) for row, column, overrides in cells if overrides is not None]
 
@@ -55,22 +55,17 @@ def test_what_is_printed():
     assert printed("ssf_table4", "ν 2.0, high", "FedSub") == Cell(note="diverged")
 
 
-def test_what_a_row_says_wins_and_overrides_come_in_order():
+def test_a_rows_values_win_and_a_column_has_a_measure_and_a_unit():
     table, cifar10 = load("fedgc_table1"), 1
     rows = {axis.label: axis for axis in table.rows}
     for row, lr in (("FedAvg", 0.05), ("FedGC (with SGC)", 0.1)):
         assert table.settings(rows[row], table.columns[cifar10])["client.optimizer.lr"] == lr
-    assert table.overrides_of(rows["#samples per client"], table.columns[cifar10]) is None
-    table = load("ssf_table3")
-    ssf = next(column for column in table.columns if column.label == "SSF")
-    both = ["algorithm=ssf", "experiment=matrix_regression_ssf", "heterogeneity=high"]
-    assert table.overrides_of(table.rows[1], ssf) == [*both, "methods.ssf.ratio=0.05"]
     table = load("fedacg_table1b")
     words = [[table.of(name, table.rows[0], table.columns[i]) for name in ("measure", "unit")] for i in (0, 2)]
     assert words == [["test/acc_ema@500", "percent"], ["rounds:test/acc_ema>=0.73", "rounds"]]
 
 
-def test_no_two_cells_with_unlike_numbers_are_one_run(tables):
+def test_cells_with_different_numbers_are_different_runs(tables):
     for table in tables:
         runs = {}
         for row, column, overrides in runnable(table):

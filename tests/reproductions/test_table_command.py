@@ -62,7 +62,7 @@ def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(table, capsys):
     assert len(more.jobs) == 2
 
 
-def test_the_same_run_of_another_place_counts_and_a_longer_one_does_not(table):
+def test_the_same_run_of_another_table_counts_and_a_longer_one_does_not(table):
     table(Trainer(), "rows=[FedAvg]", name="first")
     table(Trainer(), "rounds=6", "rows=[GC-Fed]", name="longer")
     trainer = Trainer()
@@ -79,7 +79,6 @@ def test_the_same_run_of_another_place_counts_and_a_longer_one_does_not(table):
         ((), ("eval_every=2",), "eval_every is 1 there, 2 here"),
         ((), (f"{EVERY}=2",), "it has no metrics=gap"),
         ((f"{EVERY}=10",), (f"{EVERY}=2",), f"{EVERY} is 10 there, 2 here"),
-        (("client.epochs=2",), (), "client.epochs is 2 there, None here"),
         ((f"{PATIENCE}=3",), (f"{PATIENCE}=20",), f"{PATIENCE} is 3 there, 20 here"),
         (("metrics.cohorts.folder=${paths.output_dir}",) * 2 + (None,)),  # which is the run's own
         (("metrics.drift.a=1", f"{EVERY}=10"), (f"{EVERY}=10",), None),  # more than is asked for
@@ -139,22 +138,20 @@ def test_two_processes_never_run_the_same_job_and_a_failure_is_reported(table, c
     assert [job[2] for job in second.jobs] == ["gc=gcfed"]
     assert [job[2] for job in first.jobs] == ["gc=none"]  # and not what has been finished meanwhile
     said = capsys.readouterr().out
-    assert f"skipped: FedAvg, α 0.1, seed 1; process {os.getpid()} on {socket.gethostname()} is at it" in said
+    assert f"skipped: FedAvg, α 0.1, seed 1; process {os.getpid()} on {socket.gethostname()} is running it" in said
     assert "GC-Fed, α 0.1, seed 1: out of\nmemory\n    " in said
     assert "2 of 2 jobs are not finished" in said
 
 
-def test_hours_are_steps_times_seconds(monkeypatch, tmp_path):
+def test_hours_are_steps_times_seconds(monkeypatch):
     """20 equal clients of the digits, 5 a round, 2 epochs in batches of 10."""
     steps = type("Steps", (dict,), {"__contains__": lambda self, key: True, "__missing__": lambda self, key: 36.0})
     overrides = "client.epochs=2 client.batch_size=10 data.limit_train=1000 data.limit_test=300 rounds=3 eval_every=2"
     cfg = composed(("gc=none", "partition=iid", *overrides.split()))
     assert cost.seconds_a_round(cfg, steps()) == pytest.approx(36 * (5 * 2 * 5 + 300 / 10 / 3 / 2))
     assert 0 < cost.seconds_a_round(cfg, {}) < 36
-    absent = composed(("data=cifar100", f"paths.data_dir={tmp_path}"))
-    monkeypatch.setattr(cost, "seconds_a_round", lambda one, _: cost.assemble(one) and 0 if one is absent else 1800.0)
-    said = cost.estimate([(cfg, 3), (cfg, 1), (absent, 2)])
-    assert re.match(r"about 2\.0 h .*\n  not counted: cifar100, mlp: data set cifar100: ", said)
+    monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 1800.0)
+    assert cost.estimate([(cfg, 3), (cfg, 1)]).startswith("about 2.0 h ")
 
 
 @pytest.mark.slow

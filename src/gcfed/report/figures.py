@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from gcfed.plots.style import FACTORS, LABELS, logarithmic, looks, save, styled, ticks
 from gcfed.report.verdict import Verdict
 from gcfed.runs.folder import FINISHED, Run
-from gcfed.runs.measures import smooth
+from gcfed.runs.measures import parse, smooth
 
 METHODS, PLACES = 12, 6  # the first so many methods of the first so many places are drawn
 
@@ -36,8 +36,8 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
         caption = " Mean and standard deviation over the seeds that finished." * bool(found.table["n"].max() > 1)
         caption += " Dotted: a run that did not finish." * any(state != FINISHED for state in rows["state"])
         caption += f" The first {METHODS} methods of the table." * (len(found.table) > METHODS)
-        measured = {name for run in rows["run"] for name in run.metrics}
-        for column in (c for c in LABELS if c in measured):
+        measured, first = {name for run in rows["run"] for name in run.metrics}, parse(found.measure)[1]
+        for column in sorted(measured & {*LABELS}, key=lambda name: (name != first, name)):
             smoothed = column == "test/acc" and found.measure.startswith("last10")
             more = " Each point is the mean of the tests in 10 rounds." * smoothed
             figure, file = curves(rows, column, shades, smoothed), folder / f"{column.replace('/', '_')}_{i}.png"

@@ -111,7 +111,7 @@ def _notes(found: Verdict, rows: pd.DataFrame) -> list[str]:
     for key in texts:
         if not any(described(key, text) in method for method, text in texts[key].items()):
             who = [f"{text or 'none'} ({', '.join(dict.fromkeys(same.index))})" for text, same in texts.groupby(key)]
-            said.append(f"{symbol(key)} differs: {'; '.join(who)}.")
+            said.append(f"Different {symbol(key)}: {'; '.join(who)}.")
     return [*filter(None, said)]
 
 
