@@ -47,7 +47,11 @@ def test_a_run_is_named_by_what_was_changed_in_letters_that_ckpt_path_takes(tmp_
 @pytest.mark.parametrize(
     ("changed", "kept", "named"),
     [
-        ("long.key=1," * 7 + "x=20", ",".join(["long.key=1"] * 7), "_".join(["long.key-1"] * 7)),  # 80 bytes: x=2
+        (
+            "client.optimizer.momentum=0.95,client.optimizer.weight_decay=0.001,gc.lam=0.5,rounds=20,x=[1,2]",
+            "client.optimizer.momentum=0.95,gc.lam=0.5,rounds=20,x=[1,2]",
+            "client.optimizer.momentum-0.95_gc.lam-0.5_rounds-20_x-1_2",
+        ),
         ("gc={_target_:mine.GC,lam:0.5},seed=1", "seed=1", "seed-1"),
         ("targets=[0.5,0.9],data.root=" + "日" * 99, "targets=[0.5,0.9]", "targets-0.5_0.9"),
     ],

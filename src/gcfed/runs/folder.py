@@ -217,12 +217,13 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
 
 
 def brief(overrides: str) -> str:
-    """As many of the overrides as have 80 bytes together. Those with a dict are left out, and none is cut."""
+    """As many overrides as fit into 80 bytes, the shortest first. None is cut, and none with a dict is kept."""
+    words = re.split(r",(?![^\[({]*[\])}])", overrides)  # not at the commas within brackets
     kept: list[str] = []
-    for override in re.split(r",(?![^\[({]*[\])}])", overrides):  # not at the commas within brackets
-        if "{" not in override and len(",".join([*kept, override]).encode()) <= 80:
-            kept.append(override)
-    return ",".join(kept)
+    for word in sorted(words, key=len):
+        if "{" not in word and len(",".join([*kept, word]).encode()) <= 80:
+            kept.append(word)
+    return ",".join(word for word in words if word in kept)
 
 
 def sweep_dir(base: str, ckpt_path: str | None) -> str:

@@ -68,16 +68,16 @@ def counts_of(data: FederatedDataModule) -> pd.DataFrame | None:
 def label_skew(held: pd.DataFrame) -> dict[str, float]:
     """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to 1.
 
-    Each number is a mean over the clients that hold samples. With p the shares of the classes at a client, q those of
-    all samples and m = (p + q) / 2: the Hellinger distance √(1 − Σ √(p q)), and the Jensen–Shannon distance, the root
-    of (KL(p‖m) + KL(q‖m)) / 2 in bits.
+    Means over the clients with samples of two distances between p, the shares of the classes at a client, and q, those
+    of all samples: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p + q)/2) − (H(p) + H(q))/2), entropies in bits.
     """
     import numpy as np
 
+    def entropy(shares: np.ndarray) -> np.ndarray:
+        return -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)
+
     counts_NC = held.to_numpy()[held.to_numpy().sum(1) > 0]
     p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
-    m_NC = (p_NC + q_C) / 2
-    bits_N = sum((x * np.log2(x / m_NC, where=x > 0, out=np.zeros_like(m_NC))).sum(1) for x in (p_NC, q_C + 0 * p_NC))
-    hellinger_N = np.sqrt((1 - np.sqrt(p_NC * q_C).sum(1)).clip(0))
-    distances = {"hellinger": hellinger_N, "jensen_shannon": np.sqrt(bits_N.clip(0) / 2)}
-    return {f"partition/{name}": float(distance_N.mean()) for name, distance_N in distances.items()}
+    shannon_N = entropy((p_NC + q_C) / 2) - (entropy(p_NC) + entropy(q_C)) / 2
+    squares = {"hellinger": 1 - np.sqrt(p_NC * q_C).sum(1), "jensen_shannon": shannon_N}
+    return {f"partition/{name}": float(np.sqrt(square_N.clip(0)).mean()) for name, square_N in squares.items()}
