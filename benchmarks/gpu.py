@@ -1,9 +1,9 @@
 """The first minutes on a GPU: ``python benchmarks/gpu.py`` prints a table and writes it and all figures.
 
-In this order, so that what is most needed is there if time runs out: the tests for a GPU; W1 in each layout and
-precision; how far the host runs ahead of graphs; the floor of a round; waits for the device by line; whether equal runs
-are equal; other workloads; two of other simulators, in minutes; memory. Further words are overrides; ``--out`` names
-the folder, ``--tests no`` leaves the tests out.
+The most important parts come first, in case time runs out: the tests for a GPU; W1 in each layout and precision; how
+far the host runs ahead of graphs; the floor of a round; waits for the device by line; whether equal runs give equal
+weights; other workloads; two workloads of other simulators, in minutes; memory. Further words are overrides; ``--out``
+names the folder, and ``--tests no`` skips the tests.
 """
 
 import argparse
@@ -52,14 +52,14 @@ def run(folder: Path, workload: str, *overrides: str, trainer: str = "gpu") -> R
 
 
 def minutes(folder: Path, workload: str, rounds: int, eval_every: int, *overrides: str, trainer: str = "gpu") -> float:
-    """Minutes that so many rounds take with their tests, by those between the first test and the third."""
+    """Estimates the minutes of so many rounds with their tests from the rounds between the first test and the third."""
     run(folder, workload, f"rounds={3 * eval_every}", f"eval_every={eval_every}", *overrides, trainer=trainer)
     rows = read_metrics(folder / "metrics.csv").iloc[eval_every:]
     return float(rows["time/round_s"].mean()) * rounds / 60
 
 
 def seconds(folder: Path) -> dict[str, float]:
-    """Medians of the second half of a run's rounds: of a round, of its training, of a local step in µs."""
+    """Medians over the second half of a run: seconds of a round and of its training, and µs of a local step."""
     rows = read_metrics(folder / "metrics.csv")
     rows = rows.iloc[len(rows) // 2 :]
     step = (rows["time/train_s"] / rows["train/steps"]).median() * 1e6
@@ -84,7 +84,7 @@ def layouts(out: Path, *overrides: str, trainer: str = "gpu") -> dict[str, Any]:
 
 
 def ahead(replays: int = 1000) -> dict[str, float]:
-    """Seconds in which the host enqueues so many graphs of a small step, and in which the device has done them."""
+    """Seconds until the host has enqueued so many graphs of a small step, and until the device has run them."""
     x = torch.randn(50, 512, device="cuda")
     weights = [torch.randn(512, 512, device="cuda") for _ in range(20)]
     with torch.cuda.stream(torch.cuda.Stream()):
@@ -106,12 +106,12 @@ def ahead(replays: int = 1000) -> dict[str, float]:
 
 
 class Profiled(Callback):
-    """Profiles the last round but one alone: most of its graphs are recorded, and no test is in it."""
+    """Profiles only the last round but one: most of its graphs are recorded, and it has no test."""
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step == trainer.max_steps - 2:
             if torch.cuda.is_available():
-                torch.cuda.synchronize()  # what is left of the round before is not its own
+                torch.cuda.synchronize()  # do not count work left over from the round before
             activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
             self.profiler = torch.profiler.profile(activities=activities)
             self.profiler.start()
@@ -120,24 +120,24 @@ class Profiled(Callback):
 
 
 def profiled(out: Path, *overrides: str, workload: str = "w1", trainer: str = "gpu") -> dict[str, float]:
-    """A round of W1 under the profiler: ``trace.json``, and the share of its time in which the device is busy."""
+    """Profiles a round of W1: writes ``trace.json``, and returns the share of time in which the device is busy."""
     words = (*ROUNDS, "+callbacks.profiled._target_=benchmarks.gpu.Profiled")
     result = run(out / "profiled", workload, *words, *overrides, trainer=trainer)
     callbacks: Any = result.trainer.callbacks
-    # By its name: as a script, this module has the class a second time.
+    # By name: if this module runs as a script, the class exists twice.
     (profiler,) = (callback.profiler for callback in callbacks if type(callback).__name__ == "Profiled")
     profiler.export_chrome_trace(str(out / "trace.json"))
     device = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     spans = sorted((e.time_range.start, e.time_range.end) for e in device)
     busy, reached = 0.0, 0.0
-    for start, end in spans:  # streams side by side count once
+    for start, end in spans:  # overlapping streams count once
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return {"busy": busy / (reached - spans[0][0]) if spans else 0.0}
 
 
 def waits(out: Path, *overrides: str) -> dict[str, int]:
-    """How often each line waits for the device in a run of three rounds of W1, its beginning and end included."""
+    """How often each line waits for the device in a run of three rounds of W1, including its start and end."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -157,7 +157,7 @@ def equal(out: Path, *overrides: str, trainer: str = "gpu") -> bool:
 
 
 def memory(out: Path, algorithm: str) -> float:
-    """The most memory of the device that W1 takes, in GB."""
+    """The peak memory of the device in W1, in GB."""
     gc.collect()
     torch.cuda.reset_peak_memory_stats()
     run(out / f"memory_{algorithm}", "w1", f"algorithm={algorithm}", "gc=none", "rounds=2")
@@ -204,7 +204,7 @@ def main() -> None:
         started = time.perf_counter()
         try:
             figures[name] = part()
-        except Exception as error:  # the others are worth their minutes all the same
+        except Exception as error:  # go on with the other workloads
             figures[name] = f"{type(error).__name__}: {error}"
         print(f"{name}: {figures[name]}  ({time.perf_counter() - started:.0f} s)", flush=True)
         (out / "figures.json").write_text(json.dumps(figures, indent=2))

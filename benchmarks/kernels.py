@@ -1,8 +1,8 @@
 """How many kernels a local step of the CNN launches on a GPU, by algorithm: ``python benchmarks/kernels.py``.
 
-Counted on a CPU, by the operations of a recorded step and rules on what each of them launches on a GPU: views and
-memory launch nothing, a convolution adds its bias by a kernel of its own, ``_foreach`` operations are one kernel where
-all their tensors lie alike. What is printed is the table of docs/performance.md.
+It runs on a CPU: it records the operations of a step and applies rules for what each launches on a GPU. Views and
+allocations launch nothing, a convolution adds its bias by a separate kernel, and a ``_foreach`` operation is one kernel
+if all its tensors have the same layout. It prints the table of docs/performance.md.
 """
 
 import io
@@ -57,7 +57,7 @@ def _layout(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def count(algorithm: str, stack: int, *overrides: str) -> int:
-    """Kernels of a step of ``stack`` clients: the most that any of the recorded ones has."""
+    """Kernels of a step of ``stack`` clients: the maximum over the recorded steps."""
     tapes: list[Any] = []
 
     class Counter(Tape):

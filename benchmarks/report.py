@@ -1,4 +1,4 @@
-"""Seconds of a report: ``OMP_NUM_THREADS=1 python benchmarks/report.py [runs [rounds]]``, 1,000 runs of 800 rounds."""
+"""Times a report of 1,000 runs of 800 rounds: ``OMP_NUM_THREADS=1 python benchmarks/report.py [runs [rounds]]``."""
 
 import argparse
 import copy
@@ -22,7 +22,7 @@ COLUMNS = ("round,train/loss,train/clients,train/nonfinite_clients,comm/down_byt
 
 
 def write_runs(folder: Path, runs: int, rounds: int) -> None:
-    """Seven methods, three seeds, and as many values of α as it takes; some unfinished."""
+    """Seven methods, three seeds, and as many values of α as needed; some runs are unfinished."""
     configs = []
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         for method in METHODS:

@@ -1,7 +1,7 @@
 """Benchmarks: ``python benchmarks/run.py w1`` prints a table and writes it and all figures to logs/benchmarks.
 
-Workloads: w1 … w7 and digits (see workloads.py). On a CPU each is laid out as one process with all threads, and as one
-process a core; ``--layout 2x1`` takes one of them, processes × threads. Further words are overrides of the config:
+Workloads: w1 … w7 and digits (see workloads.py). On a CPU each runs in two layouts: one process with all threads, and
+one process per core. ``--layout 2x1`` chooses one, processes × threads. Further words are overrides of the config:
 ``python benchmarks/run.py w1 precision=bf16-mixed`` or ``python benchmarks/run.py w1 --layout gpu client.stack=5``.
 """
 
@@ -32,7 +32,7 @@ def default_layouts() -> list[str]:
 
 
 def sit(workload: str, layout: str, folder: Path, args: argparse.Namespace, clients: int | None) -> dict[str, Any]:
-    """One sitting in a process of its own; its figures."""
+    """Runs one sitting in its own process; returns its figures."""
     out = folder / f"{workload}_{layout}{'' if clients is None else f'_{clients}'}.json"
     environment = os.environ | {
         "BENCH_STARTED": str(time.time()),
@@ -58,7 +58,7 @@ def sit(workload: str, layout: str, folder: Path, args: argparse.Namespace, clie
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Markdown: one line a layout and method, ratios to the plain loop of the same sitting."""
+    """Markdown with a line per layout and method; ratios are to the plain loop of the same sitting."""
     lines = [
         "| clients | processes × threads | | samples/s | of the plain loop | of GEMM | training, s | round, s | GB |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -79,7 +79,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def breakdown(results: list[dict[str, Any]]) -> str:
-    """Markdown: the seconds of one round of GC-Fed by part, in rank 0."""
+    """Markdown: the milliseconds of one round of GC-Fed by part, in rank 0."""
     parts = {r["layout"]: r["gcfed"]["parts_s"] for r in results}
     names = sorted({n for p in parts.values() for n in p}, key=lambda n: -max(p.get(n, 0) for p in parts.values()))
     lines = ["| a round of GC-Fed, ms | " + " | ".join(parts) + " |", "|---" * (len(parts) + 1) + "|"]

@@ -1,6 +1,6 @@
 """One sitting: rounds of FedAvg, rounds of GC-Fed and the plain loop in turn, in the processes of one real run.
 
-``benchmarks/run.py`` starts this file, once for each way to lay processes and threads out.
+``benchmarks/run.py`` starts this file once for each layout of processes and threads.
 """
 
 import argparse
@@ -33,7 +33,7 @@ WARM_UP = 2
 
 
 class InPairs:
-    """A sampler whose rounds 2i and 2i + 1 have one cohort."""
+    """A sampler whose rounds 2i and 2i + 1 have the same cohort."""
 
     def __init__(self, sampler: ClientSampler) -> None:
         self.sampler, self.per_round = sampler, sampler.per_round
@@ -46,12 +46,12 @@ class InPairs:
 
 
 class Sitting(Callback):
-    """Times rounds: two to warm up, then pairs (FedAvg and GC-Fed on one cohort, the plain loop behind them), then a
-    pair under the stopwatch.
+    """Times rounds: two to warm up, then pairs of FedAvg and GC-Fed on one cohort, each followed by the plain loop,
+    then a pair with the stopwatch.
 
     Args:
-        out: where the figures go, as JSON.
-        pairs: measured pairs.
+        out: the file of the figures, JSON.
+        pairs: how many pairs are measured.
     """
 
     def __init__(self, out: str, pairs: int) -> None:
@@ -72,7 +72,7 @@ class Sitting(Callback):
         self.before_first = time.time() - self.started
 
     def _switch(self, on: bool) -> None:
-        self.solver._recorders = self.recorders[on]  # what is recorded of the one is wrong for the other
+        self.solver._recorders = self.recorders[on]  # a graph of one method is wrong for the other
         for part, layers in self.gc:
             part.ndim = layers if on else {}
 
@@ -91,9 +91,9 @@ class Sitting(Callback):
                 both = self._plain(trainer, loop)
                 self.rounds[-1] |= both
                 self.rounds[-2] |= both
-        self._switch(on=t % 2 == 0)  # for the round that comes
+        self._switch(on=t % 2 == 0)  # for the next round
         if t + 1 >= WARM_UP + 2 * self.pairs:
-            if self.watch is None and trainer.strategy.root_device.type == "cpu":  # a clock would be in no graph
+            if self.watch is None and trainer.strategy.root_device.type == "cpu":  # a graph would not contain a clock
                 self.watch = Stopwatch()
                 self.watch.install(trainer)
             if self.watch is not None:
@@ -101,7 +101,7 @@ class Sitting(Callback):
                 self.watch._last = time.perf_counter()
 
     def _plain(self, trainer: Trainer, loop: FederatedLoop) -> dict[str, float]:
-        """Seconds of the plain loop on the processes' shares of the round's batches, of the slowest; their samples."""
+        """Trains the round's batches by the plain loop: the seconds of the slowest process, and all samples."""
         module, device = trainer.lightning_module, trainer.strategy.root_device
         round = loop.server.draw(trainer.global_step - 1)
         with torch.inference_mode(False), torch.enable_grad():
@@ -124,7 +124,7 @@ class Sitting(Callback):
         trainer.strategy.barrier()
         rate = float(_over_processes(trainer, torch.tensor([gemm_rate(device, dtype)], dtype=torch.float64), "sum"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
-        peak = float(_over_processes(trainer, torch.tensor([peak]), "sum"))  # pages that they share counted in each
+        peak = float(_over_processes(trainer, torch.tensor([peak]), "sum"))  # shared pages count in each process
         if not trainer.is_global_zero:
             return
         loop = FederatedLoop.of(trainer)

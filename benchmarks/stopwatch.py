@@ -1,4 +1,4 @@
-"""Where the time of a round goes: the parts of the loop, wrapped from outside, so that the hot path holds no clock."""
+"""Measures where the time of a round goes. It wraps the parts of the loop, so the hot path itself has no clock."""
 
 import time
 from collections import Counter
@@ -23,7 +23,7 @@ HOOKS = {
 
 
 class Stopwatch:
-    """Adds up each part's own seconds on a CPU: a part inside another is taken out of it."""
+    """Adds up each part's own seconds on a CPU, without the seconds of parts inside it."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class Stopwatch:
         setattr(owner, name, self.wrapped(getattr(owner, name), part))
 
     def install(self, trainer: Trainer) -> None:
-        """Wraps the parts of a run, for the rest of this process."""
+        """Wraps the parts of a run, until this process ends."""
         loop, module = FederatedLoop.of(trainer), trainer.lightning_module
         self.wrap(FederatedModule, "broadcast_state", "broadcast")
         self.wrap(client_module, "ClientStack", "broadcast")

@@ -1,4 +1,4 @@
-"""CUDA graphs on a CPU: with a tape the tests prove that a step can be a graph, and kernels.py counts kernels."""
+"""CUDA graphs on a CPU. Tests use a tape to prove that a step can be a graph, and kernels.py counts kernels with it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +19,11 @@ class Tape(TorchDispatchMode):
     """Records operations on a CPU, with the semantics of a CUDA graph.
 
     Attributes:
-        operations: of the last recording: operation, arguments, and the tensors that its results go to, None where it
-            writes to its arguments.
+        operations: the last recording: each operation, its arguments, and the tensors that receive its results (None
+            if it writes to its arguments).
 
     Raises:
-        RuntimeError: a step waits for the device, or takes a number from the host; names the operation.
+        RuntimeError: a step waits for the device or takes a number from the host; the message names the operation.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Tape(TorchDispatchMode):
             self.operations.append((func, args, kwargs, None))
         elif not name.startswith(("empty", "new_empty")):
             known = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
-            if not any(t.untyped_storage()._cdata in known for t in results):  # a view stays one
+            if not any(t.untyped_storage()._cdata in known for t in results):  # a view needs no copy
                 self.operations.append((func, args, kwargs, results))
         return out
 

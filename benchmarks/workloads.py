@@ -1,4 +1,4 @@
-"""The workloads that are timed: experiments of ``configs/`` on synthetic data of the real shapes."""
+"""The timed workloads: experiments of ``configs/`` on synthetic data of the real shapes."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ class Workload:
     """One workload.
 
     Attributes:
-        title: what it stands for.
+        title: what it represents.
         overrides: of ``configs/train.yaml``.
-        num_train, num_test: size of the synthetic data; None: those of the config.
-        pairs: measured pairs of rounds, unless told otherwise.
-        populations: numbers of clients to run it with, one after the other; empty: the config's.
+        num_train, num_test: size of the synthetic data; None: as in the config.
+        pairs: measured pairs of rounds, by default.
+        populations: numbers of clients, each of which is run; empty: the config's.
     """
 
     title: str
@@ -29,8 +29,8 @@ class Workload:
     populations: tuple[int, ...] = ()
 
 
-# Of two other simulators, from their repositories: apple/pfl-research, benchmarks/image_classification/configs/
-# baseline.yaml, and microsoft/msrflute, README.md. Both train plain SGD for one epoch without augmentation.
+# The settings of two other simulators, from their repositories: apple/pfl-research, benchmarks/image_classification/
+# configs/baseline.yaml, and microsoft/msrflute, README.md. Both train one epoch of plain SGD without augmentation.
 PEER = (
     "model=own", "model._target_=benchmarks.peers.CNN", "gc.boundary=fc2", "partition=iid", "client.epochs=1",
     "client.optimizer.lr=0.1", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0",

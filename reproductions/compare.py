@@ -1,4 +1,4 @@
-"""A table's runs beside the paper's printed numbers, as Markdown and CSV in the table's folder."""
+"""Writes our numbers beside the paper's, as Markdown and CSV in the table's folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from gcfed.runs.folder import DIVERGED, Run, read_run
 from gcfed.utils.files import replacing
 from reproductions.tables import Axis, Part, Table
 
-UNITS = {  # what stands behind a column's name, the factor of our numbers, and their digits
+UNITS = {  # the unit in a column's name, the factor of our numbers, and their format
     "percent": ("%", 100.0, ".2f"), "points": ("%", 100.0, ".3g"), "rounds": ("", 1.0, ".0f"),
     "seconds": ("s", 1.0, ".3g"), "1e-3": ("10⁻³", 1e3, ".3f"), "none": ("", 1.0, ".4g"),
 }  # fmt: skip
 FORMS = [
-    re.compile(r"(?P<how>max|min|mean|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"),  # of all or the last rounds
+    re.compile(
+        r"(?P<how>max|min|mean|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"
+    ),  # over all or the last rounds
     re.compile(r"(?P<how>rounds):(?P<column>[^\[\]]+?)(?:\[(?P<window>\d+)\])?>=(?P<number>[\d.]+)"),  # to a target
     re.compile(r"(?P<column>[^:@]+)(?P<how>@)(?P<number>\d+)"),  # the last test up to a round
     re.compile(r"(?P<column>[^:@]+)(?P<how>)(?P<number>)"),  # a number of summary.json
@@ -29,7 +31,7 @@ FORMS = [
 
 
 def measured(run: Run, measure: str) -> float | None:
-    """A run's number in its own unit; infinite for rounds to a target that it did not reach; None: none is finite."""
+    """A measure of a run, in its own unit. Infinite: it did not reach the target. None: there is no finite number."""
     match = next(filter(None, (form.fullmatch(measure) for form in FORMS)), None)
     if match is None:
         forms = "max:test/acc (min:, mean:, last:), mean:test/acc[10], rounds:test/acc>=0.8, test/acc@500"
@@ -40,7 +42,7 @@ def measured(run: Run, measure: str) -> float | None:
         found = run.summary.get(name)
         return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
     if how == "rounds":
-        if match["window"] and len(curve):  # a mean of the tests in so many rounds
+        if match["window"] and len(curve):  # the mean of the tests in the last so many rounds
             rounds = range(1, curve.index[-1] + 1)
             curve = curve.reindex(rounds).rolling(int(match["window"]), min_periods=1).mean()[curve.index]
         reached = curve.index[curve >= number]
@@ -54,7 +56,7 @@ def measured(run: Run, measure: str) -> float | None:
 
 
 def compared(table: Table, row: Axis, column: Axis, works: Sequence[Any]) -> dict[str, Any]:
-    """A cell: our mean over the finished runs, the printed number, their difference, and all three as text."""
+    """A cell: our mean over the finished runs, the printed number, and their difference, as numbers and as text."""
     measure, (unit, factor, digits) = table.of("measure", row, column), UNITS[table.of("unit", row, column)]
     runs = [read_run(work.folder) for work in works if work.state == "finished"]
     values = {run.seed: (factor * x, run) for run in runs if measure and (x := measured(run, measure)) is not None}
@@ -85,7 +87,7 @@ def compared(table: Table, row: Axis, column: Axis, works: Sequence[Any]) -> dic
 def write_comparison(
     table: Table, scale: str, found: Mapping[tuple[str, str], Sequence[Any]], root: Path, command: str
 ) -> str:
-    """``comparison.md``, whose text is returned, and ``comparison.csv``. ``found``: place → its works (table.py)."""
+    """Writes ``comparison.md`` and ``comparison.csv``; returns the first. ``found`` has the works of each cell."""
     records, differs = [], dict[str, dict[str, None]]()
     for row, column in ((row, column) for row in table.rows for column in table.columns):
         if works := found.get((row.label, column.label)):

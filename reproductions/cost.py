@@ -1,4 +1,4 @@
-"""About how long runs will take: rounds × local steps × seconds of a plain training step on one core."""
+"""Estimates how long runs will take: rounds × local steps × seconds of a plain training step on one core."""
 
 import timeit
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from gcfed.assemble import assemble
 
 
 def estimate(left: Sequence[tuple[DictConfig, int]]) -> str:
-    """Of runs by their configs and the rounds that they have to go. Nothing is downloaded, and no error stops it."""
-    steps: dict[str, float] = {}  # data set, model and batch size → seconds of one
+    """An estimate for runs, from their configs and the rounds that are left. It downloads nothing and names errors."""
+    steps: dict[str, float] = {}  # data set, model and batch size → seconds of a step
     costs: dict[int, float | str] = {}  # a config's id → seconds of a round, or why they are unknown
     torch.set_num_threads(1)
     for cfg in {id(cfg): cfg for cfg, _ in left}.values():

@@ -1,4 +1,4 @@
-"""An equal search for each cell of a table, with Optuna: as many trials for all, none past the edge of stability."""
+"""An equal search for each cell of a table, with Optuna: as many trials for each, none past the edge of stability."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from reproductions.compare import measured
 from reproductions.tables import Job, Search
 
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
-RISE = 1000.0  # of a loss that was past the edge of what can be trained
+RISE = 1000.0  # a loss that grows by this factor was past the edge of stability
 Train = Callable[[Sequence[str], Path], str]  # overrides and folder → why the run failed, or ""
 LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_steps": "server steps taken back"}
 
@@ -26,9 +26,10 @@ LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_ste
 def tune(
     search: Search, jobs: Mapping[str, Job], root: Path, compose: Composer, train: Train, dry_run: bool
 ) -> tuple[dict[str, Job], dict[str, str], list[tuple[DictConfig, int]]]:
-    """Jobs with the best parameters of their cells; why jobs are left out, by title; the trials of a dry run to come.
+    """Returns the jobs with the best parameters of their cells, the reasons of left-out jobs by title, and the trials
+    that a dry run leaves to do.
 
-    ValueError, before any search: a config or a space that cannot be, or a seed that a job and a search share.
+    ValueError, before any search, if a config or a space is invalid, or if a job and a search share a seed.
     """
     cells = {job.cell: job for job in jobs.values()}
     spaces, common, configs = dict[str, Any](), dict[str, list[str]](), dict[str, DictConfig]()
@@ -39,9 +40,9 @@ def tune(
         common[cell] = [*(word for word in job.overrides if not word.startswith("seed=")), *search.overrides]
         configs[cell] = compose(common[cell])
         if both := {*(search.seeds or [configs[cell].seed])} & {job.seed for job in jobs.values()}:
-            raise ValueError(f"seed={min(both)} is of a search and of a run: set seeds, or search.seeds, to others.")
+            raise ValueError(f"seed={min(both)} is in a search and in a run: set other seeds, or other search.seeds.")
     for override in search.knobs.keys() - {word for job in cells.values() for word in job.overrides}:
-        print(f"no job has {override}: search.knobs has it for nothing")
+        print(f"no job has {override}: its search.knobs are unused")
     best, trials = dict[str, list[str]](), list[tuple[DictConfig, int]]()
     for cell, cfg in configs.items():
         folder = root / "searches" / cell
@@ -53,8 +54,8 @@ def tune(
         found = yaml.safe_load((folder / RESULTS).read_text()) if (folder / RESULTS).is_file() else {}
         if found or left:
             best[cell] = [f"{key}={value}" for key, value in found.get("best_params", {}).items()]
-    why, folder = f"no trial of its search has a value, as {TRIALS} says there:", root / "searches"
-    lost = {job.title: f"{why} {folder / job.cell}" for job in jobs.values() if job.cell not in best}
+    why, folder = "no trial of its search has a value: see", root / "searches"
+    lost = {job.title: f"{why} {folder / job.cell / TRIALS}" for job in jobs.values() if job.cell not in best}
     tuned = {k: job._replace(overrides=job.overrides + best[job.cell]) for k, job in jobs.items() if job.cell in best}
     return tuned, lost, trials
 
@@ -62,7 +63,7 @@ def tune(
 def run_trials(
     search: Search, space: Mapping[str, Any], common: Sequence[str], folder: Path, cfg: DictConfig, train: Train
 ) -> None:
-    """Trials until ``n_trials`` have ended. One that was stopped goes on with what it had drawn."""
+    """Runs trials until ``n_trials`` have ended. A stopped trial continues with the values that it had drawn."""
     smaller = re.search("loss|error|rmse|rounds", search.metric)
     with locked(folder / ".lock") as holder:
         if holder:
@@ -80,7 +81,7 @@ def run_trials(
             if any(value is None for value, _, _ in outcomes):
                 study.tell(trial, state=TrialState.FAIL)
             else:
-                trial.set_constraint("edges", sum(past for _, past, _ in outcomes))  # above 0: it is never the best
+                trial.set_constraint("edges", sum(past for _, past, _ in outcomes))  # above 0: never the best
                 study.tell(trial, float(np.mean([value for value, _, _ in outcomes])))
             write(study, folder, search.metric)
         write(study, folder, search.metric)
@@ -97,8 +98,8 @@ def outcome(folder: Path, metric: str, reason: str) -> tuple[float | None, float
 
 
 def edges(run: Run) -> list[tuple[float, str]]:
-    """How far a run was past the edge of what can be trained, and in words: updates left out, server steps taken back,
-    or a loss a thousand times what it had been and above its first round's (if it was not negative).
+    """How far a run was past the edge of stability, with a description: updates left out, server steps taken back, or
+    a loss that grew a thousandfold and above its value in the first round (never a negative loss).
     """
     counts = {what: float(run.curve(column).sum()) for column, what in LOST.items()}
     found = [(count, f"{count:g} {what}") for what, count in counts.items() if count]

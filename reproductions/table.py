@@ -1,8 +1,8 @@
 """Trains the cells of a table and prints them beside the paper's numbers: python reproductions/table.py gcfed_table5
 
-Without words it lists the tables. ``scale=small``, ``rows=[FedAvg,gc-*]``, ``columns=[…]`` and ``seeds=[1,2]`` choose a
-part, ``dry_run=true`` says what is left to do, ``compare=true`` prints the numbers only; all else goes to every run.
-Finished runs are skipped and begun ones continued.
+Without arguments it lists the tables. ``scale=small``, ``rows=[FedAvg,gc-*]``, ``columns=[…]`` and ``seeds=[1,2]``
+choose a part. ``dry_run=true`` prints what is left to do, and ``compare=true`` only prints the numbers. All other
+arguments are overrides of every run. The command skips finished runs and continues begun ones.
 """
 
 import shlex
@@ -35,7 +35,7 @@ FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be 
 
 @dataclass
 class Work:
-    """A job with its config, what identifies its run, the folder of that and the state there."""
+    """A job with its config, the leaves that identify its run, the run's folder, and the state there."""
 
     job: Job
     cfg: DictConfig
@@ -43,10 +43,10 @@ class Work:
     folder: Path
     state: str = NEW
     rounds: int = 0
-    why: str = ""  # the state is OTHER: a run that is not the job's; or why it is not finished
+    why: str = ""  # why the folder's run is not the job's (state OTHER), or why it is not finished
 
     def look(self) -> None:
-        """Reads the folder anew."""
+        """Reads the folder again."""
         self.state, self.rounds, self.why = NEW, 0, ""
         begun, asked = (self.folder / CHECKPOINT).is_file(), self.cfg.rounds
         if not begun and not (self.folder / SUMMARY).is_file():
@@ -63,7 +63,7 @@ class Work:
             self.state, self.why = OTHER, self.why or rounds + ", and there is no checkpoint" * (not begun)
 
     def lack(self, run: Run) -> str:
-        """Why a run is not the job's: another identity or early end, or fewer measurements than it asks for; or ""."""
+        """Why a run is not the job's: another identity, other tests, fewer measurements; "" if it is the job's."""
         if odd := differences(run.leaves, self.leaves) if run.config else run.note:
             return odd
         there, here = (min(n, self.cfg.rounds) for n in (run.get("eval_every") or 1, self.cfg.eval_every))
@@ -73,29 +73,29 @@ class Work:
             if not (has := run.get(name)):
                 return f"it has no {name.replace('.', '=', 1)}"
             for key, value in asked.items():
-                if "${" not in str(value) and has.get(key) != value:  # else it follows other keys
+                if "${" not in str(value) and has.get(key) != value:  # an interpolation follows other keys
                     return f"{name}.{key} is {has.get(key)} there, {value} here"
         return ""
 
     @property
     def beside(self) -> dict[str, Any]:
-        """Its metrics and what may end it early, by dotted key, which are no part of its identity."""
+        """Its metrics and its early stopping, by dotted key: they are not part of its identity."""
         nodes = {f"metrics.{name}": node for name, node in (self.cfg.metrics or {}).items()}
         nodes[STOP] = OmegaConf.select(self.cfg, STOP)
         return {name: OmegaConf.to_container(node) for name, node in nodes.items() if node}
 
 
 def train(overrides: Sequence[str], folder: Path) -> str:
-    """A run in its folder, by the command that a user types, from its checkpoint if there is one; why it failed."""
+    """Runs the command that a user types, from the folder's checkpoint if it has one. Returns why it failed, or ""."""
     command = [sys.executable, str(ROOT / "src/train.py"), *overrides, f"hydra.run.dir='{folder}'"]
     command += [f"ckpt_path='{folder / CHECKPOINT}'"] * (folder / CHECKPOINT).is_file()
     if not (code := subprocess.run(command).returncode):
         return ""
-    return (read_run(folder).note if folder.is_dir() else "") or f"it ended with code {code}, as said above"
+    return (read_run(folder).note if folder.is_dir() else "") or f"it ended with code {code}; see above"
 
 
 def look_up(jobs: Mapping[str, Job], root: Path, logs: Path, compose: Composer) -> dict[str, Work]:
-    """By the jobs' folders; equal runs are one. A finished run of another place below ``logs`` counts."""
+    """Works by the folders of the jobs. Equal jobs are one run. A finished run anywhere below ``logs`` counts."""
     runs = [run for run in find_runs([logs]) if run.has_ended] if logs.is_dir() else []
     works, found = dict[Any, Work](), dict[str, Work]()
     for job in jobs.values():
@@ -115,11 +115,11 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path, compose: Composer) 
 
 
 def run(work: Work, number: str, root: Path) -> None:
-    """Runs a job unless another process is at it or has finished it."""
+    """Runs a job, unless another process is running it or has finished it."""
     with locked(root / ".locks" / work.job.folder) as holder:
         work.look()
         if holder or work.state not in (BEGUN, NEW):
-            why = f"{holder} is at it" if holder else work.why or "it is finished by now"
+            why = f"{holder} is running it" if holder else work.why or "it is finished by now"
             print(f"skipped: {work.job.title}; {why}", flush=True)
         else:
             print(f"job {number}: {work.job.title}\n  {work.folder}", flush=True)
@@ -129,7 +129,7 @@ def run(work: Work, number: str, root: Path) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Returns the exit code: 1 if a job is not finished."""
+    """Returns the exit code, which is 1 if a job is not finished."""
     if not words:
         heads = {path.stem: path.read_text().partition("\n")[0][2:] for path in sorted(CONFIGS.glob("*.yaml"))}
         print(*(f"{name:<20} {head}" for name, head in heads.items()), sep="\n")

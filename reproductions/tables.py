@@ -1,7 +1,7 @@
 """Tables as YAML: the papers' printed numbers, and the overrides that train each cell.
 
 ``configs/<name>.yaml`` has rows and columns (:class:`Axis`). A paper's table also has ``cells``: the printed numbers.
-A row's word wins over its column's, a column's over the table's.
+A row's value wins over its column's, and a column's over the table's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from gcfed.runs.identity import counted, digest, key_of
+from gcfed.runs.reading import read_yaml
 
 CONFIGS = Path(__file__).parent / "configs"
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -37,15 +38,15 @@ class Cell(NamedTuple):
 
 @dataclass(config=RULES, frozen=True, eq=False)
 class Axis:
-    """A row or a column. ``overrides`` None: we cannot run it, and ``note`` says why."""
+    """A row or a column. If ``overrides`` is None, we cannot run it, and ``note`` says why."""
 
     label: str = ""
     overrides: list[str] | None = field(default_factory=list)
     setting: dict[str, Any] = field(default_factory=dict)  # dotted key → the paper's value
-    measure: str | None = None  # None: the table's; as is the unit
+    measure: str | None = None  # None: that of the table, also for the unit
     unit: str | None = None
     note: str = ""
-    by_column: dict[str, Axis] = field(default_factory=dict)  # of a row: what it adds in the column of that label
+    by_column: dict[str, Axis] = field(default_factory=dict)  # of a row: what it adds in a column, by label
 
     def at(self, column: Axis) -> Axis:
         return self.by_column.get(column.label, Axis())
@@ -53,9 +54,9 @@ class Axis:
 
 @dataclass(config=RULES, frozen=True)
 class Part:
-    """A part of a table; null: all rows, all columns, as many seeds as the paper averaged."""
+    """A part of a table. null means all rows, all columns, and as many seeds as the paper averaged."""
 
-    rows: list[str | int | float] | None = None  # labels or short names, where * stands for anything
+    rows: list[str | int | float] | None = None  # labels or short names; * stands for anything
     columns: list[str | int | float] | None = None
     seeds: list[int] | None = None
     overrides: list[str] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Part:
     def __post_init__(self) -> None:
         for name, values in (("rows", self.rows), ("columns", self.columns), ("seeds", self.seeds)):
             if values is not None and len({*map(str, values)}) != max(1, len(values)):
-                raise ValueError(f"{name}={values} must be a list of different ones, such as [1,2,3], or null")
+                raise ValueError(f"{name}={values} must be a list without repetitions, such as [1,2,3], or null")
 
 
 @dataclass(config=RULES, frozen=True)
@@ -73,10 +74,8 @@ class Search:
     metric: str  # compares the trials
     n_trials: int
     params: dict[str, str]  # key → interval(…), range(…) or choice(…), in Hydra's words
-    knobs: dict[str, dict[str, str]] = field(
-        default_factory=dict
-    )  # override → further params of the cells that have it
-    seeds: list[int] = field(default_factory=list)  # a run of each trial with each; the trial's value is their mean
+    knobs: dict[str, dict[str, str]] = field(default_factory=dict)  # override → further params of cells with it
+    seeds: list[int] = field(default_factory=list)  # a trial has a run per seed; its value is their mean
     overrides: list[str] = field(default_factory=list)  # of the trials: a validation split, a seed that no job has
     seed: int = 1  # of the sampler
 
@@ -90,15 +89,15 @@ class Table:
     rows: list[Axis]
     cells: dict[str, list[Any]] = field(default_factory=dict)  # row's label → an entry for each column
     paper: str = ""
-    table: str = ""  # its number, or the place of the text that has the numbers
+    table: str = ""  # its number, or where in the text the numbers are
     title: str = ""
     source: str = ""
     unit: str = "percent"  # of compare.UNITS
-    seeds: int | None = None  # that the paper averaged; None: it does not say
+    seeds: int | None = None  # how many the paper averaged; None: it does not say
     measure: str | None = "mean:test/acc[10]"  # as compare.measured reads it
     setting: dict[str, Any] = field(default_factory=dict)
-    unstated: str = ""  # what the paper does not say of its setting
-    departures: dict[str, str] = field(default_factory=dict)  # key of a setting → why our runs do not keep it
+    unstated: str = ""  # what the paper does not say about its setting
+    departures: dict[str, str] = field(default_factory=dict)  # key of a setting → why our runs have another value
     overrides: list[str] = field(default_factory=list)
     note: str = ""
     scales: dict[str, Part] = field(default_factory=dict)  # full is the whole table, unless it is here
@@ -107,7 +106,7 @@ class Table:
     def __post_init__(self) -> None:
         rows, columns = ([axis.label for axis in axes] for axes in (self.rows, self.columns))
         if not (rows and columns) or any(len({*labels}) < len(labels) for labels in (rows, columns)):
-            raise ValueError(f"each label must be there once: rows {rows}, columns {columns}")
+            raise ValueError(f"each label must occur once: rows {rows}, columns {columns}")
         if self.cells and {*self.cells} != {*rows}:
             raise ValueError(f"cells must have each row once: {[*self.cells]} instead of {rows}")
         for row in self.rows:
@@ -119,7 +118,7 @@ class Table:
                 self.cell(row, column)
 
     def cell(self, row: Axis, column: Axis) -> Cell:
-        """What the paper prints there; ValueError of an entry that is none of the forms."""
+        """What the paper prints there. ValueError if the entry has none of the forms."""
         match entry := self.cells[row.label][self.columns.index(column)] if self.cells else None:
             case str() if entry.endswith("+") and entry[:-1].isdecimal():
                 return Cell(float(entry[:-1]), note="+")
@@ -139,12 +138,12 @@ class Table:
         return self.setting | column.setting | row.setting | row.at(column).setting
 
     def overrides_of(self, row: Axis, column: Axis) -> list[str] | None:
-        """What follows ``python src/train.py`` for the cell's run, except the seed; None: we cannot run it."""
+        """The overrides of the cell's run, except the seed; None if we cannot run it."""
         parts = (column.overrides, self.overrides, row.overrides, row.at(column).overrides)
         return None if None in parts else [override for part in parts for override in part or ()]
 
     def gap(self, row: Axis, column: Axis) -> str:
-        """Why no run is made for this cell; "" where one is. "diverged" is a result, too."""
+        """Why this cell has no run; "" if it has one. "diverged" is a result, too."""
         if self.overrides_of(row, column) is None:
             return row.at(column).note or row.note or column.note or "it cannot be run here"
         printed = self.cell(row, column)
@@ -152,25 +151,25 @@ class Table:
         return "the paper has no number" if self.cells and empty else ""
 
     def of(self, name: str, row: Axis, column: Axis) -> Any:
-        """``measure`` or ``unit`` of a cell."""
-        return next((word for one in (row, column, self) if (word := getattr(one, name)) is not None), None)
+        """The ``measure`` or the ``unit`` of a cell."""
+        return next((value for one in (row, column, self) if (value := getattr(one, name)) is not None), None)
 
 
 def load(path_or_name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
-    """A table of ``configs`` by its name, or any file by its path; ``changes``: ``search.<key>`` → another value.
+    """A table of ``configs`` by its name, or any file by its path. ``changes`` has new values of ``search.<key>``.
 
-    ValueError: it is no table; names the file and the place.
+    Raises ValueError, with the file and the place, if it is not a table.
     """
     path = Path(path_or_name) if Path(path_or_name).suffix else CONFIGS / f"{path_or_name}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
         raise FileNotFoundError(f"There is no {path}; the tables are {known}.")
     try:
-        raw = {"name": path.stem} | yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = {"name": path.stem} | read_yaml(path)
         if shared := raw.pop("shared_setting", None):  # a file of configs/setting
-            common = yaml.safe_load((CONFIGS / "setting" / f"{shared}.yaml").read_text(encoding="utf-8"))
+            common = read_yaml(CONFIGS / "setting" / f"{shared}.yaml")
             raw["setting"] = common["setting"] | raw.get("setting", {})
-            for kind in ("rows", "columns"):  # a label alone is that of a shared one
+            for kind in ("rows", "columns"):  # a label alone names a shared row or column
                 known = common.pop(kind, {})
                 raw[kind] = [{"label": one} | known[one] if isinstance(one, str) else one for one in raw[kind]]
             raw = common | raw
@@ -198,9 +197,9 @@ class Job(NamedTuple):
 def plan(
     table: Table, scale: str, part: Part, arguments: Sequence[str] = ()
 ) -> tuple[dict[str, Job], dict[tuple[str, str], list[str]], Counter[str]]:
-    """Jobs by folder, seed by seed; labels of row and column → folders of the cell; why how many cells have none.
+    """Jobs by folder, seed by seed; the folders of each cell, by its labels; how many cells have no run, by reason.
 
-    ``part`` wins over the scale's; ``arguments`` go to every job. ValueError: what a table does not have or take.
+    ``part`` wins over the scale's; ``arguments`` go to every job. ValueError if the table has no such part.
     """
     scales = {"full": Part()} | table.scales
     if scale not in scales:
@@ -215,7 +214,7 @@ def plan(
     text = re.sub(r"[^\w.,=~\[\]-]+", "-", "".join(f",{override.lstrip('+')}" for override in counted(arguments)))
     suffix = text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"  # file systems end a name at 255 bytes
     cells = {cell: table.gap(*cell) for cell in product(table.rows, table.columns)}
-    first: dict[frozenset[str], str] = {}  # cells of equal overrides are one run, which the first of them names
+    first: dict[frozenset[str], str] = {}  # cells with equal overrides are one run, named by the first of them
     for row, column in (cell for cell, gap in cells.items() if not gap):
         first.setdefault(_effect(table.overrides_of(row, column)), f"{slug(row.label)}_{slug(column.label)}")
     chosen = {cell: gap for cell, gap in cells.items() if cell[0].label in rows and cell[1].label in columns}
@@ -232,19 +231,19 @@ def plan(
 
 
 def _effect(overrides: Iterable[str] | None) -> frozenset[str]:
-    """The last word on each key."""
+    """The last override of each key."""
     return frozenset({key_of(override): override for override in overrides or ()}.values())
 
 
 def slug(label: str) -> str:
     """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` → ``cifar-10-5-100-alpha-0.05``."""
     text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
-    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))  # a dot is for numbers
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))  # only dots within numbers stay
     return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
 
 
 def choose(key: str, words: Sequence[Any] | None, labels: Sequence[str]) -> set[str]:
-    """The labels that are asked for by themselves or by short name, where ``*`` stands for anything; None: all."""
+    """The labels that the words name, by label or short name; ``*`` stands for anything, and None for all."""
     known: dict[str, str] = {}
     for label in labels:
         if (other := known.setdefault(slug(label), label)) != label:

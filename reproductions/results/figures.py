@@ -1,6 +1,6 @@
-"""Figures of the tables on these pages, so that picture and table say the same: python reproductions/results/figures.py
+"""Draws the figures from the tables on these pages: python reproductions/results/figures.py
 
-``table5.csv`` has the tests of Table 5's long runs, whose folders were too large to keep.
+``table5.csv`` has the tests of the long runs of Table 5, whose folders were too large to keep.
 """
 
 import re
@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcfed.plots.style import BLUE, GREEN, GREY, VERMILION, save, styled
+from gcfed.plots.style import GREY, VERMILION, looks, save, styled
 from gcfed.report.verdict import interval
 from gcfed.runs.measures import smooth
 
@@ -27,19 +27,19 @@ def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Figure
 
 
 def table(page: str, number: int) -> list[list[str]]:
-    """Cells of the rows of a page's table, without its head."""
+    """The cells of a table of a page, row by row, without the head."""
     tables = re.findall(r"(?:^\|.*\n)+", (HERE / page).read_text(), re.MULTILINE)
     rows = tables[number].strip().split("\n")[2:]
     return [[re.sub(r"[*`]", "", cell).strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
 def numbers(cell: str) -> list[float]:
-    """All numbers of a cell; a standard deviation in brackets is none."""
+    """All numbers of a cell, except a standard deviation in brackets."""
     return [float(x) for x in re.findall(NUMBER, re.sub(r"\(.*?\)", "", cell))]
 
 
 def dots(axes: Axes, rows: list[tuple[str, list[float]]], color: str, label: str = "", shift: float = 0.0) -> None:
-    """A line a row: every seed, and their mean as a bar where there are several."""
+    """A line per row: a dot per seed, and a bar at the mean of several seeds."""
     for i, (_, points) in enumerate(rows):
         axes.plot(points, [i + shift] * len(points), "o", color=color, ms=5, alpha=0.8, label=label if i == 0 else None)
         if len(points) > 1:
@@ -62,27 +62,28 @@ def table8(figure: Figure) -> None:
     axes.legend(loc="upper left", fontsize=8)
 
 
-def over_rounds(axes: Axes, tests: pd.DataFrame, method: str, color: str) -> None:
-    """Means of 50 rounds' ten tests: thin each seed, thick the mean of all, as far as all have come."""
-    seeds = [smooth(tests[name].dropna(), 50) for name in tests if re.fullmatch(rf"{method}, seed \d", name)]
+def over_rounds(axes: Axes, tests: pd.DataFrame, method: str, run: str = "") -> None:
+    """Means of the ten tests in 50 rounds: thin each seed, thick their mean, up to the last round that all have."""
+    look, columns = looks([method])[method], [name for name in tests if re.fullmatch(rf"{method}{run}, seed \d", name)]
+    seeds = [smooth(tests[name].dropna(), 50) for name in columns]
     for seed in seeds:
-        axes.plot(seed, color=color, lw=0.8, alpha=0.6)
-    axes.plot(pd.concat(seeds, axis=1).mean(axis=1, skipna=False), color=color, lw=2.5, label=method)
+        axes.plot(seed, **look, lw=0.8, alpha=0.6)
+    axes.plot(pd.concat(seeds, axis=1).mean(axis=1, skipna=False), **look, lw=2.5, label=method)
     axes.set(xlabel="communication round", ylabel="test accuracy (%)")
 
 
 def table5(figure: Figure) -> None:
     axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
-    for method, color, mean, deviation in (("GC-Fed", VERMILION, 72.44, 2.14), ("FedAvg", BLUE, 66.44, 1.40)):
-        over_rounds(axes, tests, method, color)
+    for method, color, mean, deviation in (("GC-Fed", VERMILION, 72.44, 2.14), ("FedAvg", GREY, 66.44, 1.40)):
+        over_rounds(axes, tests, method)
         axes.errorbar(815, mean, deviation, color=color, marker="D", ms=5, capsize=3, label=f"{method} in the paper")
     axes.legend(loc="lower right", ncols=2)
 
 
 def table5_clipped(figure: Figure) -> None:
     axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
-    for method, color in (("GC-Fed", VERMILION), ("Global GC", GREEN), ("FedAvg", BLUE)):
-        over_rounds(axes, tests, f"{method}, clipped", color)
+    for method in ("GC-Fed", "Global GC", "FedAvg"):
+        over_rounds(axes, tests, method, ", clipped")
     axes.legend(loc="lower right")
 
 
@@ -90,15 +91,15 @@ def equal_rate(figure: Figure) -> None:
     axes = figure.subplots()
     fedavg, gcfed = ([numbers(cell)[0] for cell in row[1:11]] for row in table("equal-rate.md", 0))
     seeds = range(11, 21)
-    axes.vlines(seeds, fedavg, gcfed, color=GREY, lw=1.5)
+    axes.vlines(seeds, fedavg, gcfed, color=GREY, lw=1)
     axes.plot(seeds, gcfed, "o", color=VERMILION, label="GC-Fed")
-    axes.plot(seeds, fedavg, "o", color=BLUE, label="FedAvg")
+    axes.plot(seeds, fedavg, "o", color=GREY, label="FedAvg")
     axes.set(xlabel="seed", ylabel="test accuracy (%)", xticks=seeds)
     axes.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 1.15))
 
 
 def gains(figure: Figure, page: str, tables: dict[str, int]) -> None:
-    """A panel a table of method, no GC, GC-Fed, gain: each seed's gain, the mean, of five seeds its 95 % interval."""
+    """A panel per table of method, no GC, GC-Fed, gain: each seed, the mean, the 95 % interval (5 seeds)."""
     panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
     for axes, (title, number) in zip(panels, tables.items(), strict=True):
         rows = []
@@ -143,7 +144,7 @@ def robust(figure: Figure) -> None:
     for i, (axes, attack) in enumerate(zip(figure.subplots(1, 6, sharey=True), attacks, strict=True), 1):
         cells = [(row[0], numbers(row[i])) for row in rows]
         dots(axes, [(name, both[1:]) for name, both in cells], VERMILION, "GC-Fed", -0.12)
-        dots(axes, [(name, both[:1]) for name, both in cells], BLUE, "FedAvg", 0.12)
+        dots(axes, [(name, both[:1]) for name, both in cells], GREY, "FedAvg", 0.12)
         axes.set(title=attack, xlim=(85, 97.5))
         if i == 2:
             axes.text(85.3, 0.15, "◂ 9.9 both", fontsize=8)
@@ -154,7 +155,7 @@ def robust(figure: Figure) -> None:
 def coherence(figure: Figure) -> None:
     for axes, column, title in zip(figure.subplots(1, 2, sharey=True), (2, 3), ("1–20", "81–100"), strict=True):
         for method, alpha, *rho in table("coherence.md", 0):
-            style = {"color": BLUE if method == "FedAvg" else VERMILION, "ls": "-" if alpha == "0.1" else "--"}
+            style = {"color": GREY if method == "FedAvg" else VERMILION, "ls": "-" if alpha == "0.1" else "--"}
             label, layers = f"{method}, α {alpha}", ["fc1", "fc2", "fc3"]
             axes.plot(layers, numbers(rho[column - 2]), marker="o", label=label, **style)
         axes.axhline(0.2, color=GREY, lw=1, ls=":")

@@ -47,7 +47,7 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
         cfg = _compose(words)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
         changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
-        changed = re.sub(r"[^\w.+,-]+", "-", changed)  # the resolver's argument is in quotes
+        changed = re.sub(r"['\"\\$]+", "-", changed)  # the resolver's argument is in quotes
         base = "${paths.log_dir}/${name},${ckpt_path}"
         folder = f"${{run_dir:{base},'{datetime.now():{NOW}}','{changed}'}}"  # with_folder makes it each run's own
     with open_dict(cfg):

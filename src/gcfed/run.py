@@ -28,7 +28,7 @@ from gcfed.federated.parallel.strategy import partners, trains_on_cpu
 from gcfed.federated.training.probe import look
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, divergence, with_folder
 from gcfed.runs.identity import hyperparameters
-from gcfed.runs.reading import column, counts_of, read_metrics
+from gcfed.runs.reading import column, counts_of, label_skew, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_summary, summary_of, write_summary
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import require
@@ -185,7 +185,7 @@ def finish(
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written rows, or the last round has no test
-    summary = summary_of(metrics, cfg.targets, trainer.world_size)
+    summary = summary_of(metrics, cfg.targets, trainer.world_size) | ({} if held is None else label_skew(held))
     write_summary(folder, summary, about | ({"stopped": stopped[:100]} if stopped else {}))
     if cfg.extras.figures:
         from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib

@@ -1,5 +1,6 @@
-"""The pictures that runs leave hold the data that they are of."""
+"""The pictures of a run show its data."""
 
+import re
 from dataclasses import replace
 
 import matplotlib.image
@@ -10,7 +11,7 @@ import pytest
 from gcfed.plots import style
 from gcfed.plots.pictures import draw_partition, plot_curves, plot_partition, plot_recovered, plot_surface
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import counts_of
+from gcfed.runs.reading import counts_of, label_skew
 from gcfed.utils.instantiate import build
 
 
@@ -35,10 +36,9 @@ def test_curves_hold_the_data_also_of_a_csv_file(tmp_path):
 
 @pytest.mark.parametrize(("tests", "drawn", "label", "scales"), [
     ({"test/rmse": [3, 2], "test/relative_error": [0.5, 0.01]}, [0.5, 0.01], "relative error", ["log", "linear"]),
-    ({"test/rmse": [3e4, 2e4], "test/loss": [99, 1]}, [3e4, 2e4], "root mean squared error", ["linear", "log"]),
     ({"test/loss": [0.5, -2.0], "test/r2": [-0.5, 0.9]}, [-0.5, 0.9], "test/r2", ["linear", "linear"]),
 ])  # fmt: skip
-def test_a_regression_has_what_it_tests_in_place_of_accuracies(tests, drawn, label, scales, tmp_path, unrendered):
+def test_a_regression_shows_its_own_measure_instead_of_the_accuracy(tests, drawn, label, scales, tmp_path, unrendered):
     table = pd.DataFrame({"train/loss": [4.0, 3.0], "test/loss": [3.0, 2.0], **tests}, index=[1, 2])
     error, loss = plot_curves(table, tmp_path / "curves.png").axes
     assert [list(line.get_ydata()) for line in error.lines] == [drawn]
@@ -73,33 +73,48 @@ def test_partition_holds_the_data(tmp_path):
     np.testing.assert_allclose(drawn_NC / drawn_NC.max(), counts_NC / counts_NC.max())
 
 
-def test_a_run_draws_some_of_many_clients_with_their_ids_and_its_classes_with_their_names(config, tmp_path, unrendered):
+def test_a_run_draws_50_of_many_clients_with_the_names_of_the_classes(config, tmp_path, unrendered):
     data = build(config("data.limit_train=400", "participation.num_clients=100", "partition.min_size=1").data)
     data.setup()
     data.dataset = replace(data.dataset, class_names=tuple("abcdefghij"))
     held, drawn = counts_of(data), []
-    assert held.index.tolist() == [*range(0, 100, 2)]
-    np.testing.assert_array_equal(held, data.partition.label_counts(data.labels, 10)[::2])
+    np.testing.assert_array_equal(held, data.partition.label_counts(data.labels, 10))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gcfed.plots.pictures.save", lambda figure, path: drawn.append(figure))
         draw_partition(data, held, tmp_path / "partition.png")
     bars, bubbles = drawn[0].axes
-    assert bars.get_title() == "digits: 100 clients, Dirichlet, α = 0.1"
-    assert [bar.get_height() for bar in bars.patches] == held.sum(axis=1).tolist()
+    assert re.fullmatch(
+        r"digits: 100 clients, Dirichlet, α = 0.1\nlabel skew: Hellinger 0\.\d\d, Jensen–Shannon 0\.\d\d",
+        bars.get_title(),
+    )
+    assert [bar.get_height() for bar in bars.patches] == held.sum(axis=1).tolist()[::2]
     assert [label.get_text() for label in bubbles.get_xticklabels()][:3] == ["0", "6", "12"]
     assert [label.get_text() for label in bubbles.get_yticklabels()] == [*"abcdefghij"]
     assert "50 of 100" in bubbles.get_xlabel()
 
 
+def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
+    distance = pytest.importorskip("scipy.spatial.distance")
+    assert label_skew(pd.DataFrame([[2, 4], [0, 0], [1, 2]])) == pytest.approx(
+        {"partition/hellinger": 0, "partition/jensen_shannon": 0}, abs=1e-7
+    )
+    counts_NC = np.random.default_rng(1).integers(-5, 9, size=(6, 4)).clip(0)
+    p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
+    assert label_skew(pd.DataFrame(counts_NC)) == pytest.approx({
+        "partition/hellinger": np.mean([distance.euclidean(p**0.5, q_C**0.5) / 2**0.5 for p in p_NC]),
+        "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
+    })  # fmt: skip
+
+
 NAMES = ["client 4", "client 7", "client 9", "mean", "broadcast", "global"]
 
 
-def surface(loss=None):
+def surface():
     x, y = np.linspace(-1, 2, 7), np.linspace(0, 3, 7)
     bowl = (x[None] - 0.5) ** 2 + 2 * (y[:, None] - 1.5) ** 2 + 1
     points = np.array([(0, 0.5), (1.5, 0.5), (0.4, 2.5), (0.63, 1.17), (0.5, 1), (0.8, 1.4)])
     return {
-        "x": x, "y": y, "loss": bowl if loss is None else loss, "acc": bowl, "round": np.array(50),
+        "x": x, "y": y, "loss": bowl, "acc": bowl, "round": np.array(50),
         "split": np.array("test"), "names": np.array(NAMES), "points": points, "point_loss": np.arange(1.0, 7.0),
         "distance": np.array([0, 0, 0, 0, 0.25, np.nan]),
     }  # fmt: skip
@@ -111,7 +126,7 @@ def test_contours_and_points_are_where_they_belong(tmp_path):
     np.testing.assert_allclose([line.get_xydata()[0] for line in axes.lines], surface()["points"])
     np.testing.assert_allclose(np.diff(np.log(contours.levels), 2), 0, atol=1e-9)
     for level, path in zip(contours.levels, contours.get_paths(), strict=True):
-        for x, y in path.vertices:  # between two nodes the contour is a chord of the bowl
+        for x, y in path.vertices:  # between two points of the grid a contour is straight
             assert (x - 0.5) ** 2 + 2 * (y - 1.5) ** 2 + 1 == pytest.approx(level, abs=0.2)
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels[0] == "w₁, client 4: 1"
@@ -119,19 +134,6 @@ def test_contours_and_points_are_where_they_belong(tmp_path):
     assert [text.get_text() for text in axes.texts if text.get_text().startswith("w")] == ["w₁", "w₂", "w₃"]
     assert axes.get_title() == "Test loss (nats) around three clients of round 50"
     assert matplotlib.image.imread(tmp_path / "new" / "surface.png").std() > 0.02
-
-
-@pytest.mark.parametrize(
-    ("losses", "lines"),
-    [(2, 0), (np.nan, 0), ([0, np.nan, np.inf, 3, 1, 2, 1e9], 14), ([-9, -8, -7, -6, -5, -4, 4], 14)],
-)
-def test_losses_that_are_equal_or_not_finite_or_below_zero(tmp_path, losses, lines, unrendered):
-    regression = {key: value for key, value in surface(np.full((7, 7), losses)).items() if key != "acc"}
-    (axes,) = plot_surface(regression, tmp_path / "surface.png").axes
-    levels = next((one.levels for one in axes.collections if hasattr(one, "levels")), np.zeros(0))
-    assert (len(levels), len(axes.lines)) == (lines, 6)
-    assert np.median(levels) < 0 if np.min(losses) < 0 else (levels >= 0).all()
-    assert "squared error / 2" in axes.get_title()
 
 
 def test_originals_lie_above_what_was_recovered(tmp_path, unrendered):

@@ -68,5 +68,5 @@ def test_attacks_and_partitions_are_places():
     frame = frame_of([run_of(), run_of(**flip), run_of(**natural)])
     assert frame["method"].tolist() == ["fedavg"] * 3
     assert [place.removeprefix("digits, mlp, 5 of 20 clients, ") for place in frame["place"]] == [
-        "Dirichlet 0.1, 30 rounds, no attack", "Dirichlet 0.1, 30 rounds, Scale", "ByGroup, 30 rounds",
+        "Dirichlet 0.1, 30 rounds", "Dirichlet 0.1, 30 rounds, Scale", "ByGroup, 30 rounds",
     ]  # fmt: skip

@@ -6,12 +6,14 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from conftest import type_command
 from run_folders import GCFED, curve, run_of, write_run
 
-from gcfed.plots.style import GREY, METHODS, looks
+from gcfed.plots.style import GREY, looks
 from gcfed.report import figures, write_report
 from gcfed.report.frame import frame_of
+from gcfed.utils.resolvers import CONFIGS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = "<script>alert(1)</script>"
@@ -22,7 +24,7 @@ def write_runs(root):
         for gc, level in (("none", 0.4), ("gcfed", 0.6)):
             write_run(root / f"{gc}_{seed}", curve(level, 4, seed), f"data=digits gc={gc} rounds=4", seed=seed)
     failure = f"OSError: {EVIL}\nTraceback"
-    write_run(root / "failed", curve(0.4, 2), "data=digits gc=none rounds=9", failure=failure)
+    write_run(root / "failed", curve(0.4, 2), "data=digits gc=none rounds=4", failure=failure, seed=4)
     write_run(root / "debug" / "run", curve(0.1, 4), "data=digits gc=none rounds=4", seed=9)
     (root / "broken").mkdir()
     (root / "broken" / "config.yaml").write_text("a: [")
@@ -37,13 +39,13 @@ def test_as_a_user_types_it(tmp_path):
     assert re.search("Not in this report: .*broken: its files cannot be read: ParserError", printed)
     out = tmp_path / "logs" / "report"  # the report goes where the runs are
     assert {*map(str, (path.name for path in (out / "tables").iterdir()))} == {
-        "comparison_1.tex", "comparison_2.tex", "targets_1.tex", "runs.csv",
+        "comparison_1.tex", "targets_1.tex", "runs.csv",
     }  # fmt: skip
     assert {path.name for path in out.glob("figures/*_1.*")} == {
         f"test_{column}_1.{suffix}" for column in ("acc", "loss") for suffix in ("png", "pdf")
     }
     table = pd.read_csv(out / "tables" / "runs.csv")
-    assert table["note"].tolist()[0] == f"after round 2 of 9: OSError: {EVIL}"
+    assert table["note"].tolist()[0] == f"after round 2 of 4: OSError: {EVIL}"
     assert (len(table), table["state"].tolist()[0], table["total:time/round_s"].notna().all()) == (7, "failed", True)
     assert [path for path in out.rglob("*.tex") if str(tmp_path) in path.read_text()] == []
 
@@ -68,7 +70,7 @@ def test_as_a_user_types_it(tmp_path):
         (["logs"], {"measures": ["median:x"]}, ValueError, "measures='median:x' is not understood"),
     ],
 )
-def test_what_cannot_be_is_said(tmp_path, monkeypatch, roots, changed, error, message):
+def test_an_error_names_the_argument_and_nothing_is_written(tmp_path, monkeypatch, roots, changed, error, message):
     monkeypatch.setattr("gcfed.report.build.ROOT", tmp_path)
     (tmp_path / "logs").mkdir()
     for folder in ("trial_0000", "trial_0001/seed_1"):  # several seeds a trial
@@ -79,11 +81,14 @@ def test_what_cannot_be_is_said(tmp_path, monkeypatch, roots, changed, error, me
     assert not (tmp_path / "out").exists()
 
 
-def test_a_method_has_one_colour_and_dash_pattern():
-    alone, together = looks(["GC-Fed"]), looks([*METHODS, "FedAvg", "GC-Fed, λ 0.5", "Mine"])
-    assert alone["GC-Fed"] == together["GC-Fed"]
+def test_each_algorithm_has_one_colour_and_dash_pattern():
+    files = [*CONFIGS.glob("algorithm/*.yaml"), *CONFIGS.glob("gc/*.yaml")]
+    labels = [name for file in files for name in yaml.safe_load(file.read_text()).get("labels", {}).values()]
+    names = {*labels} - {"none"}
+    together = looks([*names, "GC-Fed, λ 0.5", "Mine"])
+    assert len({str(together[name]) for name in names}) == len(names) > 25
+    assert all(looks([name])[name] == together[name] for name in names)
     assert together["FedAvg"] == {"color": GREY, "linestyle": "-"}
-    assert len({str(look) for look in together.values()}) == len(METHODS) + 3
 
 
 def test_curves_hold_the_data():

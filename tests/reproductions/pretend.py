@@ -1,4 +1,4 @@
-"""Tables whose runs only pretend to train."""
+"""Runs tables whose jobs only pretend to train."""
 
 from functools import cache
 
@@ -13,13 +13,13 @@ composed = cache(composer)
 
 
 def plain(overrides):
-    """A config of these values and a few others, without the files that Hydra takes long to read."""
+    """A small config with these values, without the files that Hydra takes long to read."""
     few = "seed=1 rounds=1 eval_every=1 metrics={} callbacks={} client.optimizer.lr=0.01 tags.data=x tags.model=y"
     return OmegaConf.from_dotlist([*few.split(), f"paths.log_dir={plain.logs}", *overrides])
 
 
 def finish(folder, overrides, rounds, compose, *, rows=None, **summary):
-    """What a run leaves behind when it has ended after so many rounds, by default of equal rows."""
+    """Writes what a run of so many rounds leaves behind, by default with equal rows."""
     cfg = compose([*overrides, f"rounds={rounds}", "paths.output_dir=run"])
     cfg = OmegaConf.to_container(cfg, resolve=True)
     run = write_run(folder, rows or accuracies(*[0.5] * rounds), summary={"rounds": rounds, **summary}, **cfg)
@@ -28,10 +28,10 @@ def finish(folder, overrides, rounds, compose, *, rows=None, **summary):
 
 
 class Trainer:
-    """Stands for ``table.train``: writes what a run would, with the accuracy that ``of`` says.
+    """Replaces ``table.train``: writes what a run would write, with the accuracy that ``of`` returns.
 
-    ``of`` takes the job's overrides, key → text, and its number. A text that it returns is why the run failed, a list
-    the rows of its metrics.
+    ``of`` takes the job's overrides, key → text, and its number. If it returns a text, the run failed for that reason;
+    if it returns a list, these are the rows of the metrics.
     """
 
     def __init__(self, of=lambda values, number: 0.5, compose=plain):
@@ -51,7 +51,7 @@ class Trainer:
 
 
 def go(monkeypatch, tmp_path, trainer, node, *words, name="try"):
-    """``python reproductions/table.py <name>.yaml <words>``; its exit code."""
+    """Runs ``python reproductions/table.py <name>.yaml <words>``; returns the exit code."""
     path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(node, allow_unicode=True))
     monkeypatch.setattr(command, "train", trainer)

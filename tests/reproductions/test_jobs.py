@@ -72,7 +72,7 @@ def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
     ("arguments", "node", "message"),
     [
         ((), {"rows": ["FedAvgg"]}, r"rows: there is no 'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)"),
-        ((), {"seeds": [1, 1]}, r"seeds=\[1, 1\] must be a list of different ones"),
+        ((), {"seeds": [1, 1]}, r"seeds=\[1, 1\] must be a list without repetitions"),
         ((), {"scale": "tiny"}, r"scale=tiny must be full or small"),
         ((), {"table": {"columns": [{"label": "B"}, {"label": "B+"}]}}, r"B and B\+ have the same .* name"),
         (("seed=3",), {}, r"seed=3: say seeds=\[1,2,3\]"),

@@ -1,7 +1,8 @@
-"""Each command for a run or a table, on the pages of results and elsewhere in the docs, is accepted."""
+"""The commands for runs and tables, on the pages of results and elsewhere in the docs, are accepted."""
 
 import re
 import shlex
+from functools import cache
 
 import pytest
 import yaml
@@ -44,6 +45,7 @@ def test_each_table_that_a_page_names_is_there_with_its_rows_and_columns(config,
     example = re.search(r"```yaml\n(.*?)```", (ROOT / "reproductions/README.md").read_text(), re.DOTALL)[1]
     (tmp_path / "mine.yaml").write_text(example.replace("algorithm=mine", "algorithm=fedprox"))
     commands = printed(r"reproductions/table\.py", [*ALL, *ROOT.glob("reproductions/configs/*.yaml")])
+    known = cache(load)
     assert len(commands) > 50, len(commands)
     for name, *overrides in commands:
         own = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in overrides)
@@ -51,6 +53,7 @@ def test_each_table_that_a_page_names_is_there_with_its_rows_and_columns(config,
         changes = {key: own.pop(key) for key in [*own] if key.startswith("search")}
         part = Part(**{key: value for key, value in own.items() if key in ("rows", "columns", "seeds")})
         extra = [word for word in overrides if word.partition("=")[0] not in own | changes]
-        (job, *_) = plan(load(name, changes), own.get("scale", "full"), part, extra)[0].values()
+        table = load(name, changes) if changes or name == "mine.yaml" else known(name)
+        (job, *_) = plan(table, own.get("scale", "full"), part, extra)[0].values()
         if name == "mine.yaml":
             check(config(*job.overrides))

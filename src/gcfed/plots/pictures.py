@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 
 from gcfed.plots.style import BLACK, BLUE, FACTORS, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import column, read_metrics
+from gcfed.runs.reading import column, label_skew, read_metrics
+from gcfed.runs.summary import skew_in_words
 
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
@@ -68,11 +69,12 @@ def _line(axes: Axes, curve: pd.Series, label: str, **look: Any) -> None:
 
 
 def draw_partition(data: FederatedDataModule, held: pd.DataFrame, path: Path) -> None:
-    """Draws a run's ``partition.png`` from the counts of :func:`gcfed.runs.reading.counts_of`."""
+    """Draws a run's ``partition.png``: up to 50 clients of :func:`gcfed.runs.reading.counts_of`, evenly spaced."""
     deals = data.partitioner
     first = [f"{key} = {value}" for key, value in [*vars(deals).items()][:1] if isinstance(value, int | float)]
     title = ", ".join([f"{data.dataset.name}: {data.num_clients:,} clients", type(deals).__name__, *first])
-    plot_partition(held, path, title.replace("alpha", "α"), data.num_clients)
+    title = f"{title.replace('alpha', 'α')}\n{skew_in_words(label_skew(held))}"
+    plot_partition(held.iloc[np.unique(np.arange(50) * len(held) // 50)], path, title, len(held))
 
 
 @styled

@@ -20,16 +20,20 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
 )  # fmt: skip
 GREY = "#8A8A8A"
 
-#: Methods with a colour and a dash pattern of their own, the same in all figures. Others take a free one.
+#: Methods with a colour and a dash pattern of their own, the same in all figures. Other names get one by their hash.
 METHODS = (
-    "GC-Fed", "FedProx", "SCAFFOLD", "FedACG", "FedDyn", "FedGC", "MOON", "SSF", "FedNTD", "FedDC", "FedCM", "FedSAM",
-    "FedAvgM", "FedAdam", "Global GC", "Local GC",
+    "GC-Fed", "FedProx", "SCAFFOLD", "FedACG", "FedDyn", "FedGC", "MOON", "SSF", "Local GC", "Global GC", "FedDC",
+    "FedCM", "FedSAM", "FedAvgM", "FedAdam", "FedNTD", "FedAdagrad", "FedCurv", "FedDecorr", "FedLC", "FedMLB",
+    "FedPAQ", "FedReg", "FedSOL", "FedSub", "FedVARP", "FedYogi", "GC warm-up",
 )  # fmt: skip
 _DASHES = ("-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)))
 
 
 def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey."""
+    """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey.
+
+    If two names without a look of their own share one, the second in the alphabet takes the next free look.
+    """
     free = [{"color": color, "linestyle": dash} for dash in _DASHES for color in (VERMILION, BLUE, *PALETTE[2:7])]
     found: dict[str, dict[str, Any]] = {}
     for method in sorted({*methods}, key=lambda m: (m not in METHODS, m)):

@@ -1,4 +1,4 @@
-"""From run folders to a report: ``index.html`` with its tables and figures."""
+"""Writes a report of many runs: ``index.html`` with its tables and figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gcfed.runs.measures import parse, value
 from gcfed.utils.files import replacing
 from gcfed.utils.resolvers import ROOT
 
-#: Further columns of a comparison, if runs have them.
+#: Further columns of a comparison, if the runs have them.
 MEASURES = ("best:test/acc", "final:personal/global_acc", "final:personal/local_acc", "total:comm/down_bytes",
             "total:comm/up_bytes")  # fmt: skip
 
@@ -31,16 +31,16 @@ def write_report(
     measures: str | Sequence[str] | None = None,
     figures: bool = True,
 ) -> Path:
-    """Writes tables, figures and a page of all runs below ``roots``, as ``python src/report.py``; returns the page.
+    """Writes tables, figures and a page of all runs below ``roots``, as ``src/report.py`` does; returns the page.
 
     Args:
-        roots: folders; none: ``logs``, where runs go.
-        out: folder of the report.
+        roots: folders with runs; by default ``logs``.
+        out: the folder of the report.
         measures: further columns of the comparisons (:mod:`gcfed.runs.measures`), such as ``"final:val/acc"``.
 
     Raises:
-        FileNotFoundError: a root is not there.
-        ValueError: there is no run below the roots, or a measure is not understood.
+        FileNotFoundError: a root does not exist.
+        ValueError: there is no run below the roots, or a measure is unknown.
     """
     out, folders = Path(out), [Path(root) for root in roots or [ROOT / "logs"]]
     asked = [measures] if isinstance(measures, str) else [*(measures or ())]

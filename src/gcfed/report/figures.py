@@ -1,4 +1,4 @@
-"""The figures of a report: curves by method."""
+"""The figures of a report: curves over the rounds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from matplotlib.figure import Figure
 from gcfed.plots.style import FACTORS, LABELS, logarithmic, looks, save, styled, ticks
 from gcfed.report.verdict import Verdict
 from gcfed.runs.folder import FINISHED, Run
-from gcfed.runs.measures import smooth
+from gcfed.runs.measures import parse, smooth
 
-METHODS, PLACES = 12, 6  # at most so many of the best methods of a place are drawn, and so many places
+METHODS, PLACES = 12, 6  # the first so many methods of the first so many places are drawn
 
 
 class Picture(NamedTuple):
     place: str
     title: str
     caption: str
-    file: Path  # PNG; a PDF lies beside it
+    file: Path  # PNG; there is a PDF of the same name
 
 
 @styled
@@ -33,10 +33,11 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
     for i, (place, found) in enumerate([*verdicts.items()][:PLACES], start=1):
         rows = frame[(frame["place"] == place) & frame["method"].isin(found.table.index[:METHODS])]
         rows = rows.sort_values("method", key=lambda methods: methods.map([*found.table.index].index), kind="stable")
-        caption = "Mean over the seeds that finished, and standard deviation; dotted: runs that did not finish."
+        caption = " Mean and standard deviation over the seeds that finished." * bool(found.table["n"].max() > 1)
+        caption += " Dotted: a run that did not finish." * any(state != FINISHED for state in rows["state"])
         caption += f" The first {METHODS} methods of the table." * (len(found.table) > METHODS)
-        measured = {name for run in rows["run"] for name in run.metrics}
-        for column in (c for c in LABELS if c in measured):
+        measured, first = {name for run in rows["run"] for name in run.metrics}, parse(found.measure)[1]
+        for column in sorted(measured & {*LABELS}, key=lambda name: (name != first, name)):
             smoothed = column == "test/acc" and found.measure.startswith("last10")
             more = " Each point is the mean of the tests in 10 rounds." * smoothed
             figure, file = curves(rows, column, shades, smoothed), folder / f"{column.replace('/', '_')}_{i}.png"
@@ -47,7 +48,7 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
 
 
 def curves(rows: pd.DataFrame, column: str, shades: Mapping[str, Mapping[str, Any]], smoothed: bool = False) -> Figure:
-    """A column over the rounds, one line per method, with one legend below the axes."""
+    """A column over the rounds, one line per method, with the legend below the axes."""
     figure = Figure(figsize=(5.6, 3.4))
     axes = figure.subplots()
     for method, own in rows[~rows["repeated"]].groupby("method", sort=False):

@@ -1,4 +1,4 @@
-"""Runs as one DataFrame: a row per run, with the names that people give to what differs between runs."""
+"""Runs as one DataFrame with a row per run, and readable names for what differs between them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pandas as pd
 
 from gcfed.runs.folder import STORAGE, TRIALS, Run
 
-#: Columns of the frame. All others are dotted config keys in which settings differ, as text ("" for what is not set).
+#: Columns of the frame. All others are dotted config keys in which runs differ, as text ("" if a key is not set).
 COLUMNS = ["run", "setting", "place", "method", "seed", "state", "repeated"]
-#: Keys of where, on what and against whom is trained; all other keys are the method's.
+#: Keys of the place: data, model, clients, attack, rounds. All other keys belong to the method.
 _PLACE = ("attack.", "data.", "model.", "participation.", "partition.", "task.", "trainer.", "rounds", "eval_every")
-#: Keys that have another name than their last words.
+#: Keys with a symbol or a name of their own.
 SYMBOLS = {
     "gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
     "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d", "methods.fedsub.ratio": "r/d",
@@ -29,9 +29,9 @@ _PLAIN = re.compile(r"^(methods|client\.optimizer|client|data\.dataset|data|part
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     """A row per run whose config can be read, with the columns :data:`COLUMNS`.
 
-    Runs with the same ``setting`` are repetitions: all keys that count are equal, except the seed. ``place`` is what
-    methods are compared in: data, model, clients, partition, rounds. ``repeated`` marks all but one run of a seed: the
-    last one that ended counts.
+    Runs with the same ``setting`` are repetitions: all keys that change results are equal, except the seed. Methods are
+    compared within a ``place``: data, model, clients, partition, rounds. If a seed was run several times, only the run
+    that ended last counts; ``repeated`` marks the others.
     """
     runs = [run for run in runs if run.config]
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
@@ -54,14 +54,14 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
 
 
 def search_of(run: Run) -> Path | None:
-    """The folder of the search that the run is a trial of, or one of a trial's seeds."""
+    """The folder of the search, if the run is a trial or one seed of a trial."""
     above = run.folder.parents[:2]
     return next((folder for folder in above if (folder / TRIALS).exists() or (folder / STORAGE).exists()), None)
 
 
 def varying(texts: pd.DataFrame) -> pd.DataFrame:
-    """The keys in which these rows differ. Of keys that always change together, only the first one is kept. A key that
-    comes with a class (its value follows from the ``_target_`` beside it) is left out."""
+    """The keys in which these rows differ. Of keys that always change together, only the first is kept. A key whose
+    value follows from the ``_target_`` in its section is left out."""
     texts = texts.loc[:, texts.nunique() > 1]
     codes = pd.DataFrame({key: pd.factorize(texts[key])[0] for key in texts}, index=texts.index)
     kept = texts.loc[:, ~codes.T.duplicated().to_numpy()]
@@ -71,23 +71,25 @@ def varying(texts: pd.DataFrame) -> pd.DataFrame:
 
 
 def symbol(key: str) -> str:
-    """``λ``; ``server lr``: the key as people call it."""
+    """A readable name of a key: ``λ``, ``server lr``."""
     words = _PLAIN.sub("", key.removesuffix("._target_"))
     return SYMBOLS.get(key, re.sub("[._]+", " ", words).strip())
 
 
 def described(key: str, text: str) -> str:
-    """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` for what is not set. Long decimals have four digits."""
+    """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` if it is not set. Long decimals get four digits."""
     text = re.sub(r"^\d*\.\d{6,}(e-\d+)?$", lambda number: f"{float(number[0]):.4g}", text)[:60]
     return f"no {symbol(key)}" if not text else text if key.endswith("_target_") else f"{symbol(key)} {text}"
 
 
 def _told_apart(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
-    """Adds to equal names the values in which they differ, except a value that most of them have."""
+    """Adds to equal names the values in which they differ, except the usual value: that of most of them, or none."""
     found = names.copy()
     for _, equal in names.groupby(names):
         for key, values in varying(texts.loc[equal.index]).items():
-            for i in equal.index[values.map(values.value_counts(normalize=True)) <= 0.5]:
+            shares = values.value_counts(normalize=True)
+            usual = shares.idxmax() if shares.max() > 0.5 else ""
+            for i in equal.index[values != usual]:
                 found[i] += f", {described(str(key), values[i])}"
     return found
 
@@ -101,7 +103,7 @@ def _place(run: Run) -> str:
 
 
 def _method(run: Run) -> str:
-    """``FedProx + Local GC``. What is on top of FedAvg is called by its own name: ``GC-Fed``, ``FedAvg + MyMethod``."""
+    """``FedProx + Local GC``. Ingredients of FedAvg go by their own names: ``GC-Fed``, ``FedAvg + MyMethod``."""
     names = [_label(run, "algorithm")]
     if names[0].lower() == "fedavg":
         names += [_text(v) for key, v in run.leaves.items() if re.fullmatch(r"methods\.[^.]+\._target_", key)]
@@ -125,5 +127,5 @@ def _text(value: Any) -> str:
 
 
 def _importance(key: str) -> tuple[bool, bool, bool, int]:
-    """Classes come first, then keys with a symbol, then short ones: ``partition.alpha`` before its other names."""
+    """A sort key: classes first, then keys with a symbol, then short keys."""
     return not key.endswith("_target_"), key not in SYMBOLS, key.startswith("data."), len(key)

@@ -1,8 +1,9 @@
-"""Tables of a report, for its page and for a paper."""
+"""The tables of a report, in HTML and in LaTeX."""
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from gcfed.report.verdict import FEWEST, Verdict, per_seed, scale_of
 from gcfed.runs.folder import DIVERGED, STATES, shown
 from gcfed.runs.measures import value
 
-TARGETS = 4  # columns of targets
+TARGETS = 4  # at most so many columns of targets
 _LATEX = {character: rf"\{character}" for character in "&%$#_{}"}
 _LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "–": "--"}
 _LATEX |= {"±": r"$\pm$", "−": "$-$", "†": r"$^\dagger$", "\u00a0": "~"}
@@ -28,19 +29,21 @@ _FLOAT = r"""%% needs \usepackage{booktabs}; fits a column of a two-column paper
 
 @dataclass(frozen=True)
 class Table:
-    """``frame`` has texts. The first cell of ``bold`` rows is emphasised."""
+    """A table whose ``frame`` holds texts. The first cell of ``bold`` rows is emphasised."""
 
-    name: str  # of its file
+    name: str  # of the file
     title: str
     frame: pd.DataFrame
     bold: Sequence[bool] = ()
     notes: Sequence[str] = ()
-    printed: int = 0  # so many columns are printed in a paper
+    printed: int = 0  # the first so many columns are in LaTeX
 
     @property
     def latex(self) -> str:
         marks = str.maketrans(_LATEX)
         cells = self._marked(marks, r"\textbf{%s}").iloc[:, : self.printed]
+        caption = re.compile(r"^rounds to |, last \d+ rounds")  # words that the caption has, too
+        cells = cells.rename(columns=lambda name: caption.sub("", name))
         tabular = cells.to_latex(index=False, column_format=f"@{{}}l{'r' * (self.printed - 1)}@{{}}")
         return _FLOAT % (self.title.translate(marks), self.name, tabular)
 
@@ -57,9 +60,9 @@ class Table:
 
 
 def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """A row per method, a column per measure that any run has, with cells such as ``61.20 ± 0.80``.
+    """A row per method and a column per measure that any run has, with cells such as ``61.20 ± 0.80``.
 
-    The mean is over the seeds that ranked methods share; for an unranked method over its own seeds.
+    The mean of a ranked method is over the shared seeds, that of another method over its own.
     """
     texts = {"method": [*found.table.index]}
     for measure in measures:
@@ -77,7 +80,7 @@ def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.
 
 
 def comparison(found: Verdict, rows: pd.DataFrame, measures: Sequence[str], name: str, place: str) -> Table:
-    """A row per method, the best first; ``measures`` are columns after the one that decides."""
+    """A row per method, the best first. ``measures`` are further columns."""
     frame, heading = measured(found, rows, [found.measure, *measures]), found.scale.heading
     main, gaps = frame.get(heading, pd.Series("–", frame.index)), frame["method"].map(found.difference)
     lost = frame["method"].map(rows.groupby("method")["state"].agg(lambda states: ", ".join(dict.fromkeys(states))))
@@ -93,35 +96,37 @@ def comparison(found: Verdict, rows: pd.DataFrame, measures: Sequence[str], name
 
 
 def _notes(found: Verdict, rows: pd.DataFrame) -> list[str]:
-    said = ["Mean ± standard deviation over seeds." + " †: a run diverged." * (DIVERGED in {*rows["state"]})]
+    said = ["Mean ± standard deviation over seeds." * bool(found.table["n"].max() > 1)]
+    said[0] += " †: a run diverged." * (DIVERGED in {*rows["state"]})
     if found.ranked:
         said[0] += f" Seeds {', '.join(map(str, found.seeds))}, which all ranked methods share."
-        said[0] += " Bold: the best, and methods that these seeds do not tell apart from it."
+        said[0] += " Bold: methods that are not clearly worse than any other."
         said[0] += " In brackets: 95 % interval of the mean difference seed by seed (Student's t), for each pair alone."
     below = [method for method in found.table.index if method not in found.ranked]
     said += [f"Not ranked, with fewer than {FEWEST} common seeds: {', '.join(below)}."] * bool(found.ranked and below)
     if rows["repeated"].any():
         names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])
-        said.append(f"A seed counts once; further runs that were left out: {names}.")
+        said.append(f"Of a seed that was run twice, only the last run counts. Left out: {names}.")
     texts = varying(rows.set_index("method").loc[:, lambda frame: frame.columns.str.match(r"client\.|precision")])
     for key in texts:
         if not any(described(key, text) in method for method, text in texts[key].items()):
             who = [f"{text or 'none'} ({', '.join(dict.fromkeys(same.index))})" for text, same in texts.groupby(key)]
-            said.append(f"{symbol(key)} differs: {'; '.join(who)}.")
-    return said
+            said.append(f"Different {symbol(key)}: {'; '.join(who)}.")
+    return [*filter(None, said)]
 
 
 def targets(found: Verdict, rows: pd.DataFrame, name: str, place: str) -> Table | None:
-    """Rounds to the highest targets that any run reached; None where no target was reached."""
+    """Rounds to the highest targets that a run reached; None if no run reached one."""
     asked = sorted({float(target) for run in rows["run"] for target in run.get("targets") or ()})
     reached = [f"rounds:{t:g}" for t in asked if any(value(run, f"rounds:{t:g}") for run in rows["run"])]
     frame = measured(found, rows, reached[-TARGETS:])
     note = "+: a run did not reach the target and counts with all its rounds, so the mean is a lower bound."
-    return Table(name, f"Rounds to a test accuracy: {place}", frame, (), [note], len(frame.T)) if reached else None
+    notes = [note] * any("+" in cell for cell in frame.iloc[:, 1:].to_numpy().flat)
+    return Table(name, f"Rounds to a test accuracy: {place}", frame, (), notes, len(frame.T)) if reached else None
 
 
 def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every run with its folder, those that did not end well first."""
+    """Every run with its folder; failed and unfinished ones first."""
     rows = rows.sort_values("state", key=lambda s: -s.map(STATES.index), kind="stable")
     frame = rows[["state", "method", "place", "seed"]]
     frame = frame.assign(rounds=[f"{run.rounds} of {run.planned}" for run in rows["run"]])

@@ -14,7 +14,7 @@ from gcfed.runs.folder import FINISHED
 from gcfed.runs.measures import WINDOW, higher_is_better, parse, value
 
 FEWEST = 3  # seeds of a method that is ranked
-#: How measures and columns are called.
+#: Names of columns.
 TITLES = {
     "test/acc": "test accuracy", "test/rmse": "RMSE", "test/relative_error": "relative error", "test/loss": "test loss",
     "val/acc": "validation accuracy", "personal/global_acc": "global model on clients' own tests",
@@ -25,7 +25,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How the numbers of a measure are shown: times ``factor``, with the same ``digits`` for means and spreads."""
+    """How the numbers of a measure are shown: times ``factor``; means and spreads with the same ``digits``."""
 
     title: str
     unit: str
@@ -41,7 +41,7 @@ class Scale:
 
 
 def scale_of(measure: str, largest: float = 1.0) -> Scale:
-    """``largest``: of the numbers, in the run's own unit; errors and bytes have four digits of it."""
+    """``largest`` is the largest number, in the run's own unit. Errors and bytes show four digits of it."""
     name, of = parse(measure)
     if name == "rounds":
         return Scale(f"rounds to {100 * float(of):g}\u00a0%", "", 1.0, 0)
@@ -55,7 +55,7 @@ def scale_of(measure: str, largest: float = 1.0) -> Scale:
 
 
 def interval(values: Any) -> tuple[float, float]:
-    """The 95 % interval of the mean, by Student's t; NaN of fewer than two values."""
+    """The 95 % interval of the mean, by Student's t; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan, math.nan
     mean, half = np.mean(values), _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values))
@@ -72,8 +72,8 @@ def _quantile(n: int) -> float:
 
 
 def main_measure(rows: pd.DataFrame) -> str:
-    """What methods are compared by: the accuracy of the last ten rounds, if they are at most a third of every finished
-    run, else that of the last test; without accuracies the relative error, the RMSE or the loss of the last test."""
+    """The measure that ranks the methods: the accuracy of the last ten rounds if they are at most a third of every
+    finished run, otherwise that of the last test. Without accuracies: relative error, RMSE or loss of the last test."""
     tested = {name for run in rows["run"] for name in run.metrics}
     column = next((c for c in ("test/acc", "test/relative_error", "test/rmse") if c in tested), "test/loss")
     finished = [run.rounds for run in rows["run"] if run.state == FINISHED and column in run.metrics]
@@ -81,8 +81,8 @@ def main_measure(rows: pd.DataFrame) -> str:
 
 
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """A measure of the runs that ended: [seeds, methods], NaN where there is none. Rounds to a target that a run did
-    not reach are all its rounds."""
+    """A measure of the runs that ended, [seeds, methods]; NaN where it is missing. A run that did not reach a target
+    counts with all its rounds."""
     rows = rows[~rows["repeated"] & rows["state"].isin(["finished", "diverged"])]
     values = [value(run, measure) for run in rows["run"]]
     if measure.startswith("rounds:"):
@@ -97,27 +97,33 @@ class Verdict:
 
     measure: str
     scale: Scale
-    #: By method: n, mean, std over the common seeds (unranked: over its own); difference to ``reference``, low, high.
+    #: A row per method: n, mean and std over the shared seeds (an unranked method: over its own seeds), and its
+    #: difference to ``reference`` with its interval, low and high.
     table: pd.DataFrame
-    ranked: list[str]  # methods with at least three seeds that all of them share
-    seeds: list[int]  # which they share
-    reference: str  # FedAvg if it is ranked, else the best; "" where nothing is ranked
-    leaders: list[str]  # the best, and methods that these seeds do not tell apart from it
+    ranked: list[str]  # methods that share at least three seeds
+    seeds: list[int]  # the seeds that they share
+    reference: str  # FedAvg if it is ranked, otherwise the best; "" if nothing is ranked
+    leaders: list[str]  # methods that are not clearly worse than any other, the best first
 
     @property
     def direction(self) -> str:
         """``Test accuracy, last 10 rounds (%), higher is better``."""
-        words = f"{self.scale.heading}, {'higher' if higher_is_better(self.measure) else 'lower'} is better"
-        return words[0].upper() + words[1:]
+        heading = self.scale.heading
+        return f"{heading[0].upper()}{heading[1:]}{self.better}"
+
+    @property
+    def better(self) -> str:
+        return f", {'higher' if higher_is_better(self.measure) else 'lower'} is better"
 
     @property
     def headline(self) -> str:
         """What the intervals allow: ``SCAFFOLD and GC-Fed lead; GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``."""
+        better = self.better * (self.scale.unit != "%")
+        if len(self.table) == 1:
+            method, row = self.table.index[0], self.table.iloc[0]
+            number = f"{self.scale.title.partition(',')[0]} {self.scale.text(row['mean'])} {self.scale.unit}".rstrip()
+            return f"{method}: {number}{better}" if row["n"] else f"{method}: no result yet"
         if not self.ranked:
-            if len(self.table) == 1:
-                method, row = self.table.index[0], self.table.iloc[0]
-                number = f"{self.scale.text(row['mean'])} {self.scale.unit}".strip()
-                return f"{method}: {number}" if row["n"] else f"{method}: no result yet"
             return f"Not ranked: fewer than {FEWEST} common seeds"
         *others, last = self.leaders
         first = f"{', '.join(others)} and {last} lead" if others else f"{last} leads"
@@ -128,19 +134,19 @@ class Verdict:
         shown = [m for m in self.leaders if m != self.reference] or self.ranked[1:2]
         shown = sorted(shown, key=self.uncertain)[:3]  # stable: the best first
         if [last] == self.leaders == shown:
-            return first + self.gap(last).removeprefix(last)
-        return f"{first}; {', '.join(self.gap(method, i == 0) for i, method in enumerate(shown))}"
+            return first + self.gap(last).removeprefix(last) + better
+        return f"{first}; {', '.join(self.gap(method, i == 0) for i, method in enumerate(shown))}{better}"
 
     def uncertain(self, method: str) -> bool:
-        """Whether the interval of its difference to the reference has 0 in it."""
+        """Whether the interval of its difference to the reference includes 0."""
         return bool(self.table["low"][method] <= 0 <= self.table["high"][method])
 
     def gap(self, method: str, first: bool = True) -> str:
         """``GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``; ``SCAFFOLD +2.2, uncertain``."""
         difference, _, ends = self.difference(method, 1).partition(" ")
         is_over = self.table["difference"][method] > 0 and higher_is_better(self.measure)
-        points = " points" * (self.scale.unit == "%")
-        words = f"{points} {'over' if is_over else 'against'} {self.reference}" * first
+        unit = "points" if self.scale.unit == "%" else self.scale.title
+        words = f" {unit} {'over' if is_over else 'against'} {self.reference}" * first
         unsure = self.uncertain(method)
         return f"{method} {difference}{words}{f' {ends}' * (first or not unsure)}{', uncertain' * unsure}"
 
@@ -152,7 +158,7 @@ class Verdict:
 
 
 def verdict(rows: pd.DataFrame) -> Verdict:
-    """``rows``: the part of :func:`gcfed.report.frame.frame_of` with one place."""
+    """``rows`` are those of one place in :func:`gcfed.report.frame.frame_of`."""
     measure = main_measure(rows)
     values, higher = per_seed(rows, measure), higher_is_better(measure)
     counts = values.notna().sum().sort_values(ascending=False, kind="stable")
@@ -171,7 +177,7 @@ def verdict(rows: pd.DataFrame) -> Verdict:
         gap = shared[method] - shared[reference] if method in ranked else own[:0]
         table.append((method, len(own), own.mean(), own.std(), gap.mean(), *interval(gap)))
     frame = pd.DataFrame(table, columns=["method", "n", "mean", "std", "difference", "low", "high"]).set_index("method")
-    behind = {method: interval(shared[method] - shared[ranked[0]]) for method in ranked}
-    leaders = [method for method, (low, high) in behind.items() if low <= 0 <= high]  # the best: 0 <= 0 <= 0
+    gains = (1 if higher else -1) * shared  # [seeds, methods]; a method is clearly worse if an interval is below 0
+    leaders = [m for m in ranked if all(interval(gains[m] - gains[other])[1] >= 0 for other in ranked)]
     scale = scale_of(measure, frame["mean"].abs().max())
     return Verdict(measure, scale, frame, ranked, [*shared.index], reference, leaders)

@@ -198,7 +198,9 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
     ``changed`` are the overrides; ``-`` replaces letters that Hydra does not take in a ``ckpt_path``.
     ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the identity of this config.
     """
-    overrides = re.sub(r"[^\w.+-]+", "-", changed.replace(",", "_"))[:100].strip("-_")
+    kept = brief(changed)
+    overrides = re.sub(r"[^\w.+-]+", "-", kept.replace(",", "_")).strip("-_")
+    overrides += f"-{digest({'': changed})}" * (kept != changed)
     new = Path(base) / (job() or "_".join(filter(None, (now, overrides))))
     if ckpt_path == "last":
         wanted = identity(_root_)
@@ -214,6 +216,16 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
     return str(new)
 
 
+def brief(overrides: str) -> str:
+    """As many overrides as fit into 80 bytes, the shortest first. None is cut, and none with a dict is kept."""
+    words = re.split(r",(?![^\[({]*[\])}])", overrides)  # not at the commas within brackets
+    kept: list[str] = []
+    for word in sorted(words, key=len):
+        if "{" not in word and len(",".join([*kept, word]).encode()) <= 80:
+            kept.append(word)
+    return ",".join(word for word in words if word in kept)
+
+
 def sweep_dir(base: str, ckpt_path: str | None) -> str:
     """A new folder for a sweep; with ``ckpt_path=last`` that of the newest sweep with the same overrides."""
     if ckpt_path == "last":
@@ -227,11 +239,9 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
 
 
 def job_dir(overrides: str) -> str:
-    """The folder of a sweep's job: its overrides, cut to the 255 bytes that file systems take."""
-    name = re.sub(r"[/\\]", "-", overrides)
-    if name == overrides and len(name.encode()) <= 255:
-        return name
-    return f"{name.encode()[:200].decode(errors='ignore')}-{digest({'': overrides})}"
+    """The folder of a sweep's job: its overrides, with a digest if some are left out or have a slash."""
+    name = re.sub(r"[/\\]", "-", brief(overrides))
+    return name if name == overrides else f"{name}-{digest({'': overrides})}"
 
 
 register("run_dir", run_dir, replace=True)

@@ -55,13 +55,29 @@ def column(metrics: pd.DataFrame, name: str) -> pd.Series:
 
 
 def counts_of(data: FederatedDataModule) -> pd.DataFrame | None:
-    """How many samples of each class up to 50 clients hold: [client id, class]; None where labels are no classes."""
-    import numpy as np
+    """How many samples of each class each client holds, [client, class]; None if labels are not classes."""
     import pandas as pd
 
     if data.labels.dtype.kind != "i":
         return None
-    clients = np.unique(np.arange(50) * data.num_clients // 50)  # evenly spaced
-    counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
     names = data.dataset.class_names or ()
-    return pd.DataFrame(counts, clients, names if len(names) == data.num_classes else None)
+    counts_NC = data.partition.label_counts(data.labels, data.num_classes)
+    return pd.DataFrame(counts_NC, columns=names if len(names) == data.num_classes else None)
+
+
+def label_skew(held: pd.DataFrame) -> dict[str, float]:
+    """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to 1.
+
+    Means over the clients with samples of two distances between p, the shares of the classes at a client, and q, those
+    of all samples: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p + q)/2) − (H(p) + H(q))/2), entropies in bits.
+    """
+    import numpy as np
+
+    def entropy(shares: np.ndarray) -> np.ndarray:
+        return -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)
+
+    counts_NC = held.to_numpy()[held.to_numpy().sum(1) > 0]
+    p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
+    shannon_N = entropy((p_NC + q_C) / 2) - (entropy(p_NC) + entropy(q_C)) / 2
+    squares = {"hellinger": 1 - np.sqrt(p_NC * q_C).sum(1), "jensen_shannon": shannon_N}
+    return {f"partition/{name}": float(np.sqrt(square_N.clip(0)).mean()) for name, square_N in squares.items()}

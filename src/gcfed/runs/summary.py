@@ -83,6 +83,12 @@ def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str,
     return {name: float(v) for name, v in figures.items() if name not in metrics and math.isfinite(v)}
 
 
+def skew_in_words(skew: Mapping[str, Any]) -> str:
+    """The figures of :func:`gcfed.runs.reading.label_skew` as a picture and a summary show them."""
+    figures = [skew[f"partition/{name}"] for name in ("hellinger", "jensen_shannon")]
+    return "label skew: Hellinger {:.2f}, Jensen–Shannon {:.2f}".format(*figures)
+
+
 def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
 
@@ -118,6 +124,8 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
     for t, reached in summary["rounds_to_target"].items():
         if reached:
             rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(summary['bytes_to_target'][t])}"
+    if "partition/hellinger" in summary:
+        rows["label skew"] = skew_in_words(summary).partition(": ")[2]
     rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
     rows["seconds a round, a client"] = f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
     for what in ("nonfinite_clients", "dropped_clients", "stragglers"):
