@@ -13,7 +13,6 @@ from conftest import type_command
 from safetensors.torch import load_file
 
 import gcfed
-from gcfed.api import Comparison
 from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
@@ -157,17 +156,11 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     half = 12.7062 * abs(last[0] - last[1]) / 2
     expected = [np.mean(last), np.mean(last) - half, np.mean(last) + half, 2, 1]
     assert comparison.table(rounds=2).loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
-    with pytest.raises(ValueError, match=r"^column=acc: GC, Fed has none; there are train/loss, "):
-        comparison.table("acc")
 
     (axes,) = comparison.figure().axes
     assert axes.get_ylabel() == "test accuracy (%)"
-    drawn = [line.get_ydata().tolist() for line in axes.lines]
-    assert len(drawn) == 6  # the seeds and the mean of each method
-    assert all((100 * curve).tolist() in drawn for curve in (*acc, (acc[0] + acc[1]) / 2))
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*configs]
-    (axes,) = Comparison(comparison.frame.query("round == 2"), comparison.folders).figure().axes
-    assert axes.lines[2].get_marker() == "o"
+    assert [line.get_label() for line in axes.lines] == [*configs]
+    assert (100 * (acc[0] + acc[1]) / 2).tolist() in [line.get_ydata().tolist() for line in axes.lines]
 
     before = files(tmp_path / "runs")
     with pytest.raises(ValueError, match=r"runs/FedAvg_seed1 holds this run already: continue it with ckpt_path=last"):

@@ -296,11 +296,11 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["+client.optimizer.foo=1"], r"client\.optimizer\.foo .*~client\.optimizer\.foo"),
         (["participation.num_clients=null"], r"participation\.num_clients=None"),
         (["task._target_=gcfed.nowhere.Task"], r"^task: ImportError: .*gcfed\.nowhere"),
-        (["+data.dataset.download=false"], r"data\.dataset\.download: got an unexpected keyword argument"),
+        (["+data.dataset.download=false"], r"data\.dataset\.download=False: Unexpected keyword argument"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
         (["ckpt_path=last"], r"ckpt_path=last"),
-        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is no Callback of"),
-        (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is no Logger of Lightning's"),
+        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is not a Callback of"),
+        (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is not a Logger of Lightning"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides, message):

@@ -255,7 +255,7 @@ def pixels(n, side=8):
     [
         ({"a": {"clients": [0, 1, 2]}}, "client 1 is held by a and b: see clients in the sites' gcfed.yaml"),
         ({"b": {"clients": [1]}}, "client 4 is held by no site"),
-        ({"b": {"array": "x"}}, r"gcfed.yaml: array: got an unexpected keyword argument"),
+        ({"b": {"array": "x"}}, r"gcfed.yaml: array=x: Unexpected keyword argument"),
     ],
 )
 def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):

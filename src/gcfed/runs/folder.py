@@ -182,7 +182,7 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
 
     A run that was killed before its first checkpoint may begin again: its rounds come out equal.
     """
-    kept = [*folder.glob(f"{CHECKPOINT.parent}/*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
+    kept = [*folder.glob(f"{CHECKPOINT.parent}/[!.]*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
     if cfg.ckpt_path == "last" or (not kept and read_metrics(folder / METRICS).empty):
         return  # the checkpoint names its run, or there is nothing to lose
     config = folder / CONFIG

@@ -76,13 +76,6 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
     }
 
 
-def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, float]:
-    """The figures of the summary that are no column, and ``test/rounds_to_<t>`` of each target that was reached."""
-    figures = {name: value for name, value in summary.items() if name.startswith("test/")}
-    figures |= {f"test/rounds_to_{t}": r for t, r in summary["rounds_to_target"].items() if r is not None}
-    return {name: float(v) for name, v in figures.items() if name not in metrics and math.isfinite(v)}
-
-
 def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
 
