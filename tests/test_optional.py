@@ -1,4 +1,4 @@
-"""The optional packages can be deleted with their tests: the core's tests are still collected, and a run still trains."""
+"""The optional packages can be deleted with their tests: the core's tests are collected, and a run trains."""
 
 import re
 import shutil

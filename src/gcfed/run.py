@@ -47,10 +47,15 @@ class RunResult:
 
     folder: Path
     frame: pd.DataFrame  # ``metrics.csv``: one row per round, which is the index; NaN where a round was not tested
-    metrics: dict[str, float]  # of the last round
     module: FederatedModule
     trainer: Trainer
     loop: FederatedLoop
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The row of the last round, without empty cells."""
+        last: Any = self.trainer.callback_metrics or self.frame.reset_index().iloc[-1].dropna()
+        return {name: float(value) for name, value in last.items()}
 
     @property
     def model(self) -> nn.Module:
@@ -94,10 +99,7 @@ def train(cfg: DictConfig) -> RunResult:
                 trainer.strategy.checkpoint_io.teardown()
             if trainer.is_global_zero:
                 finish(cfg, parts, folder, trainer, record.about, held)
-    frame, last = read_metrics(folder / METRICS), {k: float(v) for k, v in trainer.callback_metrics.items()}
-    if not last and len(frame):  # nothing was left to train
-        last = {"round": float(frame.index[-1]), **frame.iloc[-1].dropna().astype(float)}
-    return RunResult(folder, frame, last, parts.module, trainer, parts.loop)
+    return RunResult(folder, read_metrics(folder / METRICS), parts.module, trainer, parts.loop)
 
 
 @contextmanager
