@@ -1,4 +1,4 @@
-"""``import gcfed``: what it returns is what the runs' folders hold, and its comparisons are those done by hand."""
+"""``import gcfed``: results agree with the runs' folders, and comparisons with those made by hand."""
 
 import subprocess
 import sys

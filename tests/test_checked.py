@@ -1,4 +1,4 @@
-"""Settings against the annotations of constructors: what passes as it is, and the key that an error names."""
+"""Constructors validate arguments against their annotations, and errors name the key."""
 
 from collections.abc import Callable, Sequence
 from math import inf, nan

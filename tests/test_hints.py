@@ -1,4 +1,4 @@
-"""What was meant by a word that Hydra does not know, from the command line and from Python."""
+"""Suggestions for words that Hydra does not know."""
 
 import pytest
 

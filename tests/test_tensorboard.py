@@ -1,4 +1,4 @@
-"""What TensorBoard sees of a run: read back with its own readers, and through its hparams tab's own backend."""
+"""TensorBoard's own readers and the backend of its HParams tab read what a run wrote."""
 
 import pytest
 from conftest import read_rows

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow, offline: what they wrote is read back."""
+"""Weights & Biases and MLflow, offline: their files are read back."""
 
 import json
 import struct

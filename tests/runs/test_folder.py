@@ -1,4 +1,4 @@
-"""Run folders are read in any state; a broken one does not stop the reading of the others."""
+"""Run folders can be read in any state. A damaged one does not stop the others."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What makes a run this run, and what does not."""
+"""Which keys of a config make another run."""
 
 import pytest
 import yaml
@@ -86,7 +86,7 @@ def test_runs_that_differ_by_seed_are_repetitions(base):
 
 def test_an_ingredient_that_is_absent_has_no_settings(base):
     assert identity(composed("gc=none", "gc.boundary=fc1")) == identity(composed("gc=none"))
-    assert identity(composed("~gc")) == identity(composed("gc=none"))  # of which model=mlp has left the boundary
+    assert identity(composed("~gc")) == identity(composed("gc=none"))  # model=mlp has left gc.boundary
     assert identity(composed("+methods.fedgc.layerwise=tensor")) == identity(composed())
 
 

@@ -1,4 +1,4 @@
-"""Where runs write, and how they are found again."""
+"""The folders of runs."""
 
 import multiprocessing
 import os
