@@ -1,4 +1,4 @@
-"""``import gcfed``: what it returns is what the runs' folders hold, and its comparisons are those done by hand."""
+"""``import gcfed``: results agree with the runs' folders, and comparisons with those made by hand."""
 
 import subprocess
 import sys
@@ -9,11 +9,9 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import type_command
 from safetensors.torch import load_file
 
 import gcfed
-from gcfed.api import Comparison
 from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
@@ -114,9 +112,8 @@ def test_a_folder_that_was_named_takes_one_run(tmp_path):
     assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3]
 
 
-@pytest.mark.slow
 def test_a_relative_path_begins_in_the_current_folder(tmp_path, monkeypatch):
-    """Of the data, a checkpoint and a run's folder; for a run and a report, from Python and from a shell."""
+    """Of the data, a checkpoint, a run's folder and a report."""
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
     y = np.arange(120) % 3
@@ -124,20 +121,13 @@ def test_a_relative_path_begins_in_the_current_folder(tmp_path, monkeypatch):
     small = ["data=arrays", "data.path=own.npz", "rounds=2", "partition=iid", "extras.figures=false", "logger=csv"]
     python = gcfed.train(gcfed.configure(small, "paths.log_dir=python"))
     named = gcfed.train(gcfed.configure(small, "seed=2", "model.start=" + relpath(python.folder / EXPORT), folder="my"))
-    type_command(tmp_path, "train.py", *small, "paths.log_dir=shell")
-    assert {path.name for path in here.iterdir()} == {"own.npz", "python", "my", "shell"}
+    assert {path.name for path in here.iterdir()} == {"own.npz", "python", "my"}
     assert python.folder.is_relative_to(here / "python")
     assert named.folder == here / "my"
     last = f"ckpt_path={relpath(python.folder / CHECKPOINT)}"
     assert gcfed.train(gcfed.configure(small, "rounds=3", last)).folder == python.folder
-    assert '"round": 3' in type_command(tmp_path, "eval.py", last)
-    roots = ["python", "my", "shell"]
-    page = gcfed.report(*roots, out="page", figures=False)
-    assert page == here / "page" / "index.html"
-    type_command(tmp_path, "report.py", f"roots=[{','.join(roots)}]", "out=shell_page", "figures=false")
-    pages = [(here / folder / "tables" / "runs.csv").read_text() for folder in ("page", "shell_page")]
-    assert pages[0] == pages[1]
-    assert pages[0].count("finished") == 3
+    assert gcfed.report("python", "my", out="page", figures=False) == here / "page" / "index.html"
+    assert (here / "page/tables/runs.csv").read_text().count("finished") == 2
     monkeypatch.chdir(tmp_path)  # what a run returns stays true
     assert read_metrics(named.folder / "metrics.csv").equals(named.frame)
 
@@ -157,17 +147,11 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     half = 12.7062 * abs(last[0] - last[1]) / 2
     expected = [np.mean(last), np.mean(last) - half, np.mean(last) + half, 2, 1]
     assert comparison.table(rounds=2).loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
-    with pytest.raises(ValueError, match=r"^column=acc: GC, Fed has none; there are train/loss, "):
-        comparison.table("acc")
 
     (axes,) = comparison.figure().axes
     assert axes.get_ylabel() == "test accuracy (%)"
-    drawn = [line.get_ydata().tolist() for line in axes.lines]
-    assert len(drawn) == 6  # the seeds and the mean of each method
-    assert all((100 * curve).tolist() in drawn for curve in (*acc, (acc[0] + acc[1]) / 2))
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*configs]
-    (axes,) = Comparison(comparison.frame.query("round == 2"), comparison.folders).figure().axes
-    assert axes.lines[2].get_marker() == "o"
+    assert [line.get_label() for line in axes.lines] == [*configs]
+    assert (100 * (acc[0] + acc[1]) / 2).tolist() in [line.get_ydata().tolist() for line in axes.lines]
 
     before = files(tmp_path / "runs")
     with pytest.raises(ValueError, match=r"runs/FedAvg_seed1 holds this run already: continue it with ckpt_path=last"):

@@ -1,4 +1,4 @@
-"""Settings against the annotations of constructors: what passes as it is, and the key that an error names."""
+"""Constructors validate arguments against their annotations, and errors name the key."""
 
 from collections.abc import Callable, Sequence
 from math import inf, nan
@@ -23,10 +23,10 @@ class Part:
         self.inner = inner
 
 
-@pytest.mark.parametrize("given", [{"lam": 1}, {"lam": None}, {"lr": 3}, {"shape": [1]}, {"stack": 3}, {"of": print}])
+@pytest.mark.parametrize("given", [{"lam": 1.0}, {"lam": None}, {"shape": [1]}, {"stack": 3}, {"of": print}])
 def test_valid_values_are_passed_on_unchanged(given):
     (value,) = given.values()
-    assert any(item is value for item in Part(2, **given).given)
+    assert any(item == value and type(item) is type(value) for item in Part(2, **given).given)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_an_error_names_the_key():
     for key, value, message in (
         ("ahead.lam", 2, "ahead.lam=2: "),
         ("ahead.inner[0].lam", -1, "ahead.inner[0].lam=-1: "),
-        ("ahead.lamb", 1, "ahead.lamb: got an unexpected keyword argument 'lamb'; there are rounds, lam, "),
-        ("ahead", {"_target_": f"{__name__}.Part"}, "ahead.rounds: missing a required argument: 'rounds'; "),
+        ("ahead.lamb", 1, "ahead.lamb=1: Unexpected keyword argument"),
+        ("ahead", {"_target_": f"{__name__}.Part"}, "ahead.rounds: Missing required argument"),
         ("ahead._target_", "gcfed.nowhere.Part", "ahead: ImportError: Error loading 'gcfed.nowhere.Part'"),
     ):
         wrong = cfg.copy()

@@ -168,8 +168,3 @@ def test_every_other_experiment_instantiates(config, name):
 @pytest.mark.parametrize(("hidden", "last"), [("64", "fc2"), ("[]", "fc1"), ("[64,32,16]", "fc4")])
 def test_the_borderline_follows_the_hidden_widths(config, hidden, last):
     assert config(f"model.hidden={hidden}").gc.boundary == last
-
-
-def test_every_option_says_what_it_is():
-    texts = {path: path.read_text().removeprefix("# @package _global_\n") for path in ROOT.glob("configs/*/*.yaml")}
-    assert [path for path, text in texts.items() if not text.startswith("# ")] == []

@@ -1,4 +1,4 @@
-"""The documentation is run as it stands."""
+"""The examples of the documentation run."""
 
 import re
 import runpy
@@ -20,7 +20,7 @@ from gcfed.utils.resolvers import ROOT
 
 
 def files_in(text):
-    """name → content of the blocks at whose head ``# <name>`` stands, as a reader pastes them."""
+    """name → content of the code blocks that begin with ``# <name>``."""
     bodies = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
     named = [(re.search(r"\A(?:# @.*\n)*# (\S+\.(?:py|yaml))\n", body), body) for body in bodies]
     return {head[1]: body for head, body in named if head}
@@ -81,7 +81,7 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
 
 
 def printed():
-    """Page and overrides of each command that a page prints, but those of ``bring-your-own.md``, which run above."""
+    """Page and overrides of each command on a page. The commands of ``bring-your-own.md`` run above."""
     seen = [[]]
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         begins = r"(?:python src/train\.py|`…)" if page.name == "commands.md" else r"python src/train\.py"
@@ -99,7 +99,7 @@ def printed():
 
 @pytest.mark.parametrize("words", [*printed()])
 def test_each_command_of_the_pages_is_accepted(config, words):
-    """A sweep by the first of its values. A column that is named is one that is measured."""
+    """A sweep is tested by its first value. A command that names a column also measures it."""
     known = OverridesParser.create().parse_overrides(shorthand(words))
     first = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str() for o in known]
     words = [f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)]

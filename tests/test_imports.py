@@ -1,4 +1,4 @@
-"""The house: who imports whom, without a circle and never upwards."""
+"""Packages import each other without circles, and only from lower layers."""
 
 import ast
 from graphlib import TopologicalSorter

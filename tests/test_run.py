@@ -36,7 +36,7 @@ def kept():
 
 @pytest.fixture
 def finished(config, kept, tmp_path_factory):
-    """A run with all that it leaves, once."""
+    """A finished run with all its files, made once."""
     if not kept:
         more = ("extras.figures=true", "logger=tensorboard", "callbacks.checkpoint.every=2")
         kept["run"] = run(config, tmp_path_factory.mktemp("finished"), "run", *FAST, *more)
@@ -65,11 +65,11 @@ def test_settings_of_gc_that_mean_the_same_are_the_same_bit_for_bit(config, tmp_
 
 # ----------------------------------------------------------------------------------------- transactions, resume
 class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
+    """Acts like a kill: nothing catches it."""
 
 
 class KillAt(Spy):
-    """Kills at the end of a round, whose row the loggers have not got yet."""
+    """Kills at the end of a round, before the loggers receive its row."""
 
     def __init__(self, round_number):
         self.round_number = round_number
@@ -224,7 +224,7 @@ class Poison(Spy):
 
 
 class Listener(Callback):
-    """Hears of every local step, as of Lightning's ``on_after_backward``, and finds the clients' gradients."""
+    """Counts local steps by Lightning's ``on_after_backward``, and finds the clients' gradients."""
 
     heard = 0
 
@@ -296,11 +296,11 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["+client.optimizer.foo=1"], r"client\.optimizer\.foo .*~client\.optimizer\.foo"),
         (["participation.num_clients=null"], r"participation\.num_clients=None"),
         (["task._target_=gcfed.nowhere.Task"], r"^task: ImportError: .*gcfed\.nowhere"),
-        (["+data.dataset.download=false"], r"data\.dataset\.download: got an unexpected keyword argument"),
+        (["+data.dataset.download=false"], r"data\.dataset\.download=False: Unexpected keyword argument"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
         (["ckpt_path=last"], r"ckpt_path=last"),
-        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is no Callback of"),
-        (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is no Logger of Lightning's"),
+        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is not a Callback of"),
+        (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is not a Logger of Lightning"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides, message):

@@ -1,4 +1,4 @@
-"""The defaults of each class are those of its group of settings."""
+"""The defaults of each class equal those of its config group."""
 
 import inspect
 

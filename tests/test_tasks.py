@@ -60,26 +60,29 @@ def linear():
     return nn.Linear(6, 3, bias=False, dtype=torch.float64)
 
 
+def by_hand(w, data, solver, lr, gradient, cohorts):
+    """FedAvg on a linear layer, by the gradient of its loss: ``gradient(w, x, y)``."""
+    for t, cohort in enumerate(cohorts):
+        ends = []
+        for client in cohort:
+            plan = solver.plan(data, np.array([client]), SimpleNamespace(seed=5, round=t), torch.device("cpu"))
+            v = w.clone()
+            for step in range(plan.index.shape[1]):
+                rows = plan.index[0, step, : plan.counts[0, step]]
+                v = v - lr * gradient(v, data.x[rows], data.y[rows])
+            ends.append(v)
+        w = torch.stack(ends).mean(0)
+    return w.flatten()
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_engine_regresses_as_a_plain_loop_does(k):
     """Batches of four over clients of nine, four, seven and six: the last ones are padded in a stack."""
     data, solver, rounds = vectors(), sgd(lr=0.05), 2
     ours = train_rounds(linear(), data, solver, rounds=rounds, k=k, task=SquaredError())
-    w = linear().weight.detach()
-    for t in range(rounds):
-        ends = []
-        cohort = np.sort(np.random.default_rng(t).choice(4, 3, replace=False))
-        for client in cohort:
-            round = SimpleNamespace(seed=5, round=t)
-            plan = solver.plan(data, np.array([client]), round, torch.device("cpu"))
-            v = w.clone()
-            for step in range(plan.index.shape[1]):
-                rows = plan.index[0, step, : plan.counts[0, step]]
-                x, y = data.x[rows], data.y[rows]
-                v = v - 0.05 * (x @ v.T - y).T @ x / len(x)
-            ends.append(v)
-        w = torch.stack(ends).mean(0)
-    torch.testing.assert_close(ours, w.flatten(), rtol=0, atol=1e-12)
+    cohorts = [np.sort(np.random.default_rng(t).choice(4, 3, replace=False)) for t in range(rounds)]
+    w = by_hand(linear().weight.detach(), data, solver, 0.05, lambda w, x, y: (x @ w.T - y).T @ x / len(x), cohorts)
+    torch.testing.assert_close(ours, w, rtol=0, atol=1e-12)
 
 
 class Focal(Classification):
@@ -100,19 +103,14 @@ def test_a_loss_of_ones_own_is_what_clients_minimise(k):
     net = nn.Linear(6, 4, bias=False, dtype=torch.float64)
     w = net.weight.detach().clone()
     ours = train_rounds(net, data, solver, rounds=1, k=k, task=Focal(gamma))
-    ends = []
-    for client in range(3):
-        plan = solver.plan(data, np.array([client]), SimpleNamespace(seed=5, round=0), torch.device("cpu"))
-        v = w.clone()
-        for step in range(plan.index.shape[1]):
-            rows = plan.index[0, step, : plan.counts[0, step]]
-            x, y = data.x[rows], data.y[rows]
-            p = (x @ v.T).softmax(1)
-            q = p[torch.arange(len(y)), y].unsqueeze(1)
-            by_loss = (1 - q) ** gamma - gamma * (1 - q) ** (gamma - 1) * q * q.log()  # of its value by cross-entropy
-            v = v - 0.3 * (by_loss * (p - nn.functional.one_hot(y, 4))).T @ x / len(x)
-        ends.append(v)
-    torch.testing.assert_close(ours, torch.stack(ends).mean(0).flatten(), rtol=0, atol=1e-12)
+
+    def gradient(w, x, y):
+        p = (x @ w.T).softmax(1)
+        q = p[torch.arange(len(y)), y].unsqueeze(1)
+        by_loss = (1 - q) ** gamma - gamma * (1 - q) ** (gamma - 1) * q * q.log()  # of its value by cross-entropy
+        return (by_loss * (p - nn.functional.one_hot(y, 4))).T @ x / len(x)
+
+    torch.testing.assert_close(ours, by_hand(w, data, solver, 0.3, gradient, [range(3)]), rtol=0, atol=1e-12)
 
 
 def test_a_run_with_a_loss_of_ones_own_tests_with_it_and_is_another_run(config, tmp_path):

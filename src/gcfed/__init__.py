@@ -6,7 +6,7 @@
     result = gcfed.train(cfg)
     result.frame["test/acc"].plot()
 
-What they need, torch first, is imported when they are asked for.
+torch and the other packages are imported at the first use of these names.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Configs and comparisons from Python: what ``import gcfed`` offers beside ``train`` and ``report``."""
+"""``gcfed.configure`` and ``gcfed.compare``: configs and comparisons from Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pandas as pd
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.report.verdict import interval
-from gcfed.runs.folder import CHECKPOINT, check_folder
+from gcfed.runs.folder import CHECKPOINT, check_folder, read_run
 from gcfed.runs.measures import smooth
 from gcfed.utils.checked import Whole, fits
 from gcfed.utils.compose import Composer, shorthand
@@ -32,15 +32,15 @@ NOW = "%Y-%m-%d_%H-%M-%S-%f"
 def configure(*overrides: str | Iterable[str], folder: str | Path | None = None) -> DictConfig:
     """The config of a run: what ``python src/train.py`` composes of these overrides.
 
-    The run draws no progress bar, and takes one process unless ``trainer.devices`` says otherwise: a notebook's kernel
+    The run draws no progress bar. It has one process unless ``trainer.devices`` says otherwise: a notebook's kernel
     has threads, and a fork would copy their locks.
 
     Args:
         overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.
-        folder: of one run. None: a new one in ``logs/<name>/`` each time the config trains; with ``ckpt_path=last`` the
+        folder: the run's. None: a new one in ``logs/<name>/`` each time the config trains; with ``ckpt_path=last`` the
             folder of the newest run with these settings.
 
-    Raises ValueError if an override names no key or option; says which was meant.
+    Raises ValueError for an unknown key or option, and suggests the right one.
     """
     words = shorthand(word for given in overrides for word in ([given] if isinstance(given, str) else given))
     with _composing:
@@ -61,15 +61,15 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
 def compare(
     configs: Mapping[str, DictConfig], seeds: Iterable[int] = (1, 2, 3), folder: str | Path | None = None
 ) -> Comparison:
-    """Trains each config with each seed, one after the other; equal seeds have equal clients, cohorts and weights.
+    """Trains each config with each seed, one run after another. Equal seeds have equal clients, cohorts and weights.
 
     Args:
         configs: the method's name → its config, of :func:`configure`.
         seeds: replace the configs' own.
-        folder: of the runs' folders, ``<method>_seed<seed>``. Runs that are there are continued if the config says
-            ``ckpt_path=last``, else refused. None: a new one in ``logs/compare/``.
+        folder: gets the runs' folders, ``<method>_seed<seed>``. A run that exists is continued if its config says
+            ``ckpt_path=last``, else refused. None: a new folder in ``logs/compare/``.
 
-    Raises ValueError if seeds are equal, a setting cannot work or a folder holds another run, before any run.
+    Raises ValueError before any run if seeds are equal, a setting cannot work or a folder holds another run.
     """
     from gcfed.check import check
     from gcfed.run import train
@@ -103,17 +103,15 @@ class Comparison:
     folders: dict[tuple[str, int], Path]  # (method, seed) → the run's
 
     def curves(self, column: str) -> dict[str, pd.DataFrame]:
-        """A column of each method, in the order in which they were given: [rounds with a value, seeds]."""
-        methods = list(dict.fromkeys(method for method, _ in self.folders))
-        values = self.frame.reindex(columns=[column])[column].dropna()
-        if lacking := [method for method in methods if method not in values.index.unique("method")]:
-            raise ValueError(f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}.")
+        """A column of each method: [rounds with a value, seeds]."""
+        values = self.frame[column].dropna()
+        methods = dict.fromkeys(method for method, _ in self.folders)
         return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
-        """A row for each method: a column's mean over seeds and the last so many rounds, with its 95 % interval.
+        """A row for each method: a column's mean over seeds and the last ``rounds`` rounds, with its 95 % interval.
 
-        If a run has fewer than three times as many, the last value of each run alone; ``rounds`` says how many.
+        If a run has fewer than three times as many rounds, only the last value of each run counts.
         """
         curves = self.curves(column)
         if min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()) < 3 * rounds:
@@ -123,24 +121,10 @@ class Comparison:
         return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds", "rounds"])
 
     def figure(self, column: str = "test/acc") -> Figure:
-        """A column over the rounds: each seed thin, and each method's mean thick."""
-        from matplotlib.figure import Figure
+        """A column over the rounds, as in the report: each method's mean, and one standard deviation over the seeds."""
+        from gcfed.plots.style import looks
+        from gcfed.report.figures import curves
 
-        from gcfed.plots.style import FACTORS, LABELS, looks, styled, ticks
-
-        curves = self.curves(column)
-
-        @styled
-        def draw() -> Figure:
-            figure = Figure(figsize=(6.4, 3.8))
-            axes = figure.subplots()
-            for method, values in curves.items():
-                values, look = values * FACTORS.get(column, 1), looks(curves)[method]
-                axes.plot(values, **look, alpha=0.35, linewidth=0.8)
-                axes.plot(values.mean(axis=1), **look, label=method, marker="o" if len(values) == 1 else None)
-            axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
-            ticks(axes)
-            axes.legend()
-            return figure
-
-        return draw()
+        rows = pd.DataFrame([(method, read_run(self.folders[method, seed])) for method, seed in self.folders])
+        rows = rows.set_axis(["method", "run"], axis=1).assign(repeated=False)
+        return curves(rows, column, looks(rows["method"]))

@@ -1,4 +1,4 @@
-"""From a checked config to the parts of a run: data, network, loop, methods, metrics; then the trainer."""
+"""Builds the parts of a run from a checked config: data, network, loop, methods, metrics; then the trainer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Parts:
-    """What a run is made of. ``methods`` and ``callbacks`` are in the order of their hooks; the loop is first."""
+    """The parts of a run. ``methods`` and ``callbacks`` are in the order of their hooks; the loop comes first."""
 
     module: FederatedModule
     data: FederatedDataModule
@@ -48,12 +48,9 @@ class Parts:
 def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     """Builds all parts of a run but its trainer and loggers: first the data, then what depends on them.
 
-    Args:
-        cfg: a config that :func:`gcfed.check.check` has passed.
-        clients_only: whether this is the side of some clients. Server parts are then left out, and the data need not
-            be enough to learn from.
+    ``clients_only``: builds the side of some clients, without server parts. The data may then be too few to learn from.
 
-    Raises ValueError if a setting cannot work, and FileNotFoundError if data are not there.
+    Raises ValueError if a setting cannot work, and FileNotFoundError if data do not exist.
     """
     data: FederatedDataModule = require(cfg, "data")
     data.setup()
@@ -62,8 +59,10 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     module = build_module(described(cfg, data))
     check_labels(cfg, data, module)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
-    methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
-    metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
+    methods, metrics = (
+        [part for part in parts_of(built) if isinstance(part, kind)]
+        for built in (build_methods(cfg), build_all(cfg, "metrics"))
+    )
     own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
@@ -76,15 +75,14 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
-    """The config with the shape and the classes of these data, which are loaded, where it leaves them open."""
+    """A copy of the config. The loaded data fill in the shape and the number of classes that it leaves open."""
     found = {"num_classes": data.num_classes, "input_shape": list(data.input_shape)}
-    texts = "vocabulary" in cfg.model and "last_only" not in cfg.model  # the user's own texts
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.data.update(found)
         for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they no longer refer to the data's
             cfg.model[key] = found[key] if cfg.model[key] is None else cfg.model[key]
-        if texts:
+        if "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
             cfg.model.vocabulary = cfg.model.vocabulary or 256
             cfg.model.last_only = data.labels.ndim == 1
     return cfg
@@ -100,13 +98,13 @@ def build_module(cfg: DictConfig) -> FederatedModule:
 
 
 def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
-    """The server's program: who takes part, what clients do, how their updates become one."""
+    """The loop over the rounds: who takes part, what clients do, and how the server combines their updates."""
     faults, size = optional(cfg.participation, "faults") or Faults(), {}
-    if "per_round" in (cfg.participation.get("sampler") or {}):  # those in reserve are drawn, too
+    if "per_round" in (cfg.participation.get("sampler") or {}):  # reserve clients are drawn too
         size["per_round"] = cohort_size(cfg.participation.sampler.per_round, num_clients) + (faults.extra or 0)
     stores: ClientStores = require(cfg, "client_store")
     run = Path(cfg.paths.output_dir).resolve()
-    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):  # each run has a part of it
+    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):  # runs may share it
         stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
     federation = optional(cfg, "federation")
     return FederatedLoop(
@@ -117,29 +115,26 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
 
 
 def build_methods(cfg: DictConfig) -> list[Part]:
-    """The ingredients of the algorithm, in the order in which their hooks run.
-
-    GC comes after all that correct gradients: P·(corrected gradient).
-    """
+    """The ingredients of the algorithm, in the order of their hooks. GC projects the corrected gradient."""
     own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
     rest = [optional(cfg, key) for key in ("gc", "attack", "quantization")]
     return parts_of(m for m in (*own, *build_all(cfg, "methods"), *rest) if m is not None)
 
 
 def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0) -> Trainer:
-    """The trainer with its loggers, spread over processes where the user leaves that open."""
+    """The trainer with its loggers. It chooses the number of processes if the user has not."""
     layout = spread(cfg.trainer, parts.loop.sampler.per_round, parts.module.net, parts.data.smallest_test)
     if trains_on_cpu(cfg.trainer.accelerator):
         layout["accelerator"] = "cpu"  # Lightning's auto is mps on a Mac
     for key, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
-        if key not in cfg.trainer:  # without one of ours, Lightning would take its own
+        if key not in cfg.trainer:  # else Lightning adds its own
             layout[key] = any(isinstance(callback, kind) for callback in callbacks)
     loggers = build_all(cfg, "logger", Logger, resume_round=resume_round)
     return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)
 
 
 def check_labels(cfg: DictConfig, data: FederatedDataModule, module: FederatedModule) -> None:
-    """Refuses data that the network cannot read, or whose labels the task cannot."""
+    """Refuses inputs that the network cannot read, and labels that the task cannot use."""
     is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
     if is_text != hasattr(module.net, "last_only"):
         kind, take = ("text", "model=lstm, or make numbers of it floats") if is_text else ("no text", "model=mlp")
@@ -153,9 +148,8 @@ def check_labels(cfg: DictConfig, data: FederatedDataModule, module: FederatedMo
 def check_samples(data: FederatedDataModule) -> None:
     """Refuses data from which nothing can be learned, and warns of classes that are tested but not trained."""
     if len(empty := np.flatnonzero(data.partition.sizes == 0)):
-        who = f"{len(empty)} of {data.num_clients} clients without a sample, such as client {empty[0]}"
-        remedy = "give each client one, or lower participation.num_clients"
-        raise ValueError(f"partition: {type(data.partitioner).__name__} leaves {who}: {remedy}.")
+        who = f"{len(empty)} of {data.num_clients} clients without a sample, such as client {empty[0]}: give it one"
+        raise ValueError(f"partition: {type(data.partitioner).__name__} leaves {who}, or lower num_clients.")
     x = data.dataset.train.x
     if not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
         raise ValueError(f"data={data.dataset.name}: all its numbers are {x.flat[0]}.")
@@ -163,17 +157,17 @@ def check_samples(data: FederatedDataModule) -> None:
         trained, tested = ({*np.unique(y[y >= 0]).tolist()} for y in (data.labels, data.test_labels))
         if len(trained) < 2:
             raise ValueError(f"data={data.dataset.name}: all training samples are of class {[*trained]}.")
-        if (strange := sorted(tested - trained)) and data.labels.ndim == 1:  # of characters some are too rare
-            log.warning("no training sample is of the classes %s, of which the test split has samples", strange)
+        if (strange := sorted(tested - trained)) and data.labels.ndim == 1:  # some characters are rare
+            log.warning("classes %s have samples in the test split, and none in the training split", strange)
 
 
 def describe(parts: Parts, trainer: Trainer) -> str:
-    """One line on what is about to run."""
+    """One line about the run that begins."""
     loop, net, sizes = parts.loop, parts.module.net, parts.data.partition.sizes
     names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
-    held = "data of their own" if loop.transport.own_data else f"{sizes.min()} to {sizes.max()} samples"
+    held = "" if loop.transport.own_data else f" with {sizes.min()} to {sizes.max()} samples"
     total, trained = (sum(p.numel() for p in net.parameters() if p.requires_grad or frozen) for frozen in (True, False))
     return (
-        f"{type(net).__name__} with {total:,} parameters, {trained:,} of them trained; {len(sizes):,} clients "
-        f"with {held}; {loop.sampler} on {trainer.world_size} × {trainer.strategy.root_device}; methods: {names}"
+        f"{type(net).__name__} with {total:,} parameters, {trained:,} of them trained; {len(sizes):,} clients{held}; "
+        f"{loop.sampler} on {trainer.world_size} × {trainer.strategy.root_device}; methods: {names}"
     )

@@ -1,4 +1,4 @@
-"""The settings of a run as a whole, which no constructor sees, are checked before anything is built."""
+"""Checks the settings that no constructor sees, before anything is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import Field
 from gcfed.utils.checked import Count, Share, Whole, fits
 from gcfed.utils.machine import in_sweep
 
-#: 16-mixed is not among them: it scales the loss, so that gradient hooks (GC, SCAFFOLD, clipping) see scaled gradients.
+#: Not 16-mixed: it scales the loss, so gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients.
 Precision = Literal["32-true", "bf16-mixed", "64-true"]
 RANGES: dict[str, Any] = {
     "name": Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")],
@@ -26,7 +26,7 @@ RANGES: dict[str, Any] = {
 
 
 def check(cfg: DictConfig) -> None:
-    """Refuses settings with which a run cannot work. Raises ValueError, which names the key."""
+    """Raises ValueError for a setting that cannot work, and names its key."""
     try:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
@@ -39,6 +39,6 @@ def check(cfg: DictConfig) -> None:
         fits(key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, hint)
     by = OmegaConf.select(cfg, "partition.by")
     if by is not None and OmegaConf.select(cfg, "data.dataset.groups") is None:
-        raise ValueError(f"partition.by={by}: data={cfg.tags.data} says whose samples are; leave partition.by out.")
+        raise ValueError(f"partition.by={by}: data={cfg.tags.data} has its own groups: leave partition.by out.")
     if HydraConfig.initialized() and HydraConfig.get().runtime.choices.get("hparams_search") and not in_sweep():
         raise ValueError("hparams_search=… is a sweep: add -m.")

@@ -1,7 +1,7 @@
 """The commands ``gcfed-train``, ``gcfed-eval`` and ``gcfed-report``; ``src/train.py`` and its neighbours call them.
 
-An error in an override ends a command with one line. Any other error shows where it was raised, and its last line names
-the key or the file.
+An error in an override ends a command with one line. Any other error has a traceback, whose last line names the key or
+the file.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
-    """Calls the task with the config that Hydra composes of ``configs/<name>.yaml`` and the command line.
+    """Calls the task with the config that Hydra composes from ``configs/<name>.yaml`` and the command line.
 
-    ``eval`` takes the ``config.yaml`` of the run's folder instead, unless model and data are named.
+    ``eval`` reads the ``config.yaml`` of the run's folder instead, unless model or data are named.
     """
     if sys.version_info >= (3, 14) and version("hydra-core") < "1.4":
         sys.exit(f"hydra-core {version('hydra-core')} does not work with Python 3.14: use Python 3.11, 3.12 or 3.13.")
@@ -35,11 +35,11 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
     from gcfed.utils.compose import explained, run_config, shorthand
     from gcfed.utils.resolvers import CONFIGS
 
-    # OpenMP's threads sleep after a few microseconds of waiting: beside another busy program, a round of the digits
-    # takes 0.28 s instead of 0.58 s.
+    # OpenMP's threads wait for a few microseconds only. Beside another busy program, a round of the digits then takes
+    # 0.28 s instead of 0.58 s.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors come through, and their last line is the last line printed
-    sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra prints the whole error
+    sys.path.append(str(Path.cwd()))  # a user's own networks, data and methods
     words = [word for word in sys.argv[1:] if not word.startswith("-") and ("=" in word or word.startswith("~"))]
     flags = [word for word in sys.argv[1:] if word not in words]
     path = CONFIGS / f"{name}.yaml"
@@ -55,7 +55,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
 
 
 def _train(cfg: DictConfig) -> None:
-    """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``: every key is in ``configs/``."""
+    """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``"""
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
 
     try:

@@ -26,15 +26,14 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.parallel.strategy import partners, trains_on_cpu
 from gcfed.federated.training.probe import look
-from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, divergence, with_folder
+from gcfed.runs.folder import CONFIG, EXPORT, METRICS, check_folder, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.reading import column, counts_of, label_skew, read_metrics
-from gcfed.runs.summary import failure_recorded, last_figures, print_summary, summary_of, write_summary
-from gcfed.utils.files import locked, remove_temporaries, replacing
+from gcfed.runs.summary import failure_recorded, print_summary, summary_of, write_summary
+from gcfed.utils.files import locked, replacing
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory, leads
-from gcfed.utils.words import show
 
 if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only
@@ -44,14 +43,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class RunResult:
-    """What a finished run leaves in memory; everything else lies in ``folder``."""
+    """What a finished run leaves in memory; everything else is in ``folder``."""
 
     folder: Path
-    frame: pd.DataFrame  # ``metrics.csv`` at the end: a row a round, the index; NaN where a round was not tested
-    metrics: dict[str, float]  # of the last round
+    frame: pd.DataFrame  # ``metrics.csv``: one row per round, which is the index; NaN where a round was not tested
     module: FederatedModule
     trainer: Trainer
     loop: FederatedLoop
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The row of the last round, without empty cells."""
+        last: Any = self.trainer.callback_metrics or self.frame.reset_index().iloc[-1].dropna()
+        return {name: float(value) for name, value in last.items()}
 
     @property
     def model(self) -> nn.Module:
@@ -61,17 +65,17 @@ class RunResult:
 
 @isolated()
 def train(cfg: DictConfig) -> RunResult:
-    """Trains as configured, resumes if ``ckpt_path`` says so, and writes the run's folder.
+    """Trains as configured, resumes if ``ckpt_path`` is set, and writes the run's folder.
 
-    Raises ValueError if a setting cannot work or the folder holds another run, before the first round, and OSError if
-    data or a checkpoint are not there.
+    Raises before the first round: ValueError if a setting cannot work or the folder holds another run, OSError if data
+    or a checkpoint do not exist.
     """
     check(cfg)
     cfg = with_folder(cfg)
     folder = Path(cfg.paths.output_dir)
     keep_freed_memory()
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
-    torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
+    torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     with taken(folder):
         check_folder(cfg, folder)
         found = resume_from(cfg.ckpt_path, folder)
@@ -95,10 +99,7 @@ def train(cfg: DictConfig) -> RunResult:
                 trainer.strategy.checkpoint_io.teardown()
             if trainer.is_global_zero:
                 finish(cfg, parts, folder, trainer, record.about, held)
-    frame, last = read_metrics(folder / METRICS), {k: float(v) for k, v in trainer.callback_metrics.items()}
-    if not last and len(frame):  # nothing was left to train
-        last = {"round": float(frame.index[-1]), **frame.iloc[-1].dropna().astype(float)}
-    return RunResult(folder, frame, last, parts.module, trainer, parts.loop)
+    return RunResult(folder, read_metrics(folder / METRICS), parts.module, trainer, parts.loop)
 
 
 @contextmanager
@@ -110,9 +111,7 @@ def taken(folder: Path) -> Iterator[None]:
     try:
         with locked(folder / ".lock") as holder:
             if holder:
-                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or take another folder.")
-            for place in (folder, (folder / CHECKPOINT).parent):
-                remove_temporaries(place)
+                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or name another folder.")
             yield
     finally:
         with suppress(OSError):
@@ -125,12 +124,12 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
     Args:
         cfg: the settings of the run that made it, as for :func:`train`. ``ckpt_path`` names a checkpoint or a
-            ``global_model.safetensors``, of which only tensors are read.
+            ``global_model.safetensors``; only its tensors are read.
 
-    Raises ValueError if the file is damaged, or of another model than ``cfg`` describes.
+    Raises ValueError if the file is damaged, or holds another model than ``cfg`` describes.
     """
     tensors, rounds = load_weights(cfg.ckpt_path)
-    torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
+    torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     data = require(cfg, "data")
     data.setup()
     cfg = described(cfg, data)
@@ -147,9 +146,9 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
 
 def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resumed: bool) -> pd.DataFrame | None:
-    """Writes what the run is made of: its config, below the command that started it, and the clients' samples.
+    """Writes the config, below the command that started the run, and which client holds which sample.
 
-    Returns the labels of the clients, before attacks change them; None if the server does not know them.
+    Returns how many samples of each class clients hold, before attacks change labels; None if the server does not know.
     """
     data, known = parts.data, not parts.loop.transport.own_data
     by_hydra = HydraConfig.initialized()
@@ -158,12 +157,9 @@ def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resu
         temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
     if known:
         data.partition.save(folder / "partition.npz")
-    else:  # of a run that was here before
-        for name in ("partition.npz", "partition.png"):
-            (folder / name).unlink(missing_ok=True)
     if data.scaling:
         with replacing(folder / "scaling.npz") as temporary:
-            np.savez(temporary, **parts.data.scaling)  # type: ignore[arg-type]
+            np.savez(temporary, **data.scaling)  # type: ignore[arg-type]
     if not resumed:
         (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint are trained again
     log.info(describe(parts, trainer))
@@ -173,9 +169,9 @@ def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resu
 def finish(
     cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about: dict[str, str], held: pd.DataFrame | None
 ) -> None:
-    """Writes what a finished run leaves: the global model, the summary, pictures, and the loggers' last figures.
+    """Writes what a finished run leaves: the global model, the summary and pictures.
 
-    A run that was killed between its last checkpoint and here comes here again by ``ckpt_path=last``.
+    A run that was killed between its last checkpoint and this function calls it when it is resumed.
     """
     tensors = parts.module.net.state_dict()  # copied, since safetensors refuses a weight that two modules share
     state = {n: t.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, t in tensors.items()}
@@ -191,10 +187,6 @@ def finish(
         from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib
 
         plot_curves(metrics, folder / "curves.png")
-        show(trainer.loggers, "curves", folder / "curves.png", summary["rounds"])
         if held is not None and not (folder / "partition.png").is_file():
             draw_partition(parts.data, held, folder / "partition.png")
     print_summary(summary, metrics, folder, stopped)
-    for logger in trainer.loggers:
-        if hasattr(logger, "log_summary"):
-            logger.log_summary(last_figures(summary, metrics), summary["rounds"], success=not divergence(metrics))

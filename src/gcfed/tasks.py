@@ -1,8 +1,8 @@
 """What labels mean: the loss of an output, and what a test reports. ``task`` in the config; the data set chooses.
 
-A loss of one's own is a class in a file of the working folder (docs/bring-your-own.md): one of :class:`Classification`,
-for numbers of :class:`SquaredError`, or of :class:`Task` itself. Further columns of a test come from ``columns`` and
-``scores``. The class is a part of the run's identity, and its arguments are.
+Your own loss is a class in a file of the working folder (docs/bring-your-own.md). It inherits from
+:class:`Classification`, :class:`SquaredError` or :class:`Task`. ``columns`` and ``scores`` add columns to a test.
+The class and its arguments are part of the run's identity.
 """
 
 from dataclasses import dataclass
@@ -39,11 +39,11 @@ class Batch:
 
 
 class Task:
-    """What the solver and the test ask of a task; ``[…]`` stands for any leading axes of samples."""
+    """The interface that the solver and the test use; ``[…]`` stands for any leading axes of samples."""
 
     columns: tuple[str, ...] = ("test/loss",)  # the keys of scores()
-    roots: tuple[str, ...] = ()  # those of which a test reports the root of the mean
-    shares: tuple[str, ...] = ()  # those whose scores are from 0 to 1
+    roots: tuple[str, ...] = ()  # columns for which a test reports the root of the mean
+    shares: tuple[str, ...] = ()  # columns whose scores are from 0 to 1
     has_classes = False  # whether labels are classes and outputs their logits
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ class Task:
         return batch.mean(self.losses(outputs, batch.y))
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """What a test averages over the real labels, name → ``[…]``."""
+        """The scores that a test averages over the real labels, name → ``[…]``."""
         return {"test/loss": self.losses(_at_least_float32(outputs), y)}
 
     def real(self, y: Tensor) -> Tensor:
-        """Which labels are no padding, bool ``[…]``."""
+        """True for labels that are not padding, bool ``[…]``."""
         return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
 
 
@@ -97,7 +97,7 @@ class SquaredError(Task):
 
     columns = ("test/loss", "test/rmse")
     roots = ("test/rmse",)
-    scale: Tensor | float = 1.0  # of each target, ``[C]``, in the user's units: what it was divided by
+    scale: Tensor | float = 1.0  # what each target was divided by, ``[C]``, in the user's units
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).square().sum(-1) / 2

@@ -1,6 +1,6 @@
 """A search with Optuna as a sweep: ``python src/train.py -m hparams_search=<name>``, one run per trial.
 
-Hydra reads this file at every start: nothing heavy is imported at its head. All installed plugins share the folder.
+Hydra imports this file at every start, so heavy packages are imported in functions. All plugins share the folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class OptunaSweeper(Sweeper):
         self.launch = Plugins.instance().instantiate_launcher(**given).launch
 
     def sweep(self, arguments: list[str]) -> None:
-        """ValueError of settings that cannot work, or another search in the folder, before any run."""
+        """Raises ValueError before any run if a setting cannot work or the folder holds another search."""
         from gcfed.runs.measures import higher_is_better, parse
         from gcfed.utils.files import locked
 
@@ -51,7 +51,7 @@ class OptunaSweeper(Sweeper):
             raise SystemExit("\n".join(failed) or f"No trial has a value, as {root}/trials.csv says.")
 
     def run(self, study: Any, trials: Sequence[Any], common: Sequence[str], root: Path) -> None:
-        """Launches the runs of these trials at once, and tells Optuna what became of them."""
+        """Launches the runs of these trials together, and reports their values to Optuna."""
         from optuna.trial import TrialState
 
         from gcfed.runs.folder import CHECKPOINT, read_run
@@ -79,7 +79,7 @@ class OptunaSweeper(Sweeper):
 
 
 def open_study(root: Path, cfg: Any, space: Mapping[str, Any], metric: str, direction: str, storage: Any = None) -> Any:
-    """The search in a folder, or a new one. ValueError: it is another one, by its runs' config, space or metric."""
+    """Opens the search in a folder, or starts one. Raises ValueError if its config, space or metric differs."""
     import optuna
 
     from gcfed.runs.folder import STORAGE
@@ -100,7 +100,7 @@ def open_study(root: Path, cfg: Any, space: Mapping[str, Any], metric: str, dire
 
 
 def next_trial(study: Any, space: Mapping[str, Any], sampler: Any, seed: int, skip: int = 0) -> Any:
-    """A trial that a stopped search left behind, or a new one. Its draws depend on the trials before it alone."""
+    """An unfinished trial of a stopped search, or a new one. Its draws depend only on the trials before it."""
     import numpy as np
     from optuna.trial import Trial
 
@@ -114,7 +114,7 @@ def next_trial(study: Any, space: Mapping[str, Any], sampler: Any, seed: int, sk
 
 
 def write(study: Any, root: Path, metric: str) -> None:
-    """``trials.csv``, a row a trial, and the best trial in ``optimization_results.yaml``."""
+    """Writes ``trials.csv``, one row per trial, and the best trial to ``optimization_results.yaml``."""
     from gcfed.runs.folder import RESULTS, TRIALS
     from gcfed.utils.files import replacing
 
@@ -132,7 +132,7 @@ def write(study: Any, root: Path, metric: str) -> None:
 
 
 def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Hydra's ``interval()``, ``range()`` and ``choice()`` in Optuna's words; and the overrides of all trials."""
+    """Optuna's distributions for Hydra's ``interval()``, ``range()`` and ``choice()``; the overrides of all trials."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     def distribution(override: Override) -> Any:

@@ -1,4 +1,4 @@
-"""What looks at a column of metrics.csv: the best checkpoint, and an end before the last round."""
+"""Callbacks that monitor a column of metrics.csv: the best checkpoint and early stopping."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The bar over the rounds of a run."""
+"""The progress bar."""
 
 import re
 

@@ -175,8 +175,9 @@ def test_the_settings_are_those_of_the_config():
 
 @pytest.mark.slow
 def test_a_search_as_a_user_types_it_goes_on(tmp_path):
-    words = ["-m", "hparams_search=digits_optuna", f"hydra.sweep.dir={tmp_path}/search", "rounds=2", "client.epochs=1",
-             "data.limit_train=200", "data.limit_test=50", "extras.figures=false", "trainer.devices=1"]  # fmt: skip
+    words = ["-m", "hparams_search=digits_optuna", f"hydra.sweep.dir={tmp_path}/search", "rounds=1", "client.epochs=1",
+             "data.limit_train=200", "data.limit_test=50", "extras.figures=false", "trainer.devices=1",
+             "logger=csv"]  # fmt: skip
     for n in (1, 2):
         type_command(tmp_path, "train.py", *words, f"hydra.sweeper.n_trials={n}")
         assert [row["state"] for row in trials(tmp_path / "search")] == ["complete"] * n

@@ -1,4 +1,4 @@
-"""What is read off a run, against definitions and by hand."""
+"""Measures of a run, against definitions and by hand."""
 
 import math
 from itertools import accumulate

@@ -1,4 +1,4 @@
-"""What a run prints at its beginning and its end, and that its log has the same."""
+"""A run prints a line at its start and a table at its end, and its log has the same."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Callbacks that run after each round. They receive its row of metrics as Lightning's ``outputs``."""
+"""Callbacks that run after each round. They receive the round's row of metrics as ``outputs``."""
 
 import sys
 from typing import Any
@@ -14,11 +14,7 @@ from gcfed.runs.measures import DECAY, WINDOW
 
 
 def monitored(trainer: Trainer, row: dict[str, Any], monitor: str) -> bool:
-    """Whether the row has the column ``monitor``.
-
-    Raises:
-        ValueError: the row is complete and lacks the column, and no metric is measured in some rounds only.
-    """
+    """Whether the row has the column ``monitor``. Raises ValueError if no later row can have it."""
     parts = [callback for callback in trainer.callbacks if isinstance(callback, Part)]  # type: ignore[attr-defined]
     if monitor not in row and "test/loss" in row and all(getattr(part, "every", 1) == 1 for part in parts):
         raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
@@ -26,14 +22,14 @@ def monitored(trainer: Trainer, row: dict[str, Any], monitor: str) -> bool:
 
 
 class EarlyStop(EarlyStopping):
-    """Lightning's, by any column, in tested rounds. A run that it stops is finished; more patience continues it."""
+    """Lightning's, with any column, in tested rounds. A stopped run is finished; a larger patience continues it."""
 
     def __init__(self, monitor: str, **settings: Any) -> None:
         super().__init__(monitor, check_on_train_epoch_end=False, **settings)
 
     @property
     def stopped(self) -> str:
-        """Why the run is over; "" if it is not."""
+        """Why the run was stopped; "" if it was not."""
         return (self.stopping_reason_message or "").removesuffix(" Signaling Trainer to stop.")
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
@@ -52,7 +48,7 @@ class EarlyStop(EarlyStopping):
 
 
 class RoundProgressBar(TQDMProgressBar):
-    """Lightning's, with one bar over all rounds."""
+    """Lightning's progress bar, with one bar for all rounds."""
 
     BAR_FORMAT = "Round {n_fmt}/{total_fmt} |{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
@@ -74,7 +70,8 @@ class RoundProgressBar(TQDMProgressBar):
 
 
 class SmoothedAccuracy(ServerPart):
-    """What tables report: ``test/acc_smooth10``, the mean over ten rounds (GC-Fed), and ``test/acc_ema`` (FedACG)."""
+    """The accuracies of papers' tables: ``test/acc_smooth10``, the mean over ten rounds (GC-Fed), and ``test/acc_ema``
+    (FedACG)."""
 
     def __init__(self) -> None:
         self.last: dict[int, float] = {}  # round → its test

@@ -1,4 +1,4 @@
-"""Loggers in the run's folder. ``resume_round`` is the last round of the checkpoint that it continues; 0 starts it."""
+"""Loggers that write to the run's folder. ``resume_round``: the last round of the checkpoint that the run continues."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,8 +53,9 @@ class RoundCSVLogger(Logger):
 
 
 class RoundTensorBoardLogger(TensorBoardLogger):
-    """Lightning's, in ``save_dir`` itself. TensorBoard ignores events of rounds after the checkpoint. It sorts by name,
-    so a dot in front puts all behind the accuracy and the hyperparameters of ``FIRST``.
+    """Lightning's logger, without a subfolder. A resumed run drops the events of rounds after its checkpoint.
+
+    TensorBoard sorts by name: a dot in front puts a column behind the accuracy and the hyperparameters of ``FIRST``.
     """
 
     def __init__(self, save_dir: str, resume_round: int = 0) -> None:
@@ -77,14 +78,6 @@ class RoundTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[str], step: int | None = None) -> None:
         self.experiment.add_image(f"·{key}", np.asarray(Image.open(images[0])), step, dataformats="HWC")
-
-    def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
-        self.log_metrics(metrics, step)
-        self.experiment.close()
-
-    def finalize(self, status: str) -> None:
-        if status != "success":  # else the last picture and log_summary() follow
-            super().finalize(status)
 
     def save(self) -> None:
         """Writes no ``hparams.yaml``: the folder has ``config.yaml``."""

@@ -18,8 +18,8 @@ class ByName(OwnNumbers):
     """Metrics of torchmetrics of the global model on the test split: ``test/<name>``, in each tested round.
 
     With ``data.client_test`` also of the global model and of each client's own model on the client's test split:
-    ``personal/global_<name>`` and ``personal/local_<name>``, means over the cohort. Where torchmetrics leaves the choice,
-    all classes have the same weight (``average="macro"``).
+    ``personal/global_<name>`` and ``personal/local_<name>``, means over the cohort. Where torchmetrics leaves the
+    choice, all classes have the same weight (``average="macro"``).
 
     Args:
         names: such as ``auroc``, ``f1``, ``calibration_error``, ``cohen_kappa``; of numbers ``r2``,

@@ -65,7 +65,7 @@ def curves(rows: pd.DataFrame, column: str, shades: Mapping[str, Mapping[str, An
     values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines] or [np.zeros(1)])
     if column != "test/acc" and values.min() > 0 and values.max() > 1000 * values.min():
         logarithmic(axes)
-    axes.set(xlabel="communication round", ylabel=LABELS[column])
+    axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
     ticks(axes)
     if known := dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)):
         abreast = max(1, min(len(known), 66 // (6 + max(map(len, known)))))

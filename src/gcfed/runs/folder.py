@@ -1,4 +1,4 @@
-"""Run folders: reads one or all, says how each ended, and names the folder of the next run."""
+"""Run folders: reads them, finds out how each run ended, and names the folder of the next run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
 EXPORT = Path("global_model.safetensors")
-# Diverged: see divergence(). Failed: an error or a signal ended it. Unfinished: it was killed, or is running.
+# Diverged: see divergence(). Failed: an error or a signal ended the run. Unfinished: it was killed or is running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
 
 
@@ -61,12 +61,12 @@ class Run:
 
     @property
     def planned(self) -> int:
-        """Rounds that were asked for."""
+        """The number of rounds in the config."""
         return self.config.get("rounds", 0)
 
     @property
     def rounds(self) -> int:
-        """Rounds that are finished."""
+        """The number of finished rounds."""
         return int(self.metrics.index[-1]) if len(self.metrics) else 0
 
     @property
@@ -77,29 +77,25 @@ class Run:
         """The config's value at a dotted key."""
         node: Any = self.config
         for part in key.split("."):
-            if not isinstance(node, Mapping) or part not in node:
-                return default
-            node = node[part]
+            node = node.get(part, default) if isinstance(node, Mapping) else default
         return node
 
     def curve(self, name: str) -> pd.Series:
-        """A column of the metrics where it was measured, by round; empty where it never was. Infinities stay."""
+        """A column of the metrics in the rounds that measured it; empty if none did. Infinities stay."""
         return column(self.metrics, name)
 
 
 def find_runs(roots: Iterable[str | Path]) -> list[Run]:
-    """Every run below the roots, sorted by path. Links are followed; folders within a run are left out."""
-    found, seen = set[str](), set[str]()
+    """Every run below the roots, sorted by path. Folders within a run are left out, and so are links."""
+    found = set[str]()
     for root in map(Path, roots):
         if not root.is_dir():
-            raise FileNotFoundError(
-                f"roots={root}: there is no such folder. Runs lie in {ROOT / 'logs'}, or where paths.log_dir put them."
-            )
-        for name, below, files in os.walk(root, followlinks=True):
-            if (folder := os.path.realpath(name)) in seen or is_run(files):  # a link may lead back
+            raise FileNotFoundError(f"roots={root}: there is no such folder. Runs are in {ROOT / 'logs'} by default.")
+        for name, below, files in os.walk(root):
+            # Folders of runs that were accepted.
+            if CONFIG in files and not {"partition.npz", METRICS, SUMMARY, FAILURE}.isdisjoint(files):
+                found.add(os.path.realpath(name))
                 below.clear()
-            seen.add(folder)
-            found |= {folder} if is_run(files) else set()
     return [read_run(Path(folder)) for folder in sorted(found)]
 
 
@@ -108,13 +104,8 @@ def shown(folder: Path) -> str:
     return os.path.relpath(folder)
 
 
-def is_run(files: Collection[str]) -> bool:
-    """Whether a folder with these files belongs to a run that was accepted."""
-    return CONFIG in files and not {"partition.npz", METRICS, SUMMARY, FAILURE}.isdisjoint(files)
-
-
 def read_run(folder: Path) -> Run:
-    """Reads one folder. If a file cannot be read, the run is returned as failed, without a config."""
+    """Reads one folder. If a file cannot be read, the run counts as failed and has no config."""
     try:
         config = read_yaml(folder / CONFIG)
         summary, metrics = read_summary(folder / SUMMARY), read_metrics(folder / METRICS)
@@ -155,9 +146,9 @@ def divergence(metrics: pd.DataFrame) -> str:
 
 
 def with_folder(cfg: DictConfig) -> DictConfig:
-    """A copy of the config whose ``paths.output_dir`` is the absolute folder of one run.
+    """A copy of the config whose ``paths.output_dir`` is an absolute path.
 
-    The folder is a new one if the user has not named it, unless the run continues an earlier one.
+    The folder is new if the user has not named one and the run does not continue an earlier one.
     """
     chosen = OmegaConf.to_container(cfg.paths, resolve=False)["output_dir"].startswith("${run_dir:")  # type: ignore
     folder = Path(cfg.paths.output_dir).absolute()
@@ -170,7 +161,8 @@ def with_folder(cfg: DictConfig) -> DictConfig:
 
 def new_folder(path: Path) -> Path:
     """Makes a folder that did not exist: ``path``, else ``path_2`` and so on."""
-    for folder in chain([path], (path.with_name(f"{path.name}_{number}") for number in count(2))):
+    for number in count(1):
+        folder = path.with_name(f"{path.name}_{number}") if number > 1 else path
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
@@ -178,11 +170,11 @@ def new_folder(path: Path) -> Path:
 
 
 def check_folder(cfg: DictConfig, folder: Path) -> None:
-    """Refuses (ValueError) a folder that holds rounds of a run, unless this run continues it.
+    """Raises ValueError if the folder holds rounds of a run that this run does not continue.
 
-    A run that was killed before its first checkpoint may begin again: its rounds come out equal.
+    A run that was killed before its first checkpoint may begin again, because its rounds will be equal.
     """
-    kept = [*folder.glob(f"{CHECKPOINT.parent}/*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
+    kept = [*folder.glob(f"{CHECKPOINT.parent}/[!.]*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
     if cfg.ckpt_path == "last" or (not kept and read_metrics(folder / METRICS).empty):
         return  # the checkpoint names its run, or there is nothing to lose
     config = folder / CONFIG
@@ -193,9 +185,9 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
 
 
 def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: Any) -> str:
-    """Where a run writes: ``<base>/<now>_<changed>``, or the folder of the run that ``ckpt_path`` continues.
+    """The folder of a run: ``<base>/<now>_<changed>``, or that of the run which ``ckpt_path`` continues.
 
-    ``changed`` are the overrides; ``-`` replaces letters that Hydra does not take in a ``ckpt_path``.
+    ``changed`` are the overrides; ``-`` replaces letters that Hydra does not accept in a ``ckpt_path``.
     ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the identity of this config.
     """
     kept = brief(changed)
@@ -210,7 +202,7 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
                 if identity(read_yaml(folder / CONFIG)) == wanted:
                     return str(folder)
             except Exception as error:  # a damaged file
-                log.warning("%s is passed over: %s", folder, error)
+                log.warning("%s is skipped: %s", folder, error)
     elif isinstance(ckpt_path, str) and Path(ckpt_path).parent.name == "checkpoints":
         return str(Path(ckpt_path).parent.parent)
     return str(new)
@@ -227,7 +219,7 @@ def brief(overrides: str) -> str:
 
 
 def sweep_dir(base: str, ckpt_path: str | None) -> str:
-    """A new folder for a sweep; with ``ckpt_path=last`` that of the newest sweep with the same overrides."""
+    """A new folder for a sweep; with ``ckpt_path=last`` the folder of the newest sweep with the same overrides."""
     if ckpt_path == "last":
         # Hydra has no config for a sweep as a whole: compare the command line with that of earlier sweeps.
         words = (word for word in sys.argv[1:] if not word.startswith("-"))

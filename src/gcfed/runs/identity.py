@@ -1,7 +1,6 @@
-"""The identity of a run: which keys of a config change what a round computes.
+"""The identity of a run: the keys of a config that change what a round computes.
 
-Resuming, repetitions in a report and cells of a paper's table compare identities. Nothing heavy is imported, because
-Hydra asks for the folder of a run before anything is built.
+Resuming, repetitions in a report and cells of a paper's table compare identities.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 Scalar = bool | int | float | str
 
-#: Keys, with all below them, that do not change what a round computes: names, folders, what is logged, measured and
-#: drawn, how long a run goes on and how often it is tested, and which devices do the work.
+#: Keys, with all below them, that do not change what a round computes: names, folders, logs, measurements, pictures,
+#: the number of rounds and tests, and devices.
 NEUTRAL = (
     "name", "tags", "labels", "paths", "hydra", "logger", "callbacks", "extras", "metrics", "targets", "rounds",
     "eval_every", "ckpt_path", "optimized_metric", "trainer", "client_store", "client.stack", "client.graphs",
@@ -44,17 +43,17 @@ def key_of(override: str) -> str:
 
 
 def counted(overrides: Iterable[str]) -> list[str]:
-    """Those overrides whose keys count, sorted."""
+    """The overrides whose keys count, sorted."""
     return sorted(override for override in overrides if counts(key_of(override)))
 
 
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """What counts in a composed config or a run's ``config.yaml``: dotted key → plain value, sorted.
+    """The values that count in a composed config or a run's ``config.yaml``: dotted key → plain value, sorted.
 
-    ``1.0`` is 1. A null has no entry, nor has a section whose ``_target_`` is null, or an ingredient without one
+    ``1.0`` becomes 1. Nulls are left out, and so are sections whose ``_target_`` is null and ingredients without one
     (after ``~gc``).
     """
-    if isinstance(cfg, DictConfig):  # values that do not count may be unknown yet, and are not resolved
+    if isinstance(cfg, DictConfig):  # other values may not be known yet
         sections = {str(key): cfg[key] for key in cfg if counts(str(key))}
         below = {key: OmegaConf.to_container(v, resolve=True) for key, v in sections.items() if OmegaConf.is_config(v)}
         cfg = sections | below | {key: OmegaConf.select(cfg, key) for key in (*COUNTED, *REPEATED)}
@@ -85,7 +84,7 @@ def _plain(value: Any) -> Any:
 
 
 def digest(values: Mapping[str, Any], without: str | None = None) -> str:
-    """Twelve hexadecimal digits of the result of :func:`leaves`, less one key."""
+    """Twelve hexadecimal digits of the SHA-256 of :func:`leaves`, without one key."""
     values = {key: value for key, value in values.items() if key != without}
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
@@ -103,7 +102,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6
 
 
 def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:
-    """Hyperparameters for loggers: the group choices and the values that count, by key. Lists become text."""
+    """Hyperparameters for loggers: the chosen options and the values that count, by key. Lists become text."""
     table: dict[str, Any] = {key: cfg.tags[key] for key in cfg.tags} | {"rounds": cfg.rounds}
     for key, value in leaves(cfg).items():
         section = key.removesuffix("._target_")

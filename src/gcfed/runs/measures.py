@@ -1,8 +1,8 @@
-"""Five measures of a run by name, such as ``last10:test/acc``, and the means that accuracies are reported as.
+"""Five measures of a run by name, such as ``last10:test/acc``, and moving means of accuracies.
 
 ==========================  ==========================================================================
-``final:<column>``          the last value of a column of ``metrics.csv``; ``<column>`` alone says the same
-``best:<column>``           its highest value, of a loss, an error or a cost its lowest
+``final:<column>``          the last value of a column of ``metrics.csv``; also written as ``<column>``
+``best:<column>``           its highest value; the lowest one of a loss, an error or a cost
 ``last10:<column>``         its mean over the last ten rounds
 ``total:<column>``          its sum over all rounds, as for ``comm/up_bytes``
 ``rounds:<target>``         the first round whose test accuracy is at least the target, as in ``rounds:0.8``
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 WINDOW, DECAY = 10, 0.9  # rounds of GC-Fed's moving mean, and of FedACG's exponential average
 NAMES = ("final", "best", "last10", "total", "rounds")
 FORMS = f"A measure is {', '.join(f'{name}:<column>' for name in NAMES[:-1])}, rounds:<target accuracy>, or a column."
-_LOWER = re.compile("loss|error|rmse|mse|mae|bytes|seconds|time/|comm/")  # columns of which less is better
+_LOWER = re.compile("loss|error|rmse|mse|mae|bytes|seconds|time/|comm/")  # in these columns, less is better
 
 
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:
-    """Name, and column or target. The ValueError about anything else names ``key``."""
+    """Name, and column or target. Raises ValueError, which names ``key``, for anything else."""
     name, colon, of = measure.partition(":")
     name, of = (name, of) if colon else ("final", measure)
     if name not in NAMES or not of or (name == "rounds" and not re.fullmatch(r"\d*\.?\d+", of)):
@@ -41,7 +41,7 @@ def higher_is_better(measure: str) -> bool:
 
 
 def value(run: Run, measure: str) -> float | None:
-    """The measure in the run's own unit (accuracies 0 to 1); None where it was not measured or is not finite."""
+    """The measure in the run's own unit (accuracies 0 to 1); None if it was not measured or is not finite."""
     name, of = parse(measure)
     if name == "rounds":
         return first_round(run.curve("test/acc"), float(of))
@@ -58,8 +58,8 @@ def value(run: Run, measure: str) -> float | None:
 
 
 def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:
-    """Of each test the mean over the tests of the last ``rounds`` rounds, its own included: GC-Fed's tables."""
-    every = range(1, curve.index[-1] + 1) if len(curve) else curve.index  # a round without a test is skipped
+    """For each test, the mean of the tests in the last ``rounds`` rounds, including its own (GC-Fed's tables)."""
+    every = range(1, curve.index[-1] + 1) if len(curve) else curve.index  # rounds without a test are NaN
     return curve.reindex(every).rolling(rounds, min_periods=1).mean()[curve.index]
 
 

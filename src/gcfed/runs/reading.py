@@ -1,6 +1,6 @@
 """Reads the files of a run folder: ``config.yaml``, ``summary.json`` and ``metrics.csv``.
 
-Nothing heavy is imported at the top: Hydra asks for the folder of a run before anything is built.
+pandas is imported late, because Hydra asks for the folder of a run before anything is built.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path | None) -> pd.DataFrame:
-    """The rows by round; no rows for a missing file or None. A last line that a kill cut short is left out.
+    """The rows by round; none if the file is missing or None. A last line that a kill cut short is left out.
 
-    An empty cell (not measured) is NaN. A cell ``nan`` was measured but is not finite: it is read as infinite, so that
-    the last number of a diverged run is not one from before.
+    An empty cell (not measured) is NaN. A cell ``nan`` (measured, not finite) is read as infinite, so that the last
+    number of a diverged run is not taken from an earlier round.
     """
     import pandas as pd
 
@@ -50,7 +50,7 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
 
 
 def column(metrics: pd.DataFrame, name: str) -> pd.Series:
-    """A column where it was measured, by round; empty where it never was."""
+    """A column in the rounds that measured it; empty if none did."""
     return metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)
 
 

@@ -1,4 +1,4 @@
-"""What a run prints and leaves behind: ``summary.json`` and a table at its end, or ``failure.txt``."""
+"""The end of a run: ``summary.json`` and a printed table, or ``failure.txt``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from gcfed.utils.words import size
 if TYPE_CHECKING:
     import pandas as pd
 
-ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # measures of a test of which less is better
+ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # of a test; less is better
 USUAL = {"train", "test", "comm", "time"}  # first parts of the columns that every run has
 
 
 def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:
-    """Writes ``summary.json``: a run's figures, what identifies it and its data (``about``), and when it ended."""
-    # JSON has neither NaN nor infinity, which a model that diverged may have as losses.
+    """Writes ``summary.json``: a run's figures, the hashes that identify it and its data (``about``), and the time."""
+    # JSON has neither NaN nor infinity, which the losses of a diverged model may be.
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
     plain |= {**about, "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
     with replacing(folder / SUMMARY) as temporary:
@@ -76,13 +76,6 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
     }
 
 
-def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, float]:
-    """The figures of the summary that are no column, and ``test/rounds_to_<t>`` of each target that was reached."""
-    figures = {name: value for name, value in summary.items() if name.startswith("test/")}
-    figures |= {f"test/rounds_to_{t}": r for t, r in summary["rounds_to_target"].items() if r is not None}
-    return {name: float(v) for name, v in figures.items() if name not in metrics and math.isfinite(v)}
-
-
 def skew_in_words(skew: Mapping[str, Any]) -> str:
     """The figures of :func:`gcfed.runs.reading.label_skew` as a picture and a summary show them."""
     figures = [skew[f"partition/{name}"] for name in ("hellinger", "jensen_shannon")]
@@ -94,10 +87,7 @@ def _last(curve: pd.Series) -> float:
 
 
 def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = "") -> None:
-    """Prints the figures of :func:`summary_of`, the last values of other metrics, and the names of the files.
-
-    The files of the log get the same text.
-    """
+    """Prints the figures of :func:`summary_of`, other metrics and the files. Log files get the same text."""
     title = f"{summary['rounds']} rounds" + f", stopped early: {stopped}" * bool(stopped)
     table = Table(title=title, title_justify="left", show_header=False)
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
@@ -135,7 +125,7 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
 
 
 def _measured(metrics: pd.DataFrame) -> dict[str, str]:
-    """The last values of the columns that not every run has, a row for each first part of their names."""
+    """The last values of the columns that only some runs have: one row for each first part of their names."""
     rows = defaultdict[str, list[str]](list)
     for name in metrics:
         kind, _, figure = name.partition("/")
@@ -146,10 +136,7 @@ def _measured(metrics: pd.DataFrame) -> dict[str, str]:
 
 @contextmanager
 def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
-    """Deletes ``failure.txt``, and writes it if the block raises: ``Type: message``, then the traceback.
-
-    ``write``: whether this is the first process of the run.
-    """
+    """Deletes ``failure.txt``, and writes it if the block raises: ``Type: message``, then the traceback."""
     path = folder / FAILURE
     if write and path.is_file():
         path.unlink()

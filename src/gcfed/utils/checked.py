@@ -1,4 +1,4 @@
-"""Arguments are checked against the annotations of the function that takes them, by pydantic in strict mode.
+"""Validates arguments against the annotations of the function that takes them, by pydantic in strict mode.
 
     @checked
     class Proximal(ClientPart):
@@ -6,20 +6,20 @@
 
     Proximal(-1)    # ValueError: mu=-1: Input should be greater than or equal to 0
 
-Nothing is converted: "3" is no number, 1.0 no integer, and 1 not true. Not ``pydantic.validate_call``: functions get
-the values as they were given, and networks and tensors are not looked at. :mod:`gcfed.utils.instantiate` adds the key.
+Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true. :mod:`gcfed.utils.instantiate` adds the key.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, validate_call
 
+# Most functions are imported and never called: pydantic builds a function's rules at its first call.
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, defer_build=True)
 LARGEST = 1e9  # the largest number without a bound of its own: its square is finite in float32
 SMALLEST = 1e-18  # the smallest number above 0: its square is not 0 in float32
 
@@ -50,49 +50,32 @@ def checked(target: T) -> T:
     if isinstance(target, type):
         target.__init__ = checked(target.__init__)  # type: ignore[misc]
         return target
-    signature = inspect.signature(target)
+    validated = validate_call(config=STRICT)(target)
 
-    @functools.cache  # at the first call: most functions are imported and never called
-    def rules() -> dict[str, Any]:
-        return {name: hint for name, hint in get_type_hints(target, include_extras=True).items() if _is_plain(hint)}
-
-    @functools.wraps(target)
+    @wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = bind(signature, args, kwargs)
-        for name in rules().keys() & given.keys():
-            fits(name, given[name], rules()[name])
-        return target(*args, **kwargs)
+        try:
+            return validated(*args, **kwargs)
+        except ValidationError as error:
+            names, first = [*signature(target).parameters], error.errors()[0]["loc"][0]
+            name = names[first] if isinstance(first, int) else first
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            value = f"={given[name]}" if name in given else ""
+            raise SettingError(name, f"{value}: {_reasons(error, first)}") from None
 
     return call  # type: ignore[return-value]
-
-
-def bind(signature: inspect.Signature, args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name. Raises SettingError if one is unknown or missing."""
-    try:
-        return signature.bind(*args, **given).arguments
-    except TypeError as error:
-        name, known = str(error).split("'")[1:2], [name for name in signature.parameters if name != "self"]
-        raise SettingError("".join(name), f": {error}; there are {', '.join(known)}.") from None
 
 
 def fits(name: str, value: V, hint: Any) -> V:
     """``value``, if the annotation allows it: ``fits("seed", 1, Whole)``; else raises SettingError."""
     try:
-        _adapter(hint).validate_python(value)
+        TypeAdapter(hint, config=STRICT).validate_python(value)
     except ValidationError as error:
-        raise SettingError(name, f"={value}: {' or '.join(dict.fromkeys(e['msg'] for e in error.errors()))}") from None
+        raise SettingError(name, f"={value}: {_reasons(error)}") from None
     return value
 
 
-@functools.cache
-def _adapter(hint: Any) -> TypeAdapter:
-    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-def _is_plain(hint: Any) -> bool:
-    """Whether an annotation is of numbers, text, choices, and lists and dicts of these; or of a callable."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _is_plain(args[0])
-    plain = origin in (Literal, Callable) or hint in (int, float, bool, str, NoneType, Any, dict)
-    return plain or (bool(args) and all(map(_is_plain, args)))
+def _reasons(error: ValidationError, argument: str | int | None = None) -> str:
+    """Why a value is refused, in one line; of a call, why this argument is."""
+    found = (e["msg"] for e in error.errors() if argument is None or e["loc"][0] == argument)
+    return " or ".join(dict.fromkeys(found))

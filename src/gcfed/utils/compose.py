@@ -1,21 +1,22 @@
-"""From overrides to a config, as the commands do it; and "did you mean …" for a word that Hydra does not know."""
+"""Composes a config from overrides, as the commands do, and suggests a word in place of an unknown one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType, Quote, QuotedString
-from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.utils.resolvers import CONFIGS
 
@@ -28,15 +29,8 @@ def shorthand(overrides: Iterable[str]) -> list[str]:
     for i, (key, _, value) in enumerate(word.partition("=") for word in words):
         if key == "ckpt_path" and value[:1] not in ("'", '"', "[") and (Path(value).is_file() or "'" in value):
             words[i] = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
-        if key in GROUPS and value == "null":
-            raise ValueError(f"{key}=null: there is no such option. There are {', '.join(options(key))}.")
-    own = [word for word in words if re.match(r"model\._target_=(?!gcfed\.)", word)]
-    return ["model=own"] * (bool(own) and not any(word.startswith("model=") for word in words)) + words
-
-
-def options(group: str) -> list[str]:
-    """The options of a group of configs."""
-    return sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
+    own = any(re.match(r"model\._target_=(?!gcfed\.)", word) for word in words)
+    return ["model=own"] * (own and not any(word.startswith("model=") for word in words)) + words
 
 
 def run_config(words: Sequence[str]) -> Path | None:
@@ -63,38 +57,31 @@ def composed(overrides: list[str], path: Path = CONFIGS / "train.yaml") -> DictC
 
 
 class Composer:
-    """Composes configs of ``configs/train.yaml``. Equal choices of config files are composed once: that takes 0.3 s."""
+    """Composes configs of ``configs/train.yaml``. The same choice of files is composed once, because it takes 0.3 s."""
 
     def __init__(self) -> None:
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
-        """The config, which belongs to the caller. Raises ValueError for a wrong override, and says what was meant."""
+        """A new config. Raises ValueError for a wrong override, with a suggestion."""
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
-            # With additions and deletions the order could matter.
-            plain = all(o.type is OverrideType.CHANGE and not o.is_sweep_override() for o in parsed)
-            keys = {o.key_or_group for o in parsed if plain and re.fullmatch(r"[\w.]+", o.key_or_group)} - {*GROUPS}
-            values = [o for o in parsed if o.key_or_group in keys]
+            values = [o for o in parsed if o.key_or_group not in GROUPS and not o.is_sweep_override()]
             files = tuple(str(o.input_line) for o in parsed if o not in values)
             if files not in self._composed:
                 self._composed[files] = composed(list(files))
             cfg = deepcopy(self._composed[files])
-            for override in values:
-                try:
-                    OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
-                except (ConfigKeyError, ConfigAttributeError):
-                    raise ConfigCompositionException(f"Could not override '{override.key_or_group}'.") from None
+            ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
         except (HydraException, OmegaConfBaseException) as error:
             raise ValueError(explained(error, overrides)) from None
         return cfg
 
 
 def explained(error: Exception, words: Sequence[str], path: Path = CONFIGS / "train.yaml") -> str:
-    """What Hydra reports about the overrides ``words`` of a config file, in one line, with what was meant."""
+    """Hydra's message about the overrides ``words`` of a config file, in one line, with a suggestion."""
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:
-        known = options(group)
+        known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
         return f"{group}={option}: there is no such option{meant(option, known)} There are {', '.join(known)}."
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         place, _, name = (key := unknown[1]).rpartition(".")
@@ -102,25 +89,23 @@ def explained(error: Exception, words: Sequence[str], path: Path = CONFIGS / "tr
         if any(name in (node.get(place) or node) for node in nodes):
             return f"{key}: the chosen {place} has no such key. Choose another, {place}=…, which has it."
         chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
-        known = [*_keys(OmegaConf.to_container(composed(chosen, path))), *GROUPS]
-        hint = meant(key, known)
-        hint += f" +{key}=… passes it to what {place} builds." if hint == "." and f"{place}._target_" in known else ""
-        return f"{key}: there is no such key{hint}"
+        keys = _keys(OmegaConf.to_container(composed(chosen, path)))
+        return f"{key}: there is no such key{meant(key, [*keys, *GROUPS])}"
     word = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
     return word + " ".join(str(error).partition("\nSee https://")[0].split())
 
 
 def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items() if isinstance(tree, Mapping) else ():
+    for key, value in tree.items() if isinstance(tree, dict) else ():
         yield f"{prefix}{key}"
         yield from _keys(value, f"{prefix}{key}.")
 
 
-def meant(key: str, known: Iterable[str]) -> str:
+def meant(word: str, known: Iterable[str]) -> str:
     """``: did you mean client.optimizer.lr?``, or a full stop. Keys of the same group or depth go first."""
     names = {other: other.split(".")[-1] for other in known}
-    near = get_close_matches(key.split(".")[-1], {*names.values()}, n=1)
+    near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1)
     found = [other for other, name in names.items() if name in near]
-    alike = [other for other in found if other.split(".")[0] == key.split(".")[0]]
-    alike = alike or [other for other in found if other.count(".") == key.count(".")] or found
+    alike = [other for other in found if other.split(".")[0] == word.split(".")[0]]
+    alike = alike or [other for other in found if other.count(".") == word.count(".")] or found
     return f": did you mean {' or '.join(alike[:3])}?" if alike else "."

@@ -1,4 +1,4 @@
-"""Numbers of the host on a device, without a wait for it."""
+"""Copies numbers to a device without waiting."""
 
 from typing import Any
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """A NumPy array or numbers as a tensor; to a GPU from pinned memory, so that the host goes on at once."""
+    """A NumPy array or numbers as a tensor. Pinned memory lets the host continue during the copy to a GPU."""
     tensor = torch.as_tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

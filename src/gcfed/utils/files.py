@@ -1,11 +1,10 @@
-"""Files that appear whole or not at all, locks between processes, and temporary folders."""
+"""Files that are written completely or not at all, locks between processes, and temporary folders."""
 
 from __future__ import annotations
 
 import fcntl
 import logging
 import os
-import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,10 +18,10 @@ log = logging.getLogger(__name__)
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder. It replaces ``path`` when the block has succeeded.
 
-    Raises the system's OSError, with the path.
+    A kill may leave the temporary file, which the next writer overwrites. An OSError names the path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
+    temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
     try:
         yield temporary
         temporary.replace(path)
@@ -34,16 +33,9 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def remove_temporaries(folder: Path) -> None:
-    """Deletes what killed processes left of :func:`replacing`. The caller holds the folder's lock."""
-    for path in folder.glob(".*"):
-        if re.fullmatch(r"\..*(\.\w+)\.\d+\1", path.name):
-            path.unlink(missing_ok=True)
-
-
 @contextmanager
 def locked(path: Path) -> Iterator[str]:
-    """Yields "" if this process has the lock now, else who has it: ``process 123 on node4``.
+    """Yields "" if this process got the lock, else its holder: ``process 123 on node4``.
 
     The system releases the lock when the process ends.
     """
@@ -58,7 +50,7 @@ def locked(path: Path) -> Iterator[str]:
             yield file.read() or "another process"
             return
         except OSError as error:  # a file system without locks
-            log.warning("%s: %s. Start one process at a time here: nothing else keeps two apart.", path, error)
+            log.warning("%s: %s. Start one process at a time here: this file system has no locks.", path, error)
         try:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")

@@ -1,4 +1,4 @@
-"""From a node of the config to an object; an error names the key.
+"""Builds the object of a node of the config. Errors name the key.
 
 Not ``hydra.utils.instantiate``: version 1.3.8 takes 12 ms for a node, and 0.65 ms for each call of a ``_partial_``,
 such as each client's optimizer in each round. Lists and dicts become Python's own.
@@ -29,9 +29,9 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         return None
     try:
         target = get_object(node["_target_"])
-        settings = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
+        given = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
         positional = _built(node.get("_args_") or [])
-        return (partial(partial, target) if node.get("_partial_") else target)(*positional, **settings)
+        return (partial(partial, target) if node.get("_partial_") else target)(*positional, **given)
     except (BuildError, FileNotFoundError):
         raise
     except SettingError as error:
@@ -51,7 +51,7 @@ def _built(value: Any) -> Any:
 
 
 def optional(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
-    """The object of the node at ``key``; None if that is null, absent or without ``_target_``. Raises BuildError."""
+    """The object of the node at ``key``; None if it is null, absent or without ``_target_``. Raises BuildError."""
     node = cfg.get(key)
     if node is not None and not OmegaConf.is_dict(node):
         raise BuildError(f"{cfg._get_full_key(key)}={node} must be a group of settings, or null.")
@@ -60,16 +60,15 @@ def optional(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
 
 def require(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
     """The object of a part that every run needs. Raises BuildError if there is none."""
-    built = optional(cfg, key, **kwargs)
-    if built is None:
+    if (built := optional(cfg, key, **kwargs)) is None:
         raise BuildError(f"{cfg._get_full_key(key)}={cfg.get(key)} builds nothing, and every run needs this part.")
     return built
 
 
 def build_all(cfg: DictConfig, key: str, kind: type = object, **common: Any) -> list[Any]:
-    """The objects of a dict of nodes, in its order, without the empty ones. ``common`` goes to nodes with such keys.
+    """The objects of a group of nodes, in its order. Nodes that have a key of ``common`` receive its value.
 
-    Raises BuildError if a node cannot be built, or its object is no ``kind``.
+    Raises BuildError if a node cannot be built, or its object is not a ``kind``.
     """
     nodes = cfg.get(key) or OmegaConf.create()
     if not OmegaConf.is_dict(nodes):
@@ -77,11 +76,11 @@ def build_all(cfg: DictConfig, key: str, kind: type = object, **common: Any) -> 
     given = {str(name): {k: v for k, v in common.items() if k in (nodes[name] or ())} for name in nodes}
     built = [part for name, more in given.items() if (part := optional(nodes, name, **more)) is not None]
     for odd in (part for part in built if not isinstance(part, kind)):
-        raise BuildError(f"{key}: {type(odd).__name__} is no {kind.__name__} of Lightning's, as all under {key} are.")
+        raise BuildError(f"{key}: {type(odd).__name__} is not a {kind.__name__} of Lightning, as all {key} must be.")
     return built
 
 
 def installed(package: str, key: str) -> None:
-    """Raises BuildError if a package is missing; names the command that installs it, as an extra of the same name."""
+    """Raises BuildError if a package is missing, with the command that installs it as an extra of the same name."""
     if find_spec(package) is None:
         raise BuildError(f"{key} needs a package: uv pip install -e '.[{package}]'")

@@ -1,4 +1,4 @@
-"""What this process runs on and in: cores, memory, a sweep, and the processes that ``torchrun`` or ``srun`` start."""
+"""The machine of this process, and the other processes of its run: cores, memory, sweeps, ``torchrun`` and ``srun``."""
 
 import ctypes
 import math
@@ -12,10 +12,7 @@ from hydra.types import RunMode
 
 
 def keep_freed_memory() -> None:
-    """Keeps glibc from returning freed activations to the kernel after each local step: the next one needs them again.
-
-    Local steps are 6 to 14 % faster.
-    """
+    """Keeps glibc from returning freed activations to the kernel after each local step, which is 6 to 14 % faster."""
     if platform.libc_ver()[0] == "glibc":
         mallopt = ctypes.CDLL(None).mallopt
         for parameter, value in ((-3, 1 << 30), (-1, (1 << 31) - 1), (-2, 64 << 20)):
@@ -23,10 +20,7 @@ def keep_freed_memory() -> None:
 
 
 def cores() -> int:
-    """Cores that this run may take: ``OMP_NUM_THREADS`` where it is set, else those that the system lets it use.
-
-    A container's share of processor time (cgroup v2) counts, which torch's own default overlooks.
-    """
+    """Cores that this run may use: ``OMP_NUM_THREADS`` if set, else those of the system or container (cgroup v2)."""
     if (wanted := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(wanted) > 0:
         return int(wanted)
     present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -45,21 +39,18 @@ def present_memory() -> int:
 
 
 def in_sweep() -> bool:
-    """Whether this is a job of a sweep. A run that Python starts is not."""
+    """Whether this is a job of a sweep."""
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def one_of_several() -> bool:
-    """Whether ``torchrun`` or ``srun`` started this process as one of several of a run.
-
-    A SLURM job's script is not, before its ``srun``.
-    """
+    """Whether ``torchrun`` or ``srun`` started this process as one of several of a run."""
     torchrun = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
     return torchrun or ("SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1)
 
 
 def job() -> str | None:
-    """The name of a folder that all processes of a run share; None for a run of one command."""
+    """The name of the folder that all processes of a run share; None for a run of one command."""
     if not one_of_several():
         return None
     name = os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.environ['SLURM_JOB_ID']}-{os.environ['SLURM_STEP_ID']}"
@@ -69,6 +60,6 @@ def job() -> str | None:
 
 
 def leads() -> bool:
-    """Whether this process is the first of its run, or its only one: the one that writes to the run's folder."""
+    """Whether this process is the first or only one of its run, and so writes to the run's folder."""
     ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))  # as Lightning looks for it
     return next(filter(None, ranks), "0") == "0"

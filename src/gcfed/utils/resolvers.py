@@ -1,4 +1,4 @@
-"""OmegaConf resolvers of the configs, and where the configs and the project lie."""
+"""OmegaConf resolvers of the configs, and the folders of the configs and the project."""
 
 import os
 from collections.abc import Callable
@@ -15,18 +15,18 @@ _PACKAGED = Path(__file__).resolve().parents[1] / "configs"  # in a wheel
 
 #: The folder of the configs.
 CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CLONE / "configs"
-#: The folder below which data are read and runs are written: the clone, or where an installed command is called.
+#: The folder of data and runs: the clone, or the working folder of an installed command.
 ROOT = Path.cwd() if _PACKAGED.is_dir() else _CLONE
 
 
 def nodes() -> int:
-    """The nodes of this run: as ``torchrun`` or ``srun`` made its processes, else one."""
+    """The number of nodes on which ``torchrun`` or ``srun`` started this run, else one."""
     count = os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_NODES")
     return int(count) if count and one_of_several() else 1
 
 
 def all_devices(accelerator: str) -> int:
-    """Processes a node of ``trainer=ddp``: those that a launcher made, else one a GPU, or one a core of a CPU."""
+    """Processes per node of ``trainer=ddp``: those of the launcher, else one per GPU, or one per core of a CPU."""
     if one_of_several():
         return int(os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ["SLURM_NTASKS"]) // nodes())
     import torch
@@ -36,14 +36,14 @@ def all_devices(accelerator: str) -> int:
 
 
 def last_layer(hidden: Any) -> str | None:
-    """The name of the last linear layer behind hidden ones of these widths; None for a model without such widths."""
+    """The name of the last linear layer of a network with these hidden widths; None for other networks."""
     if hidden is None or isinstance(hidden, float | str):  # the model refuses other types
         return None
     return "fc2" if isinstance(hidden, int) else f"fc{len(hidden) + 1}"
 
 
 def method_name(algorithm: str, gc: str) -> str:
-    """What the folder of a run is called: ``gcfed``, ``scaffold``, ``scaffold_gcfed``, or ``fedavg_local``."""
+    """The method in the name of a run's folder: ``gcfed``, ``scaffold``, ``scaffold_gcfed``, or ``fedavg_local``."""
     plain = "fedavg" if algorithm == "gcfed" else algorithm
     return plain if gc == "none" else "gcfed" if (plain, gc) == ("fedavg", "gcfed") else f"{plain}_{gc}"
 

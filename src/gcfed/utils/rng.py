@@ -1,4 +1,4 @@
-"""Every draw of a run is a function of (seed, purpose, round, client), never of the order of execution."""
+"""Random generators. Each draw is a function of (seed, purpose, round, client), never of the order of execution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as people say them, and pictures for those who watch a run."""
+"""Bytes in words, and pictures for loggers."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ def size(count: float) -> str:
 
 
 def show(loggers: Iterable[Any], name: str, path: Path, step: int) -> None:
-    """Hands a PNG file to every logger that takes pictures: TensorBoard's, W&B's. ``step`` is the round."""
+    """Sends a PNG file to every logger that accepts pictures: TensorBoard's, W&B's. ``step`` is the round."""
     for logger in loggers:
         if hasattr(logger, "log_image"):
             logger.log_image(name, [str(path)], step=step)
