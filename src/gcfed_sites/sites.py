@@ -42,6 +42,8 @@ _numbers = itertools.count()  # of the questions of this process: a line may ser
 class Index(ClientStore):
     """The versions of the clients' states that count. The files lie at the sites."""
 
+    _before: Mapping[int, int] = {}  # the versions of the checkpoint before the last, which may still be being written
+
     def references(self, clients: Sequence[int]) -> list[list[int]]:
         """For each client the version that counts, and after it all that checkpoints need."""
         kept: dict[int, list[int]] = {client: [self._version.get(client, NONE)] for client in clients}
@@ -56,6 +58,10 @@ class Index(ClientStore):
             self._version[client] = version
             if version == NONE:
                 del self._version[client]
+
+    def rotate(self) -> list[Path]:
+        self._before = self._last
+        return super().rotate()
 
     def _settle(self) -> None:
         """Does nothing: sites wait for their disks."""

@@ -1,4 +1,4 @@
-"""Reads checkpoints: each says which run, model and data it belongs to, and is refused to others."""
+"""Reads checkpoints, and refuses those of another run, model or data set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
-from gcfed.runs.folder import CHECKPOINT, EXPORT, METRICS, PREVIOUS
+from gcfed.runs.folder import CHECKPOINT, EXPORT, METRICS
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.runs.reading import column, read_metrics
 from gcfed.utils.machine import in_sweep
@@ -65,7 +65,7 @@ def checksum(*arrays: np.ndarray) -> str:
 def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to continue from, with its path; None to start anew.
 
-    ``ckpt_path=last`` is ``last.ckpt`` in the run's folder. If it is damaged, ``previous.ckpt`` takes its place.
+    ``ckpt_path=last`` is ``last.ckpt`` in the run's folder.
     """
     if ckpt_path is None:
         return None
@@ -78,14 +78,7 @@ def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | N
             f"ckpt_path=last: no earlier run with these settings has a checkpoint (this one would write to {folder}). "
             f"Repeat the overrides of the run to continue, or give ckpt_path=<run>/{CHECKPOINT}."
         )
-    try:
-        return path, load_checkpoint(path)
-    except ValueError as error:
-        previous = path.with_name(PREVIOUS.name)
-        if path.name != CHECKPOINT.name or not previous.is_file():
-            raise
-        log.warning("%s. The run goes on from %s, the checkpoint before it.", error, previous)
-        return previous, load_checkpoint(previous)
+    return path, load_checkpoint(path)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:

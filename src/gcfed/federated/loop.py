@@ -74,10 +74,8 @@ class FederatedLoop(Callback):
         self.stacks.__dict__.pop("layout", None)  # the device is known only now
         if pl_module.device.type == "cuda" and is_recurrent(pl_module.net) and (why := pl_module.traits.functional):
             raise ValueError(f"model: on a GPU no recurrent network can train that has {why}: set trainer=cpu.")
-        if trainer.world_size > 1:
-            self.stores.require_common_disk(trainer.strategy)
         self.transport.start()
-        self.stores.start(trainer.world_size, first=trainer.is_global_zero)
+        self.stores.start(trainer)
         trainer.strategy.barrier()
 
     def bind(self, callbacks: Sequence[Callback], data: Any, module: FederatedModule) -> None:
