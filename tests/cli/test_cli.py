@@ -31,8 +31,8 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
 
     That one has a single process, the other two, with a thread each.
     """
-    args = ["rounds=12", "targets=[0.1]", "trainer.accelerator=cpu", *FAST]
-    two = [*args, "trainer=ddp", "trainer.devices=2", f"paths.log_dir={tmp_path / 'killed'}"]
+    args = ["rounds=8", "targets=[0.1]", "trainer.accelerator=cpu", *FAST]
+    two = [*args, "trainer=ddp", "trainer.devices=2", "extras.figures=false", f"paths.log_dir={tmp_path / 'killed'}"]
 
     def start():
         os.setsid()
@@ -41,29 +41,29 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     fork = multiprocessing.get_context("fork").Process(target=start)
     fork.start()
     process = SimpleNamespace(pid=fork.pid, poll=lambda: fork.exitcode, communicate=lambda timeout: (None, fork.join()))
-    kill.kill_after(process, tmp_path / "killed", 3)
+    kill.kill_after(process, tmp_path / "killed", 2)
     kill.finish(process)
     assert fork.exitcode == -signal.SIGKILL
-    assert 3 <= kill.rounds(tmp_path / "killed") < 12
+    assert 2 <= kill.rounds(tmp_path / "killed") < 8
     assert "resuming" in type_command(tmp_path, "train.py", *two, "ckpt_path=last")
     folder = the_run(tmp_path / "killed")
     said = type_command(tmp_path, "train.py", *args, "trainer.devices=1", f"paths.log_dir={tmp_path / 'straight'}")
     for part in ("test accuracy, last round", "to 10%", "seconds a round", "curves.png", "Round"):
         assert part in said
     other = the_run(tmp_path / "straight")
-    assert [r["round"] for r in read_rows(folder / "metrics.csv")] == list(range(1, 13))
+    assert [r["round"] for r in read_rows(folder / "metrics.csv")] == list(range(1, 9))
     assert [r["test/acc"] for r in read_rows(folder / "metrics.csv")] == [
         r["test/acc"] for r in read_rows(other / "metrics.csv")
     ]
     for name, tensor in model(other).items():
         assert torch.equal(tensor, model(folder)[name])
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-    assert [event.step for event in reader.Scalars("test/acc")] == list(range(1, 13))
+    assert [event.step for event in reader.Scalars("test/acc")] == list(range(1, 9))
 
     folder = folder.rename(tmp_path / 'it\'s, {a=b} "run"')  # Hydra's grammar has words for all of these
     said = type_command(tmp_path, "eval.py", f"ckpt_path={folder / 'checkpoints/last.ckpt'}")
     metrics = json.loads(said.strip().splitlines()[-1])
-    assert metrics["round"] == 12
+    assert metrics["round"] == 8
     assert metrics["test/acc"] == pytest.approx(read_rows(folder / "metrics.csv")[-1]["test/acc"])
 
 

@@ -171,7 +171,7 @@ class ClientStore:
     def _lost(self, client: int, how: str) -> ValueError:
         return ValueError(
             f"{self.path(client, self._version[client])} is {how}: it is a client's state, which the run needs. "
-            "Restore the file, or start anew without ckpt_path."
+            "Restore it, or start anew without ckpt_path. (A folder below client_store.folder belongs to a run's path.)"
         )
 
 
