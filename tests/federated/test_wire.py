@@ -20,12 +20,13 @@ TINY = (
 CLIP = tuple(f"+methods.clip_update.{key}" for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3"))
 BITS = ("quantization=fedpaq", "quantization.bits=3")
 EXACT = ("fedcurv", "feddc", "scaffold")  # whose clients keep what they have sent: quantization is refused
-SERVERS = {"fedadagrad", "fedadam", "fedavgm", "fedyogi"}  # which differ from fedavg in the server's step alone
+SERVERS = {"fedadagrad", "fedadam", "fedavgm", "fedyogi"}  # these differ from fedavg only in the server's step
+OTHERS = sorted({*ALGORITHMS} - SERVERS)
 HOSTILE = ("attack.clients=0.4", "client.stack=3", "algorithm=scaffold", "gc=none")
 FAULTS = ("participation.faults.dropout=0.3", "participation.faults.stragglers=0.5", "client.epochs=2")
 NOTES = tuple(f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface"))
 CASES = {
-    **{name: (f"algorithm={name}", "gc=gcfed", *BITS * (name not in EXACT)) for name in sorted({*ALGORITHMS} - SERVERS)},
+    **{name: (f"algorithm={name}", "gc=gcfed", *BITS * (name not in EXACT)) for name in OTHERS},
     "fedsub, no GC": ("algorithm=fedsub", "gc=none"),
     "all take part": ("algorithm=fedgc", "gc=gcfed", *BITS, "participation.per_round=7"),
     "all or nobody": ("algorithm=fedgc", "gc=none", "participation.num_clients=2", "participation.per_round=2",
