@@ -106,10 +106,8 @@ def main() -> None:
             kills = sequence(words, killed, rng)
             same = outcome(killed) == outcome(straight)
         equal += same
-        print(
-            f"{algorithm} × {processes}, killed after rounds {kills}: {'bit-equal' if same else 'DIFFERENT'}",
-            flush=True,
-        )
+        result = "bit-equal" if same else "DIFFERENT"
+        print(f"{algorithm} × {processes}, killed after rounds {kills}: {result}", flush=True)
     print(f"{equal} of {args.times} bit-equal")
     raise SystemExit(equal < args.times)
 

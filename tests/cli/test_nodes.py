@@ -1,4 +1,4 @@
-"""Several nodes of one run: ``torchrun`` agents on loopback, of one machine's bits, and ended together."""
+"""A run on several nodes (``torchrun`` agents on loopback) has the bits of one machine, and all nodes end together."""
 
 import multiprocessing
 import os
@@ -32,8 +32,8 @@ def free_port():
 
 
 def start_agents(work, monkeypatch, folder=None):
-    """Two agents, each of which calls a function in a worker: as ``torchrun`` does it, without the imports."""
-    monkeypatch.undo()  # the ban on launchers other than ours: Lightning's finds these processes there
+    """Starts two agents. Each calls a function in a worker, as ``torchrun`` does, but without the imports."""
+    monkeypatch.undo()  # Lightning's own launcher is allowed here
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or Lightning takes all cores for each
     meeting = f"127.0.0.1:{free_port()}"
 
@@ -55,9 +55,9 @@ def start_agents(work, monkeypatch, folder=None):
 
 
 def on_two_nodes(work, monkeypatch):
-    """Calls a function on two nodes; how they ended."""
+    """Calls a function on two nodes; returns their exit codes."""
 
-    def in_a_thread():  # a fork has OpenMP's books, but not its threads
+    def in_a_thread():  # as in gcfed.federated.parallel.launch
         failed = []
 
         def attempt():
@@ -104,7 +104,7 @@ def test_two_nodes_continue_with_the_bits_of_one_and_need_a_common_folder_for_st
 
 
 def test_a_node_that_is_killed_ends_the_other_and_the_run_goes_on_alone(config, tmp_path, monkeypatch):
-    """And the processes wait for each other on the interface that was asked for, and on no other."""
+    """And the processes listen only on the interface that was asked for."""
     logs, words = tmp_path / "logs", [*SMALL, "algorithm=scaffold"]
     typed = [
         *words, *NODES, "rounds=900", f"paths.log_dir={logs}", "+callbacks.listening._target_=harness.Listening",

@@ -25,7 +25,7 @@ linux = pytest.mark.skipif(not can_fork(), reason="forks under Linux only, and w
 
 @linux
 def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(config, tmp_path):
-    """After a run in this very process, whose threads a fork must not miss, as in a sweep."""
+    """Also after a run in the same process, as in a sweep: a fork does not have its threads."""
     before = dict(os.environ)
     alone = train(config(*TINY, folder=tmp_path / "one"))
     cfg = config(*TINY, *TWO, folder=tmp_path / "two")

@@ -1,4 +1,4 @@
-"""Messages as bytes: they come out as they went in, and what does not fit is refused by name."""
+"""Messages survive the conversion to bytes and back. A message that does not fit is refused by name."""
 
 import json
 

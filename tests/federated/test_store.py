@@ -56,7 +56,7 @@ def test_what_was_written_is_read_in_the_models_layout(tmp_path):
 
 
 def resumed(folder, state):
-    """The stores of a run that continues from a checkpoint with this index, and the one named c."""
+    """The stores of a run that continues from this state, and the store named c."""
     stores = ClientStores(folder=folder)
     store = stores.open("c")
     stores.check(state)
@@ -76,7 +76,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(tmp_path, damage):
-    """When a run goes on, and also within it: a state is never read unchecked."""
+    """When a run is resumed, and also within it: each read checks the state."""
     stores = ClientStores(folder=tmp_path)
     (running := stores.open("c")).write(ids(1, 2), values(1.0, 2.0), 0)
     state = stores.state_dict()
@@ -117,10 +117,9 @@ class Delete(Spy):
             path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("words", [(), TWO], ids=["one process", "two"])
-def test_a_state_that_is_lost_during_a_run_ends_it_with_the_name_of_the_file(config, tmp_path, words):
+def test_a_state_that_is_lost_during_a_run_ends_it_with_the_name_of_the_file(config, tmp_path):
     fast = ("participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "callbacks.checkpoint.every=9")
-    cfg = config("algorithm=scaffold", "rounds=4", *fast, *words, folder=tmp_path)
+    cfg = config("algorithm=scaffold", "rounds=4", *fast, *TWO, folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks.delete = {"_target_": f"{__name__}.Delete", "folder": str(tmp_path)}
     with pytest.raises((ValueError, RuntimeError), match=r"\d-1\.bin is not there: it is a client's state"):
@@ -128,7 +127,7 @@ def test_a_state_that_is_lost_during_a_run_ends_it_with_the_name_of_the_file(con
 
 
 def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs(tmp_path, monkeypatch):
-    """And it waits until that is on the disk, because a power cut empties a file that is not."""
+    """It also waits until that is on the disk, because a power cut may empty other files."""
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
 
@@ -163,7 +162,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs
 
 
 def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
-    """What a kill left is deleted, and nothing else."""
+    """It deletes what a kill left, and nothing else."""
     ClientStores(folder=tmp_path).open("c").write(ids(1), values(1.0), 0)
     for left in (".1-2.bin.77.bin", "notes.txt"):
         (tmp_path / "c" / left).write_text("left")

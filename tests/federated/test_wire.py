@@ -1,4 +1,4 @@
-"""Clients in another interpreter send, bit for bit, what clients by reference do: what was read was sent."""
+"""Clients in another interpreter send the same bits as clients in memory: they read only what was sent."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ CASES = {
 
 
 class Both(Wire):
-    """Every question goes over the wire, and then, in memory, to the simulation's clients. Each has its own states."""
+    """Asks clients over the wire and clients in memory, with separate states, and compares their uploads."""
 
     def __init__(self, stacks, cfg):
         (cfg := cfg.copy()).client_store.folder = f"{cfg.paths.output_dir}/wire"
@@ -69,7 +69,7 @@ class Both(Wire):
 
 
 def content(upload):
-    """Of an upload, less the times that measurements took."""
+    """The content of an upload, without the times of measurements."""
     for notes in upload.notes.values():
         notes.pop("seconds", None)
     return upload_content(upload) | {"delta": upload.delta}
@@ -105,7 +105,7 @@ def test_a_run_continues_over_the_wire_and_by_reference_bit_for_bit(config, tmp_
 
 
 class Leak(ControlVariates):
-    """A client part that reads the server's object in the place of a message."""
+    """A client part that reads the server's object instead of a message."""
 
     server: MeanVariate
 

@@ -8,7 +8,6 @@ client has up to two versions: the present one, and that of the last checkpoint.
 """
 
 import os
-import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +20,6 @@ from torch import Tensor
 from gcfed.federated.training.stack import Params, broadcast_like
 from gcfed.utils.files import replacing
 
-# The names of a store's files, and the temporary name that a killed process leaves.
-_VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
 _SUM = 4  # bytes of the checksum
 
 
@@ -123,8 +120,8 @@ class ClientStore:
     def clear(self) -> None:
         """Deletes all versions that the loaded checkpoint does not need."""
         needed = {self.path(*item) for item in self._version.items()}
-        for path in self.folder.glob("*"):
-            if path not in needed and _VERSION.fullmatch(path.name):
+        for path in self.folder.glob("*.bin"):  # also temporary files that a killed process has left
+            if path not in needed:
                 path.unlink()
 
     def rotate(self) -> list[Path]:
