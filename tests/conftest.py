@@ -1,6 +1,6 @@
 """Shared helpers: real runs through the composed config.
 
-No torch at its head: the process that hands out the tests reads this before there is a worker.
+It does not import torch at its head, because the process that distributes the tests reads it.
 """
 
 import importlib.metadata
@@ -25,11 +25,11 @@ from gcfed.runs.reading import read_metrics
 from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT
 
-composer = Composer()  # by which tests compose what differs in values alone once
+composer = Composer()  # composes once what differs only in values
 
 
 def read_once(load: Callable) -> Callable:
-    """Hydra's reading of a config file, once for all compositions; what it returns is the caller's own."""
+    """Makes Hydra read each config file once. It returns copies."""
     read = {}
 
     def load_config(self, config_path):
@@ -44,8 +44,8 @@ def read_once(load: Callable) -> Callable:
     return load_config
 
 
-# A third of a composition is to read the files. A tenth of a small run is to parse the interpolations that all configs
-# have, and to read the entry points of all packages for Lightning's trainer.
+# Reading files takes a third of a composition. Parsing interpolations, and reading the packages' entry points for
+# Lightning's trainer, take a tenth of a small run.
 ConfigRepository.load_config = read_once(ConfigRepository.load_config)
 omegaconf.base.parse = cache(omegaconf.base.parse)
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
@@ -53,20 +53,20 @@ DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 
 
 def pytest_collection_modifyitems(items):
-    """The slow ones first, so that no worker ends with one while the others have nothing left."""
+    """Runs the slow tests first, so that no worker has to wait for one at the end."""
     items.sort(key=lambda item: "slow" not in item.keywords)
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Small tensors gain nothing from more, and two threads lose much where another program has one of the cores."""
+    """Small tensors do not need more threads, and two threads are slow if another program uses a core."""
     import torch
 
     torch.set_num_threads(1)
 
 
 def read_rows(path: str | Path) -> list[dict[str, float]]:
-    """The rows of a ``metrics.csv``, empty cells left out."""
+    """The rows of a ``metrics.csv``, without empty cells."""
     rows = read_metrics(Path(path)).reset_index().to_dict("records")
     return [{key: value for key, value in row.items() if value == value} for row in rows]
 
@@ -99,9 +99,9 @@ def config(tmp_path):
 
 
 def pytest_configure(config):
-    """The suite is of the CPU, also where there is a GPU; its own tests are ``pytest -m cuda -n 0``.
+    """Hides GPUs from all tests but those of ``pytest -m cuda -n 0``.
 
-    Its folders lie in memory where that has room: a disk is waited for with every file that a round replaces.
+    Puts temporary folders into memory if there is room, because each round would wait for a disk.
     """
     if config.option.markexpr != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -112,18 +112,18 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def _no_second_pytest(monkeypatch):
-    """Where a run cannot fork, Lightning starts the present command again for each process, which is pytest."""
+    """Where a run cannot fork, Lightning would start the present command again, which is pytest."""
     launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
     end = pytest.fail if sys.platform == "linux" else pytest.skip
     monkeypatch.setattr(f"{launcher}.launch", lambda *_, **__: end("this run did not fork, as runs do under Linux"))
 
 
-#: Settings of a run over two processes, forked from that of the test.
+#: Settings of a run with two processes, forked from the test's.
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
 
 
 def run_script(script: str, *words: str) -> None:
-    """``python src/<script> <words>``, in this process and for its terminal."""
+    """Runs ``python src/<script> <words>`` in this process and its terminal."""
     sys.argv = [script, *words]
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
     os.environ["COLUMNS"] = "100"
@@ -132,7 +132,7 @@ def run_script(script: str, *words: str) -> None:
 
 
 def forked(call: Callable[[], object], printed: Path) -> int | None:
-    """Calls in a fork of this process, without the seconds of its imports; what it prints is in a file. How it ends."""
+    """Calls in a fork of this process, which needs no imports, and prints to a file. Returns the exit code."""
 
     def child() -> None:
         with printed.open("w") as file:
@@ -147,7 +147,7 @@ def forked(call: Callable[[], object], printed: Path) -> int | None:
 
 
 def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
-    """What ``python src/<script> <words>`` prints."""
+    """Returns what ``python src/<script> <words>`` prints."""
     ended = forked(lambda: run_script(script, *words), folder / "printed.txt")
     printed = (folder / "printed.txt").read_text()
     assert ended == code, printed[-4000:]
@@ -156,7 +156,7 @@ def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
 
 @pytest.fixture
 def unrendered(monkeypatch):
-    """Figures are made, but their files are empty: what they show is read off their artists, in no time."""
+    """Figures are made, but their files are empty. Tests look at their artists instead."""
     from gcfed.plots import style  # matplotlib: not for all tests
 
     monkeypatch.setattr(style, "render", lambda figure, path: Path(path).write_bytes(b""))

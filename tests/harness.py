@@ -1,4 +1,4 @@
-"""Small runs through the real loop, and what the tests of its parts are made of."""
+"""Small runs through the real loop, and objects that tests of its parts need."""
 
 from copy import copy
 from functools import partial
@@ -31,7 +31,7 @@ PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
 
 
 class ArrayData(LightningDataModule):
-    """Clients' data in memory, as the engine sees them: no transform, no test."""
+    """Clients' data in memory, without a transform and without a test split."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, clients: list[np.ndarray]) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def make_net(seed=0, dtype=torch.float64):
 
 
 def sgd(lr=0.1, momentum=0.0, weight_decay=0.0, **kwargs):
-    """A local solver: SGD, two epochs in batches of four unless told otherwise."""
+    """A local solver: SGD, by default for two epochs with batches of four."""
     optimizer = partial(torch.optim.SGD, lr=lr, momentum=momentum, weight_decay=weight_decay)
     return LocalSolver(optimizer, **{"epochs": 2, "batch_size": 4} | kwargs)
 
@@ -86,7 +86,7 @@ def weights(net):
 
 
 def final_weights(result):
-    """Of the global model that a run ends with, and its buffers."""
+    """The parameters and buffers of a run's last global model, in one vector."""
     return torch.cat([t.detach().flatten() for t in result.module.net.state_dict().values()])
 
 
@@ -94,7 +94,7 @@ def make_setup(
     net, *, methods=(), solver=None, aggregator=None, server=PLAIN_SERVER, stores=None, data=None, task=CLASSIFICATION,
     rounds=1, cohort_of=3,
 ):  # fmt: skip
-    """The parts of a run as ``validate`` meets them, its methods in the order of their hooks."""
+    """The ``Setup`` of a run with these methods."""
     parts, solver, stores = parts_of(methods), solver or sgd(), stores or ClientStores()
     module = FederatedModule(net, server, task=task)
     clients = ClientProgram(module, data, solver, [part for part in parts if isinstance(part, ClientPart)])
@@ -110,11 +110,11 @@ def with_batch_norm():
 
 
 class Spy(ClientPart, ServerPart):
-    """Looks at both sides of a round, as no method may."""
+    """Sees both sides of a round, which no method may do."""
 
 
 class Sizes(Spy):
-    """Notes the bytes of each download and of each stack's clients."""
+    """Records the bytes of each download, and of one upload of each stack."""
 
     order = Order.MEASURES
 
@@ -138,7 +138,7 @@ def client_of(method):
 
 
 class Cohorts:
-    """Draws a cohort as the tests' own loops do; ``order=-1`` reverses it."""
+    """Draws a cohort, sorted; in reverse order for ``order=-1``."""
 
     def __init__(self, per_round, order=1):
         self.per_round, self.order = per_round, order
@@ -151,7 +151,7 @@ class Cohorts:
 
 
 class AtRoundEnd(ServerPart):
-    """Calls ``on_round(round, row)`` when the server has stepped and the other parts have filled the row of metrics."""
+    """Calls ``on_round(round, row)`` at the end of each round, with the complete row."""
 
     def __init__(self, on_round):
         self.on_round = on_round
@@ -179,10 +179,9 @@ def train_rounds(
     faults=None,
     on_round=lambda round, row: None,
 ):
-    """Trains ``net`` through the real loop, without a test of the global model; returns its weights.
+    """Trains ``net`` through the real loop, without tests; returns its weights.
 
-    ``k`` clients train in a stack, on ``world`` forked processes, which share states in a folder of ``stores``;
-    ``on_round`` sees each finished round, in this process.
+    ``k`` clients train in a stack, on ``world`` forked processes.
     """
     solver, data = copy(solver), copy(data)
     solver.stack, data.rounds = k, rounds
@@ -210,7 +209,7 @@ def make_round(start, reduce=list, lr=0.1):
 
 
 def make_received(start, num_finite=2, received=None, **kwargs):
-    """A round whose uploads have come."""
+    """A round after its uploads."""
     cohort = np.array([1, 4])
     counts = Counts(finite=num_finite)
     return Received(
@@ -224,7 +223,7 @@ def make_download(start, index=0, lr=0.1, cohort=(1, 4)):
 
 
 def listening(process="self"):
-    """The addresses and ports at which a process waits for connections, as Linux shows them."""
+    """The addresses and ports at which a process listens, in Linux's notation."""
     own = {str(path.readlink()) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()}
     tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
     lines = [line.split() for table in tables for line in table.splitlines()[1:]]
@@ -232,7 +231,7 @@ def listening(process="self"):
 
 
 class Listening(Callback):
-    """Writes down the addresses at which a process waits for connections, since the parts of the run were built."""
+    """Writes the addresses at which a process of a run has begun to listen to a file."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.before = Path(folder), listening()

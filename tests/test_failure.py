@@ -1,4 +1,4 @@
-"""``failure.txt``: what a run leaves that an error ended."""
+"""``failure.txt``: the record of a run that ended with an error."""
 
 import re
 import resource
@@ -19,7 +19,7 @@ ERRORS = {"key": KeyError("a key"), "text": ValueError("two\n  lines")}
 
 
 class FailIn(Spy):
-    """Raises in the second round, if it is to."""
+    """Raises an error in the second round."""
 
     def __init__(self, error):
         self.error = ERRORS.get(error)
@@ -63,7 +63,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew_in_its_folder
 
 
 class FullFrom(Spy):
-    """From the second round on no file may grow beyond 100 kB, which is how the system says that there is no room."""
+    """From the second round on, no file can grow beyond 100 kB. The error is like that of a full disk."""
 
     def __init__(self, error):
         self.index = 1 if error else 99
@@ -90,10 +90,3 @@ def test_a_full_disk_names_the_file_and_loses_nothing(config, tmp_path, monkeypa
     assert re.search(rf"{tmp_path}/run/{file}'", str(raised.value))
     assert load_checkpoint(tmp_path / "run" / CHECKPOINT)["global_step"] == 1
     assert run(config, tmp_path / "run", None, f"algorithm={algorithm}", "ckpt_path=last").metrics["round"] == 3
-
-
-def test_input_that_is_refused_leaves_nothing(config, tmp_path):
-    (tmp_path / "mine" / "run").mkdir(parents=True)  # Hydra makes it
-    with pytest.raises(ValueError, match=r"gc\.lam=2"):
-        run(config, tmp_path / "mine" / "run", "none", "gc.lam=2", "name=mine")
-    assert not (tmp_path / "mine" / "run").exists()

@@ -137,9 +137,6 @@ def test_a_run_does_not_end_with_a_round_that_was_not_tested(config, tmp_path):
     with pytest.raises(Killed):
         train(cfg)  # after the checkpoint of round 4
     cfg.callbacks.kill.round_number, cfg.ckpt_path = 99, "last"
-    cfg.rounds = 4
-    with pytest.raises(ValueError, match=r"rounds=4: the checkpoint has them, the last without a test. Ask for more"):
-        train(cfg)
     cfg.rounds = 5
     train(cfg)
     assert [row["round"] for row in read_rows(tmp_path / "metrics.csv")] == [1, 2, 3, 4, 5]

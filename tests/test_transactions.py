@@ -1,4 +1,4 @@
-"""What must not be lost: checkpoints under a kill, a run that a wrong command names, data that moved."""
+"""Checkpoints under a kill, and the shares of the processes in a test."""
 
 import math
 import os
@@ -43,7 +43,7 @@ def test_the_rows_of_a_checkpoints_rounds_are_on_the_disk_before_it(tmp_path, mo
 
 
 def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
-    """It trains from the weights that are being written, and no file goes before the checkpoint is there."""
+    """It trains while the weights are being written. No file is deleted before the checkpoint is on the disk."""
     path, io, old = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "old"
     weights, disk = torch.ones(3), threading.Event()
     old.touch()

@@ -43,6 +43,8 @@ _numbers = itertools.count()  # numbers of this process's questions: a line may 
 class Index(ClientStore):
     """The valid versions of the clients' states. The files are at the sites."""
 
+    _before: Mapping[int, int] = {}  # the versions of the checkpoint before the last, which may still be being written
+
     def references(self, clients: Sequence[int]) -> list[list[int]]:
         """For each client the valid version, followed by all that checkpoints need."""
         kept: dict[int, list[int]] = {client: [self._version.get(client, NONE)] for client in clients}
@@ -57,6 +59,10 @@ class Index(ClientStore):
             self._version[client] = version
             if version == NONE:
                 del self._version[client]
+
+    def rotate(self) -> list[Path]:
+        self._before = self._last
+        return super().rotate()
 
     def _settle(self) -> None:
         """Does nothing, because sites wait for their disks."""

@@ -55,7 +55,6 @@ def test_the_best_checkpoint_is_of_the_first_round_with_the_best_column(config, 
     (wave,) = (callback for callback in result.trainer.callbacks if isinstance(callback, Wave))
     for name, tensor in wave.fifth.items():
         assert torch.equal(of(tmp_path / "run")["state_dict"][f"net.{name}"], tensor)
-    assert [of(tmp_path / "run", name)["global_step"] for name in ("last.ckpt", "previous.ckpt")] == [8, 7]
     tested = evaluate(config(*FAST, f"ckpt_path={tmp_path / 'run/checkpoints/best.ckpt'}"))
     assert (tested["round"], tested["test/loss"]) == (5, pytest.approx(result.frame["test/loss"][5], rel=1e-6))
 
@@ -86,7 +85,7 @@ def test_a_run_that_gets_no_better_ends_and_is_finished(config, tmp_path):
 
 def test_a_column_that_no_round_has_is_named_after_the_first_one(config, tmp_path):
     with pytest.raises(ValueError, match=r"^monitor=test/ac is no column of this run\. There are round, .*test/acc"):
-        run(config, tmp_path, "callbacks=best", "callbacks.best.monitor=test/ac", "rounds=3")
+        run(config, tmp_path, "callbacks=early_stopping", "callbacks.early_stopping.monitor=test/ac", "rounds=3")
     assert len(read_rows(tmp_path / "metrics.csv")) == 1
 
 

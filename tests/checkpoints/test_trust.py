@@ -1,4 +1,4 @@
-"""A checkpoint and an exported model give tensors: nothing that they say is composed, called or resolved."""
+"""Only tensors are read from a checkpoint or an exported model. Nothing in them is composed, called or resolved."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def sentinel(*args, **kwargs):
 
 @pytest.fixture
 def finished(config, tmp_path):
-    """A finished run's result and folder, beside a resolver that must not be called."""
+    """A finished run's result and folder, with a resolver that must not be called."""
     OmegaConf.register_new_resolver("sentinel", sentinel, replace=True)
     CALLED.clear()
     yield train(config(*FAST, folder=tmp_path / "run")), tmp_path / "run"
@@ -36,7 +36,7 @@ def finished(config, tmp_path):
 
 
 def infected(tree, keep=()):
-    """A tree with a node and an interpolation in the place of each of its texts, and in each of its dicts and lists."""
+    """A copy of a tree, with an interpolation instead of each text, and a node in each dict and list."""
     if isinstance(tree, dict):
         same = {key: value if key in keep else infected(value, keep) for key, value in tree.items()}
         return same | {"evil": NODE, "_target_": NODE["_target_"], TEXT: TEXT}
@@ -55,7 +55,7 @@ COMPARED = ("identity", "checksums")
     ids=["all", "our own record"],
 )
 def test_nothing_in_a_checkpoint_is_called_or_resolved(finished, config, keep, goes_on):
-    """Neither where it is tested, nor continued, nor begun at."""
+    """Neither by a test, nor by a resumed run, nor by a warm start."""
     result, folder = finished
     path = folder / CHECKPOINT
     torch.save(infected(torch.load(path, weights_only=True), keep), path)

@@ -1,4 +1,4 @@
-"""Sums know no order, so that a run has the same bits on one, two and three processes."""
+"""Sums do not depend on the order of terms, so a run has the same bits on one, two and three processes."""
 
 import math
 from fractions import Fraction
@@ -24,7 +24,7 @@ from gcfed.methods.scaffold import Scaffold
 
 @pytest.mark.parametrize(("narrow", "places", "scale"), [(True, 40, 300.0), (False, 60, 1e9)])
 def test_every_order_and_split_has_the_bits_of_the_sum_of_rounded_terms(monkeypatch, narrow, places, scale):
-    """Against fractions: each term rounded to the grid, the sum without a rounding."""
+    """Compared with fractions: each term is rounded to the grid, and the sum is exact."""
     monkeypatch.setattr("gcfed.federated.parallel.sums.PIECE", 64)
     g, k = torch.Generator().manual_seed(0), 30
     like = {"a": torch.zeros(20, 4, 5), "conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)}
@@ -83,7 +83,7 @@ def test_what_does_not_fit_a_sum_is_not_finite():
 
 @pytest.mark.parametrize("where", ["delta", "extra"])
 def test_a_server_believes_no_site_that_its_numbers_fit(where):
-    """Beside Δ, too: a sum would be any number, and no one would notice."""
+    """Also in what is sent in addition to Δ: the sum would be wrong, and nobody would notice."""
     upload = make_upload({"w": torch.ones(2, 3)}, np.ones(2), finite=torch.tensor([True, True]))
     upload.send("c", {"w": torch.ones(2, 3)})
     upload.loss, upload.num_seen = torch.ones(2), np.ones(2)
@@ -116,7 +116,7 @@ def test_a_run_has_the_same_bits_on_one_and_three_processes(tmp_path, make):
 
 
 def test_a_client_whose_numbers_fit_no_sum_keeps_and_adds_nothing(tmp_path):
-    """It is decided before its state is written: client and server agree."""
+    """The decision comes before the state is written, so client and server agree."""
     data = random_federation(dtype=torch.float32)
     data.x[data.clients[0]] *= 1e5
     rows = []

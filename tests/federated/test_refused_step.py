@@ -1,4 +1,4 @@
-"""A server step that is not finite leaves model and server optimizer as they were, and the run goes on."""
+"""A server step that is not finite changes neither the model nor the server optimizer, and the run continues."""
 
 import logging
 from functools import partial

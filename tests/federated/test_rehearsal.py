@@ -1,4 +1,4 @@
-"""``transport.rehearse``: what clients would send, of which nothing lasts."""
+"""``transport.rehearse`` returns what clients would send, and changes nothing."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from gcfed.methods.scaffold import Scaffold
 
 
 class Rehearses(Spy):
-    """Before a round its cohort rehearses it, and then everybody; what the cohort sends is what it rehearsed."""
+    """Rehearses each round, first with its cohort, then with all clients. The cohort sends what it rehearsed."""
 
     order = Order.MEASURES
 

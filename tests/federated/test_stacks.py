@@ -1,4 +1,4 @@
-"""Stacks side by side on the streams of a GPU: what happens before what, on streams that only keep count."""
+"""The order of operations of stacks on the streams of a GPU, with streams that only record it."""
 
 from contextlib import contextmanager
 
@@ -14,7 +14,7 @@ from gcfed.run import train
 
 
 class Stream:
-    """Knows what is done before the next thing on it: all that came earlier, and what it waited for."""
+    """Records what is done before its next operation: its earlier ones, and those that it waited for."""
 
     def __init__(self, device=None):
         self.done = []
@@ -25,7 +25,7 @@ class Stream:
 
 @pytest.fixture
 def before(monkeypatch):
-    """What was done before each thing; ``before.do(name)`` does one on the present stream."""
+    """Operation → those done before it. ``before.do(name)`` does one on the present stream."""
 
     class Before(dict):
         stream = Stream()

@@ -192,12 +192,12 @@ def test_a_site_that_does_not_hear_the_reply_keeps_what_it_had(federated, caplog
 
 
 def test_a_run_with_too_few_answers_stops_and_resumes_from_the_states_at_the_sites(federated, simulated, tmp_path):
-    """Sites a and c have trained on; their states go back to the checkpoint's, and states without use are deleted."""
+    """Sites a and c have trained on; their states go back to the checkpoint's."""
     words, sites = ("algorithm=scaffold", *ALL, "rounds=4"), tmp_path / "run/sites"
     with pytest.raises(ConnectionError, match=r"round 3: 5 of 7 .*federation.least is 7.*b failed: no power"):
         federated(*words, upset=at_b("fit", 2, "no power"))
     assert sorted(path.name for path in (sites / "a").rglob("0-*.bin")) == ["0-0.bin", "0-1.bin", "0-2.bin"]
-    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/previous.ckpt")  # of round 1
+    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt")  # of round 2
     assert not list((sites / "a").rglob("0-0.bin"))
     assert torch.equal(final_weights(simulated(*words)), final_weights(result))
 

@@ -1,4 +1,4 @@
-"""Reads checkpoints: each says which run, model and data it belongs to, and is refused to others."""
+"""Reads checkpoints, and refuses those of another run, model or data set."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
-from gcfed.runs.folder import CHECKPOINT, EXPORT, METRICS, PREVIOUS
+from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.identity import differences, digest, leaves
-from gcfed.runs.reading import column, read_metrics
 from gcfed.utils.machine import in_sweep
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ class RunRecord(Callback):
 def fingerprint(data: FederatedDataModule) -> dict[str, str]:
     """Part of the data → checksum: the samples and labels of each split, and which client holds which sample.
 
-    Samples count as their files have them, since standardised ones differ between machines in their last bits.
+    Of the samples before standardisation, whose last bits differ between machines.
     """
     parts = {"clients": checksum(data.partition.indices, data.partition.offsets)}
     for name, split in data.splits.items():
@@ -65,34 +64,27 @@ def checksum(*arrays: np.ndarray) -> str:
 def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint to continue from, with its path; None to start anew.
 
-    ``ckpt_path=last`` is ``last.ckpt`` in the run's folder. If it is damaged, ``previous.ckpt`` takes its place.
+    ``ckpt_path=last`` is ``last.ckpt`` in the run's folder.
     """
     if ckpt_path is None:
         return None
     path = folder / CHECKPOINT if ckpt_path == "last" else Path(ckpt_path)
     if ckpt_path == "last" and not path.is_file():
         if in_sweep():
-            log.warning("ckpt_path=last: this job of the sweep has not begun before; it starts in %s", folder)
+            log.warning("ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder)
             return None
         raise FileNotFoundError(
-            f"ckpt_path=last: no earlier run with these settings has a checkpoint (this one would write to {folder}). "
-            f"Repeat the overrides of the run to continue, or give ckpt_path=<run>/{CHECKPOINT}."
+            f"ckpt_path=last: no earlier run with these settings has a checkpoint (its folder would be {folder}). "
+            f"Repeat the overrides of the run to continue, or set ckpt_path=<run>/{CHECKPOINT}."
         )
-    try:
-        return path, load_checkpoint(path)
-    except ValueError as error:
-        previous = path.with_name(PREVIOUS.name)
-        if path.name != CHECKPOINT.name or not previous.is_file():
-            raise
-        log.warning("%s. The run goes on from %s, the checkpoint before it.", error, previous)
-        return previous, load_checkpoint(previous)
+    return path, load_checkpoint(path)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a whole checkpoint of this project. Nothing in it is called.
+    """Reads a checkpoint of this project. Nothing in it is called.
 
     Raises:
-        ValueError: the file is damaged, or no checkpoint of this project.
+        ValueError: the file is damaged, or is not a checkpoint of this project.
         FileNotFoundError: it does not exist.
     """
     try:
@@ -103,14 +95,14 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         if not {"state_dict", "global_step", "gcfed"} <= checkpoint.keys():
             raise ValueError("gcfed did not write it")
     except FileNotFoundError:
-        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Give <run>/{CHECKPOINT}.") from None
+        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.") from None
     except Exception as error:
         raise ValueError(f"ckpt_path={path} is damaged, or no checkpoint of this project: {error}") from error
     return checkpoint
 
 
 def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
-    """The global network's tensors in a checkpoint or an exported model, and the number of rounds behind them."""
+    """The global network's tensors in a checkpoint or an exported model, and the number of its rounds."""
     if path is None or Path(path).suffix != EXPORT.suffix:
         checkpoint = load_checkpoint(str(path))
         return net_of(checkpoint), checkpoint["global_step"]
@@ -127,7 +119,7 @@ def check_checkpoint(
 ) -> int:
     """The number of rounds in the checkpoint, after which this run continues.
 
-    ValueError if it belongs to another model, run or data, has more rounds, or ``metrics.csv`` lacks a round.
+    Raises ValueError if it belongs to another model, run or data set, or has more rounds than this run.
     """
     fitting(module, net_of(checkpoint), path)
     there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
@@ -142,18 +134,8 @@ def check_checkpoint(
             "Put the old files back, or start anew without ckpt_path."
         )
     if rounds > cfg.rounds:
-        raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Ask for as many or more.")
-    path = Path(cfg.paths.output_dir) / METRICS
-    if "csv" in (cfg.get("logger") or {}):
-        rows = read_metrics(path)
-        if lost := {*range(1, rounds + 1)} - {*rows.index}:
-            raise ValueError(
-                f"{path} lacks round {min(lost)}, but the checkpoint has finished {rounds}: put the file back, start "
-                "anew without ckpt_path, or continue without the file by ~logger.csv."
-            )
-        if rounds == cfg.rounds and rounds not in column(rows, "test/loss").index:
-            raise ValueError(f"rounds={rounds}: the checkpoint has them, the last without a test. Ask for more.")
-    log.info("resuming %s after round %d of %d", path.parent, rounds, cfg.rounds)
+        raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
+    log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
     return rounds
 
 
@@ -162,7 +144,7 @@ def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors ``theirs`` of a file, for the network of ``module``. ValueError if names or shapes differ."""
+    """Returns ``theirs``, a file's tensors. Raises ValueError if names or shapes differ from the network's."""
     there, here = ({k: tuple(v.shape) for k, v in state.items()} for state in (theirs, module.net.state_dict()))
     if odd := differences(there, here, most=4):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Writes checkpoints, whole, while the next round trains."""
+"""Writes checkpoints to the disk while the next round trains."""
 
 import io
 import logging
@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from gcfed.callbacks.after_round import monitored
 from gcfed.federated.loop import FederatedLoop
-from gcfed.runs.folder import CHECKPOINT, METRICS, PREVIOUS
+from gcfed.runs.folder import CHECKPOINT, METRICS
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import in_words, replacing
 
@@ -24,67 +23,54 @@ log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a new file and renames it, so that a kill at any moment leaves the old checkpoint or the new one, whole.
+    """Writes a temporary file and renames it, so that a kill leaves either the old checkpoint or the new one.
 
-    The old one becomes ``previous.ckpt`` if this run has read or written it. A thread writes while the next round
-    trains; the next checkpoint and the end of the run wait for it.
+    A thread writes while the next round trains. The next checkpoint and the end of the run wait for it.
     """
-
-    newest: Path | None = None  # a checkpoint of this run that is whole
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
-        self._tasks: list[Future] = []
-
-    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        self.newest = Path(path).resolve()
-        return super().load_checkpoint(path, *args, **kwargs)
+        self._task: Future | None = None  # the last one
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         self.wait()
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        self._tasks = [self._thread.submit(self._write, content, Path(path).resolve())]
+        self._task = self._thread.submit(_write, content, Path(path))
 
     def then_delete(self, paths: Iterable[Path]) -> None:
-        """Deletes files that the last checkpoint does not need, once it is on the disk."""
+        """Deletes files that the last checkpoint does not need, as soon as it is on the disk."""
 
-        def delete(written: list[Future]) -> None:
-            for path in paths if all(task.exception() is None for task in written) else ():
+        def delete(written: Future | None) -> None:
+            if written is not None:
+                written.result()  # raises if it could not be written
+            for path in paths:
                 path.unlink(missing_ok=True)
 
-        self._tasks.append(self._thread.submit(delete, self._tasks[:1]))
+        self._task = self._thread.submit(delete, self._task)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until the last checkpoint is on the disk, at most so many seconds. OSError if it cannot be written."""
-        for task in wait(self._tasks, timeout).done:  # a signal may interrupt the wait: forget only what is done
-            self._tasks.remove(task)
+        """Waits until the last checkpoint is on the disk, at most ``timeout`` seconds. Raises OSError if it failed."""
+        if self._task is not None and wait([self._task], timeout).done:
+            task, self._task = self._task, None
             task.result()
 
     def teardown(self) -> None:
-        """Waits. An error is logged, because raising it would hide the one that ended the run."""
-        while self._tasks:
-            try:
-                self.wait()
-            except OSError as error:
-                log.error("%s", in_words(error))
+        """Waits. Logs an error instead of raising it, because that would hide the error that ended the run."""
+        try:
+            self.wait()
+        except OSError as error:
+            log.error("%s", in_words(error))
         self._thread.shutdown()
 
-    def _write(self, content: io.BytesIO, path: Path) -> None:
-        last, previous = path.name == CHECKPOINT.name, path.with_name(PREVIOUS.name)
-        with replacing(path) as temporary:
-            with temporary.open("wb") as file:
-                file.write(content.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            with suppress(FileNotFoundError), (path.parent.parent / METRICS).open("rb") as rows:
-                os.fsync(rows.fileno())  # a run whose file lacks a round of its checkpoint cannot go on
-            if last and self.newest != previous:
-                previous.unlink(missing_ok=True)
-            if last and self.newest == path:
-                with suppress(OSError):
-                    previous.hardlink_to(path)
-        self.newest = path if last else self.newest
+
+def _write(content: io.BytesIO, path: Path) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(content.getbuffer())
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(FileNotFoundError), (path.parent.parent / METRICS).open("rb") as rows:
+            os.fsync(rows.fileno())  # a run whose metrics.csv lacks a round of its checkpoint cannot continue
 
 
 @checked
@@ -98,7 +84,7 @@ class RoundCheckpoint(Checkpoint):
         trainer.strategy.checkpoint_io = self._writer = AtomicCheckpointIO()
 
     def on_train_batch_start(self, *_: Any) -> None:
-        self._writer.wait(0)  # a disk that has become full ends the run here, not rounds later
+        self._writer.wait(0)  # a full disk ends the run in the next round
 
     def on_train_end(self, *_: Any) -> None:
         self._writer.wait()
@@ -110,21 +96,3 @@ class RoundCheckpoint(Checkpoint):
             obsolete = FederatedLoop.of(trainer).stores.rotate()
             if trainer.is_global_zero:
                 self._writer.then_delete(obsolete)
-
-
-class BestCheckpoint(ModelCheckpoint):
-    """Lightning's, by any column of ``metrics.csv``: the checkpoint of the best round, for src/eval.py.
-
-    It must come before :class:`RoundCheckpoint`, so that ``last.ckpt`` knows the best round so far.
-    """
-
-    def __init__(self, dirpath: str, monitor: str, mode: str = "max", filename: str = "best") -> None:
-        super().__init__(
-            dirpath, filename, monitor, mode=mode, enable_version_counter=False, save_on_train_epoch_end=False
-        )
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if monitored(trainer, outputs, self.monitor or ""):
-            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
-
-    def on_validation_end(self, *_: Any) -> None: ...

@@ -1,4 +1,4 @@
-"""The clients' program: what K clients do with a download until their uploads leave."""
+"""The clients' program: it trains K clients from a download and makes their uploads."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class ClientProgram:
     """Trains clients. It reads only a download, the clients' data and their stores.
 
     Attributes:
-        module: its network and Lightning's hooks are called. Its weights are never read.
-        faults: clients may do fewer steps than they were asked for.
-        aggregator: says which numbers the server can add up.
-        download: that of the present round.
+        module: provides the network and calls Lightning's hooks. Its weights are never read.
+        faults: make some clients do fewer steps.
+        aggregator: knows which numbers the server can add up.
+        download: the download of the present round.
         sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
     """
 
@@ -60,11 +60,11 @@ class ClientProgram:
         in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         sends: bool = True,
     ) -> Upload:
-        """Trains K clients, ``[K]``, side by side, and returns their uploads.
+        """Trains the clients ``[K]`` side by side, and returns their uploads.
 
         Args:
-            in_turn: a context for what must not run while another stack trains.
-            sends: whether the uploads leave. If not, clients keep nothing.
+            in_turn: context of the code that must not run while another stack trains.
+            sends: whether the uploads are sent. If not, clients keep nothing.
         """
         module, data, parts, device = self.module, self.data, self.parts, self.module.device
         plan = self.solver.plan(data, clients, download, device)
@@ -78,7 +78,7 @@ class ClientProgram:
             tap_stages=any("stages" in part.reads for part in parts),
         )  # fmt: skip
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
-        # A subclass must say it again, since its hooks may do what those of its base do not.
+        # Not inherited, because the hooks of a subclass may differ.
         lasting = all(vars(part).get("recordable", vars(type(part)).get("recordable")) == "run" for part in in_steps)
         steps = self.solver.begin(make, download, clients, plan, data, self._recorder(in_steps), lasting)
         stack = steps.stack
@@ -102,7 +102,7 @@ class ClientProgram:
             stack.end()
 
     def _own(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
-        """What these clients have kept for a part."""
+        """The states that these clients keep for a part."""
         stores = list(part.stores.values())
         versions = [stores[0].version(client) for client in clients.tolist()] if stores else []
         own = Own([-1 if version is None else version for version in versions], stores[0].dtype if stores else None)
@@ -116,7 +116,7 @@ class ClientProgram:
         self, stack: ClientStack, owns: Mapping[ClientPart, Own], download: Download, loss_K: Tensor,
         num_seen: np.ndarray, sends: bool,
     ) -> Upload:  # fmt: skip
-        """Makes the uploads of a stack, and writes what its clients keep if it ``sends`` them."""
+        """Makes the uploads of a stack. If it ``sends`` them, also writes the clients' new states."""
         for part in self.parts:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
@@ -133,7 +133,7 @@ class ClientProgram:
             upload.finite = upload.finite & sendable(upload, narrow)
         for part in self.parts if sends else ():
             for name, values in (part.keep(upload, owns[part], download) or {}).items():
-                # A part that changed what it read in place has left out clients itself: no wait for the device.
+                # A part that edits a state in place leaves out clients itself, without a wait for the device.
                 counts = None if values is owns[part].get(name) else upload.finite
                 part.stores[name].write(stack.clients, values, download.round, counts)
         if sends:
@@ -149,7 +149,7 @@ class ClientProgram:
                     part.stores[name].write(clients, values, self.download.round, finite)
 
     def _recorder(self, in_steps: Sequence[ClientPart]) -> Recorder | None:
-        """What records local steps; None if a part, a callback or the network does not allow it."""
+        """The recorder of local steps; None if a part, a callback or the network does not allow recording."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(map(hears_of_steps, others))
         graphable = all(part.recordable for part in in_steps) and not self.module.traits.assigns

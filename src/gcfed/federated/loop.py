@@ -1,4 +1,4 @@
-"""The federated loop: what brings a run together, and what comes before and after its rounds."""
+"""The federated loop: connects the parts of a run, and runs its rounds."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 
 
 class FederatedLoop(Callback):
-    """Drives the rounds: each training step of Lightning is one (:func:`~gcfed.federated.round.run_round`).
+    """Runs a round in each of Lightning's training steps (:func:`~gcfed.federated.round.run_round`).
 
-    The parts of methods are the trainer's callbacks that are :class:`Part`, in their order there.
+    The parts of methods are those callbacks of the trainer that are a :class:`Part`.
 
     Args:
         rounds: R, the number of communication rounds.
         seed: the run's seed; every draw derives from it.
-        eval_every: rounds between two tests of the global model; the last round is always tested.
-        stores: where states by client lie; by default in a temporary folder, without checkpoints.
-        federation: makes another transport than the simulation in memory, of that one.
+        eval_every: rounds between two tests of the global model. The last round is always tested.
+        stores: the states of clients; by default in a temporary folder, without checkpoints.
+        federation: takes the simulation in memory; returns another transport.
     """
 
     def __init__(
@@ -71,20 +71,18 @@ class FederatedLoop(Callback):
         assert isinstance(pl_module, FederatedModule)
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
-        self.stacks.__dict__.pop("layout", None)  # the device is known only now
+        self.stacks.__dict__.pop("layout", None)  # it depends on the device, which is known now
         if pl_module.device.type == "cuda" and is_recurrent(pl_module.net) and (why := pl_module.traits.functional):
-            raise ValueError(f"model: on a GPU no recurrent network can train that has {why}: set trainer=cpu.")
-        if trainer.world_size > 1:
-            self.stores.require_common_disk(trainer.strategy)
+            raise ValueError(f"model: a recurrent network that has {why} cannot train on a GPU: set trainer=cpu.")
         self.transport.start()
-        self.stores.start(trainer.world_size, first=trainer.is_global_zero)
+        self.stores.start(trainer)
         trainer.strategy.barrier()
 
     def bind(self, callbacks: Sequence[Callback], data: Any, module: FederatedModule) -> None:
-        """Brings the parts of a run together, once, and lets each refuse what it cannot work with.
+        """Connects the parts of a run, once. Each checks what it needs.
 
         Raises:
-            ValueError: a combination that cannot work; names the config key and the reason.
+            ValueError: a combination cannot work; names the config key and the reason.
         """
         servers = [part for part in callbacks if isinstance(part, ServerPart)]
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
@@ -127,7 +125,7 @@ class FederatedLoop(Callback):
 
     # ------------------------------------------------------------------------------------------------ one round
     def run_round(self, t: int) -> dict[str, Any]:
-        """The round of this index, with its test; ``FederatedModule.training_step`` calls it and returns its row."""
+        """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
         row, received = run_round(t, self.server)
         module = self.server.module
@@ -144,25 +142,24 @@ class FederatedLoop(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        row = outputs
+        """Logs the row, and shows it to those callbacks of Lightning that monitor a column."""
         if trainer.is_global_zero:
-            self._warn(row)
+            _warn(outputs)
         for logger in trainer.loggers:
-            logger.log_metrics(row, step=row["round"])
-        # What Lightning's callbacks monitor.
-        metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in row.items()}
+            logger.log_metrics(outputs, step=outputs["round"])
+        metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in outputs.items()}
         trainer.callback_metrics.update(metrics)
-        if "test/loss" in row:  # where these two of Lightning's look at what they monitor
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, EarlyStopping | ModelCheckpoint):
-                    callback.on_validation_end(trainer, pl_module)
+        for callback in trainer.callbacks if "test/loss" in outputs else ():  # type: ignore[attr-defined]
+            if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                callback.on_validation_end(trainer, pl_module)
 
-    def _warn(self, row: dict[str, Any]) -> None:
-        if lost := row["train/nonfinite_clients"]:
-            rest = "they are left out" if lost < row["train/clients"] else "the model stays as it was"
-            log.warning(
-                "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
-                "client.clip_norm.", row["round"], lost, row["train/clients"], rest,
-            )  # fmt: skip
-        if row["train/refused_steps"]:
-            log.warning("round %d: the server's step was not finite; the model stays as it was.", row["round"])
+
+def _warn(row: dict[str, Any]) -> None:
+    if lost := row["train/nonfinite_clients"]:
+        rest = "they are left out" if lost < row["train/clients"] else "the model stays as it was"
+        log.warning(
+            "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
+            "client.clip_norm.", row["round"], lost, row["train/clients"], rest,
+        )  # fmt: skip
+    if row["train/refused_steps"]:
+        log.warning("round %d: the server's step was not finite; the model stays as it was.", row["round"])

@@ -20,7 +20,9 @@ from gcfed.utils.checked import fits
 
 
 class ScoreMean(Metric):
-    """A weighted mean of a test's scores, or its root, without the two waits for the device of torchmetrics' mean."""
+    """The weighted mean of a test's scores, or its root. Unlike torchmetrics' ``MeanMetric``, it never waits for the
+    device.
+    """
 
     total: Tensor
     weight: Tensor
@@ -28,12 +30,12 @@ class ScoreMean(Metric):
     def __init__(self, root: bool = False) -> None:
         super().__init__()
         self.root = root
-        for name in ("total", "weight"):
-            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("weight", torch.zeros(()), dist_reduce_fx="sum")
 
     def update(self, values: Tensor, weight: Tensor) -> None:
-        """Scores and their weights, of one shape."""
-        self.total = self.total + (values * weight.to(values.dtype)).sum()  # in the type of the scores: float64 stays
+        """Adds scores and their weights, two tensors of one shape."""
+        self.total = self.total + (values * weight.to(values.dtype)).sum()  # float64 if the scores are
         self.weight = self.weight + weight.to(values.dtype).sum()
 
     def compute(self) -> Tensor:
@@ -42,18 +44,18 @@ class ScoreMean(Metric):
 
 
 class FederatedModule(LightningModule):
-    """Wraps the global network; its optimizer is the server's, its batch is a round, its validation the test split.
+    """Wraps the global network. Its optimizer is the server's, its batch is a round, and its validation is the test.
 
-    A training step is a round of the :class:`~gcfed.federated.loop.FederatedLoop`: it trains the clients, the server's
-    optimizer takes the pseudo-gradient −Δ, and the new model is tested. ``trainer.global_step`` therefore counts
+    A training step is a round of the :class:`~gcfed.federated.loop.FederatedLoop`: the clients train, the server's
+    optimizer steps along the pseudo-gradient −Δ, and the new model is tested. So ``trainer.global_step`` counts
     finished rounds. The step returns the row of metrics, which callbacks receive as ``outputs``.
 
     Args:
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
-        channels_last: keep convolution weights and images in channels_last, the faster layout on CPUs and GPUs.
+        channels_last: store convolution weights and images in channels_last, the faster layout.
 
     Raises:
-        ValueError: a task whose tests have no ``test/loss``, or columns that are not of tests.
+        ValueError: the task's columns do not include ``test/loss``, or do not begin with ``test/``.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class FederatedModule(LightningModule):
         images = any(isinstance(m, nn.Conv2d) for m in net.modules()) and all(t.dim() < 5 for t in net.parameters())
         self.memory_format = torch.channels_last if channels_last and images else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
-        self.travels = travelling(self.net)  # as it is made: later, statistics may have become infinite
+        self.travels = travelling(self.net)  # before statistics may become infinite
         self.lent = Lent(self.net)
         self.server = try_optimizer(fits("server", server, Callable[..., Any]), "server")
         self.clients: ClientStack | None = None
@@ -84,7 +86,7 @@ class FederatedModule(LightningModule):
         self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
 
     def adopt(self, traits: Traits) -> None:
-        """Works with the network as :mod:`gcfed.federated.training.probe` has found it."""
+        """Prepares for what :mod:`gcfed.federated.training.probe` has found about the network."""
         self.lent = Lent(self.net, traits)
         self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
         if traits.contiguous:
@@ -103,13 +105,13 @@ class FederatedModule(LightningModule):
         return self.net(x)
 
     def broadcast_state(self) -> Params:
-        """A copy of what of the global model travels, name → ``[*shape]``."""
+        """A copy of the tensors that are sent to clients, name → ``[*shape]``."""
         return broadcast_state(self.net, self.travels)
 
     def set_update(self, update: Params | None) -> None:
-        """Puts the aggregated update Δ where the server optimizer looks for it: ``.grad = −Δ``, buffers moved by Δ.
+        """Sets ``.grad = −Δ`` for the server optimizer, and adds Δ to buffers.
 
-        None leaves no gradient at all: optimizers then touch neither parameters nor their own state.
+        Without an update there is no gradient: optimizers then change neither parameters nor their own state.
         """
         update = update or {}
         for name, t in [*self.net.named_parameters(), *self.net.named_buffers()]:
@@ -119,53 +121,48 @@ class FederatedModule(LightningModule):
                 t.data.add_(update[name] if t.is_floating_point() else update[name].round().to(t.dtype))
 
     def after_backward(self) -> Callable[[], None]:
-        """Calls ``on_after_backward`` of the callbacks that have one, as Lightning's ``manual_backward`` does.
+        """Returns a function that calls ``on_after_backward`` of the callbacks that implement it.
 
-        That asks every callback there is, before and after each local step. The precisions allowed here scale no loss.
+        Lightning's ``manual_backward`` would ask every callback, before and after each local step.
         """
-        trainer, profile = self.trainer, self.trainer.profiler.profile  # type: ignore[attr-defined]
-        listening = [
-            (f"[Callback]{type(callback).__name__}.on_after_backward", callback.on_after_backward)
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if hears_of_steps(callback)
-        ]
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        hooks = [callback.on_after_backward for callback in callbacks if hears_of_steps(callback)]
 
         def call() -> None:
-            for name, hook in listening:
-                with profile(name):
-                    hook(trainer, self)
+            for hook in hooks:
+                hook(self.trainer, self)
             self.on_after_backward()
 
         return call
 
     def tested(self) -> list[str]:
-        """The columns that a test adds to the row of a round."""
+        """The columns of a test."""
         splits = 2 if getattr(self.trainer.datamodule, "validation", None) else 1  # type: ignore[attr-defined]
         return [column for columns in self.columns[:splits] for column in columns]
 
     def on_validation_start(self) -> None:
-        """Brings the data to the device, before a run as before a test."""
+        """Moves the data to the device."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         dtype = next(self.net.parameters()).dtype
         data.to_device(self.device, dtype, self.memory_format)
-        if (scale := getattr(data, "scaling", {}).get("y_std")) is not None:  # of the task's errors in the user's units
+        if (scale := getattr(data, "scaling", {}).get("y_std")) is not None:  # errors are in the user's units
             self.task.scale = torch.as_tensor(scale, dtype=dtype, device=self.device)  # type: ignore[attr-defined]
 
     on_fit_start = on_validation_start
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
         """One round; returns its row of metrics."""
-        with torch.autocast(self.device.type, enabled=False):  # local training and tests alone have the run's precision
+        with torch.autocast(self.device.type, enabled=False):  # on again in local training and tests
             return self.run(self.trainer.global_step)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
-        """Tests the global model over all processes, on the test split and on the validation split if there is one.
+        """Tests the global model on the test split, and on the validation split if there is one, over all processes.
 
         Args:
-            watchers: are called with outputs ``[B, …, C]`` and labels ``[B, …]`` of each batch of the test split.
+            watchers: called with outputs ``[B, …, C]`` and labels ``[B, …]`` of each batch of the test split.
 
         Returns:
-            The task's columns.
+            The values of the task's columns.
         """
         for mean in self.test_means.values():
             mean.reset()  # type: ignore[operator]
@@ -179,10 +176,13 @@ class FederatedModule(LightningModule):
         return dict(zip(self.tested(), torch.stack(means).double().tolist(), strict=True))
 
     def step(self, update: Params | None, before: Params) -> bool:
-        """The server's optimizer steps along ``update``, Δ by name; None, a round without one, leaves the model.
+        """Makes the server optimizer's step along ``update``, Δ by name. Without an update the model does not change.
+
+        Args:
+            before: the model before the step, name → ``[*shape]``.
 
         Returns:
-            False where model or optimizer would not be finite: then both are ``before`` again, what was broadcast.
+            False if the model or the optimizer's state would not be finite. Both are then as before.
         """
         self.set_update(update)
         optimizer = self.optimizers()
@@ -207,7 +207,7 @@ class FederatedModule(LightningModule):
         return True
 
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Tests a batch of a split; returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
+        """Tests a batch. Returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
         with unedited(x):
             outputs = self.net(x)
@@ -222,11 +222,11 @@ class FederatedModule(LightningModule):
 
 
 def hears_of_steps(callback: Callback) -> bool:
-    """Whether it has an ``on_after_backward``: of its class, or of its own, as Lightning's ``LambdaCallback``."""
+    """Whether it implements ``on_after_backward``, in its class or, like ``LambdaCallback``, in the object."""
     return getattr(callback.on_after_backward, "__func__", None) is not Callback.on_after_backward
 
 
 def _all_finite(values: Iterable[object]) -> bool:
-    """Waits for the device, on which at this time only the server's step is left to be done."""
+    """Whether all tensors are finite. Waits for the device, which has only the server's step left to do."""
     sums = [t.detach().sum() for t in values if isinstance(t, Tensor) and t.is_floating_point()]
     return bool(torch.stack([s.to(sums[0].device, torch.float64) for s in sums]).isfinite().all())

@@ -74,10 +74,10 @@ class Server:
         """Receives K uploads. Measurements see them first, before methods edit them.
 
         Raises:
-            ValueError: a client part sends other tensors than its server part lists; names the method and the tensor.
+            ValueError: a client part sends other tensors than its server part lists; names the method.
         """
         self._refuse_misfit(upload, sums.expected.shapes, round)
-        if self.transport.remote:  # the server checks itself what is finite
+        if self.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             sums.take(part, part.on_receive(upload, round) or {})
@@ -139,8 +139,8 @@ class RoundSums:
         delta: the sum of Δ.
         beside: the sums of what clients send in addition to Δ, by name.
         parts: the sums of each server part (``ServerPart.sums``).
-        counts: float64 ``[6]`` on the device, so that nothing waits for it: finite losses, their sum, finite clients,
-            bytes, samples and steps.
+        counts: the numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 ``[6]`` on
+            the device, so that nothing waits for it.
     """
 
     expected: Expected
@@ -153,9 +153,7 @@ class RoundSums:
         """Adds terms to a part's own sums."""
         for name, term in terms.items():
             total = self.parts[part][name]
-            if term.shape != total.shape:
-                shapes = f"{(*term.shape,)}, and sums() has it as {(*total.shape,)}"
-                raise ValueError(f"{part.title}: on_receive adds {name} as {shapes}.")
+            assert term.shape == total.shape, f"{part.title}: on_receive() and sums() disagree about {name}"
             total.add_(term)
 
     def add(self, upload: Upload, round: Round) -> None:
@@ -171,7 +169,7 @@ class RoundSums:
         self.counts += torch.cat([of_device, on_device(of_host, self.counts.device, self.counts.dtype)])
 
     def reduce(self, round: Round) -> tuple[Params, dict[str, Params], Counts, Mapping[ServerPart, Params]]:
-        """Over all processes: the update, the means of the other messages, the counts, and the parts' sums."""
+        """Returns the update, the means of the other messages, the counts, and the parts' sums of all processes."""
         shapes, own = self.expected.shapes, [t for sums in self.parts.values() for t in sums.values()]
         update = self.delta.reduce(round, shapes["delta"])
         beside = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.beside.items()}

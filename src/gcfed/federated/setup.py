@@ -1,4 +1,4 @@
-"""The run as its parts see it before the first round."""
+"""What the parts of a run see of it before the first round."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setup:
-    """The run, as each part sees it before the first round.
+    """What each part sees of the run before the first round.
 
     Attributes:
         stores: hold the states of clients, and server parts' tables with a row per client.
@@ -52,13 +52,13 @@ class Setup:
 
     @functools.cached_property
     def forward_order(self) -> ForwardOrder:
-        """The order in which a forward pass on zeros uses the network's parameters; logs what may surprise users."""
+        """The order in which a forward pass on zeros uses the parameters. Logs what may surprise users."""
         net = self.module.net
         try:
             like = next(net.parameters())
             x = like.new_zeros(2, *self.data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
             order = forward_order(net, x)
-        except Exception as error:  # of the network, or of a mode that it does not support
+        except Exception as error:  # the network's own, or a mode that it does not support
             order = ForwardOrder(net, declared=True)
             reason = " ".join(str(error).split())
             log.warning("gc takes the order of declaration: it could not watch the network's forward pass (%s)", reason)

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
 TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db"  # of a search
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
-PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
 EXPORT = Path("global_model.safetensors")
 # Diverged: see divergence(). Failed: an error or a signal ended the run. Unfinished: it was killed or is running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")

@@ -1,4 +1,4 @@
-"""How a run is laid out over processes, which share a round's cohort and talk once a round."""
+"""Spreads a run over processes. They share a round's cohort and communicate once a round."""
 
 import os
 import sys
@@ -21,13 +21,13 @@ from gcfed.utils.machine import cores, one_of_several, present_memory
 class CohortStrategy(DDPStrategy):
     """Every process holds the global model and trains its share of the cohort; updates are summed once a round.
 
-    The module is not wrapped in ``DistributedDataParallel``: clients must drift apart, so nothing may be synchronised
-    inside local training. Where it can, the strategy forks the processes (:class:`ForkLauncher`); elsewhere Lightning
-    starts the command once a process, and under ``torchrun`` or SLURM they are there already.
+    The module is not wrapped in ``DistributedDataParallel``, because clients must drift apart during local training.
+    The strategy forks the processes if it can (:class:`ForkLauncher`). Otherwise Lightning starts the command once for
+    each process. Under ``torchrun`` and SLURM the processes exist already.
 
     Args:
-        timeout: how long a process waits for the others; one that died is noticed at once. torch's half hour could be
-            less than the training of one client.
+        timeout: how long a process waits for the others. torch's default of half an hour may be too short for the
+            training of one client. A process that ends is noticed at once.
     """
 
     def __init__(self, *, timeout: timedelta = timedelta(days=1), **kwargs: Any) -> None:
@@ -46,7 +46,7 @@ class CohortStrategy(DDPStrategy):
             if isinstance(self._launcher, ForkLauncher):
                 self._launcher.join_group(self._timeout)
             elif "TORCHELASTIC_RUN_ID" in os.environ:
-                end_with_parent()  # or what a killed agent leaves would go on alone
+                end_with_parent()  # otherwise the processes of a killed agent would continue
         super().setup_distributed()
 
     def configure_ddp(self) -> None:
@@ -54,72 +54,60 @@ class CohortStrategy(DDPStrategy):
 
 
 def can_fork() -> bool:
-    """Whether a run may fork: under Linux and beside no GPU, whose autograd threads would be missing in the fork."""
+    """Whether a run may fork: under Linux, and without a GPU, because a fork would lose its autograd threads."""
     return sys.platform == "linux" and not torch.accelerator.is_available()
 
 
 def trains_on_cpu(accelerator: str) -> bool:
-    """Whether this ``trainer.accelerator`` means the CPU here. On a Mac it does: sums need float64."""
+    """Whether this ``trainer.accelerator`` means the CPU here. ``auto`` does so on a Mac, since sums need float64."""
     return accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
 
 
 def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -> dict[str, Any]:
-    """Devices and strategy of ``trainer.devices=auto``: one GPU, or one process a core as far as clients and memory go.
+    """The devices and the strategy of the trainer.
 
-    A client trained on one core has no threads that wait for each other: two cores train the CNN's clients about a
-    quarter faster as two processes than as one with two threads, and an MLP's by three quarters (docs/performance.md).
+    ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory suffices. Two processes of
+    one thread train the CNN's clients about a quarter faster than one process of two threads, and an MLP's by three
+    quarters (docs/performance.md). No run on CPUs has more processes than clients in a round or test samples.
 
     Raises:
-        ValueError: several processes of a job that would each train alone; more processes than there is work for.
+        ValueError: several processes of a job would each train the whole run.
     """
-    several, devices = one_of_several(), str(trainer.devices)
-    useful = max(2, min(os.cpu_count() or 2, per_round, num_test))  # two: to compare with one, anywhere
-    if devices.isdecimal() and int(devices) > useful and trains_on_cpu(trainer.accelerator) and not several:
-        if OmegaConf.is_interpolation(trainer, "devices"):  # trainer=ddp takes all cores
-            return {"devices": useful}
-        raise ValueError(
-            f"trainer.devices={devices} asks for more processes than there are cores ({os.cpu_count()}), clients in a "
-            f"round ({per_round}) or test samples ({num_test}): take at most {useful}."
-        )
-    if trainer.get("strategy") is not None:
+    devices, on_cpu, strategy = trainer.devices, trains_on_cpu(trainer.accelerator), trainer.get("strategy")
+    if one_of_several():
+        if strategy is None:
+            raise ValueError("this process is one of several, and each would train the whole run: set trainer=ddp.")
         return {}
-    if several:
-        raise ValueError(
-            "this process is one of several of a job, and would train all of the run alone: set trainer=ddp."
-        )
-    if trainer.devices != "auto":
-        one = trainer.devices in (1, "1") or (OmegaConf.is_list(trainer.devices) and len(trainer.devices) == 1)
-        return {} if one else {"strategy": CohortStrategy()}
-    if not (can_fork() and trains_on_cpu(trainer.accelerator)) or "LOCAL_RANK" in os.environ:
-        return {"devices": 1}
-    if int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # a job's script, before its srun
-        return {"devices": 1}
-    model = sum(p.nbytes for p in net.parameters())
-    # A process holds the global model, the broadcast one, a client's with its gradients and momentum, and the sums of
-    # updates, which are four models, beside activations and what the allocator keeps: with VGG11, 19 models in all.
-    fitting = int(0.5 * present_memory() / (19 * model))
-    processes = max(1, min(cores(), per_round, fitting, num_test))
-    if processes == 1:
-        return {"devices": 1}
+    if devices == "auto":
+        in_job = "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1  # a script before its srun
+        # A process needs the memory of up to 19 models (VGG11): the global model, the broadcast one, a client's with
+        # its gradients and momentum, the sums of updates (four models), activations, and what the allocator keeps.
+        fitting = int(0.5 * present_memory() / (19 * sum(p.nbytes for p in net.parameters())))
+        devices = min(cores(), fitting) if on_cpu and can_fork() and not in_job else 1
+    if not on_cpu and devices != 1:
+        one = OmegaConf.is_list(devices) and len(devices) == 1
+        return {} if one or strategy is not None else {"strategy": CohortStrategy()}
+    devices = max(1, min(int(devices), per_round, num_test))
     # Lightning would take a SLURM job of one task for processes that SLURM starts.
-    return {"devices": processes, "strategy": CohortStrategy(cluster_environment=LightningEnvironment())}
+    several = {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())} if devices > 1 else {}
+    return {"devices": devices} | several
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's rank among those of the run, and their number."""
+    """This process's rank, and the number of processes."""
     together = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 
 
 @contextmanager
 def partners() -> Iterator[None]:
-    """Raises ConnectionError, with the remedy, where torch reports that it has lost another process of the run."""
+    """Raises ConnectionError, with advice, if torch reports that another process of the run is lost."""
     try:
         yield
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         raise ConnectionError(
-            "another process of this run has ended, or cannot be reached any more; its own last lines may say why. "
-            "The same command with ckpt_path=last goes on after the last finished round."
+            "another process of this run has ended, or cannot be reached; its last lines may say why. "
+            "The same command with ckpt_path=last continues after the last finished round."
         ) from error

@@ -1,8 +1,8 @@
-"""Sums that do not depend on the order of their terms, nor on which process adds them.
+"""Sums that depend neither on the order of their terms nor on the process that adds them.
 
-A term becomes a whole number of steps of a grid, and integers add up to the same sum in any order. In the double
-``1.5·2⁵² + p x 2ᵇ`` the low bits are that whole number. |p x| must stay below 2^(51−b), and the sum of all terms below
-2^(63−b). :func:`~gcfed.federated.messages.finite_clients` leaves out a client whose numbers do not fit.
+A term is rounded to a multiple of 2⁻ᵇ, and integers add up to the same sum in any order. The low bits of the double
+``1.5·2⁵² + p x 2ᵇ`` are the integer. |p x| must be less than 2^(51−b), and the sum of all terms less than 2^(63−b).
+:func:`~gcfed.federated.messages.finite_clients` leaves out a client with larger numbers.
 """
 
 import time
@@ -19,25 +19,24 @@ from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.training.forward import Params
 
 NARROW = (40,)
-"""b of updates of trained parameters: a grid of 2⁻⁴⁰, and entries below 2¹¹."""
+"""b for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹."""
 WIDE = (10, 60)
-"""b of everything else: what the first grid leaves of an entry below 2⁴¹ goes to the second."""
-TERMS = 12  # bits of the number of terms, each of weight 1 at most
+"""b for everything else, for entries below 2⁴¹: the second grid takes the remainder of the first."""
+TERMS = 12  # bits of the number of terms, each with a weight of at most 1
 MAGIC = 1.5 * 2.0**52
 OFFSET = 0x4338000000000000  # its bits
-PIECE = 1 << 18  # entries at a time, which stay in a core's cache
-
+PIECE = 1 << 18  # entries at a time, few enough for a core's cache
 
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Sums tensors over all processes; the identity where there is one process."""
+"""Sums tensors over all processes; the identity in a single process."""
 
 
 class Sums:
-    """Σ_k p_k x_k of a set of tensors: float64 ones plainly, all others on a grid.
+    """Σ_k p_k x_k of a set of tensors. Tensors in float64 are added as they are, all others on a grid.
 
     Args:
         like: name → ``[*shape]``; gives shapes, types and the device.
-        narrow: names of those whose terms are below 2¹¹.
+        narrow: names of the tensors whose terms are below 2¹¹.
     """
 
     def __init__(self, like: Mapping[str, Tensor], narrow: Collection[str] = ()) -> None:
@@ -50,13 +49,13 @@ class Sums:
         self._weight = next(iter(like.values())).new_zeros((), dtype=torch.float64)
 
     def add(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
-        """Adds K terms, name → ``[K, *shape]``, of float64 weights ``[K]`` ≤ 1; weight 0 keeps even NaN out."""
+        """Adds K terms, name → ``[K, *shape]``, with float64 weights ``[K]`` ≤ 1. Weight 0 also leaves out NaN."""
         self._weight = self._weight + weight_K.sum()
         for grid in self._grids:
             grid.add(values_K, weight_K)
 
     def total(self, reduce: Reduce) -> tuple[Params, Tensor]:
-        """The sums over all processes, float64 tensors name → ``[*shape]``, and that of the weights. Called once."""
+        """The sums over all processes, in float64, name → ``[*shape]``, and the sum of the weights. Called once."""
         parts = [grid.parts() for grid in self._grids]
         *added, weight = reduce([*chain.from_iterable(parts), self._weight])
         rest = iter(added)
@@ -66,18 +65,18 @@ class Sums:
         return total, weight
 
     def mean(self, reduce: Reduce) -> Params:
-        """The sums over those of the weights, or over 1 where that is 0, in the types of ``like``. Called once."""
+        """The weighted means over all processes, in the types of ``like``; 0 if all weights are 0. Called once."""
         total, weight = self.total(reduce)
         torch._foreach_div_(list(total.values()), torch.where(weight > 0, weight, 1.0))
         return {name: total[name].to(dtype) for name, dtype in self._dtypes.items()}
 
 
 class Grid:
-    """The sums of a set of tensors that share their places: ``NARROW`` or ``WIDE``; none for plain sums."""
+    """The sums of a set of tensors on the grids ``NARROW`` or ``WIDE``; no grid for plain sums."""
 
     def __init__(self, like: Mapping[str, Tensor], places: Sequence[int]) -> None:
         self.places, device = tuple(places), next(iter(like.values())).device
-        # No tensor of ``like``, which may be an upload's.
+        # Shapes only: a tensor of ``like`` may belong to an upload.
         self._shapes = {name: (t.shape, torch.empty_like(t).stride()) for name, t in like.items()}
         self._sizes = [t.numel() for t in like.values()]
         size, dtype = sum(self._sizes), torch.int64 if places else torch.float64
@@ -88,12 +87,12 @@ class Grid:
         self._terms = 0
 
     def _split(self, flat: Tensor) -> list[Tensor]:
-        """All entries, ``[D]``, as tensors in the memory format of the set's."""
+        """All entries, ``[D]``, as tensors in the set's memory formats."""
         pieces = zip(flat.split(self._sizes), self._shapes.values(), strict=True)
         return [piece.as_strided(*layout, piece.storage_offset()) for piece, layout in pieces]
 
     def add(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
-        on_cpu = weight_K.device.type == "cpu"  # reading a weight of a GPU would wait for it
+        on_cpu = weight_K.device.type == "cpu"  # reading a weight on a GPU would wait for it
         for row, weight in enumerate(weight_K.tolist() if on_cpu else weight_K):
             if on_cpu and weight == 0:
                 continue
@@ -105,7 +104,7 @@ class Grid:
                 self._add(piece, totals, weight if on_cpu else 1.0)
 
     def _add(self, piece: Tensor, totals: Sequence[Tensor], weight: float) -> None:
-        """Adds a piece of one term; changes it."""
+        """Adds a piece of one term, and overwrites the piece."""
         if not self.places:
             totals[0].add_(piece, alpha=weight)
         for i, b in enumerate(self.places):
@@ -117,12 +116,12 @@ class Grid:
                 weight = 1.0
 
     def parts(self) -> list[Tensor]:
-        """This process's totals, ``[D]`` for each place. Called once, after the last term."""
+        """This process's totals, ``[D]`` for each grid. Called once, after the last term."""
         offset = self._terms * OFFSET % 2**64 if self.places else 0
         return [total.sub_(offset - 2**64 * (offset >= 2**63)) for total in self.totals]
 
     def total(self, parts: Sequence[Tensor]) -> Params:
-        """Float64 tensors of the parts of all processes."""
+        """The sums in float64, from the totals of all processes."""
         *upper, total = (part.double() * 2.0**-b for part, b in zip(parts, self.places or (0,), strict=True))
         for part in upper:
             total.add_(part)
@@ -143,12 +142,12 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         _wait(dist.all_reduce(flat, async_op=True), flat)
         parts = _unflatten_dense_tensors(flat, [tensors[i].contiguous() for i in places])
         for i, part in zip(places, parts, strict=True):
-            # Memory format of the original, so that the server's optimizer meets one layout.
+            # In the memory format of the original: the server's optimizer needs one layout.
             result[i] = torch.empty_like(tensors[i]).copy_(part)
     return result
 
 
 def _wait(work: Any, tensor: Tensor) -> None:
     while tensor.device.type == "cpu" and not work.is_completed():
-        time.sleep(5e-4)  # in Python, where a Ctrl-C or SIGTERM is heard before the slowest process is done
+        time.sleep(5e-4)  # in Python, so that Ctrl-C and SIGTERM interrupt it
     work.wait()

@@ -1,14 +1,13 @@
 """Per-client state that survives rounds (control variates, previous models), in files.
 
-A client's state is one vector, and each version of it a file ``<client>-<round>.bin``. The file ends in a checksum of
-its store, client, round and content, which every read compares. The system keeps the files in memory as far as they
-fit, and the processes of a run share them. On a GPU that a run has for itself, states stay there while they fit, and
-become files when a checkpoint is due. A checkpoint holds only an index, client → round, and waits until the files are
-on the disk. The versions of the last two checkpoints are kept.
+A client's state is one vector. Each version of it is a file ``<client>-<round>.bin``, which ends in a checksum of its
+store, client, round and content. Every read compares the checksum. The processes of a run share the files, and the
+system caches them in memory. A run with one process and a GPU keeps states on the GPU while they fit, and writes files
+only for checkpoints. A checkpoint contains an index, client → round, and waits until the files are on the disk. A
+client has up to two versions: the present one, and that of the last checkpoint.
 """
 
 import os
-import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,38 +20,38 @@ from torch import Tensor
 from gcfed.federated.training.stack import Params, broadcast_like
 from gcfed.utils.files import replacing
 
-# What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
-_VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
-_SUM = 4  # bytes of a checksum, at the end of a file
+_SUM = 4  # bytes of the checksum
 
 
 class ClientStore:
-    """One named piece of state of every client; ``ClientStores.open`` makes it.
+    """The states of all clients under one name. ``ClientStores.open`` makes it.
 
     Args:
-        folder: where the files lie.
-        dtype: of what is stored; None: that of the model.
+        folder: folder of the files.
+        dtype: type of the stored numbers; None for the model's.
     """
 
     def __init__(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
         self.folder, self.dtype = folder, dtype
-        self.shared = False  # with other processes, which read files
-        self.servers = False  # a table of the server, which clients do not write
-        self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
-        self._version: dict[int, int] = {}
+        self.shared = False  # whether other processes read its files
+        self.servers = False  # whether it is a table of the server, which clients do not write
+        self._held: dict[int, Tensor] = {}  # the present versions on a GPU, ``[P]``
+        self._version: dict[int, int] = {}  # the present versions
         self._last: dict[int, int] = {}  # the versions of the last checkpoint
-        self._before: dict[int, int] = {}  # and of the one before it
 
     def path(self, client: int, version: int) -> Path:
         return self.folder / f"{client:d}-{version:d}.bin"
 
     def version(self, client: int) -> int | None:
-        """Index of the round in which this client's state was last written; None where it has none."""
+        """Index of the round in which this client's state was last written; None if it has none."""
         return self._version.get(int(client))
 
     def read(self, clients: np.ndarray, like: Mapping[str, Tensor], *, default: Params | None = None) -> Params:
         """The states of these clients, ``[K]``: name → ``[K, *shape]``, on the device and in the layout of ``like``,
-        name → ``[*shape]``. A client that has none yet has ``default``, or zeros.
+        name → ``[*shape]``. A client without a state has ``default``, or zeros.
+
+        Raises:
+            ValueError: a client's file is lost, damaged, or of another model; names it.
         """
         out = {name: broadcast_like(t, len(clients)) for name, t in like.items()}
         sizes = [t.numel() for t in like.values()]
@@ -75,15 +74,16 @@ class ClientStore:
     def write(
         self, clients: np.ndarray, values: Mapping[str, Tensor], round: int, counts: Tensor | None = None
     ) -> None:
-        """Replaces the states of these clients, name → ``[K, *shape]``, in the round of this index: of those that
-        count, bool ``[K]``; None: of all.
+        """Replaces the states of these clients, name → ``[K, *shape]``, in the round of this index.
+
+        ``counts``, bool ``[K]``, selects clients; None selects all.
         """
         rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
         dtype = self.dtype or next(iter(values.values())).dtype
         for row, client in zip(rows, clients[rows].tolist(), strict=True):
             vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
             if client in self._held:
-                self._held[client].copy_(vector)  # given back, its stream could reuse memory that another still reads
+                self._held[client].copy_(vector)  # a new tensor could reuse memory that another stream still reads
             elif not self.shared and _fits(vector.device):
                 self._held[client] = vector
             else:
@@ -91,7 +91,7 @@ class ClientStore:
             self.mark_written(client, round)
 
     def mark_written(self, client: int, round: int) -> None:
-        """Notes that a client has a version of this round, also one that another process wrote."""
+        """Notes that a client has a version of this round, which this or another process wrote."""
         before = self._version.get(client, round)
         if before not in (round, self._last.get(client)):
             self.path(client, before).unlink(missing_ok=True)
@@ -99,49 +99,45 @@ class ClientStore:
 
     # ----------------------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
-        """The index, once the files that changed since the last checkpoint are on the disk."""
+        """The index. Waits until the files that changed since the last checkpoint are on the disk."""
         self._settle()
-        clients = sorted(self._version)
-        rounds = [[versions.get(client, -1) for client in clients] for versions in (self._version, self._last)]
-        return {"clients": torch.tensor(clients), "rounds": torch.tensor(rounds)}
+        return {"clients": torch.tensor([*self._version]), "rounds": torch.tensor([*self._version.values()])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up the versions of a checkpoint."""
-        clients, (rounds, before) = state_dict["clients"].tolist(), state_dict["rounds"].tolist()
-        self.take(dict(zip(clients, rounds, strict=True)))
-        self._before = {client: round for client, round in zip(clients, before, strict=True) if round >= 0}
+        """Goes back to the versions of a checkpoint."""
+        self.take(dict(zip(state_dict["clients"].tolist(), state_dict["rounds"].tolist(), strict=True)))
         self._held.clear()
 
     def take(self, versions: Mapping[int, int]) -> None:
-        """Takes up these versions, by client, of a checkpoint or of the process that counts them and deletes files."""
+        """Goes back to these versions, client → round, of a checkpoint or of the server."""
         self._version, self._last = {**versions}, {**versions}
 
     def check(self) -> None:
-        """Reads all clients' files once; raises ValueError if one is gone or damaged, and names it."""
+        """Reads the files of all clients. Raises ValueError if one is lost or damaged, and names it."""
         for client in self._version:
             self._load(client)
 
     def clear(self) -> None:
-        """Deletes the versions that neither the loaded checkpoint nor the one before it needs."""
-        needed = {self.path(*item) for versions in (self._version, self._before) for item in versions.items()}
-        for path in self.folder.glob("*"):
-            if path not in needed and _VERSION.fullmatch(path.name):
+        """Deletes all versions that the loaded checkpoint does not need."""
+        needed = {self.path(*item) for item in self._version.items()}
+        for path in self.folder.glob("*.bin"):  # also temporary files that a killed process has left
+            if path not in needed:
                 path.unlink()
 
     def rotate(self) -> list[Path]:
-        """Begins a new checkpoint; the files that neither the one just made nor the one before refers to."""
-        obsolete = [self.path(c, version) for c, version in self._before.items() if self._last.get(c) != version]
-        self._before, self._last = self._last, dict(self._version)
+        """Called after each checkpoint. Returns the files that the one before needed and this one does not."""
+        obsolete = [self.path(c, version) for c, version in self._last.items() if self._version.get(c) != version]
+        self._last = dict(self._version)
         return obsolete
 
     def release(self) -> None:
-        """Gives back the memory of a GPU: only what the last checkpoint has is left."""
+        """Frees the memory of a GPU. What no checkpoint contains is lost."""
         if self._held:
             self._version = dict(self._last)
             self._held.clear()
 
     def _settle(self) -> None:
-        """Waits until what clients wrote since the last checkpoint is on the disk."""
+        """Waits until all that was written since the last checkpoint is on the disk."""
         for client, version in self._version.items():
             if self._last.get(client) != version:
                 if client in self._held:
@@ -156,11 +152,7 @@ class ClientStore:
             temporary.write_bytes(b"".join([content.data, end]))
 
     def _load(self, client: int) -> np.ndarray:
-        """The bytes of a client's present version.
-
-        Raises:
-            ValueError: the file is gone, cut or another one; names it.
-        """
+        """The bytes of a client's present version, without the checksum."""
         version = self._version[client]
         try:
             content, end = np.split(np.fromfile(self.path(client, version), np.uint8), [-_SUM])
@@ -175,19 +167,18 @@ class ClientStore:
 
     def _lost(self, client: int, how: str) -> ValueError:
         return ValueError(
-            f"{self.path(client, self._version[client])} is {how}: it is a client's state, which the run needs. Put it "
-            "back (it lies in the run's own folder or, with client_store.folder, in one named by where the run lies), "
-            "resume from previous.ckpt, or start anew without ckpt_path."
+            f"{self.path(client, self._version[client])} is {how}: it is a client's state, which the run needs. "
+            "Restore it, or start anew without ckpt_path. (A folder below client_store.folder belongs to a run's path.)"
         )
 
 
 def as_stored(values: Params, dtype: torch.dtype | None) -> Params:
-    """Values as a store of this ``dtype`` returns them later; None: unchanged."""
+    """Values as a store of this ``dtype`` returns them later; unchanged if it is None."""
     return values if dtype is None else {n: v.to(dtype).to(v.dtype) for n, v in values.items()}
 
 
 def _fits(device: torch.device) -> bool:
-    """Whether states may lie on this device: on a GPU of whose memory a quarter is free."""
+    """Whether the device is a GPU with a quarter of its memory free."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""What clients keep from one round to the next, as a method declares and sees it."""
+"""What clients keep from one round to the next, as methods see it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gcfed.federated.training.stack import per_client
 
 @dataclass(frozen=True)
 class Kept:
-    """What each client keeps from one round to the next under one name; the engine reads, writes and checkpoints it.
+    """Declares what each client keeps under one name. The engine reads, writes and checkpoints it.
 
     Attributes:
         like: takes the part and the download; returns tensors like those of one client, name → ``[*shape]``.
-        starts_at_model: a client that has kept nothing yet has the broadcast model's tensors; without it, zeros.
+        starts_at_model: whether a client that has kept nothing yet has the broadcast model's tensors instead of zeros.
     """
 
     like: Callable[[Any, Download], Params]
@@ -29,11 +29,11 @@ class Kept:
 
 
 class Own(dict[str, Params]):
-    """What K clients have kept, by the names in ``keeps``: name → ``[K, *shape]``. The part may edit them.
+    """The states of K clients, by the names in ``keeps``: name → ``[K, *shape]``. The part may edit them.
 
     Attributes:
-        version: index of the round in which each client kept it, ``[K]``; −1 where it has kept nothing yet.
-        dtype: of what is stored (``client_store.dtype``); None: that of the model.
+        version: index of the round in which each client wrote its state, ``[K]``; −1 if it has none yet.
+        dtype: type of the stored numbers (``client_store.dtype``); None for the model's.
     """
 
     def __init__(self, version: Sequence[int] = (), dtype: torch.dtype | None = None) -> None:
@@ -45,14 +45,14 @@ class Own(dict[str, Params]):
         return as_stored(values, self.dtype)
 
     def change(self, name: str, change: Params) -> Params:
-        """By how much the stored tensors of this name move if ``change``, ``[K, *shape]``, is added to them."""
+        """The change of the stored tensors of this name if ``change``, ``[K, *shape]``, is added to them."""
         if self.dtype is None:
             return change
         new = self.as_stored({key: t + change[key] for key, t in self[name].items()})
         return {key: t.sub_(self[name][key]) for key, t in new.items()}
 
     def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
-        """Adds ``[K, *shape]`` in place for the clients that are ``finite``, bool ``[K]``; returns all of this name."""
+        """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``. Returns the tensors of this name."""
         for key, t in self[name].items():
             t.add_(torch.where(per_client(finite, t), change[key], 0.0))
         return self[name]
