@@ -62,6 +62,7 @@ class FederatedLoop(Callback):
         self.stores, self.faults = stores or ClientStores(), faults or Faults()
         self.federation = federation
         self.data: Any = None
+        self._row: dict[str, Any] = {}  # of the last round in this process
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -144,18 +145,26 @@ class FederatedLoop(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        row = outputs
+        row = self._row = outputs
         if trainer.is_global_zero:
             self._warn(row)
+        self._log(trainer, row)
+        if "test/loss" in row:  # where these two of Lightning's look at what they monitor
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                    callback.on_validation_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""
+        if trainer.global_step < self.rounds and self._row and "test/loss" not in self._row:
+            self._log(trainer, {"round": self._row["round"]} | self.server.module.test())
+
+    def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
         # What Lightning's callbacks monitor.
         metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in row.items()}
         trainer.callback_metrics.update(metrics)
-        if "test/loss" in row:  # where these two of Lightning's look at what they monitor
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, EarlyStopping | ModelCheckpoint):
-                    callback.on_validation_end(trainer, pl_module)
 
     def _warn(self, row: dict[str, Any]) -> None:
         if lost := row["train/nonfinite_clients"]:
