@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -136,7 +137,7 @@ class FederatedLoop(Callback):
             row |= module.test([part.on_test_batch for part in self.server.parts])
         for part in self.server.parts:
             part.on_round_end(row, received)
-        return row | {"time/round_s": time.perf_counter() - started}
+        return numbers(row) | {"time/round_s": time.perf_counter() - started}
 
     def tested(self, round_number: int) -> bool:
         """Whether the global model is tested after the round with this number (the first is 1)."""
@@ -175,3 +176,11 @@ class FederatedLoop(Callback):
             )  # fmt: skip
         if row["train/refused_steps"]:
             log.warning("round %d: the server's step was not finite; the model stays as it was.", row["round"])
+
+
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with tensors of one number as numbers. Raises ValueError for anything else than a number."""
+    row = {name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for name, t in row.items()}
+    if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
+        raise ValueError(f"column {odd}: a row of metrics takes numbers, not {row[odd]!r}, which a part has given it.")
+    return row
