@@ -145,6 +145,19 @@ def test_a_metric_of_the_users_own():
         assert mine == {"mine/moved": pytest.approx(drift["drift/client_norm"], rel=1e-12)}
 
 
+def test_a_measurement_of_another_number_of_values_is_refused():
+    """A single value would be broadcast to all columns."""
+
+    class Two(OwnNumbers):
+        numbers = ("mine/a", "mine/b")
+
+        def measure(self, stack, row, own, download):
+            return torch.zeros(1)
+
+    with pytest.raises(ValueError, match=r"^Two\.measure returns .* \[1\], and its numbers are mine/a, mine/b\."):
+        train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Two()])
+
+
 class Gives(ServerMetric):
     """Gives its column this value."""
 

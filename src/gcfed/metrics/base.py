@@ -161,7 +161,11 @@ class OwnNumbers(ClientMetric):
             self._first = False
             for row, place in enumerate(places(download.cohort, stack.clients)):
                 own = {name: t[row] for name, t in stack.full.items()}
-                table[place] = self.measure(stack, row, own, download)
+                values = self.measure(stack, row, own, download)
+                if values.shape != table[place].shape:  # it would be broadcast
+                    shapes = f"{[*values.shape]}, and its numbers are {', '.join(self.numbers)}"
+                    raise ValueError(f"{self.title}.measure returns a tensor of shape {shapes}.")
+                table[place] = values
         return {"values": table, "seconds": torch.tensor(now(device) - started, dtype=torch.float64)}
 
     def values(self, round: Received) -> Tensor:
