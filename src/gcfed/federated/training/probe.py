@@ -138,6 +138,8 @@ class _Probe:
             try:
                 outputs = self.net(seen)
                 loss = self.task.losses(outputs, self.y).sum()
+                if loss.isnan():
+                    raise ValueError("its loss is not a number before anything is trained")
                 strangers = _leaves(loss) - {id(t) for t in lent.tensors.values()}
                 loss.backward()
                 idle = [n for n, t in lent.tensors.items() if t.requires_grad and t.grad is None]
