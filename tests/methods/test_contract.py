@@ -152,6 +152,10 @@ class Misspelt(ClientPart):
     def on_cleints_end(self, stack, download): ...
 
 
+class MisspeltTerm(ClientPart):
+    def local_los(self, stack, batch, out): ...
+
+
 class OtherSide(ServerPart):
     def local_loss(self, stack, batch, out): ...
 
@@ -171,6 +175,7 @@ class Steps(ClientPart):
     ([StepsByItself()], r"StepsByItself\.after_step is called only with order = Order\.MOVES_WEIGHTS"),
     ([nn.ReLU()], "ReLU is no method: make it a ClientPart, a ServerPart, or"),
     ([Misspelt()], r"Misspelt\.on_cleints_end .*a ClientPart has no such hook: did you mean on_clients_end\?"),
+    ([MisspeltTerm()], r"MisspeltTerm\.local_los: did you mean local_loss\?"),
     ([OtherSide()], r"OtherSide\.local_loss .*a ServerPart has no such hook; the other side has\."),
     ([HearsOfSteps()], r"HearsOfSteps\.on_after_backward .*a ServerPart has no such hook; the other side has\."),
     ([Steps()], r"Steps\.on_before_optimizer_step .*a ClientPart has no such hook; the other side has\."),
