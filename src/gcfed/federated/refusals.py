@@ -37,6 +37,13 @@ def validate_parts(setup: Setup) -> None:
     kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
     if twice := [part.title for part in setup.parts if kept.count(part.state_key) > 1]:
         raise ValueError(f"methods: {' and '.join(twice)} would keep their state in one place. Keep one of them.")
+    keepers: dict[str, Part] = {}
+    for part in setup.parts:
+        for name in part.keeps:
+            if (other := keepers.setdefault(name, part)) is not part:
+                raise ValueError(
+                    f"methods: {other.title} and {part.title} both keep {name!r}: rename it in one's keeps."
+                )
     corrections = list(dict.fromkeys(part.title for part in setup.parts if "corrects drift" in part.facts))
     if len(corrections) > 1:
         raise ValueError(f"methods: {' and '.join(corrections)} each correct the clients' drift: keep one.")
