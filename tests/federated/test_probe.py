@@ -111,6 +111,10 @@ def test_what_no_federated_run_can_do_right_is_refused_by_name(net, message):
         traits(net)
 
 
+def test_a_flag_is_a_buffer_like_others():
+    assert traits(Net(lambda net, x: net.seen.fill_(True) * 0, seen=torch.tensor([False]))).moved == ("seen",)
+
+
 def test_nothing_of_the_network_is_changed(caplog):
     net = Net(count, steps=torch.tensor(5), norm=nn.BatchNorm1d(6), drop=nn.Dropout(0.5).eval())
     net.calls, net.own, net.plain = 7, torch.Generator().manual_seed(3), torch.ones(2)

@@ -329,6 +329,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     """Equal but for the rounding of another order of sums."""
+    a, b = (t.to(torch.uint8) if t.dtype == torch.bool else t for t in (a, b))
     scale = float(b.abs().max()) if b.numel() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
 
