@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import nn
 
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, describe, described
-from gcfed.callbacks.after_round import EarlyStop
+from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting, load_weights, resume_from
 from gcfed.federated.loop import FederatedLoop
@@ -177,7 +177,7 @@ def finish(
     state = {n: t.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, t in tensors.items()}
     with replacing(folder / EXPORT) as temporary:
         temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))
-    stopped = next((c.stopped for c in parts.callbacks if isinstance(c, EarlyStop)), "")
+    stopped = why_stopped(parts.callbacks)
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written rows, or the last round has no test

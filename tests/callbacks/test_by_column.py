@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import read_rows
 from harness import Spy, final_weights
+from lightning.pytorch import Callback
 from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import load_checkpoint
@@ -109,3 +110,24 @@ def test_lightnings_own_callbacks_see_each_test(config, tmp_path):
         cfg.callbacks.keep.dirpath = str(tmp_path / "kept")
     assert train(cfg).trainer.global_step == 4
     assert load_checkpoint(tmp_path / "kept/peak.ckpt")["global_step"] == 2
+    assert read_run(tmp_path).state == "finished"
+
+
+class Timer(Callback):
+    """Ends a run in a round without a test, as Lightning's does."""
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop = trainer.global_step == 4
+
+
+def test_the_last_model_of_a_run_that_a_callback_ended_is_tested(config, tmp_path):
+    cfg = config(*FAST, "rounds=8", "eval_every=3", folder=tmp_path)
+    with open_dict(cfg):
+        cfg.callbacks.timer = {"_target_": f"{__name__}.Timer"}
+    result = train(cfg)
+    assert [row["round"] for row in read_rows(tmp_path / "metrics.csv") if "test/loss" in row] == [3, 4]
+    tested = evaluate(config(*FAST, f"ckpt_path={tmp_path / 'global_model.safetensors'}"))
+    assert tested["test/loss"] == pytest.approx(result.frame["test/loss"][4], rel=1e-6)
+    found = read_run(tmp_path)
+    assert (found.summary["rounds"], found.summary["test/acc"]) == (4, pytest.approx(tested["test/acc"]))
+    assert found.state == "unfinished"  # ckpt_path=last continues it

@@ -2,6 +2,7 @@
 
 from functools import partial
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from harness import CPU, Spy, make_net, random_federation, sgd, train_rounds, weights
 from torch import nn
 
+from gcfed.federated.method import ClientPart, Kept, like_trained
 from gcfed.federated.stacks import assign, layout
 from gcfed.federated.training.batches import plan_batches
 from gcfed.federated.training.network import broadcast_state
@@ -232,13 +234,63 @@ def test_who_sends_beside_its_update_what_is_not_finite_is_left_out(federation):
     assert seen == [(1, 2.0)]
 
 
-class Misfit(Sends):
-    """Sends ``u`` and lists ``v``."""
+class Misfit(Spy):
+    """Sends what it does not list."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
 
     def send(self, upload, own, download):
-        upload.send("more", {"u": torch.zeros(len(upload.clients))})
+        for name, key, t in self.tensors:
+            upload.send(name, {key: t.expand(len(upload.clients), *t.shape)})
+
+    uploads = Sends.uploads
 
 
-def test_a_message_that_its_method_does_not_list_is_refused_by_method_and_key(federation):
-    with pytest.raises(ValueError, match=r"^Misfit.*: send.. and uploads.. disagree: an upload's more (lacks v|has u)"):
-        train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Misfit()])
+@pytest.mark.parametrize(
+    ("sends", "words"),
+    [
+        ([], r"^Misfit: send\(\) and uploads\(\) disagree: an upload's more lacks v"),
+        ([("more", "v", torch.zeros(2))], r"^Misfit: .* more has v as \(1, 2\), and here it is \(1,\)"),
+        ([("more", "v", torch.zeros(())), ("less", "u", torch.zeros(()))], r"^methods: upload\.send\('less', …\)"),
+    ],
+)
+def test_a_message_that_its_method_does_not_list_is_refused_by_method_and_key(federation, sends, words):
+    with pytest.raises(ValueError, match=words):
+        train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Misfit(*sends)])
+
+
+class KeepsOther(ClientPart):
+    """Returns to keep what its ``keeps`` lacks, or reads it."""
+
+    keeps: ClassVar = {"mine": Kept(like_trained)}
+
+    def __init__(self, reads):
+        self.reads_other = reads
+
+    def keep(self, upload, own, download):
+        return {"mine": own["yours"]} if self.reads_other else {"yours": upload.delta}
+
+
+class OnlySends(ClientPart):
+    def send(self, upload, own, download):
+        upload.send("mine", {"loss": upload.loss})
+
+
+class TermOfClasses(ClientPart):
+    def local_loss(self, stack, batch, out):
+        return out.logits_KBC.mean((0, 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (KeepsOther(reads=True), r"own\['yours'\]: the part's keeps has no such name\. There are mine\."),
+        (KeepsOther(reads=False), "KeepsOther returns 'yours' to keep, which its keeps lacks: mine"),
+        (OnlySends(), r"methods: upload\.send\('mine', …\), and no server part's uploads\(\) has it"),
+        (TermOfClasses(), r"TermOfClasses\.local_loss returns a tensor of shape \[4\], not \[1\]"),
+    ],
+)
+def test_a_method_that_contradicts_itself_is_refused_by_name(federation, method, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        train_rounds(make_net(), federation, sgd(), rounds=1, methods=[method])

@@ -102,12 +102,17 @@ def test_what_it_finds(net, expected):
          "Net changes top, which begins at ±∞"),
         (Net(lambda net, x: setattr(net.head.weight, "data", net.head.weight.data.clamp(-1, 1))),
          r"forward gives the trained parameter head.weight new memory.*self.head.weight.data.copy_"),
+        (Net(lambda net, x: x.sum() * np.nan), "Net fails .*: its loss is not a number before anything is trained"),
         (Net(lambda net, x: x @ torch.ones(5)), "Net fails on 8 samples in training mode: .*size"),
     ],
 )  # fmt: skip
 def test_what_no_federated_run_can_do_right_is_refused_by_name(net, message):
     with pytest.raises(ValueError, match=message):
         traits(net)
+
+
+def test_a_flag_is_a_buffer_like_others():
+    assert traits(Net(lambda net, x: net.seen.fill_(True) * 0, seen=torch.tensor([False]))).moved == ("seen",)
 
 
 def test_nothing_of_the_network_is_changed(caplog):

@@ -18,7 +18,7 @@ from torch import nn
 from gcfed.assemble import build_methods
 from gcfed.attacks.byzantine import Scale
 from gcfed.checkpoints.reading import load_checkpoint
-from gcfed.federated.method import ClientPart, Order, ServerPart
+from gcfed.federated.method import ClientPart, Kept, Order, ServerPart, like_trained
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.centralization import GlobalGC, LocalGC
@@ -157,6 +157,17 @@ class Misspelt(ClientPart):
     def on_cleints_end(self, stack, download): ...
 
 
+class MisspeltTerm(ClientPart):
+    def local_los(self, stack, batch, out): ...
+
+
+class Keeps(ClientPart):
+    keeps: ClassVar = {"c": Kept(like_trained)}
+
+
+class KeepsToo(Keeps): ...
+
+
 class OtherSide(ServerPart):
     def local_loss(self, stack, batch, out): ...
 
@@ -176,6 +187,8 @@ class Steps(ClientPart):
     ([StepsByItself()], r"StepsByItself\.after_step is called only with order = Order\.MOVES_WEIGHTS"),
     ([nn.ReLU()], "ReLU is no method: make it a ClientPart, a ServerPart, or"),
     ([Misspelt()], r"Misspelt\.on_cleints_end .*a ClientPart has no such hook: did you mean on_clients_end\?"),
+    ([MisspeltTerm()], r"MisspeltTerm\.local_los: did you mean local_loss\?"),
+    ([Keeps(), KeepsToo()], r"methods: Keeps and KeepsToo both keep 'c': rename it"),
     ([OtherSide()], r"OtherSide\.local_loss .*a ServerPart has no such hook; the other side has\."),
     ([HearsOfSteps()], r"HearsOfSteps\.on_after_backward .*a ServerPart has no such hook; the other side has\."),
     ([Steps()], r"Steps\.on_before_optimizer_step .*a ClientPart has no such hook; the other side has\."),

@@ -18,7 +18,7 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.client import ClientProgram
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
-from gcfed.metrics.base import OwnNumbers
+from gcfed.metrics.base import OwnNumbers, ServerMetric
 from gcfed.metrics.local_models import Clients, Forgetting
 from gcfed.metrics.updates import Drift, Gap, Updates
 from gcfed.run import train
@@ -142,6 +142,45 @@ def test_a_metric_of_the_users_own():
     )
     for mine, drift in zip(*runs, strict=True):
         assert mine == {"mine/moved": pytest.approx(drift["drift/client_norm"], rel=1e-12)}
+
+
+def test_a_measurement_of_another_number_of_values_is_refused():
+    """A single value would be broadcast to all columns."""
+
+    class Two(OwnNumbers):
+        numbers = ("mine/a", "mine/b")
+
+        def measure(self, stack, row, own, download):
+            return torch.zeros(1)
+
+    with pytest.raises(ValueError, match=r"^Two\.measure returns .* \[1\], and its numbers are mine/a, mine/b\."):
+        train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Two()])
+
+
+class Gives(ServerMetric):
+    """Gives its column this value."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def columns(self, round):
+        return {"mine/x": self.value}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, *_):
+        self.seen = outputs["mine/x"]
+
+
+@pytest.mark.parametrize("value", ["0.5", None, torch.ones(2)])
+def test_a_column_takes_numbers_only(value):
+    """Another value would make metrics.csv unreadable, and the run with it."""
+    with pytest.raises(ValueError, match=r"^column mine/x: a row of metrics takes numbers, not "):
+        train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Gives(value)])
+
+
+def test_a_tensor_of_one_number_is_a_number():
+    train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[gives := Gives(torch.tensor(3.0))])
+    assert isinstance(gives.seen, float)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Callbacks that run after each round. They receive the round's row of metrics as ``outputs``."""
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
@@ -21,19 +22,20 @@ def monitored(trainer: Trainer, row: dict[str, Any], monitor: str) -> bool:
     return monitor in row
 
 
+def why_stopped(callbacks: Iterable[Callback]) -> str:
+    """Why Lightning's early stopping, or ours, has ended the run; "" if none has."""
+    reasons = (callback.stopping_reason_message for callback in callbacks if isinstance(callback, EarlyStopping))
+    return next(filter(None, reasons), "").removesuffix(" Signaling Trainer to stop.")
+
+
 class EarlyStop(EarlyStopping):
     """Lightning's, with any column, in tested rounds. A stopped run is finished; a larger patience continues it."""
 
     def __init__(self, monitor: str, **settings: Any) -> None:
         super().__init__(monitor, check_on_train_epoch_end=False, **settings)
 
-    @property
-    def stopped(self) -> str:
-        """Why the run was stopped; "" if it was not."""
-        return (self.stopping_reason_message or "").removesuffix(" Signaling Trainer to stop.")
-
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        trainer.should_stop = trainer.should_stop or bool(self.stopped)
+        trainer.should_stop = trainer.should_stop or bool(self.stopping_reason_message)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         if "test/loss" in outputs and monitored(trainer, outputs, self.monitor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class FederatedLoop(Callback):
         self.stores, self.faults = stores or ClientStores(), faults or Faults()
         self.federation = federation
         self.data: Any = None
+        self._row: dict[str, Any] = {}  # of the last round in this process
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -133,7 +135,7 @@ class FederatedLoop(Callback):
             row |= module.test([part.on_test_batch for part in self.server.parts])
         for part in self.server.parts:
             part.on_round_end(row, received)
-        return row | {"time/round_s": time.perf_counter() - started}
+        return numbers(row) | {"time/round_s": time.perf_counter() - started}
 
     def tested(self, round_number: int) -> bool:
         """Whether the global model is tested after the round with this number (the first is 1)."""
@@ -143,15 +145,24 @@ class FederatedLoop(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Logs the row, and shows it to those callbacks of Lightning that monitor a column."""
+        self._row = outputs
         if trainer.is_global_zero:
             _warn(outputs)
-        for logger in trainer.loggers:
-            logger.log_metrics(outputs, step=outputs["round"])
-        metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in outputs.items()}
-        trainer.callback_metrics.update(metrics)
+        self._log(trainer, outputs)
         for callback in trainer.callbacks if "test/loss" in outputs else ():  # type: ignore[attr-defined]
             if isinstance(callback, EarlyStopping | ModelCheckpoint):
                 callback.on_validation_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""
+        if trainer.global_step < self.rounds and self._row and "test/loss" not in self._row:
+            self._log(trainer, {"round": self._row["round"]} | self.server.module.test())
+
+    def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=row["round"])
+        metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in row.items()}
+        trainer.callback_metrics.update(metrics)
 
 
 def _warn(row: dict[str, Any]) -> None:
@@ -163,3 +174,11 @@ def _warn(row: dict[str, Any]) -> None:
         )  # fmt: skip
     if row["train/refused_steps"]:
         log.warning("round %d: the server's step was not finite; the model stays as it was.", row["round"])
+
+
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with tensors of one number as numbers. Raises ValueError for anything else than a number."""
+    row = {name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for name, t in row.items()}
+    if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
+        raise ValueError(f"column {odd}: a row of metrics takes numbers, not {row[odd]!r}, which a part has given it.")
+    return row

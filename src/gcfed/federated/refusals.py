@@ -11,6 +11,9 @@ from gcfed.federated.method import FACTS, ClientPart, Order, Part, ServerPart, S
 #: Lightning's hooks that only one side uses.
 LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
 
+#: The other names by which the loop knows what a part does and keeps.
+NAMES = [name for name in {**vars(Part), **vars(ClientPart), **vars(ServerPart)} if not name.startswith(("_", "on_"))]
+
 
 def check_hooks(part: Part) -> None:
     """Raises ValueError for a hook that is never called, because it is misspelt or belongs to the other side."""
@@ -24,6 +27,9 @@ def check_hooks(part: Part) -> None:
             near = difflib.get_close_matches(name, [] if hook else dir(sides[0]), 1)
             way = f": did you mean {near[0]}?" if near else "; the other side has." if hook else "."
             raise ValueError(f"{part.title}.{name} is never called: a {sides[0].__name__} has no such hook{way}")
+        ours = any(name in vars(cls) for cls in type(part).__mro__ if cls.__module__.startswith("gcfed."))
+        if not (called or ours) and (near := difflib.get_close_matches(name, NAMES, 1, 0.85)):
+            raise ValueError(f"{part.title}.{name}: did you mean {near[0]}? If not, give it another name.")
 
 
 def validate_parts(setup: Setup) -> None:
@@ -31,6 +37,13 @@ def validate_parts(setup: Setup) -> None:
     kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
     if twice := [part.title for part in setup.parts if kept.count(part.state_key) > 1]:
         raise ValueError(f"methods: {' and '.join(twice)} would keep their state in one place. Keep one of them.")
+    keepers: dict[str, Part] = {}
+    for part in setup.parts:
+        for name in part.keeps:
+            if (other := keepers.setdefault(name, part)) is not part:
+                raise ValueError(
+                    f"methods: {other.title} and {part.title} both keep {name!r}: rename it in one's keeps."
+                )
     corrections = list(dict.fromkeys(part.title for part in setup.parts if "corrects drift" in part.facts))
     if len(corrections) > 1:
         raise ValueError(f"methods: {' and '.join(corrections)} each correct the clients' drift: keep one.")

@@ -89,8 +89,12 @@ class Server:
             try:
                 refuse_other(f"an upload's {name}", sent, shapes.get(name, {}), len(upload.clients))
             except MessageError as error:
-                lists = [part for part in self.parts if name in part.uploads(round)] or self.parts
-                who = " or ".join(dict.fromkeys(part.title for part in lists))
+                lists = [part.title for part in self.parts if name == "delta" or name in part.uploads(round)]
+                if not lists:
+                    raise ValueError(
+                        f"methods: upload.send({name!r}, …), and no server part's uploads() has it."
+                    ) from None
+                who = " or ".join(dict.fromkeys(lists))
                 raise ValueError(f"{who}: send() and uploads() disagree: {error}") from None
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:

@@ -23,6 +23,7 @@ class RoundCSVLogger(Logger):
     def __init__(self, path: str, resume_round: int = 0) -> None:
         super().__init__()
         self.path, self.resume_round, self.columns = Path(path), resume_round, list[str]()
+        self.round: float = 0  # of the last row
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -30,13 +31,18 @@ class RoundCSVLogger(Logger):
         self._write([row for row in self._read() if int(row["round"]) <= self.resume_round], ["round"])
 
     @rank_zero_only
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if "round" not in metrics:
             return
         if not self.columns:
             self.log_hyperparams({})
         if not metrics.keys() <= {*self.columns}:
             self._write(self._read(), metrics)
+        if metrics["round"] == self.round:  # the test of a run that a callback has ended
+            *rows, last = self._read()
+            self._write(rows, metrics)
+            metrics = {**last, **metrics}
+        self.round = metrics["round"]
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(metrics)
 

@@ -82,7 +82,10 @@ class ServerMetric(ServerPart):
     @torch.no_grad()
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.due_in(round):
-            row |= self.columns(round)
+            columns = self.columns(round)
+            if taken := sorted(columns.keys() & row.keys()):
+                raise ValueError(f"{self.title} gives the row a second {taken[0]}: take another name for its column.")
+            row |= columns
             if not self.transport.remote:  # sites have their own clocks and measure in parallel
                 self.seconds += float(round.sums[self].get("seconds", 0.0)) / rank_and_world()[1]
             row["time/train_s"] -= self.seconds
@@ -161,7 +164,11 @@ class OwnNumbers(ClientMetric):
             self._first = False
             for row, place in enumerate(places(download.cohort, stack.clients)):
                 own = {name: t[row] for name, t in stack.full.items()}
-                table[place] = self.measure(stack, row, own, download)
+                values = self.measure(stack, row, own, download)
+                if values.shape != table[place].shape:  # it would be broadcast
+                    shapes = f"{[*values.shape]}, and its numbers are {', '.join(self.numbers)}"
+                    raise ValueError(f"{self.title}.measure returns a tensor of shape {shapes}.")
+                table[place] = values
         return {"values": table, "seconds": torch.tensor(now(device) - started, dtype=torch.float64)}
 
     def values(self, round: Received) -> Tensor:

@@ -40,6 +40,9 @@ class Own(dict[str, Params]):
         super().__init__()
         self.version, self.dtype = np.array(version, dtype=np.int64), dtype
 
+    def __missing__(self, name: str) -> Params:
+        raise ValueError(f"own[{name!r}]: the part's keeps has no such name. There are {', '.join(self) or 'none'}.")
+
     def as_stored(self, values: Params) -> Params:
         """Values ``[K, *shape]`` rounded as the store rounds them."""
         return as_stored(values, self.dtype)

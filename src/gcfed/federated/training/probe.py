@@ -126,7 +126,9 @@ class _Probe:
             with torch.set_grad_enabled(y is not None):
                 out = self.net(seen := x.clone())
                 if y is not None:
-                    (loss := self.task.losses(out, y).sum()).backward()
+                    if (loss := self.task.losses(out, y).sum()).isnan():
+                        raise ValueError("its loss is not a number before anything is trained")
+                    loss.backward()
                     self.strangers = _leaves(loss) - {id(t) for t in own.values()}
             self.edits |= seen._version > 0 or not torch.equal(seen, x)
             self.draws |= {name for name, generator in GLOBAL.items() if _mark(generator) != generators[name]}
@@ -256,6 +258,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     """Whether they are equal, except for the rounding of another order of sums."""
+    a, b = (t.to(torch.uint8) if t.dtype == torch.bool else t for t in (a, b))
     scale = float(b.abs().max()) if b.numel() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale, equal_nan=True)
 

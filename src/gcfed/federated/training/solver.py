@@ -226,6 +226,9 @@ def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any]) -> t
         if part.task_weight != 1:
             objective = objective * part.task_weight
         if (term := part.local_loss(stack, batch, out)) is not None:
+            if term.shape != task.shape:
+                shapes = f"{[*term.shape]}, not {[*task.shape]}: one number for each client"
+                raise ValueError(f"{type(part).__name__}.local_loss returns a tensor of shape {shapes}.")
             terms.append(term)
     return task, sum(terms, objective)
 
