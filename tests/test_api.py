@@ -35,7 +35,7 @@ def test_a_run_from_python_and_its_folder_agree(tmp_path):
     cfg = gcfed.configure([*SMALL, "name=mine"], log_dir, "gc=none")
     result = gcfed.train(cfg)
     assert result.folder.parent == tmp_path / "mine"
-    assert "rounds-2_participation" in result.folder.name
+    assert "_rounds-2_" in result.folder.name
     assert (result.folder / "config.yaml").read_text().startswith("# made from Python\n")
     assert result.frame.index.tolist() == [1, 2]
     pd.testing.assert_frame_equal(result.frame, read_metrics(result.folder / "metrics.csv"))

@@ -95,7 +95,7 @@ def test_every_message_may_become_bytes(config, tmp_path, case):
 def test_a_run_continues_over_the_wire_and_by_reference_bit_for_bit(config, tmp_path):
     """New clients of FedGC have not seen the broadcast before: the server sends its move."""
     words, last = CASES["all take part"], f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"
-    reference = run(config, tmp_path / "reference", *words)
+    reference = run(config, tmp_path / "reference", *words, "rounds=3")
     for rounds, federation in enumerate((None, WIRE, None), start=1):
         resume = [last] * (rounds > 1)
         result = run(config, tmp_path / "run", *words, f"rounds={rounds}", *resume, federation=federation)

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 
+from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import BuildError
 
 MakeOptimizer = Callable[..., Optimizer]
@@ -27,6 +28,8 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
         idle = torch.zeros(1, requires_grad=True)
         idle.grad = torch.zeros(1)
         optimizer([idle]).step()
+    except SettingError as error:
+        raise BuildError(f"{key}.{error}") from None
     except (TypeError, ValueError, RuntimeError) as error:
         raise BuildError(f"{key}: {error}") from None
     return optimizer
