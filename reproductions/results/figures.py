@@ -19,6 +19,10 @@ from gcfed.runs.measures import smooth
 
 HERE = Path(__file__).parent
 NUMBER = r"\d+(?:\.\d+)?"
+LIGHT_ON_DARK = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), "#E6E6E6")
+DARK = matplotlib.rc_context(
+    {**LIGHT_ON_DARK, "grid.color": "#3A3A3A", "axes.facecolor": "none", "figure.facecolor": "none"}
+)
 
 
 def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Figure:
@@ -177,3 +181,5 @@ if __name__ == "__main__":
     for name, drawing in drawings.items():
         folder = HERE.parents[1] / "docs" if name == "gcfed_table5" else HERE  # README.md shows that one, too
         save(styled(drawn)(*drawing), folder / "images" / f"{name}.png")
+        if name == "gcfed_table5":
+            save(styled(DARK(drawn))(*drawing), folder / "images" / f"{name}_dark.png")
