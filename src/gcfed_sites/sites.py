@@ -117,7 +117,7 @@ class Sites(Wire):
             ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
         """
         stores = self.stores.of_clients.items()
-        self.indices = {name: Index(store.folder, dtype=store.dtype) for name, store in stores}
+        self.indices = {name: Index(store.folder) for name, store in stores}
         self.stores.opened |= self.indices
         self.line = self.open_line()
         self._configure(resumed=self.cfg.ckpt_path is not None)

@@ -106,7 +106,7 @@ class ClientProgram:
         """The states that these clients keep for a part."""
         stores = list(part.stores.values())
         versions = [stores[0].version(client) for client in clients.tolist()] if stores else []
-        own = Own([-1 if version is None else version for version in versions], stores[0].dtype if stores else None)
+        own = Own([-1 if version is None else version for version in versions])
         for name, kept in part.keeps.items():
             like = kept.like(part, download)
             start = {key: download.model[key] for key in like} if kept.starts_at_model else None
