@@ -61,10 +61,6 @@ class Line:
     ended: str  # the error if the pipe was closed at its other end
     lost: bool = False  # whether a site, or all of them, can no longer be reached
 
-    def complete(self) -> bool:
-        """Whether a new line would reach all sites."""
-        return False
-
     def send(self, site: str, number: int, verb: str, about: About, message: bytes) -> None:
         with suppress(BrokenPipeError):  # ``receive`` reports it
             self.pipe.send((site, number, verb, json.dumps(about), message))

@@ -92,22 +92,14 @@ class FlareLine(Line):
         if missing := sorted(set(self.sites) - set(self.pipe.recv())):
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
 
-    def complete(self) -> bool:
-        with suppress(ConnectionError):  # the job continues without an admin's session
-            return set(self.sites) <= set(connected(self.kit))
-        return False
-
     def _accept(self, listener: Listener, session: Session) -> Connection:
-        listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
-        until = time.monotonic() + START
-        while True:
-            try:
-                return listener.accept()
-            except TimeoutError:
-                status = str(session.get_job_status(self._job))
-                if time.monotonic() > until or status.startswith("FINISHED"):
-                    self._abort(session)
-                    raise ConnectionError(f"NVFlare has not started the job of the run: {status}.") from None
+        listener._listener._socket.settimeout(START)  # type: ignore[attr-defined]
+        try:
+            return listener.accept()
+        except TimeoutError:
+            status = session.get_job_status(self._job)
+            self._abort(session)
+            raise ConnectionError(f"NVFlare has not started the job within {START:g} s: {status}.") from None
 
     def _abort(self, session: Session) -> None:
         with suppress(Exception):  # the job may have ended just now
