@@ -149,9 +149,19 @@ class FederatedLoop(Callback):
         if trainer.is_global_zero:
             _warn(outputs)
         self._log(trainer, outputs)
-        for callback in trainer.callbacks if "test/loss" in outputs else ():  # type: ignore[attr-defined]
-            if isinstance(callback, EarlyStopping | ModelCheckpoint):
+        if "test/loss" not in outputs:
+            return
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, EarlyStopping | ModelCheckpoint) and self._has(callback.monitor, outputs):
                 callback.on_validation_end(trainer, pl_module)
+
+    def _has(self, monitor: str | None, row: dict[str, Any]) -> bool:
+        """Whether a tested round's row has the column. Raises ValueError if no later row can have it."""
+        if monitor is None or monitor in row:
+            return True
+        if all(getattr(part, "every", 1) == 1 for part in self.server.parts):
+            raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
+        return False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""
