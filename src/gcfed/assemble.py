@@ -163,11 +163,9 @@ def check_samples(data: FederatedDataModule) -> None:
 
 def describe(parts: Parts, trainer: Trainer) -> str:
     """One line about the run that begins."""
-    loop, net, sizes = parts.loop, parts.module.net, parts.data.partition.sizes
-    names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
-    held = "" if loop.transport.own_data else f" with {sizes.min()} to {sizes.max()} samples"
-    total, trained = (sum(p.numel() for p in net.parameters() if p.requires_grad or frozen) for frozen in (True, False))
+    net, names = parts.module.net, ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
     return (
-        f"{type(net).__name__} with {total:,} parameters, {trained:,} of them trained; {len(sizes):,} clients{held}; "
-        f"{loop.sampler} on {trainer.world_size} × {trainer.strategy.root_device}; methods: {names}"
+        f"{type(net).__name__} with {trained:,} trained parameters; {parts.data.num_clients:,} clients; "
+        f"{parts.loop.sampler} on {trainer.world_size} × {trainer.strategy.root_device}; methods: {names}"
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
-from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, refuse_other, sendable
+from gcfed.federated.messages import Download, Upload, finite_clients, refuse_misfit, sendable
 from gcfed.federated.method import Order, ServerPart, upload_shapes
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Counts, Received, Round
@@ -74,38 +74,23 @@ class Server:
         """Receives K uploads. Measurements see them first, before methods edit them.
 
         Raises:
-            ValueError: a client part sends other tensors than its server part lists; names the method.
+            MessageError: a client part sends other tensors than its server part lists in ``uploads``.
         """
-        self._refuse_misfit(upload, sums.expected.shapes, round)
+        refuse_misfit(upload, sums.expected.shapes)
         if self.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
-            sums.take(part, part.on_receive(upload, round) or {})
+            for name, term in (part.on_receive(upload, round) or {}).items():
+                total = sums.parts[part][name]
+                assert term.shape == total.shape, f"{part.title}: on_receive() and sums() disagree about {name}"
+                total.add_(term)
         sums.add(upload, round)
-
-    def _refuse_misfit(self, upload: Upload, shapes: Mapping[str, Params], round: Round) -> None:
-        for name in {**shapes, **upload.extra}:
-            sent = upload.delta if name == "delta" else upload.extra.get(name, {})
-            try:
-                refuse_other(f"an upload's {name}", sent, shapes.get(name, {}), len(upload.clients))
-            except MessageError as error:
-                lists = [part.title for part in self.parts if name == "delta" or name in part.uploads(round)]
-                if not lists:
-                    raise ValueError(
-                        f"methods: upload.send({name!r}, …), and no server part's uploads() has it."
-                    ) from None
-                who = " or ".join(dict.fromkeys(lists))
-                raise ValueError(f"{who}: send() and uploads() disagree: {error}") from None
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:
         """Adds up the sums of all processes."""
-        came = np.setdiff1d(round.cohort, self.transport.missing)
-        update, beside, counts, parts = sums.reduce(round)
-        self.stores.finish_round(came, round.index)  # every process has now written its clients' states
-        known = {name: value for name, value in vars(round).items() if name != "cohort"}
-        return Received(
-            **known, cohort=came, asked=round.cohort, update=update, received=beside, counts=counts, sums=parts
-        )
+        received = sums.reduce(round, np.setdiff1d(round.cohort, self.transport.missing))
+        self.stores.finish_round(received.cohort, round.index)  # every process has now written its clients' states
+        return received
 
     def finish(self, received: Received) -> None:
         """Lets the parts edit the aggregated update."""
@@ -153,13 +138,6 @@ class RoundSums:
     parts: Mapping[ServerPart, Params]
     counts: Tensor
 
-    def take(self, part: ServerPart, terms: Params) -> None:
-        """Adds terms to a part's own sums."""
-        for name, term in terms.items():
-            total = self.parts[part][name]
-            assert term.shape == total.shape, f"{part.title}: on_receive() and sums() disagree about {name}"
-            total.add_(term)
-
     def add(self, upload: Upload, round: Round) -> None:
         """Adds the uploads of K clients."""
         for name, aggregator in self.beside.items():
@@ -172,8 +150,8 @@ class RoundSums:
         of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
         self.counts += torch.cat([of_device, on_device(of_host, self.counts.device, self.counts.dtype)])
 
-    def reduce(self, round: Round) -> tuple[Params, dict[str, Params], Counts, Mapping[ServerPart, Params]]:
-        """Returns the update, the means of the other messages, the counts, and the parts' sums of all processes."""
+    def reduce(self, round: Round, came: np.ndarray) -> Received:
+        """The round with the sums of all processes; ``came`` has the ids of the clients whose uploads came."""
         shapes, own = self.expected.shapes, [t for sums in self.parts.values() for t in sums.values()]
         update = self.delta.reduce(round, shapes["delta"])
         beside = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.beside.items()}
@@ -185,4 +163,8 @@ class RoundSums:
         losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
         mean = loss / losses if losses else float("nan")
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
-        return update, beside, Counts(mean, finite, up_bytes, samples, steps, overflows > 0), sums
+        known = {name: value for name, value in vars(round).items() if name != "cohort"}
+        return Received(
+            **known, cohort=came, asked=round.cohort, update=update, received=beside, sums=sums,
+            counts=Counts(mean, finite, up_bytes, samples, steps, overflows > 0),
+        )  # fmt: skip

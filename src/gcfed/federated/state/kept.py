@@ -38,9 +38,6 @@ class Own(dict[str, Params]):
         super().__init__()
         self.version = np.array(version, dtype=np.int64)
 
-    def __missing__(self, name: str) -> Params:
-        raise ValueError(f"own[{name!r}]: the part's keeps has no such name. There are {', '.join(self) or 'none'}.")
-
     def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
         """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``. Returns the tensors of this name."""
         for key, t in self[name].items():
