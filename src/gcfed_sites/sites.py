@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -29,7 +29,7 @@ from gcfed.federated.wire import pack
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
-from gcfed_sites.answers import NONE, RESUME, About, Answer, Line, counted_against
+from gcfed_sites.answers import NONE, RESUME, About, Answer, counted_against
 from gcfed_sites.checks import check_versions, check_whole, checked_upload, require
 from gcfed_sites.site import clients_config
 
@@ -97,8 +97,8 @@ class Sites(Wire):
         self._busy: dict[str, tuple[int, str]] = {}  # site → its unanswered question, or (−1, "") if it is gone
         self._done: dict[str, About] = {}  # site → its task in this round, which it has finished
 
-    def open_line(self) -> Line:
-        """The line to the sites. It serves all runs of this process in turn."""
+    def open_line(self) -> Any:
+        """The line to the sites (:class:`~gcfed_sites.line.FlareLine`). It serves all runs of this process in turn."""
         installed("nvflare", "federation=nvflare")
         from gcfed_sites.line import line_of, local_line
 
