@@ -83,7 +83,7 @@ def train(cfg: DictConfig) -> RunResult:
         record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
         if found is not None:
             checkpoint, resume_round = found[0], check_checkpoint(cfg, *found, record, parts.module)
-            if leads() and not parts.loop.transport.apart:
+            if leads() and not parts.loop.transport.other_process:
                 parts.loop.stores.check(found[1]["callbacks"][parts.loop.state_key]["stores"])
             del found  # a file that is soon replaced takes room until it is closed
         trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)

@@ -81,7 +81,7 @@ class Wire(Stacks):
         cfg: the run's config.
     """
 
-    apart = True
+    other_process = True
 
     def __init__(self, stacks: Stacks, cfg: DictConfig) -> None:
         super().__init__(stacks.program, stacks.stores, stacks.per_round)

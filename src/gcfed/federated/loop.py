@@ -112,7 +112,7 @@ class FederatedLoop(Callback):
             module, servers, self.aggregator, self.sampler, self.solver, self.faults, self.stores, self.transport,
             data.num_clients, self.seed,
         )  # fmt: skip
-        module.run = self.run_round
+        module.run = self.run_and_test
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.stores.release()
@@ -125,7 +125,7 @@ class FederatedLoop(Callback):
         self.stores.load_state_dict(state_dict["stores"])
 
     # ------------------------------------------------------------------------------------------------ one round
-    def run_round(self, t: int) -> dict[str, Any]:
+    def run_and_test(self, t: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
         row, received = run_round(t, self.server)

@@ -64,11 +64,11 @@ class Server:
         """Makes the round's empty sums. The parts have seen the broadcast and know what clients will send."""
         shapes = upload_shapes(self.parts, round)
         notes = {name: like for part in self.parts for name, like in part.notes(round).items()}
-        floats = {n for n, like in shapes.items() if all(t.is_floating_point() for t in like.values())}
-        beside = {name: self.aggregator.beside() for name in shapes if name in floats and name != "delta"}
+        floats = [name for name, like in shapes.items() if all(t.is_floating_point() for t in like.values())]
+        extra = {name: self.aggregator.beside() for name in floats if name != "delta"}
         sums = {part: part.sums(round) for part in self.parts}
         counts = torch.zeros(6, dtype=torch.float64, device=self.module.device)
-        return RoundSums(Expected(shapes, notes), self.aggregator, beside, sums, counts)
+        return RoundSums(Expected(shapes, notes), self.aggregator, extra, sums, counts)
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
         """Receives K uploads. Measurements see them first, before methods edit them.
@@ -126,7 +126,7 @@ class RoundSums:
     Attributes:
         expected: the tensors that a client sends.
         delta: the sum of Δ.
-        beside: the sums of what clients send in addition to Δ, by name.
+        extra: the sums of what clients send in addition to Δ, by name.
         parts: the sums of each server part (``ServerPart.sums``).
         counts: the numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 ``[6]`` on
             the device, so that nothing waits for it.
@@ -134,13 +134,13 @@ class RoundSums:
 
     expected: Expected
     delta: Aggregator
-    beside: Mapping[str, Aggregator]
+    extra: Mapping[str, Aggregator]
     parts: Mapping[ServerPart, Params]
     counts: Tensor
 
     def add(self, upload: Upload, round: Round) -> None:
         """Adds the uploads of K clients."""
-        for name, aggregator in self.beside.items():
+        for name, aggregator in self.extra.items():
             aggregator.add(replace(upload, delta=upload.extra[name]), round)
         self.delta.add(upload, round)
         assert upload.loss is not None
@@ -150,12 +150,12 @@ class RoundSums:
         of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
         self.counts += torch.cat([of_device, on_device(of_host, self.counts.device, self.counts.dtype)])
 
-    def reduce(self, round: Round, came: np.ndarray) -> Received:
-        """The round with the sums of all processes; ``came`` has the ids of the clients whose uploads came."""
+    def reduce(self, round: Round, answered: np.ndarray) -> Received:
+        """The round with the sums of all processes; ``answered`` has the ids of the clients that sent an upload."""
         shapes, own = self.expected.shapes, [t for sums in self.parts.values() for t in sums.values()]
         update = self.delta.reduce(round, shapes["delta"])
-        beside = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.beside.items()}
-        results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *beside.values())]
+        extra = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.extra.items()}
+        results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *extra.values())]
         overflown = ~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
         counts, *totals = round.reduce([torch.cat([self.counts, overflown]), *own])
         rest = iter(totals)
@@ -165,6 +165,6 @@ class RoundSums:
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
         known = {name: value for name, value in vars(round).items() if name != "cohort"}
         return Received(
-            **known, cohort=came, asked=round.cohort, update=update, received=beside, sums=sums,
+            **known, cohort=answered, asked=round.cohort, update=update, received=extra, sums=sums,
             counts=Counts(mean, finite, up_bytes, samples, steps, overflows > 0),
         )  # fmt: skip
