@@ -66,7 +66,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
-    for callback in own if loop.transport.apart else ():  # sites build methods and metrics only
+    for callback in own if loop.transport.other_process else ():  # sites build methods and metrics only
         if isinstance(callback, ClientPart) or hears_of_steps(callback):
             part = f"callbacks: {type(callback).__name__} takes part in local training, which happens at the sites"
             raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
@@ -150,9 +150,6 @@ def check_samples(data: FederatedDataModule) -> None:
     if len(empty := np.flatnonzero(data.partition.sizes == 0)):
         who = f"{len(empty)} of {data.num_clients} clients without a sample, such as client {empty[0]}: give it one"
         raise ValueError(f"partition: {type(data.partitioner).__name__} leaves {who}, or lower num_clients.")
-    x = data.dataset.train.x
-    if not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
-        raise ValueError(f"data={data.dataset.name}: all its numbers are {x.flat[0]}.")
     if data.labels.dtype.kind == "i":
         trained, tested = ({*np.unique(y[y >= 0]).tolist()} for y in (data.labels, data.test_labels))
         if len(trained) < 2:
@@ -163,11 +160,9 @@ def check_samples(data: FederatedDataModule) -> None:
 
 def describe(parts: Parts, trainer: Trainer) -> str:
     """One line about the run that begins."""
-    loop, net, sizes = parts.loop, parts.module.net, parts.data.partition.sizes
-    names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
-    held = "" if loop.transport.own_data else f" with {sizes.min()} to {sizes.max()} samples"
-    total, trained = (sum(p.numel() for p in net.parameters() if p.requires_grad or frozen) for frozen in (True, False))
+    net, names = parts.module.net, ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
     return (
-        f"{type(net).__name__} with {total:,} parameters, {trained:,} of them trained; {len(sizes):,} clients{held}; "
-        f"{loop.sampler} on {trainer.world_size} × {trainer.strategy.root_device}; methods: {names}"
+        f"{type(net).__name__} with {trained:,} trained parameters; {parts.data.num_clients:,} clients; "
+        f"{parts.loop.sampler} on {trainer.world_size} × {trainer.strategy.root_device}; methods: {names}"
     )

@@ -24,7 +24,7 @@ from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting, load_weights, resume_from
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.parallel.strategy import partners, trains_on_cpu
+from gcfed.federated.parallel.strategy import trains_on_cpu
 from gcfed.federated.training.probe import look
 from gcfed.runs.folder import CONFIG, EXPORT, METRICS, check_folder, with_folder
 from gcfed.runs.identity import hyperparameters
@@ -83,7 +83,7 @@ def train(cfg: DictConfig) -> RunResult:
         record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
         if found is not None:
             checkpoint, resume_round = found[0], check_checkpoint(cfg, *found, record, parts.module)
-            if leads() and not parts.loop.transport.apart:
+            if leads() and not parts.loop.transport.other_process:
                 parts.loop.stores.check(found[1]["callbacks"][parts.loop.state_key]["stores"])
             del found  # a file that is soon replaced takes room until it is closed
         trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
@@ -93,8 +93,7 @@ def train(cfg: DictConfig) -> RunResult:
             for logger in trainer.loggers:
                 logger.log_hyperparams(hyperparameters(cfg))
             try:
-                with partners():
-                    trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+                trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
             finally:  # nothing is being written once the folder is unlocked, even if Lightning's own end fails
                 trainer.strategy.checkpoint_io.teardown()
             if trainer.is_global_zero:

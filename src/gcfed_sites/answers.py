@@ -1,11 +1,9 @@
-"""The answers of sites, and the line on which they travel."""
+"""The answers of sites."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from gcfed.federated.messages import MessageError
@@ -49,36 +47,3 @@ def counted_against(site: str, failures: dict[str, str], failed: str = "failed")
     except Exception as error:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         failures[site] = f"{failed}: {''.join(c if c.isprintable() else ' ' for c in why[:500])}"  # the site's words
-
-
-class Line:
-    """A pipe to a process that passes questions on to sites, and their answers back as bytes. Calls do not wait for
-    each other.
-    """
-
-    sites: list[str]  # their names; the order does not change
-    pipe: Connection
-    ended: str  # the error if the pipe was closed at its other end
-    lost: bool = False  # whether a site, or all of them, can no longer be reached
-
-    def complete(self) -> bool:
-        """Whether a new line would reach all sites."""
-        return False
-
-    def send(self, site: str, number: int, verb: str, about: About, message: bytes) -> None:
-        with suppress(BrokenPipeError):  # ``receive`` reports it
-            self.pipe.send((site, number, verb, json.dumps(about), message))
-
-    def receive(self, seconds: float) -> Answer | None:
-        """The next answer; None if there is none within this time.
-
-        Raises:
-            ConnectionError: no answer can come any more.
-        """
-        try:
-            answer = Answer(*self.pipe.recv()) if self.pipe.poll(seconds) else None
-            self.lost |= answer is not None and bool(answer.gone)
-            return answer
-        except (EOFError, ConnectionResetError):
-            self.lost = True
-            raise ConnectionError(self.ended) from None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gcfed.federated.messages import MessageError, Upload, refuse_other
+from gcfed.federated.messages import MessageError, Upload, refuse_misfit, refuse_other
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.transport import Expected
 from gcfed.federated.wire import read_upload
@@ -65,9 +65,7 @@ def checked_upload(
     require(all(abs(loss) <= MOST or not isfinite(loss) for loss in losses), "loss", losses)
     numbers = {"loss": upload.loss.double(), "finite": upload.finite}
     refuse_other("an upload", numbers, {"loss": torch.zeros((), dtype=torch.float64), "finite": torch.tensor(True)}, k)
-    for name in {**expected.shapes, **upload.extra}:
-        part = upload.delta if name == "delta" else upload.extra.get(name, {})
-        refuse_other(f"an upload's {name}", part, expected.shapes.get(name, {}), k)
+    refuse_misfit(upload, expected.shapes)
     for name in {**expected.notes, **upload.notes}:
         refuse_other(f"the note {name}", upload.notes.get(name, {}), expected.notes.get(name, {}))
     return upload

@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 from gcfed.federated.interpreter import python
 from gcfed.runs.folder import CONFIG
 from gcfed.utils.files import scratch
-from gcfed_sites.answers import RESUME, Line
+from gcfed_sites.answers import RESUME, About, Answer
 from gcfed_sites.flare import Relay, SiteEnd
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
@@ -65,19 +65,23 @@ def connected(kit: Path) -> list[str]:
         return sorted((c.name for c in session.get_connected_client_list()), key=lambda name: (len(name), name))
 
 
-class FlareLine(Line):
-    """Submits a job, which runs as long as the line exists.
+class FlareLine:
+    """Submits a job, which runs as long as the line exists. Then passes questions to sites, and their answers back.
 
     Args:
         kit: the startup kit of an admin.
         sites: names, or the number of all connected sites.
+
+    Attributes:
+        sites: their names; the order does not change.
+        lost: whether a site, or all of them, can no longer be reached.
 
     Raises:
         ConnectionError: there is no NVFlare server, or it does not start the job; says why.
     """
 
     def __init__(self, kit: Path, sites: int | Sequence[str]) -> None:
-        self.kit, there = kit, connected(kit)
+        self.kit, self.lost, there = kit, False, connected(kit)
         self.sites = there if isinstance(sites, int) else list(sites)
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
             raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
@@ -88,26 +92,31 @@ class FlareLine(Line):
             with Listener(address, "AF_UNIX", authkey=key) as listener, session_of(self.kit) as session:
                 self._job = session.submit_job(job)
                 self.pipe = self._accept(listener, session)
-        self.ended = f"NVFlare's server has ended the job {self._job}. {RESUME}"
         if missing := sorted(set(self.sites) - set(self.pipe.recv())):
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
 
-    def complete(self) -> bool:
-        with suppress(ConnectionError):  # the job continues without an admin's session
-            return set(self.sites) <= set(connected(self.kit))
-        return False
+    def send(self, site: str, number: int, verb: str, about: About, message: bytes) -> None:
+        with suppress(BrokenPipeError):  # ``receive`` reports it
+            self.pipe.send((site, number, verb, json.dumps(about), message))
+
+    def receive(self, seconds: float) -> Answer | None:
+        """The next answer; None if there is none within this time. Raises ConnectionError if none can come any more."""
+        try:
+            answer = Answer(*self.pipe.recv()) if self.pipe.poll(seconds) else None
+            self.lost |= answer is not None and bool(answer.gone)
+            return answer
+        except (EOFError, ConnectionResetError):
+            self.lost = True
+            raise ConnectionError(f"NVFlare's server has ended the job {self._job}. {RESUME}") from None
 
     def _accept(self, listener: Listener, session: Session) -> Connection:
-        listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
-        until = time.monotonic() + START
-        while True:
-            try:
-                return listener.accept()
-            except TimeoutError:
-                status = str(session.get_job_status(self._job))
-                if time.monotonic() > until or status.startswith("FINISHED"):
-                    self._abort(session)
-                    raise ConnectionError(f"NVFlare has not started the job of the run: {status}.") from None
+        listener._listener._socket.settimeout(START)  # type: ignore[attr-defined]
+        try:
+            return listener.accept()
+        except TimeoutError:
+            status = session.get_job_status(self._job)
+            self._abort(session)
+            raise ConnectionError(f"NVFlare has not started the job within {START:g} s: {status}.") from None
 
     def _abort(self, session: Session) -> None:
         with suppress(Exception):  # the job may have ended just now

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -29,13 +29,12 @@ from gcfed.federated.wire import pack
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
-from gcfed_sites.answers import NONE, RESUME, About, Answer, Line, counted_against
+from gcfed_sites.answers import NONE, RESUME, About, Answer, counted_against
 from gcfed_sites.checks import check_versions, check_whole, checked_upload, require
 from gcfed_sites.site import clients_config
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds for a site to begin a run
-AGAIN = 300.0  # seconds between two new jobs of a run, because a site may die in every round
 SAMPLES = 10**8  # the most samples of a client: a round lists its batches
 _numbers = itertools.count()  # numbers of this process's questions: a line may serve several runs
 
@@ -91,18 +90,15 @@ class Sites(Wire):
     def __post_init__(self) -> None:
         super().__init__(self.stacks, self.cfg)
         self.own_data = self.kit is not None
-        if not isinstance(self.sites, int) and not 0 < len(self.sites) == len(set(self.sites)):
-            raise ValueError(f"federation.sites={self.sites}: name one or more, each once.")
         self.output = Path(self.cfg.paths.output_dir).resolve()
         self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # names the states at the sites
         self._held: dict[str, set[int]] = {}  # site → the clients that it holds
         self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of the clients' data sets, ``[N]``
         self._busy: dict[str, tuple[int, str]] = {}  # site → its unanswered question, or (−1, "") if it is gone
-        self._again = 0.0  # when a new job may begin
         self._done: dict[str, About] = {}  # site → its task in this round, which it has finished
 
-    def open_line(self) -> Line:
-        """The line to the sites. It serves all runs of this process in turn."""
+    def open_line(self) -> Any:
+        """The line to the sites (:class:`~gcfed_sites.line.FlareLine`). It serves all runs of this process in turn."""
         installed("nvflare", "federation=nvflare")
         from gcfed_sites.line import line_of, local_line
 
@@ -117,33 +113,23 @@ class Sites(Wire):
             ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
         """
         stores = self.stores.of_clients.items()
-        self.indices = {name: Index(store.folder, dtype=store.dtype) for name, store in stores}
+        self.indices = {name: Index(store.folder) for name, store in stores}
         self.stores.opened |= self.indices
         self.line = self.open_line()
-        self._configure(resumed=self.cfg.ckpt_path is not None)
+        self._configure()
         for client in range(len(self._sizes)):
             holders = sorted(site for site, clients in self._held.items() if client in clients)
             if len(holders) != 1:
                 who = f"client {client} is held by {' and '.join(holders) or 'no site'}"
                 raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
-    def _rejoin(self, round: int) -> None:
-        """Begins a new job if a lost site can come back. NVFlare ends the old job soon after a site's process ends."""
-        if any(number < 0 for number, _ in self._busy.values()) and time.monotonic() >= self._again:
-            self._again = time.monotonic() + AGAIN
-            if self.line.complete():
-                log.info("round %d: a new job begins, because a site was lost", round + 1)
-                self.line = self.open_line()
-                self._busy.clear()
-                self._configure(resumed=True)
-
-    def _configure(self, resumed: bool) -> None:
+    def _configure(self) -> None:
         data, module, names = self.program.data, self.program.module, self.line.sites
         transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
         cfg = described(self.cfg, data).copy()
         cfg.paths = dict.fromkeys(cfg.paths, ".")  # the server's folders are not sent
         about = {
-            "version": __version__, "num_clients": n, "resumed": resumed,
+            "version": __version__, "num_clients": n, "resumed": self.cfg.ckpt_path is not None,
             "config": clients_config(OmegaConf.to_container(cfg, resolve=True)),
             "classes": classes or [str(c) for c in range(data.num_classes)] if module.task.has_classes else None,
             "transform": {key: list(getattr(transform, key)) for key in ("mean", "std") if hasattr(transform, key)},
@@ -173,7 +159,6 @@ class Sites(Wire):
             ConnectionError: fewer clients than ``least`` answer before the deadline; says which sites failed, and why.
         """
         assert expected is not None
-        self._rejoin(download.round)
         least, cohort = min(self.least or len(clients), len(clients)), set(clients.tolist())
         asked = {site: own for site, held in self._held.items() if (own := sorted(cohort & held))}
         while self._busy and (late := self.line.receive(0.0)):
@@ -206,10 +191,8 @@ class Sites(Wire):
         for reason in reasons:
             log.warning("round %d: %s", download.round + 1, reason)
         if (answered := len(clients) - len(self.missing)) < least:
-            raise ConnectionError(
-                f"round {download.round + 1}: {answered} of {len(clients)} clients answered within federation.deadline="
-                f"{self.deadline:g} s, and federation.least is {least}. {'; '.join(reasons)}. {RESUME}"
-            )
+            came = f"round {download.round + 1}: {answered} of {len(clients)} clients answered in time"
+            raise ConnectionError(f"{came}, and federation.least is {least}. {'; '.join(reasons)}. {RESUME}")
 
     def _note(self, clients: list[int], versions: Mapping[str, list[int]]) -> None:
         for name, index in self.indices.items():

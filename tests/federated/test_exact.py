@@ -94,9 +94,9 @@ def test_a_server_believes_no_site_that_its_numbers_fit(where):
     sums = RoundSums(expected, mean, {"c": mean.beside()}, {}, torch.zeros(6, dtype=torch.float64))
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
-    update, beside, counts, _ = sums.reduce(round)
-    assert update["w"].tolist() == beside["c"]["w"].tolist() == [1.0] * 3
-    assert counts.finite == 1
+    received = sums.reduce(round, upload.clients)
+    assert received.update["w"].tolist() == received.received["c"]["w"].tolist() == [1.0] * 3
+    assert received.num_finite == 1
 
 
 @pytest.mark.parametrize(

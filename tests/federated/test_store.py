@@ -173,13 +173,6 @@ def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
     assert files(tmp_path) == ["notes.txt"]
 
 
-def test_bfloat16_halves_the_size_and_rounds(tmp_path):
-    store = ClientStores(dtype="bfloat16", folder=tmp_path).open("c")
-    store.write(ids(0), {n: t / 3 for n, t in values(1.0).items()}, 0)
-    assert torch.equal(store.read(ids(0), LIKE)["bias"], (values(1.0)["bias"] / 3).bfloat16().double())
-    assert (tmp_path / "c" / "0-0.bin").stat().st_size == 2 * (48 + 5) + 4
-
-
 def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypatch):
     """A checkpoint writes its versions to files; a resumed run reads the same numbers."""
     monkeypatch.setattr("gcfed.federated.state.client_store._fits", lambda device: True)

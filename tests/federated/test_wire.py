@@ -31,7 +31,7 @@ CASES = {
     "all take part": ("algorithm=fedgc", "gc=gcfed", *BITS, "participation.per_round=4"),
     "all or nobody": ("algorithm=fedgc", "gc=none", "participation.num_clients=2", "participation.per_round=2",
                       "participation.faults.dropout=0.5", "rounds=9"),
-    "faults, states in bfloat16": ("algorithm=scaffold", "gc=none", "client_store.dtype=bfloat16", *FAULTS),
+    "faults": ("algorithm=scaffold", "gc=none", *FAULTS),
     **{name: (f"attack={name}", *HOSTILE) for name in ("alie", "label_flip")},
     "clipped": CLIP,
     "convolutions": ("model=cnn", "algorithm=fedcm"),
@@ -44,7 +44,7 @@ class Both(Wire):
 
     def __init__(self, stacks, cfg):
         (cfg := cfg.copy()).client_store.folder = f"{cfg.paths.output_dir}/wire"
-        stores = ClientStores(cfg.client_store.dtype, folder=cfg.client_store.folder)
+        stores = ClientStores(folder=cfg.client_store.folder)
         super().__init__(Stacks(stacks.program, stores, stacks.per_round), cfg)
         self.simulation = stacks
 

@@ -178,8 +178,10 @@ def without_client(config, monkeypatch, tmp_path, client, *lost, rounds=5):
     return final_weights(train(config(*words, folder=tmp_path / "simulated")))
 
 
-def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, config, federation, tmp_path, monkeypatch):
-    """It is killed while it trains. The round continues without it, and the next one begins with a new job."""
+def test_a_site_that_is_killed_drops_out_and_returns_when_the_run_is_resumed(
+    run, config, federation, tmp_path, monkeypatch
+):
+    """It is killed while it trains in the third of three rounds, which continues without it."""
     words, send, victim = ("algorithm=scaffold", "federation.least=3"), FlareLine.send, job_of(federation, "site-3")
 
     def kill(self, site, number, verb, about, message):
@@ -189,7 +191,8 @@ def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, con
                 os.kill(victim, signal.SIGKILL)
 
     monkeypatch.setattr(FlareLine, "send", kill)
-    result = run(*words)
+    run(*words, "rounds=3")
+    result = run(*words, "ckpt_path=last")
     assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
     assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, 2), final_weights(result))
     assert job_of(federation, "site-3") != victim

@@ -21,7 +21,7 @@ from gcfed import __version__
 from gcfed.federated.messages import Download
 from gcfed.federated.wire import pack, unpack
 from gcfed.run import train
-from gcfed_sites.answers import Answer, Line
+from gcfed_sites.answers import Answer
 from gcfed_sites.site import OWN, Site, adopted, clients_config
 from gcfed_sites.sites import Sites
 
@@ -32,7 +32,7 @@ TINY = (
 ALL = ("participation.per_round=7",)
 
 
-class LineHere(Line):
+class LineHere:
     """Sites as objects of this process, which answer at once, or as a test says.
 
     Args:
@@ -44,7 +44,7 @@ class LineHere(Line):
     """
 
     def __init__(self, folder, own=None, upset=None, garbled=None):
-        self.sites, self.programs = list("abc"), {}
+        self.sites, self.programs, self.lost = list("abc"), {}, False
         self.upset, self.garbled = upset or (lambda *_: None), garbled or (lambda site, verb, answer: answer)
         self.answers, self.held, self.in_vain = deque(), {}, []  # late answers by round; seconds waited
         for name in self.sites:

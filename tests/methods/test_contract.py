@@ -199,8 +199,8 @@ def test_what_cannot_work_together_is_refused_by_name(methods, message):
 
 
 def test_a_refused_run_leaves_no_folder(config, tmp_path):
-    with pytest.raises(ValueError, match=r"client_store\.dtype=null"):
-        train(config("algorithm=feddyn", "client_store.dtype=bfloat16", folder=tmp_path / "run"))
+    with pytest.raises(ValueError, match="FedDyn needs"):
+        train(config("algorithm=feddyn", "aggregator=median", folder=tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -208,18 +208,17 @@ MEANS = {  # a store of the clients' states → the server's mean of them
     Scaffold: {"scaffold": "c"}, SSF: {"ssf": "c"}, FedVARP: {"fedvarp": "y"}, FedDyn: {"feddyn": "u"},
     FedDC: {"feddc_control": "c", "feddc_drift": "h"},
 }  # fmt: skip
-ROUNDED, CUT, HOSTILE, IN_BITS = "bfloat16", partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1.5), Quantization
+CUT, HOSTILE, IN_BITS = partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1.5), Quantization
 
 
 @pytest.mark.parametrize(("cls", "change"), [
     *((cls, change) for cls in MEANS for change in (CUT, HOSTILE)), (SSF, IN_BITS), (FedVARP, IN_BITS),
-    (FedDyn, IN_BITS), (Scaffold, ROUNDED), (FedVARP, ROUNDED),
+    (FedDyn, IN_BITS),
 ])  # fmt: skip
 def test_the_server_has_the_mean_of_the_states_whatever_becomes_of_uploads(federation, cls, change):
-    """Both take in what was sent, and as it is kept: not what a client meant."""
-    method, stores = cls(), ClientStores(dtype=change if change == ROUNDED else None)
-    others = [] if change == ROUNDED else [change()]
-    train_rounds(make_net(), federation, sgd(), rounds=3, methods=[method, *others], stores=stores)
+    """Both add up what was sent, not what a client meant to send."""
+    method, stores = cls(), ClientStores()
+    train_rounds(make_net(), federation, sgd(), rounds=3, methods=[method, change()], stores=stores)
     for store, name in MEANS[cls].items():
         means = method.parts[-1].server_state(name, {})
         states = stores.open(store).read(np.arange(5), means)

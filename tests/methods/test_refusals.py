@@ -42,16 +42,15 @@ SETTINGS = {
     "yogi": ({"server": partial(torch.optim.Adam, lr=1.0)}, "server=sgd"),
     "quantized": ({"methods": [Quantization(8)]}, "quantization=none"),
     "layers": ({"net": make_net()}, "model=Sequential has no "),
-    "rounded": ({"stores": ClientStores("bfloat16")}, "client_store.dtype=null"),
 }
 NET = MLP(input_shape=(6,), num_classes=4, hidden=(5,))
 LINEAR = MLP(input_shape=(6,), num_classes=4, hidden=())
 SERVER = "server decay yogi"
 REFUSED = {
-    FedGC: "adam median", FedDC: f"adam momentum samples median half {SERVER} quantized rounded",
+    FedGC: "adam median", FedDC: f"adam momentum samples median half {SERVER} quantized",
     FedCM: "adam momentum samples median", FedVARP: "samples median",
-    FedDyn: f"samples median half {SERVER} rounded", Scaffold: "adam samples quantized", FedCurv: "median quantized",
-    SSF: f"adam momentum samples median {SERVER} rounded", FedSub: f"adam momentum median {SERVER} rounded",
+    FedDyn: f"samples median half {SERVER}", Scaffold: "adam samples quantized", FedCurv: "median quantized",
+    SSF: f"adam momentum samples median {SERVER}", FedSub: f"adam momentum median {SERVER}",
     FedDecorr: "layers", FedMLB: "layers", Moon: "layers",
 }  # fmt: skip
 

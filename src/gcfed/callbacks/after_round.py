@@ -4,44 +4,27 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from gcfed.federated.method import Part, ServerPart
+from gcfed.federated.method import ServerPart
 from gcfed.federated.received import Received
 from gcfed.runs.measures import DECAY, WINDOW
 
 
-def monitored(trainer: Trainer, row: dict[str, Any], monitor: str) -> bool:
-    """Whether the row has the column ``monitor``. Raises ValueError if no later row can have it."""
-    parts = [callback for callback in trainer.callbacks if isinstance(callback, Part)]  # type: ignore[attr-defined]
-    if monitor not in row and "test/loss" in row and all(getattr(part, "every", 1) == 1 for part in parts):
-        raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
-    return monitor in row
-
-
 def why_stopped(callbacks: Iterable[Callback]) -> str:
-    """Why Lightning's early stopping, or ours, has ended the run; "" if none has."""
+    """Why early stopping has ended the run; "" if it has not."""
     reasons = (callback.stopping_reason_message for callback in callbacks if isinstance(callback, EarlyStopping))
     return next(filter(None, reasons), "").removesuffix(" Signaling Trainer to stop.")
 
 
 class EarlyStop(EarlyStopping):
-    """Lightning's, with any column, in tested rounds. A stopped run is finished; a larger patience continues it."""
-
-    def __init__(self, monitor: str, **settings: Any) -> None:
-        super().__init__(monitor, check_on_train_epoch_end=False, **settings)
+    """Lightning's early stopping. A stopped run is finished; resumed with a larger patience, it continues."""
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.should_stop or bool(self.stopping_reason_message)
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if "test/loss" in outputs and monitored(trainer, outputs, self.monitor):
-            self._run_early_stopping_check(trainer)
-
-    def on_validation_end(self, *_: Any) -> None: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})  # the setting may have changed

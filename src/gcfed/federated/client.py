@@ -17,7 +17,6 @@ from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download, Upload, finite_clients, sendable
 from gcfed.federated.method import ClientPart, Own, Part
 from gcfed.federated.module import FederatedModule, hears_of_steps
-from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.training.forward import Params
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import ClientStack
@@ -106,7 +105,7 @@ class ClientProgram:
         """The states that these clients keep for a part."""
         stores = list(part.stores.values())
         versions = [stores[0].version(client) for client in clients.tolist()] if stores else []
-        own = Own([-1 if version is None else version for version in versions], stores[0].dtype if stores else None)
+        own = Own([-1 if version is None else version for version in versions])
         for name, kept in part.keeps.items():
             like = kept.like(part, download)
             start = {key: download.model[key] for key in like} if kept.starts_at_model else None
@@ -121,7 +120,7 @@ class ClientProgram:
         for part in self.parts:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
-                    store_of(part, name).write(stack.clients, values, download.round, finite_clients(stack.full))
+                    part.stores[name].write(stack.clients, values, download.round, finite_clients(stack.full))
         notes = {part.title: note for part in self.parts if (note := part.observe(stack, download)) is not None}
         delta, narrow = stack.delta(), narrow_of(self.aggregator)
         upload = Upload(
@@ -136,7 +135,7 @@ class ClientProgram:
             for name, values in (part.keep(upload, owns[part], download) or {}).items():
                 # A part that edits a state in place leaves out clients itself, without a wait for the device.
                 counts = None if values is owns[part].get(name) else upload.finite
-                store_of(part, name).write(stack.clients, values, download.round, counts)
+                part.stores[name].write(stack.clients, values, download.round, counts)
         if sends:
             self.sent.append((upload.clients, upload.finite))
         return upload
@@ -147,7 +146,7 @@ class ClientProgram:
             for clients, finite in self.sent if part.overrides("hear") else ():
                 own = self._own(part, clients, self.download)
                 for name, values in (part.hear(reply, own, self.download) or {}).items():
-                    store_of(part, name).write(clients, values, self.download.round, finite)
+                    part.stores[name].write(clients, values, self.download.round, finite)
 
     def _recorder(self, in_steps: Sequence[ClientPart]) -> Recorder | None:
         """The recorder of local steps; None if a part, a callback or the network does not allow recording."""
@@ -155,10 +154,3 @@ class ClientProgram:
         listened = any(map(hears_of_steps, others))
         graphable = all(part.recordable for part in in_steps) and not self.module.traits.assigns
         return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None
-
-
-def store_of(part: ClientPart, name: str) -> ClientStore:
-    """Raises ValueError if the part does not keep this name."""
-    if name not in part.stores:
-        raise ValueError(f"{part.title} returns {name!r} to keep, which its keeps lacks: {', '.join(part.keeps)}.")
-    return part.stores[name]

@@ -44,7 +44,7 @@ class Faults:
         if not self.dropout and not self.extra:
             return drawn
         draws = [generator(seed, "fault", round, k) for k in drawn.tolist()]
-        stays = np.array([draw.random() >= (self.dropout or 0) for draw in draws])
-        times = np.where(stays, steps * np.array([draw.exponential() for draw in draws]), np.inf)
+        answers = np.array([draw.random() >= (self.dropout or 0) for draw in draws])
+        times = np.where(answers, steps * np.array([draw.exponential() for draw in draws]), np.inf)
         first = np.lexsort((drawn, times))[: len(drawn) - (self.extra or 0)]
-        return drawn[np.sort(first[stays[first]])]
+        return drawn[np.sort(first[answers[first]])]

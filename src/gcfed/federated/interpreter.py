@@ -81,7 +81,7 @@ class Wire(Stacks):
         cfg: the run's config.
     """
 
-    apart = True
+    other_process = True
 
     def __init__(self, stacks: Stacks, cfg: DictConfig) -> None:
         super().__init__(stacks.program, stacks.stores, stacks.per_round)
@@ -95,7 +95,7 @@ class Wire(Stacks):
     def begin(self) -> None:
         """Sends the config to the clients."""
         for name, store in self.stores.of_clients.items():  # server parts hold the old stores, which stay empty
-            self.stores.opened[name] = ClientStore(store.folder, dtype=store.dtype)
+            self.stores.opened[name] = ClientStore(store.folder)
         device = self.program.module.device.type
         cfg: Any = OmegaConf.to_container(self.cfg, resolve=True)
         cfg |= {"federation": None, "callbacks": {}, "logger": {}}

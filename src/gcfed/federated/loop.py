@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -27,9 +28,9 @@ from gcfed.federated.training.network import is_recurrent
 from gcfed.federated.training.probe import look
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.transport import Transport
-from gcfed.utils.checked import SettingError
 
 log = logging.getLogger(__name__)
+KINDS = (int, float, str, np.ndarray, torch.Tensor)  # of a part's attributes that a resumed run would lose
 
 
 class FederatedLoop(Callback):
@@ -64,6 +65,7 @@ class FederatedLoop(Callback):
         self.federation = federation
         self.data: Any = None
         self._row: dict[str, Any] = {}  # of the last round in this process
+        self._attributes: list[dict[str, str]] = []  # of users' parts, after the first two rounds in this process
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -92,10 +94,7 @@ class FederatedLoop(Callback):
         self.stacks = Stacks(program, self.stores, self.sampler.per_round)
         self.transport: Transport = self.stacks
         if self.federation is not None:
-            try:
-                self.transport = self.federation(self.stacks)
-            except SettingError as error:
-                raise ValueError(f"federation.{error.name}{error.rest}") from None
+            self.transport = self.federation(self.stacks)
         self.sampler.validate(data.num_clients)
         parts = [part for part in callbacks if isinstance(part, Part)]
         cohort = self.sampler.per_round - (self.faults.extra or 0)
@@ -113,7 +112,7 @@ class FederatedLoop(Callback):
             module, servers, self.aggregator, self.sampler, self.solver, self.faults, self.stores, self.transport,
             data.num_clients, self.seed,
         )  # fmt: skip
-        module.run = self.run_round
+        module.run = self.run_and_test
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.stores.release()
@@ -126,7 +125,7 @@ class FederatedLoop(Callback):
         self.stores.load_state_dict(state_dict["stores"])
 
     # ------------------------------------------------------------------------------------------------ one round
-    def run_round(self, t: int) -> dict[str, Any]:
+    def run_and_test(self, t: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
         row, received = run_round(t, self.server)
@@ -135,7 +134,24 @@ class FederatedLoop(Callback):
             row |= module.test([part.on_test_batch for part in self.server.parts])
         for part in self.server.parts:
             part.on_round_end(row, received)
+        if len(self._attributes) < 2 and module.trainer.is_global_zero:
+            self._warn_of_attributes(module.trainer.callbacks)  # type: ignore[attr-defined]
         return numbers(row) | {"time/round_s": time.perf_counter() - started}
+
+    def _warn_of_attributes(self, callbacks: Sequence[Callback]) -> None:
+        """Warns if a user's part changed plain attributes in the second round, because no checkpoint has them."""
+        now: dict[str, str] = {}
+        for part in callbacks:
+            own = isinstance(part, Part) and not type(part).__module__.startswith("gcfed.")
+            if own and type(part).state_dict in (Callback.state_dict, ServerPart.state_dict):
+                kept = {key: v for key, v in vars(part).items() if isinstance(v, KINDS)}
+                now |= {f"{type(part).__name__}.{key}": repr(v) for key, v in kept.items()}
+        self._attributes.append(now)
+        if changed := [name for name, text in now.items() if self._attributes[0].get(name, text) != text]:
+            log.warning(
+                "%s changed in the second round, and no checkpoint has it. If later rounds read it, a resumed run "
+                "differs: use server_state, keeps or state_dict.", ", ".join(changed),
+            )  # fmt: skip
 
     def tested(self, round_number: int) -> bool:
         """Whether the global model is tested after the round with this number (the first is 1)."""
@@ -149,9 +165,19 @@ class FederatedLoop(Callback):
         if trainer.is_global_zero:
             _warn(outputs)
         self._log(trainer, outputs)
-        for callback in trainer.callbacks if "test/loss" in outputs else ():  # type: ignore[attr-defined]
-            if isinstance(callback, EarlyStopping | ModelCheckpoint):
+        if "test/loss" not in outputs:
+            return
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, EarlyStopping | ModelCheckpoint) and self._has(callback.monitor, outputs):
                 callback.on_validation_end(trainer, pl_module)
+
+    def _has(self, monitor: str | None, row: dict[str, Any]) -> bool:
+        """Whether a tested round's row has the column. Raises ValueError if no later row can have it."""
+        if monitor is None or monitor in row:
+            return True
+        if all(getattr(part, "every", 1) == 1 for part in self.server.parts):
+            raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
+        return False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""

@@ -161,6 +161,13 @@ def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:
     return finite
 
 
+def refuse_misfit(upload: Upload, shapes: Mapping[str, Params]) -> None:
+    """Raises MessageError for other tensors than these: ``"delta"`` and each name of ``extra`` → like one client's."""
+    for name in {**shapes, **upload.extra}:
+        sent = upload.delta if name == "delta" else upload.extra.get(name, {})
+        refuse_other(f"an upload's {name}", sent, shapes.get(name, {}), len(upload.clients))
+
+
 def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
     """Raises MessageError for tensors with other names, shapes or types than the known ones; names the first.
 

@@ -94,6 +94,8 @@ class Part(Callback):
         for need in self.needs:
             need(setup, self.title)
         self.stores = {name: setup.stores.open(name) for name in self.keeps}
+        for store in self.stores.values():
+            store.servers = not isinstance(self, ClientPart)
         self.validate(setup)
 
     def validate(self, setup: Setup) -> None:
@@ -189,12 +191,6 @@ class ServerPart(Part):
     ``on_before_optimizer_step`` comes after ``on_aggregate_end``; there ``pl_module.net`` has the pseudo-gradient,
     ``.grad = −Δ``. ``on_receive`` is called on the process that trained these clients, all others on every process.
     """
-
-    def meet(self, setup: Setup) -> None:
-        before = set(setup.stores.opened)
-        super().meet(setup)
-        for name in setup.stores.opened.keys() - before:
-            setup.stores.opened[name].servers = not isinstance(self, ClientPart)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         """Called before the download is sent: may replace entries of ``download.model`` and fill ``download.extra``."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
-from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, refuse_other, sendable
+from gcfed.federated.messages import Download, Upload, finite_clients, refuse_misfit, sendable
 from gcfed.federated.method import Order, ServerPart, upload_shapes
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Counts, Received, Round
@@ -64,48 +64,33 @@ class Server:
         """Makes the round's empty sums. The parts have seen the broadcast and know what clients will send."""
         shapes = upload_shapes(self.parts, round)
         notes = {name: like for part in self.parts for name, like in part.notes(round).items()}
-        floats = {n for n, like in shapes.items() if all(t.is_floating_point() for t in like.values())}
-        beside = {name: self.aggregator.beside() for name in shapes if name in floats and name != "delta"}
+        floats = [name for name, like in shapes.items() if all(t.is_floating_point() for t in like.values())]
+        extra = {name: self.aggregator.beside() for name in floats if name != "delta"}
         sums = {part: part.sums(round) for part in self.parts}
         counts = torch.zeros(6, dtype=torch.float64, device=self.module.device)
-        return RoundSums(Expected(shapes, notes), self.aggregator, beside, sums, counts)
+        return RoundSums(Expected(shapes, notes), self.aggregator, extra, sums, counts)
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
         """Receives K uploads. Measurements see them first, before methods edit them.
 
         Raises:
-            ValueError: a client part sends other tensors than its server part lists; names the method.
+            MessageError: a client part sends other tensors than its server part lists in ``uploads``.
         """
-        self._refuse_misfit(upload, sums.expected.shapes, round)
+        refuse_misfit(upload, sums.expected.shapes)
         if self.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
-            sums.take(part, part.on_receive(upload, round) or {})
+            for name, term in (part.on_receive(upload, round) or {}).items():
+                total = sums.parts[part][name]
+                assert term.shape == total.shape, f"{part.title}: on_receive() and sums() disagree about {name}"
+                total.add_(term)
         sums.add(upload, round)
-
-    def _refuse_misfit(self, upload: Upload, shapes: Mapping[str, Params], round: Round) -> None:
-        for name in {**shapes, **upload.extra}:
-            sent = upload.delta if name == "delta" else upload.extra.get(name, {})
-            try:
-                refuse_other(f"an upload's {name}", sent, shapes.get(name, {}), len(upload.clients))
-            except MessageError as error:
-                lists = [part.title for part in self.parts if name == "delta" or name in part.uploads(round)]
-                if not lists:
-                    raise ValueError(
-                        f"methods: upload.send({name!r}, …), and no server part's uploads() has it."
-                    ) from None
-                who = " or ".join(dict.fromkeys(lists))
-                raise ValueError(f"{who}: send() and uploads() disagree: {error}") from None
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:
         """Adds up the sums of all processes."""
-        came = np.setdiff1d(round.cohort, self.transport.missing)
-        update, beside, counts, parts = sums.reduce(round)
-        self.stores.finish_round(came, round.index)  # every process has now written its clients' states
-        known = {name: value for name, value in vars(round).items() if name != "cohort"}
-        return Received(
-            **known, cohort=came, asked=round.cohort, update=update, received=beside, counts=counts, sums=parts
-        )
+        received = sums.reduce(round, np.setdiff1d(round.cohort, self.transport.missing))
+        self.stores.finish_round(received.cohort, round.index)  # every process has now written its clients' states
+        return received
 
     def finish(self, received: Received) -> None:
         """Lets the parts edit the aggregated update."""
@@ -141,7 +126,7 @@ class RoundSums:
     Attributes:
         expected: the tensors that a client sends.
         delta: the sum of Δ.
-        beside: the sums of what clients send in addition to Δ, by name.
+        extra: the sums of what clients send in addition to Δ, by name.
         parts: the sums of each server part (``ServerPart.sums``).
         counts: the numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 ``[6]`` on
             the device, so that nothing waits for it.
@@ -149,20 +134,13 @@ class RoundSums:
 
     expected: Expected
     delta: Aggregator
-    beside: Mapping[str, Aggregator]
+    extra: Mapping[str, Aggregator]
     parts: Mapping[ServerPart, Params]
     counts: Tensor
 
-    def take(self, part: ServerPart, terms: Params) -> None:
-        """Adds terms to a part's own sums."""
-        for name, term in terms.items():
-            total = self.parts[part][name]
-            assert term.shape == total.shape, f"{part.title}: on_receive() and sums() disagree about {name}"
-            total.add_(term)
-
     def add(self, upload: Upload, round: Round) -> None:
         """Adds the uploads of K clients."""
-        for name, aggregator in self.beside.items():
+        for name, aggregator in self.extra.items():
             aggregator.add(replace(upload, delta=upload.extra[name]), round)
         self.delta.add(upload, round)
         assert upload.loss is not None
@@ -172,12 +150,12 @@ class RoundSums:
         of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
         self.counts += torch.cat([of_device, on_device(of_host, self.counts.device, self.counts.dtype)])
 
-    def reduce(self, round: Round) -> tuple[Params, dict[str, Params], Counts, Mapping[ServerPart, Params]]:
-        """Returns the update, the means of the other messages, the counts, and the parts' sums of all processes."""
+    def reduce(self, round: Round, answered: np.ndarray) -> Received:
+        """The round with the sums of all processes; ``answered`` has the ids of the clients that sent an upload."""
         shapes, own = self.expected.shapes, [t for sums in self.parts.values() for t in sums.values()]
         update = self.delta.reduce(round, shapes["delta"])
-        beside = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.beside.items()}
-        results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *beside.values())]
+        extra = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.extra.items()}
+        results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *extra.values())]
         overflown = ~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
         counts, *totals = round.reduce([torch.cat([self.counts, overflown]), *own])
         rest = iter(totals)
@@ -185,4 +163,8 @@ class RoundSums:
         losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
         mean = loss / losses if losses else float("nan")
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
-        return update, beside, Counts(mean, finite, up_bytes, samples, steps, overflows > 0), sums
+        known = {name: value for name, value in vars(round).items() if name != "cohort"}
+        return Received(
+            **known, cohort=answered, asked=round.cohort, update=update, received=extra, sums=sums,
+            counts=Counts(mean, finite, up_bytes, samples, steps, overflows > 0),
+        )  # fmt: skip

@@ -27,7 +27,7 @@ class Transport(Protocol):
 
     remote: bool = False
     """Whether clients run on other machines, which may disappear and which keep the clients' states."""
-    apart: bool = False
+    other_process: bool = False
     """Whether clients run in another process than the server's."""
     own_data: bool = False
     """Whether the server does not know the clients' data."""

@@ -108,8 +108,8 @@ class CurvaturePenalty(ClientPart):
         return total
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for part in PARTS:  # rounded as it is stored, so that the client can subtract it exactly
-            upload.send(part, own.as_stored(self._own[part]))
+        for part in PARTS:
+            upload.send(part, self._own[part])
         self._own = {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:

@@ -18,7 +18,7 @@ import torch
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientStack, Kept, Method, Own, Params, Received, Setup, like_trained
 from gcfed.methods.estimates import gradients_beyond
-from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, mean_aggregator, plain_server
+from gcfed.methods.requirements import full_uploads, local_sgd, mean_aggregator, plain_server
 from gcfed.methods.scaffold import ControlVariates, MeanVariate
 from gcfed.utils.checked import Weight, checked
 
@@ -43,7 +43,6 @@ class LocalDrift(ControlVariates):
     needs = [
         local_sgd("it computes a client's mean gradient from w − θ_k and plain steps"),
         full_uploads("its gradient corrections would still be sent in full"),
-        exact_store,
     ]
     message = "feddc"
     keeps = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k

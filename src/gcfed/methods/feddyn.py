@@ -19,7 +19,7 @@ import torch
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientStack, Kept, Method, Own, Params, Received, ServerPart, like_trained
 from gcfed.methods.proximal import Proximal
-from gcfed.methods.requirements import exact_store, mean_aggregator, plain_server
+from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
 
 
@@ -40,7 +40,6 @@ class FedDyn(Method):
 class DynamicPull(Proximal):
     recordable = "run"
     facts = {"anchors", "corrects drift"}
-    needs = [exact_store]
     keeps = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:

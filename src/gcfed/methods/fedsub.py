@@ -22,7 +22,6 @@ import torch
 
 from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Received, Setup, Upload
 from gcfed.federated.training.stack import per_client
-from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.checked import Count, PositiveShare, checked
 from gcfed.utils.device import on_device
@@ -41,7 +40,6 @@ class FedSub(Method):
 
 
 class Duals(SubspaceClient):
-    needs = [*SubspaceClient.needs, exact_store]
     keeps = {
         "fedsub": Kept(lambda part, download: {n: part.space[n].project(download.model[n]) for n in part.trained_names})
     }  # fmt: skip

@@ -5,14 +5,12 @@
 
 y_k is client k's last update and y the mean of all y_k. This reduces the variance from partial participation. Clients
 train as in FedAvg. The paper divides Δ_k by η_l τ and multiplies v by it. With equal steps and a constant rate this is
-the same as here, where y_k is the update itself. With ``client_store.dtype=bfloat16`` the server uses the rounded Δ_k,
-so that y stays the mean of the table.
+the same as here, where y_k is the update itself.
 """
 
 import torch
 
 from gcfed.federated.method import Kept, Params, Received, Round, ServerPart, Upload, like_trained
-from gcfed.federated.state.client_store import as_stored
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.requirements import mean_aggregator
 
@@ -27,8 +25,7 @@ class FedVARP(ServerPart):
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Replaces Δ_k by Δ_k − y_k. A client whose numbers are not finite keeps its y_k."""
         table = self.stores["fedvarp"].read(upload.clients, {name: round.start[name] for name in self.trained_names})
-        finite = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
-        new = as_stored(finite, self.stores["fedvarp"].dtype)
+        new = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
         for name, old in table.items():
             upload.delta[name] = new[name] - old
         self.stores["fedvarp"].write(upload.clients, new, round.index)

@@ -96,13 +96,6 @@ def class_logits(setup: Setup, title: str) -> None:
         raise ValueError(f"{title} works on the logits of classes, and {task} has none: leave it out.")
 
 
-def exact_store(setup: Setup, title: str) -> None:
-    """Clients' states are kept in the type of the model."""
-    if setup.stores.dtype is not None:
-        why = "a client's state is a running sum, and rounding would lose its small steps"
-        raise ValueError(f"{title} needs client_store.dtype=null: {why}.")
-
-
 @_need
 def _network_parts(setup: Setup, *parts: str) -> str:
     """The network has these methods, such as ``features`` and ``head``."""

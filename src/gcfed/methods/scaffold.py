@@ -66,8 +66,7 @@ class ControlVariates(ClientPart):
         steps = upload.num_steps
         if self.momentum_correction:
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
-        change = gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
-        upload.send("scaffold", own.change("scaffold", change))  # of the stored c_k, so that c stays their mean
+        upload.send("scaffold", gradients_beyond(download.extra["scaffold"], upload, steps * download.lr))
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old c_k, so that c stays the mean."""

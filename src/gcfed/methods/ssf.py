@@ -19,7 +19,7 @@ import torch
 from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Part, Received, Round, Upload
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.estimates import gradients_beyond
-from gcfed.methods.requirements import exact_store, uniform_weights
+from gcfed.methods.requirements import uniform_weights
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.checked import Count, PositiveShare, checked
 
@@ -43,7 +43,6 @@ def _on_cpu(part: Part, download: Download) -> Params:
 
 
 class ProjectedVariates(SubspaceClient):
-    needs = [*SubspaceClient.needs, exact_store]
     keeps = {"ssf": Kept(_on_cpu)}
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:

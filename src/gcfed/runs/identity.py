@@ -23,8 +23,6 @@ NEUTRAL = (
     "data.eval_batch_size", "federation",
     "data.dataset.data_dir", "data.dataset.download", "participation.faults._target_",
 )  # fmt: skip
-#: Exceptions: a client's state may be rounded.
-COUNTED = ("client_store.dtype",)
 #: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
 REPEATED = ("seed", "rounds")
 #: Sections whose class is a hyperparameter.
@@ -35,7 +33,7 @@ _NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})([./]|$)")
 
 def counts(key: str) -> bool:
     """Whether a dotted key, or a group such as ``hydra/launcher``, changes what a round computes."""
-    return key in COUNTED or not _NEUTRAL.match(key)
+    return not _NEUTRAL.match(key)
 
 
 def key_of(override: str) -> str:
@@ -56,7 +54,7 @@ def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(cfg, DictConfig):  # other values may not be known yet
         sections = {str(key): cfg[key] for key in cfg if counts(str(key))}
         below = {key: OmegaConf.to_container(v, resolve=True) for key, v in sections.items() if OmegaConf.is_config(v)}
-        cfg = sections | below | {key: OmegaConf.select(cfg, key) for key in (*COUNTED, *REPEATED)}
+        cfg = sections | below | {key: OmegaConf.select(cfg, key) for key in REPEATED}
     values, found = dict(_flat(cfg)), {}
     for key in sorted(values):
         value, (section, _, name) = values[key], key.rpartition(".")

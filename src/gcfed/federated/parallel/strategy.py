@@ -2,8 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -97,17 +95,3 @@ def rank_and_world() -> tuple[int, int]:
     """This process's rank, and the number of processes."""
     together = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-
-
-@contextmanager
-def partners() -> Iterator[None]:
-    """Raises ConnectionError, with advice, if torch reports that another process of the run is lost."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            raise
-        raise ConnectionError(
-            "another process of this run has ended, or cannot be reached; its last lines may say why. "
-            "The same command with ckpt_path=last continues after the last finished round."
-        ) from error

@@ -28,11 +28,10 @@ class ClientStore:
 
     Args:
         folder: folder of the files.
-        dtype: type of the stored numbers; None for the model's.
     """
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-        self.folder, self.dtype = folder, dtype
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.shared = False  # whether other processes read its files
         self.servers = False  # whether it is a table of the server, which clients do not write
         self._held: dict[int, Tensor] = {}  # the present versions on a GPU, ``[P]``
@@ -55,7 +54,7 @@ class ClientStore:
         """
         out = {name: broadcast_like(t, len(clients)) for name, t in like.items()}
         sizes = [t.numel() for t in like.values()]
-        dtype = self.dtype or next(iter(like.values())).dtype
+        dtype = next(iter(like.values())).dtype
         for row, client in enumerate(clients.tolist()):
             vector = self._held.get(client)
             if vector is None and client in self._version:
@@ -79,7 +78,7 @@ class ClientStore:
         ``counts``, bool ``[K]``, selects clients; None selects all.
         """
         rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
-        dtype = self.dtype or next(iter(values.values())).dtype
+        dtype = next(iter(values.values())).dtype
         for row, client in zip(rows, clients[rows].tolist(), strict=True):
             vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
             if client in self._held:
@@ -170,11 +169,6 @@ class ClientStore:
             f"{self.path(client, self._version[client])} is {how}: it is a client's state, which the run needs. "
             "Restore it, or start anew without ckpt_path. (A folder below client_store.folder belongs to a run's path.)"
         )
-
-
-def as_stored(values: Params, dtype: torch.dtype | None) -> Params:
-    """Values as a store of this ``dtype`` returns them later; unchanged if it is None."""
-    return values if dtype is None else {n: v.to(dtype).to(v.dtype) for n, v in values.items()}
 
 
 def _fits(device: torch.device) -> bool:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Params
-from gcfed.federated.state.client_store import as_stored
 from gcfed.federated.training.stack import per_client
 
 
@@ -33,26 +32,11 @@ class Own(dict[str, Params]):
 
     Attributes:
         version: index of the round in which each client wrote its state, ``[K]``; −1 if it has none yet.
-        dtype: type of the stored numbers (``client_store.dtype``); None for the model's.
     """
 
-    def __init__(self, version: Sequence[int] = (), dtype: torch.dtype | None = None) -> None:
+    def __init__(self, version: Sequence[int] = ()) -> None:
         super().__init__()
-        self.version, self.dtype = np.array(version, dtype=np.int64), dtype
-
-    def __missing__(self, name: str) -> Params:
-        raise ValueError(f"own[{name!r}]: the part's keeps has no such name. There are {', '.join(self) or 'none'}.")
-
-    def as_stored(self, values: Params) -> Params:
-        """Values ``[K, *shape]`` rounded as the store rounds them."""
-        return as_stored(values, self.dtype)
-
-    def change(self, name: str, change: Params) -> Params:
-        """The change of the stored tensors of this name if ``change``, ``[K, *shape]``, is added to them."""
-        if self.dtype is None:
-            return change
-        new = self.as_stored({key: t + change[key] for key, t in self[name].items()})
-        return {key: t.sub_(self[name][key]) for key, t in new.items()}
+        self.version = np.array(version, dtype=np.int64)
 
     def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
         """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``. Returns the tensors of this name."""

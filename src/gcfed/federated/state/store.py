@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -22,15 +21,13 @@ class ClientStores:
     """Makes the stores of a run's methods, and saves and loads them with its checkpoints.
 
     Args:
-        dtype: type of the stored numbers: null (the model's) or ``bfloat16`` (half the size of float32).
         folder: folder of the files; None for a temporary one, without checkpoints.
 
     Attributes:
         opened: the stores, by name.
     """
 
-    def __init__(self, dtype: Literal["bfloat16"] | None = None, folder: str | Path | None = None) -> None:
-        self.dtype = None if dtype is None else torch.bfloat16
+    def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
         self.opened: dict[str, ClientStore] = {}
         self._loaded: dict[str, Any] = {}
@@ -38,7 +35,7 @@ class ClientStores:
     def open(self, name: str) -> ClientStore:
         """The store of this name; the same one each time."""
         if name not in self.opened:
-            self.opened[name] = ClientStore((self.folder or Path(self._temporary.name)) / name, dtype=self.dtype)
+            self.opened[name] = ClientStore((self.folder or Path(self._temporary.name)) / name)
         return self.opened[name]
 
     @cached_property
