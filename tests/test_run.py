@@ -197,6 +197,16 @@ def test_eval_reproduces_the_last_test(config, finished, tmp_path):
         assert metrics["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-7)
 
 
+def test_eval_precision_is_of_tests_alone(config, tmp_path):
+    """A test in bfloat16 has the numbers of one in a run in bfloat16, and training keeps the run's precision."""
+    full, half = (run(config, tmp_path, f"{p}", *FAST, f"eval_precision={p}") for p in ("null", "bf16-mixed"))
+    assert torch.equal(final_weights(full), final_weights(half))
+    loss, file = half.metrics["test/loss"], f"ckpt_path={half.folder / 'global_model.safetensors'}"
+    assert 0 < abs(loss - full.metrics["test/loss"]) < 0.02
+    for key in ("precision", "eval_precision"):
+        assert evaluate(config(*FAST, f"{key}=bf16-mixed", file))["test/loss"] == pytest.approx(loss, rel=1e-7)
+
+
 # ---------------------------------------------------------------------------------------------------- behaviour
 def test_it_can_overfit(config, tmp_path, monkeypatch):
     """On the CPU of a Mac, whose GPU, which Lightning's auto would take, has no float64."""

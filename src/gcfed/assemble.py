@@ -94,7 +94,10 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     net = build_net(cfg)
     if not any(p.requires_grad for p in net.parameters()):
         raise ValueError(f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be trained.")
-    return FederatedModule(net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last)
+    return FederatedModule(
+        net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last,
+        eval_precision=cfg.get("eval_precision"),
+    )  # fmt: skip
 
 
 def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:

@@ -18,6 +18,7 @@ Precision = Literal["32-true", "bf16-mixed", "64-true"]
 RANGES: dict[str, Any] = {
     "name": Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")],
     "rounds": Count, "eval_every": Count, "seed": Whole, "precision": Precision,
+    "eval_precision": Literal["bf16-mixed"] | None,
     "precision_matmul": Literal["high", "medium"] | None, "targets": Sequence[Share], "optimized_metric": str | None,
     "client_store.folder": Annotated[str, Field(min_length=1)] | None,
     "channels_last": bool, "extras.figures": bool,

@@ -7,12 +7,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from harness import CPU, Spy, make_net, random_federation, sgd, train_rounds, weights
+from harness import CPU, ArrayData, Spy, make_net, random_federation, sgd, train_rounds, weights
 from torch import nn
 
 from gcfed.federated.method import ClientPart, Kept, like_trained
 from gcfed.federated.stacks import assign, layout
-from gcfed.federated.training.batches import plan_batches
+from gcfed.federated.training import batches
+from gcfed.federated.training.batches import Kind, plan_batches
 from gcfed.federated.training.network import broadcast_state
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import ClientStack
@@ -106,6 +107,52 @@ def test_an_epoch_is_cut_as_configured(last_batch, counts):
     few = plan_of(data, [1], last_batch=last_batch)
     assert few.counts.tolist() == [[4 if last_batch == "wrap" else 3]]  # a small client keeps its only batch
     assert (plan_of(data, [0, 1], steps=5, last_batch=last_batch).counts > 0).sum(1).tolist() == [5, 5]
+
+
+class Counts(ArrayData):
+    """Counts the values that are fetched, and adds the augmentation's draw to each sample."""
+
+    values: ClassVar = []
+
+    def draw(self, rng, shape):
+        return rng.integers(0, 100, (*shape, 1))
+
+    def fetch(self, index, augment):
+        x, y = super().fetch(index, augment)
+        self.values.append(x.numel())
+        return x + augment, y
+
+
+@pytest.mark.parametrize("ahead", [0, 48, 96, 10**6])  # values; a batch has 24
+@pytest.mark.parametrize("clients", [[1], [1, 2]])
+def test_a_step_has_its_batch_whatever_step_came_before(monkeypatch, clients, ahead):
+    data = random_federation(sizes=(3, 14, 9))
+    data = Counts(data.x, data.y, data.clients)
+    monkeypatch.setattr(batches, "AHEAD", ahead)
+    plan = plan_of(data, clients, epochs=2)
+    for step in [*range(8), *range(7, -1, -1), 0, 5, 2, 2, 7, 3]:
+        n, size, _ = kind = plan.kinds[step]
+        rows = plan.index[:n, step, :size]
+        for number in (step, torch.tensor([step])):
+            batch = plan.batch(data, number, kind)
+            assert torch.equal(batch.x, data.x[rows] + plan.augment[:n, step, :size])
+            assert torch.equal(batch.y, data.y[rows])
+            assert batch.count.tolist() == plan.counts[:n, step].tolist()
+        wide = plan.batch(data, step, Kind(n, 4, even=False))  # FedReg's
+        assert torch.equal(wide.x[:, :size], batch.x)
+        assert wide.mask.tolist() == [[i < count for i in range(4)] for count in plan.counts[:n, step]]
+
+
+def test_a_client_fetches_no_value_beyond_its_plan(monkeypatch):
+    data = random_federation(sizes=(3, 14, 2))
+    data = Counts(data.x, data.y, data.clients)
+    monkeypatch.setattr(batches, "AHEAD", 100)
+    for client, cut, expected in ((1, 8, [96, 96]), (1, 5, [96, 24]), (2, 6, [72])):
+        plan = plan_of(data, [client], epochs=2 if client == 1 else 6).cut(np.array([cut]))
+        data.values.clear()
+        for step, kind in enumerate(plan.kinds):
+            plan.batch(data, step, kind)
+        assert data.values == expected
 
 
 def test_a_client_draws_the_same_whoever_trains_beside_it(federation):

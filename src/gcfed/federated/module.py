@@ -1,6 +1,7 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ class FederatedModule(LightningModule):
     Args:
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
         channels_last: store convolution weights and images in channels_last, the faster layout.
+        eval_precision: of tests: ``bf16-mixed``, or None for the run's.
 
     Raises:
         ValueError: the task's columns do not include ``test/loss``, or do not begin with ``test/``.
@@ -65,9 +67,11 @@ class FederatedModule(LightningModule):
         *,
         task: Task = CLASSIFICATION,
         channels_last: bool = True,
+        eval_precision: str | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
+        self.eval_precision = eval_precision
         images = any(isinstance(m, nn.Conv2d) for m in net.modules()) and all(t.dim() < 5 for t in net.parameters())
         self.memory_format = torch.channels_last if channels_last and images else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
@@ -209,9 +213,10 @@ class FederatedModule(LightningModule):
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Tests a batch. Returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
-        with unedited(x):
-            outputs = self.net(x)
-        real, scores = self.task.real(y), self.task.scores(outputs, y)
+        with torch.autocast(x.device.type, torch.bfloat16) if self.eval_precision else nullcontext():
+            with unedited(x):
+                outputs = self.net(x)
+            real, scores = self.task.real(y), self.task.scores(outputs, y)
         for column, source in zip(self.columns[dataloader_idx], self.task.columns, strict=True):
             self.test_means[column].update(scores[source], real)  # type: ignore[operator]
         return outputs, y

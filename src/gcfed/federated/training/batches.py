@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 from gcfed.utils.rng import generator
+
+AHEAD = 1 << 18
+"""Values of samples that a single client fetches at once. They stay in a core's cache."""
 
 
 class Kind(NamedTuple):
@@ -43,6 +45,7 @@ class BatchPlan:
     counts: np.ndarray
 
     def __post_init__(self) -> None:
+        self._ahead: tuple[int, list[tuple[Tensor, Tensor]]] = 0, []  # first step, samples and labels from there on
         self._counts = on_device(self.counts, self.index.device, torch.float32)
         even = ((self.counts == self.counts.max(0)) | (self.counts == 0)).all(0)
         kinds = zip((self.counts > 0).sum(0).tolist(), self.counts.max(0).tolist(), even.tolist(), strict=True)
@@ -78,15 +81,30 @@ class BatchPlan:
         def at(table: Tensor) -> Tensor:
             return table[:n, step] if isinstance(step, int) else table[:n].index_select(1, step).squeeze(1)
 
-        index, counts = at(self.index)[:, :size], at(self._counts)
-        x, y = data.fetch(index, None if self.augment is None else at(self.augment)[:, :size])
+        counts = at(self._counts)
+        if isinstance(step, int) and len(self.index) == 1:
+            x, y = self._of_one(data, step, size)
+        else:
+            x, y = data.fetch(at(self.index)[:, :size], None if self.augment is None else at(self.augment)[:, :size])
         mask = rows = None
         if not even:
-            mask = rows = torch.arange(size, device=index.device) < counts[:, None]
+            mask = rows = torch.arange(size, device=counts.device) < counts[:, None]
         if y.dim() == 2 or y.is_floating_point():
             return Batch(x, y, mask, counts, rows)
         mask = y >= 0 if mask is None else (y >= 0) & mask.unsqueeze(-1)
         return Batch(x, y, mask, mask.flatten(1).sum(1).clamp(min=1), rows)
+
+    def _of_one(self, data: FederatedDataModule, step: int, size: int) -> tuple[Tensor, Tensor]:
+        """``size`` samples and labels of a single client's step. Those of several steps are fetched at once."""
+        first, fetched = self._ahead
+        if not 0 <= step - first < len(fetched):
+            width = int(self.counts.max())
+            span = slice(step, step + max(1, AHEAD // (width * prod(data.input_shape))))
+            draws = None if self.augment is None else self.augment[:, span, :width]
+            x, y = data.fetch(self.index[:, span, :width], draws)
+            self._ahead = first, fetched = step, list(zip(x.unbind(1), y.unbind(1), strict=True))
+        x, y = fetched[step - first]
+        return x[:, :size], y[:, :size]
 
 
 def counts_of_pass(size: int, batch_size: int, last_batch: str) -> list[int]:
@@ -136,11 +154,15 @@ def plan_batches(
         shuffle, augment = (generator(seed, purpose, round_index, client) for purpose in ("shuffle", "augment"))
         plans.append(_client_steps(own, shuffle, batch_size=batch_size, **passes))
         draws.append(data.draw(augment, plans[-1][0].shape))
-    index, counts = _padded([index for index, _ in plans], -1), _padded([counts for _, counts in plans])
-    index = np.where(index < 0, index[:, :1, :1], index)
+    firsts = np.array([index[:1, :1] for index, _ in plans])
+    index, counts = _padded([index for index, _ in plans], firsts), _padded([counts for _, counts in plans])
     return BatchPlan(to_device(index), None if draws[0] is None else to_device(_padded(draws)), counts)
 
 
-def _padded(arrays: Sequence[Any], value: int = 0) -> np.ndarray:
-    """Pads arrays ``[T_k, …]`` with ``value`` to ``[K, T, …]``."""
-    return pad_sequence([torch.from_numpy(array) for array in arrays], True, value).numpy()
+def _padded(arrays: Sequence[Any], value: Any = 0) -> np.ndarray:
+    """Pads arrays ``[T_k, …]`` to ``[K, T, …]`` with ``value``, which may be one for each array, ``[K, 1, …]``."""
+    padded = np.empty((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    padded[:] = value
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = array
+    return padded

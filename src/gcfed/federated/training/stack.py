@@ -70,7 +70,7 @@ class ClientStack:
         self.task, self.stays = task, False
         self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so functional_call runs on views of ``full``.
-        self._lends = not (is_recurrent(net) and next(iter(start.values())).is_cuda)
+        self._lends = not (next(iter(start.values())).is_cuda and is_recurrent(net))
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
         self._trained = [name for name, p in net.named_parameters() if p.requires_grad]
         self._buffers = {n: t for n, t in self.full.items() if n not in self._trained}

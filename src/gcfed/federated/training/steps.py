@@ -1,6 +1,6 @@
 """Runs the local steps of a stack, one after the other."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,5 +47,12 @@ class Steps:
 
     def mean_losses(self) -> Tensor:
         """Each client's mean loss over all its labels, ``[K]``."""
-        losses, counts = (pad_sequence(list(values), batch_first=True) for values in zip(*self._losses, strict=True))
+        losses, counts = (_table(values) for values in zip(*self._losses, strict=True))
         return (losses * counts).sum(0) / counts.sum(0)
+
+
+def _table(values: Sequence[Tensor]) -> Tensor:
+    """Values ``[n]`` of each step as ``[T, K]``, 0 where a client is done. n never grows."""
+    if len(values[0]) == len(values[-1]):
+        return torch.stack(list(values))
+    return pad_sequence(list(values), batch_first=True)
