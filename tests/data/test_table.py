@@ -96,36 +96,25 @@ def test_a_table_is_read_in_the_form_it_is_written_in(tmp_path, form):
     }
 
 
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [
-        (lambda i: f"2024-{i % 12 + 1:02}-{i % 28 + 1:02}", r"has 84 texts in 320 rows, as '2024-01-01'"),
-        (lambda i: f'"1,{i:03}"', r"has 320 texts in 320 rows, as '1,000': .*data\.decimal"),
-        (lambda i: "?" if i in (3, 7) else i % 15, r"holds numbers and '\?': empty such cells"),
-    ],
-)
-def test_texts_that_are_no_categories_are_refused(tmp_path, cell, words):
+@pytest.mark.parametrize("cell", [lambda i: f"2024-01-{i % 28 + 1:02}", lambda i: f'"1,{i:03}"', lambda i: i or "?"])
+def test_texts_that_are_no_categories_are_refused(tmp_path, cell):
+    """Dates, numbers in another notation, and numbers of which one is missing."""
     path = write(tmp_path / "x.csv", [(i // 2, cell(i), "ab"[i % 2]) for i in range(320)], "age,text,y")
-    remedies = r"data\.ignore=\[text\].*data\.categorical=\[text\]"
-    with pytest.raises(ValueError, match=rf"^column text {words}.*{remedies}"):
+    words = r"has (28|320) texts in 320 rows, such as .*data\.categorical=\[text\].*data\.ignore=\[text\]"
+    with pytest.raises(ValueError, match=rf"^column text {words}"):
         csv(path, target="y")
-    assert csv(path, target="y", categorical=["text"]).train.x.shape[1] > 7
+    assert csv(path, target="y", categorical=["text"]).train.x.shape[1] > 20
 
 
-def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
+def test_empty_cells_are_refused(tmp_path):
     rows = [list(row) for row in ROWS]
     rows[3][4], rows[4][1] = "", ""
-    for name, part in (("train", rows[:16]), ("test", rows[16:])):
-        write(tmp_path / "t" / f"{name}.csv", part)
+    path = write(tmp_path / "x.csv", rows)
     for column, others in (("rate", ["work"]), ("work", ["rate"])):
-        words = rf"^column {column} has 1 empty cells \(or NA, .* of 20: .*data\.ignore=\[{column}\], or"
+        words = rf"^column {column} has 1 empty cells \(or NA, .* of 20: .*data\.ignore=\[{column}\]"
         with pytest.raises(ValueError, match=words):
-            csv(str(tmp_path / "t"), target="paid", ignore=others)
-    filled = by_age(csv(str(tmp_path / "t"), target="paid", missing="mean"))
-    known = [row[4] for row in rows[:16] if row[4] != ""]
-    assert filled[23][0] == [3, np.mean(known), 1, 0, 0]
-    assert filled[24][0] == [0, 2, 0, 0, 0]
-    assert filled[25][0] == [1, 2.5, 0, 0, 1]
+            csv(path, target="paid", ignore=others)
+    assert csv(path, target="paid", ignore=["work", "rate"]).train.x.shape == (16, 2)
 
 
 @pytest.mark.parametrize(
