@@ -50,7 +50,10 @@ def test_dirichlet_ends_in_hard_cases(labels, num_clients, partitioner):
         (lambda: IID()(LABELS, 6001, seed=1), "participation.num_clients=6001.*6000 training samples"),
         (lambda: Dirichlet(0.1, min_size=61)(LABELS, 100, seed=1), "participation.num_clients=100.*partition.min_size"),
         (lambda: ClassesPerClient(11)(LABELS, 10, seed=1), "partition.classes=11 exceeds the 10 classes"),
-        (lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1), "class 1 has 1 samples for the 2 clients"),
+        (
+            lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1),
+            "partition.classes=1: class 1 has fewer samples",
+        ),
         (lambda: Shards(2)(LABELS, 3001, seed=1), "participation.num_clients=3001 with at least 2 samples each"),
         (lambda: Rotation(IID(), [45]), r"^degrees=\[45\]: .* multiple of 90"),
         (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "rotates square images"),

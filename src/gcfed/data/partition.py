@@ -236,12 +236,9 @@ class ClassesPerClient(Partitioner):
             raise ValueError(f"partition.classes={self.classes} exceeds the {len(present)} classes of the data")
         held = self._hands(len(present), num_clients, rng).ravel()
         holders_C = np.bincount(held, minlength=len(present))
-        if (scarce := holders_C > class_sizes).any():
-            c = int(np.flatnonzero(scarce)[0])
-            raise ValueError(
-                f"class {present[c]} has {class_sizes[c]} samples for the {holders_C[c]} clients that would hold it: "
-                "lower participation.num_clients or partition.classes"
-            )
+        if (scarce := np.flatnonzero(holders_C > class_sizes)).size:
+            few = f"class {present[scarce[0]]} has fewer samples than the clients that would hold it"
+            raise ValueError(f"partition.classes={self.classes}: {few}; lower it or participation.num_clients")
         if (holders_C == 0).any():
             log.warning("%d of %d classes belong to no client", np.count_nonzero(holders_C == 0), len(present))
         counts_CN = np.zeros((len(present), num_clients), np.int64)
