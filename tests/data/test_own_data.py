@@ -1,4 +1,4 @@
-"""Data of the user's own: arrays, functions, and what is held out of them."""
+"""The user's own data: arrays, functions, and which samples are held out."""
 
 import numpy as np
 import pandas as pd
@@ -149,7 +149,7 @@ def test_the_transform_that_samples_ask_for():
 
 
 def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
-    """partition=colour moves the channels, whose means differ; what is tested says nothing of them."""
+    """partition=colour exchanges the channels, whose means differ. Held-out samples do not count."""
     bright = np.array([140, 70, 20])[:, None, None] + np.arange(60)[:, None, None, None]
     bright = np.broadcast_to(bright, (60, 3, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "x.npz", x=bright, y=np.arange(60) % 2)

@@ -171,7 +171,7 @@ def test_shards_of_targets_are_ranges_of_their_values(config):
 
 
 class Own(Partitioner):
-    """A user's, with owners that ``made`` computes from the number of samples."""
+    """A user's partition: ``made`` computes the owners from the number of samples."""
 
     def owners(self, labels, num_clients, rng):
         return self.made(len(labels))

@@ -1,4 +1,4 @@
-"""CSV files: what becomes of each cell, which rows are tested, whose they are, and what is refused."""
+"""CSV files: the inputs, the test rows, the clients, and what is refused."""
 
 import numpy as np
 import pandas as pd
@@ -43,7 +43,7 @@ def test_targets_of_a_regression_may_be_whole_numbers(tmp_path):
 
 
 def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
-    """In a file that is sorted by class, they would predict it."""
+    """If a file is sorted by class, row numbers would predict the class."""
     pd.DataFrame(ROWS, columns=HEAD.split(",")).to_csv(tmp_path / "x.csv")
     options = {"target": "paid", "ignore": ["work", "code", "rate"]}
     assert by_age(csv(str(tmp_path / "x.csv"), **options)) == by_age(csv(write(tmp_path / "y.csv"), **options))
@@ -51,7 +51,7 @@ def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
 
 
 def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
-    """By their names, whatever the order in which the system lists them."""
+    """The clients have the order of the file names."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
     for name, rows in parts.items():
         write(tmp_path / "sites" / f"{name}.csv", rows)
@@ -65,7 +65,7 @@ def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
 
 
 def test_codes_keep_their_zeros(tmp_path):
-    """As a feature, as the target and as clients; also if only one file has zeros."""
+    """As a feature, as the target and as clients, also if only one file has codes with zeros."""
     values = ("01234", "1234", "02345", "2345", "X9")
     codes = [values[i % 5] if i < 20 else "1234" for i in range(60)]
     for k in range(3):
@@ -158,7 +158,7 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
 
 
 def test_a_run_on_a_table_in_any_units(config, tmp_path):
-    """Raw units: targets of 100,000 ± 50,000 make the loss NaN where nothing standardises them."""
+    """Targets of 100,000 ± 50,000 would make the loss NaN if they were not standardised."""
     rng = np.random.default_rng(0)
     income, town = rng.normal(4e4, 1e4, 300), rng.choice(["north", "south"], 300)
     price = 1e5 + 4 * (income - 4e4) + 3e4 * (town == "north")

@@ -93,7 +93,7 @@ def sequence_federation(sizes=(3, 5, 2, 4), length=6, classes=5) -> ArrayData:
 
 
 def test_rounds_on_sequences_equal_an_independent_loop():
-    """Each step's loss is the mean over all characters that the batch has, padding left out."""
+    """Each step's loss is the mean over all characters of the batch, without padding."""
     data = sequence_federation()
     torch.manual_seed(0)
     make = {"input_shape": (6,), "num_classes": 5, "embedding": 3, "hidden": 4}
@@ -124,7 +124,7 @@ def test_rounds_on_sequences_equal_an_independent_loop():
 
 
 def test_a_run_on_the_small_play(config, play):
-    """Accuracy and loss of the test split are those over its characters; class counts come out."""
+    """Accuracy and loss are means over the characters of the test split, and class counts are right."""
     cfg = config(
         "data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=2", "rounds=1",
         "participation.per_round=2", "model.hidden=8", "client.batch_size=4",
