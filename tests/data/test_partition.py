@@ -55,7 +55,7 @@ def test_dirichlet_ends_in_hard_cases(labels, num_clients, partitioner):
             "partition.classes=1: class 1 has fewer samples",
         ),
         (lambda: Shards(2)(LABELS, 3001, seed=1), "participation.num_clients=3001 with at least 2 samples each"),
-        (lambda: Rotation(IID(), [45]), r"^degrees=\[45\]: .* multiple of 90"),
+        (lambda: Rotation(IID(), [45]), r"^degrees=\[45\]: .* 0, 90, 180 or 270"),
         (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "rotates square images"),
         (lambda: Colour(IID(), ["rgg"]), r"^orders=\['rgg'\]: "),
         (lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS), "partition=colour is for colour images"),
