@@ -25,7 +25,7 @@ PARTITIONS = {
 
 @styled
 def gallery(path: Path) -> Figure:
-    """A panel a partition: a bubble's area says how many samples of a class a client holds, a bar how many in all."""
+    """One panel per partition. A bubble's area shows the samples of a class at a client, a bar the client's total."""
     labels = digits().train.y
     figure = Figure(figsize=(13, 8.4))
     outer = figure.add_gridspec(2, 4, hspace=0.32, wspace=0.22)

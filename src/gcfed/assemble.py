@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, open_dict
 
-from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.data.base import label_fix
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import cohort_size
@@ -138,7 +137,7 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
 
 def check_labels(cfg: DictConfig, data: FederatedDataModule, module: FederatedModule) -> None:
     """Refuses inputs that the network cannot read, and labels that the task cannot use."""
-    is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
+    is_text = len(data.input_shape) == 1 and data.dataset.train.x.dtype == np.uint8
     if is_text != hasattr(module.net, "last_only"):
         kind, take = ("text", "model=lstm, or make numbers of it floats") if is_text else ("no text", "model=mlp")
         raise ValueError(f"data={cfg.tags.data} is {kind}, which model={cfg.tags.model} cannot read: take {take}.")

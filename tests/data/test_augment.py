@@ -1,4 +1,4 @@
-"""Rotation, crop, flip and normalisation against PIL and NumPy, an image at a time."""
+"""Rotation, crop, flip and normalisation of each image, against PIL and NumPy."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_rotation_crop_and_flip_are_torchvisions_in_this_order():
 
 @pytest.mark.parametrize(("rotation", "high"), [(0, [9, 9, 2]), (7, [9, 9, 2, 14_001])])
 def test_draws_are_whole_numbers_from_one_stream(rotation, high):
-    """Without rotation as they were before there was any; with it from −7 to 7 degrees, both included."""
+    """With rotation=7 the angles run from −7 to 7 degrees; without it the draws have no angle."""
     transform = ImageTransform([0.0], [1.0], crop_padding=4, flip=True, rotation=rotation)
     expected = np.random.default_rng(3).integers(0, high, size=(4, 5, len(high)), dtype=np.int64)
     np.testing.assert_array_equal(transform.draw(np.random.default_rng(3), (4, 5)), expected)

@@ -78,19 +78,7 @@ def test_texts_with_classes(tmp_path):
     assert len(ALPHABET) == PAD
 
 
-def test_texts_without_classes_have_the_next_character(tmp_path):
-    columns = {"line": TEXTS, "writer_id": WRITERS}
-    name = saved(tmp_path, {"train": (columns, {"line": STRING, "writer_id": STRING})})
-    dataset = huggingface(name, str(tmp_path / "data"), groups="writer_id", length=10)
-    pieces = sum(-(-(len(text) - 1) // 10) for text in TEXTS)
-    assert len(dataset.train) + len(dataset.test) == pieces
-    assert dataset.train.y.shape[1:] == (10,)
-    shown, wanted = dataset.train.x[:, 1:], dataset.train.y[:, :-1]
-    np.testing.assert_array_equal(shown[wanted >= 0], wanted[wanted >= 0])
-    assert len(np.unique(dataset.train.groups)) == 5
-
-
-def test_two_columns_of_classes_are_no_text_to_continue(tmp_path):
+def test_one_of_two_columns_of_classes_must_be_named(tmp_path):
     columns = {"text": TEXTS, "coarse": CLASSES, "fine": CLASSES}
     name = saved(tmp_path, {"": (columns, {"text": STRING, "coarse": CLASS, "fine": CLASS})})
     with pytest.raises(ValueError, match=r"data\.label=null: name the column of the classes, one of coarse, fine"):

@@ -71,7 +71,7 @@ def test_what_is_no_image_is_counted_in_one_line(tmp_path, caplog):
 
 
 def test_images_are_upright_and_in_plain_colours(tmp_path):
-    """In each of the eight orientations that a camera writes down; of several frames the first."""
+    """For each of the eight EXIF orientations. Only the first frame is read."""
     picture = np.zeros((6, 8, 3), np.uint8)
     picture[:3, :4] = 255, 0, 0
     undo = {

@@ -1,4 +1,4 @@
-"""LEAF's files as its preprocessing leaves them, written small, and read back."""
+"""Small files in the format of LEAF's preprocessing, and what is read from them."""
 
 import json
 import shutil

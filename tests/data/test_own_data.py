@@ -1,4 +1,4 @@
-"""Data of the user's own: arrays, functions, and what is held out of them."""
+"""The user's own data: arrays, functions, and which samples are held out."""
 
 import numpy as np
 import pandas as pd
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gcfed.assemble import assemble
-from gcfed.data.augment import AutoTransform, ImageTransform, TextTransform, VectorTransform
+from gcfed.data.augment import AutoTransform, ImageTransform, PlainTransform
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.own import arrays, from_arrays
 from gcfed.run import evaluate, train
@@ -145,12 +145,11 @@ def test_the_transform_that_samples_ask_for():
     for settings, words in (({"flip": True}, "crops, flips"), ({"mean": [0.5]}, "mean and std are for images")):
         with pytest.raises(ValueError, match=words):
             AutoTransform(**settings)(IMAGES[:, 0, 0] / 1.0)
-    assert type(AutoTransform()(IMAGES[:, 0, 0])) is TextTransform
-    assert type(AutoTransform(crop_padding=0, flip=False)(IMAGES[:, 0, 0] / 1.0)) is VectorTransform
+    assert type(AutoTransform(crop_padding=0, flip=False)(IMAGES[:, 0, 0])) is PlainTransform
 
 
 def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
-    """partition=colour moves the channels, whose means differ; what is tested says nothing of them."""
+    """partition=colour exchanges the channels, whose means differ. Held-out samples do not count."""
     bright = np.array([140, 70, 20])[:, None, None] + np.arange(60)[:, None, None, None]
     bright = np.broadcast_to(bright, (60, 3, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "x.npz", x=bright, y=np.arange(60) % 2)

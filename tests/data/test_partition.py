@@ -1,10 +1,13 @@
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from gcfed.assemble import assemble
 from gcfed.data.dealing import log_gamma, softmax
-from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, Partition, Partitioner
+from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition, Partitioner
 from gcfed.data.shift import Colour, Rotation
 from gcfed.data.skews import Shards
 from gcfed.utils.instantiate import build
@@ -47,9 +50,12 @@ def test_dirichlet_ends_in_hard_cases(labels, num_clients, partitioner):
         (lambda: IID()(LABELS, 6001, seed=1), "participation.num_clients=6001.*6000 training samples"),
         (lambda: Dirichlet(0.1, min_size=61)(LABELS, 100, seed=1), "participation.num_clients=100.*partition.min_size"),
         (lambda: ClassesPerClient(11)(LABELS, 10, seed=1), "partition.classes=11 exceeds the 10 classes"),
-        (lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1), "class 1 has 1 samples for the 2 clients"),
+        (
+            lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1),
+            "partition.classes=1: class 1 has fewer samples",
+        ),
         (lambda: Shards(2)(LABELS, 3001, seed=1), "participation.num_clients=3001 with at least 2 samples each"),
-        (lambda: Rotation(IID(), [45]), r"^degrees=\[45\]: .* multiple of 90"),
+        (lambda: Rotation(IID(), [45]), r"^degrees=\[45\]: .* 0, 90, 180 or 270"),
         (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "rotates square images"),
         (lambda: Colour(IID(), ["rgg"]), r"^orders=\['rgg'\]: "),
         (lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS), "partition=colour is for colour images"),
@@ -137,8 +143,35 @@ def test_a_share_of_each_client_is_set_aside(share, aside):
     np.testing.assert_array_equal(test.indices, whole.parted(share, seed=1)[1].indices)
 
 
+@pytest.mark.parametrize("partitioner", [Dirichlet(0.1), DirichletBalanced(0.3), ClassesPerClient(2)])
+def test_partitions_by_class_take_targets_in_bins_of_equal_size(partitioner):
+    y = np.random.default_rng(2).lognormal(size=1000)
+    bins = np.repeat(np.arange(10), 100)[y.argsort().argsort()]
+    ours = partitioner(y[:, None], 20, seed=1)
+    np.testing.assert_array_equal(ours.owners(1000), partitioner(bins, 20, seed=1).owners(1000))
+    coarse = replace(partitioner, bins=2)(y[:, None], 20, seed=1)
+    np.testing.assert_array_equal(coarse.owners(1000), partitioner(bins // 5, 20, seed=1).owners(1000))
+    ties = partitioner(np.minimum(y, np.sort(y)[500])[:, None], 20, seed=1)  # equal targets are in one bin
+    merged = partitioner(np.minimum(bins, 5), 20, seed=1)
+    np.testing.assert_array_equal(ties.owners(1000), merged.owners(1000))
+    with pytest.raises(ValueError, match="several targets: use natural, sizes or iid"):
+        partitioner(np.ones((1000, 2)), 20, seed=1)
+
+
+def test_shards_of_targets_are_ranges_of_their_values(config):
+    y = np.random.default_rng(2).lognormal(size=1000)
+    partition, order = Shards(1)(y[:, None], 20, seed=1), y.argsort()
+    held = {frozenset(partition.client(k).tolist()) for k in range(20)}
+    assert held == {frozenset(shard.tolist()) for shard in np.split(order, 20)}
+    words = ("data=matrix_regression", "data.num_classes=1", "model=linear", "data.dataset.samples=20")
+    data = build(config(*words, "partition=shards", "partition.shards=1").data)
+    data.setup()
+    ends = sorted((y.min(), y.max()) for y in (data.labels[data.partition.client(k)] for k in range(20)))
+    assert all(before[1] <= after[0] for before, after in pairwise(ends))
+
+
 class Own(Partitioner):
-    """A user's, with owners that ``made`` computes from the number of samples."""
+    """A user's partition: ``made`` computes the owners from the number of samples."""
 
     def owners(self, labels, num_clients, rng):
         return self.made(len(labels))

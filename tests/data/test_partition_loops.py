@@ -1,4 +1,4 @@
-"""Who holds which sample, as plain loops over classes and clients that repeat the draws."""
+"""The partitions against plain loops over classes and clients that repeat the draws."""
 
 import zlib
 
@@ -27,13 +27,13 @@ def normalized(logs):
 
 
 def cut(shares, size):
-    """How many of ``size`` each gets whose shares are laid end to end."""
+    """How many of ``size`` samples each client gets: the shares are intervals, one after the other."""
     ends = [int(np.floor(sum(shares[: k + 1]) / sum(shares) * size)) for k in range(len(shares))]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def dealt(rng, wanted, labels, n):
-    """Each class's samples, shuffled, to client 0 as many as it wants, then to client 1, …; wanted[class][client]."""
+    """Shuffles each class and gives client 0 its wanted[class][0] samples, then client 1, and so on."""
     owners, order = np.full(len(labels), -1), rng.permutation(len(labels)).tolist()
     for c, of_class in zip(CLASSES, wanted, strict=True):
         mine = [i for i in order if labels[i] == c]
@@ -44,8 +44,8 @@ def dealt(rng, wanted, labels, n):
 
 
 def topped_up(rng, owners, n, least):
-    """The largest are cut to one level, the first of them by one more where that is too much; who gives what, and who
-    gets it, is drawn."""
+    """Cuts the largest clients to one level. If that frees too many samples, the first of them give one less. Both the
+    samples and their receivers are drawn."""
     sizes = [int((owners == k).sum()) for k in range(n)]
     lacks = [max(least - size, 0) for size in sizes]
     level = max(h for h in range(least, max(sizes) + 1) if sum(max(s - h, 0) for s in sizes) >= sum(lacks))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gcfed.data.sets.regression import matrix_regression
-from gcfed.models.linear import Linear
+from gcfed.models.mlp import Linear
 
 SMALL = {"num_clients": 4, "features": 5, "outputs": 3, "samples": 8, "test_samples": 2}
 

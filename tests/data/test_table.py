@@ -1,4 +1,4 @@
-"""CSV files: what becomes of each cell, which rows are tested, whose they are, and what is refused."""
+"""CSV files: the inputs, the test rows, the clients, and what is refused."""
 
 import numpy as np
 import pandas as pd
@@ -43,7 +43,7 @@ def test_targets_of_a_regression_may_be_whole_numbers(tmp_path):
 
 
 def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
-    """In a file that is sorted by class, they would predict it."""
+    """If a file is sorted by class, row numbers would predict the class."""
     pd.DataFrame(ROWS, columns=HEAD.split(",")).to_csv(tmp_path / "x.csv")
     options = {"target": "paid", "ignore": ["work", "code", "rate"]}
     assert by_age(csv(str(tmp_path / "x.csv"), **options)) == by_age(csv(write(tmp_path / "y.csv"), **options))
@@ -51,7 +51,7 @@ def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
 
 
 def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
-    """By their names, whatever the order in which the system lists them."""
+    """The clients have the order of the file names."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
     for name, rows in parts.items():
         write(tmp_path / "sites" / f"{name}.csv", rows)
@@ -65,7 +65,7 @@ def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
 
 
 def test_codes_keep_their_zeros(tmp_path):
-    """As a feature, as the target and as clients; also if only one file has zeros."""
+    """As a feature, as the target and as clients, also if only one file has codes with zeros."""
     values = ("01234", "1234", "02345", "2345", "X9")
     codes = [values[i % 5] if i < 20 else "1234" for i in range(60)]
     for k in range(3):
@@ -96,36 +96,25 @@ def test_a_table_is_read_in_the_form_it_is_written_in(tmp_path, form):
     }
 
 
-@pytest.mark.parametrize(
-    ("cell", "words"),
-    [
-        (lambda i: f"2024-{i % 12 + 1:02}-{i % 28 + 1:02}", r"has 84 texts in 320 rows, as '2024-01-01'"),
-        (lambda i: f'"1,{i:03}"', r"has 320 texts in 320 rows, as '1,000': .*data\.decimal"),
-        (lambda i: "?" if i in (3, 7) else i % 15, r"holds numbers and '\?': empty such cells"),
-    ],
-)
-def test_texts_that_are_no_categories_are_refused(tmp_path, cell, words):
+@pytest.mark.parametrize("cell", [lambda i: f"2024-01-{i % 28 + 1:02}", lambda i: f'"1,{i:03}"', lambda i: i or "?"])
+def test_texts_that_are_no_categories_are_refused(tmp_path, cell):
+    """Dates, numbers in another notation, and numbers of which one is missing."""
     path = write(tmp_path / "x.csv", [(i // 2, cell(i), "ab"[i % 2]) for i in range(320)], "age,text,y")
-    remedies = r"data\.ignore=\[text\].*data\.categorical=\[text\]"
-    with pytest.raises(ValueError, match=rf"^column text {words}.*{remedies}"):
+    words = r"has (28|320) texts in 320 rows, such as .*data\.categorical=\[text\].*data\.ignore=\[text\]"
+    with pytest.raises(ValueError, match=rf"^column text {words}"):
         csv(path, target="y")
-    assert csv(path, target="y", categorical=["text"]).train.x.shape[1] > 7
+    assert csv(path, target="y", categorical=["text"]).train.x.shape[1] > 20
 
 
-def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
+def test_empty_cells_are_refused(tmp_path):
     rows = [list(row) for row in ROWS]
     rows[3][4], rows[4][1] = "", ""
-    for name, part in (("train", rows[:16]), ("test", rows[16:])):
-        write(tmp_path / "t" / f"{name}.csv", part)
+    path = write(tmp_path / "x.csv", rows)
     for column, others in (("rate", ["work"]), ("work", ["rate"])):
-        words = rf"^column {column} has 1 empty cells \(or NA, .* of 20: .*data\.ignore=\[{column}\], or"
+        words = rf"^column {column} has 1 empty cells \(or NA, .* of 20: .*data\.ignore=\[{column}\]"
         with pytest.raises(ValueError, match=words):
-            csv(str(tmp_path / "t"), target="paid", ignore=others)
-    filled = by_age(csv(str(tmp_path / "t"), target="paid", missing="mean"))
-    known = [row[4] for row in rows[:16] if row[4] != ""]
-    assert filled[23][0] == [3, np.mean(known), 1, 0, 0]
-    assert filled[24][0] == [0, 2, 0, 0, 0]
-    assert filled[25][0] == [1, 2.5, 0, 0, 1]
+            csv(path, target="paid", ignore=others)
+    assert csv(path, target="paid", ignore=["work", "rate"]).train.x.shape == (16, 2)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +158,7 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
 
 
 def test_a_run_on_a_table_in_any_units(config, tmp_path):
-    """Raw units: targets of 100,000 ± 50,000 make the loss NaN where nothing standardises them."""
+    """Targets of 100,000 ± 50,000 would make the loss NaN if they were not standardised."""
     rng = np.random.default_rng(0)
     income, town = rng.normal(4e4, 1e4, 300), rng.choice(["north", "south"], 300)
     price = 1e5 + 4 * (income - 4e4) + 3e4 * (town == "north")

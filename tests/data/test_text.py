@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from conftest import DATA_DIR
 from harness import ArrayData, sgd, train_rounds, weights
 
-from gcfed.data.augment import TextTransform, VectorTransform
+from gcfed.data.augment import PlainTransform
 from gcfed.data.base import IGNORE
 from gcfed.data.sets import leaf
 from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
@@ -73,13 +73,13 @@ def test_the_real_text():
 
 def test_tokens_and_vectors_reach_the_network_in_its_type():
     tokens = torch.tensor([[0, 255, 80]], dtype=torch.uint8)
-    out = TextTransform()(tokens, None, torch.bfloat16, torch.channels_last)
+    plain = PlainTransform()
+    out = plain(tokens, None, torch.bfloat16, torch.channels_last)
     assert (out.dtype, out.tolist()) == (torch.int64, tokens.tolist())
-    assert VectorTransform()(torch.ones(2, 4), None, torch.float64).dtype == torch.float64
-    for transform in (TextTransform(), VectorTransform()):
-        assert transform.draw(np.random.default_rng(0), (2, 3)) is None
-        with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 8, 8\]"):
-            transform.check((1, 8, 8))
+    assert plain(torch.ones(2, 4), None, torch.float64).dtype == torch.float64
+    assert plain.draw(np.random.default_rng(0), (2, 3)) is None
+    with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 8, 8\]"):
+        plain.check((1, 8, 8))
 
 
 def sequence_federation(sizes=(3, 5, 2, 4), length=6, classes=5) -> ArrayData:
@@ -93,7 +93,7 @@ def sequence_federation(sizes=(3, 5, 2, 4), length=6, classes=5) -> ArrayData:
 
 
 def test_rounds_on_sequences_equal_an_independent_loop():
-    """Each step's loss is the mean over all characters that the batch has, padding left out."""
+    """Each step's loss is the mean over all characters of the batch, without padding."""
     data = sequence_federation()
     torch.manual_seed(0)
     make = {"input_shape": (6,), "num_classes": 5, "embedding": 3, "hidden": 4}
@@ -124,7 +124,7 @@ def test_rounds_on_sequences_equal_an_independent_loop():
 
 
 def test_a_run_on_the_small_play(config, play):
-    """Accuracy and loss of the test split are those over its characters; class counts come out."""
+    """Accuracy and loss are means over the characters of the test split, and class counts are right."""
     cfg = config(
         "data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=2", "rounds=1",
         "participation.per_round=2", "model.hidden=8", "client.batch_size=4",

@@ -11,7 +11,7 @@ from harness import make_setup
 from omegaconf import open_dict
 from torch import nn
 
-from gcfed.data.augment import ImageTransform, VectorTransform
+from gcfed.data.augment import ImageTransform, PlainTransform
 from gcfed.methods.ssf import ProjectedMean
 from gcfed.metrics.leakage import OPTIMIZERS, Leakage, invert_gradient
 from gcfed.run import train
@@ -96,7 +96,7 @@ def test_the_pixels_of_coloured_images_are_those_before_the_transform(tmp_path):
 
 
 def test_data_that_are_no_images_are_refused(tmp_path):
-    setup = make_setup(torch.nn.Identity(), data=SimpleNamespace(transform=VectorTransform()))
+    setup = make_setup(torch.nn.Identity(), data=SimpleNamespace(transform=PlainTransform()))
     with pytest.raises(ValueError, match="metrics=leakage recovers images"):
         Leakage(str(tmp_path)).validate(setup)
 

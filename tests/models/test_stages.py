@@ -12,9 +12,8 @@ from gcfed.federated.training.forward import Tap
 from gcfed.federated.training.network import broadcast_state
 from gcfed.federated.training.stack import ClientStack
 from gcfed.models.cnn import CNN, CelebACNN
-from gcfed.models.linear import Linear
 from gcfed.models.lstm import CharLSTM
-from gcfed.models.mlp import MLP
+from gcfed.models.mlp import MLP, Linear
 from gcfed.models.resnet import resnet18_gn
 from gcfed.models.resnet9 import ResNet9
 from gcfed.models.resnet_cifar import ResNetCIFAR

@@ -117,8 +117,10 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
     return turned * inside.unsqueeze(1)
 
 
-class TextTransform(Transform):
-    """uint8 tokens → int64. Accepts settings that turn augmentation off, as ``debug=overfit`` does."""
+class PlainTransform(Transform):
+    """uint8 tokens → int64, and float vectors → the network's type. Accepts settings that turn augmentation off, as
+    ``debug=overfit`` does.
+    """
 
     def __init__(self, *, crop_padding: int = 0, flip: bool = False, rotation: float = 0) -> None:
         if crop_padding or flip or rotation:
@@ -128,17 +130,9 @@ class TextTransform(Transform):
         if len(input_shape) != 1:
             raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors.")
 
-    def __call__(self, x_BT: Tensor, *_: Any) -> Tensor:
-        """uint8 → int64, ``[B, T]``. The other arguments are for images."""
-        return x_BT.long()
-
-
-class VectorTransform(TextTransform):
-    """Float vectors, in the network's type."""
-
-    def __call__(self, x_Bd: Tensor, augment_BA: None, dtype: torch.dtype = torch.float32, *_: Any) -> Tensor:
-        """Floats → ``dtype``, ``[B, d]``. The other arguments are for images."""
-        return x_Bd.to(dtype)
+    def __call__(self, x_BT: Tensor, augment_BA: None, dtype: torch.dtype = torch.float32, *_: Any) -> Tensor:
+        """``[B, T]`` in the other type. The last arguments are for images."""
+        return x_BT.to(dtype) if x_BT.is_floating_point() else x_BT.long()
 
 
 class AutoTransform(Transform):
@@ -157,7 +151,7 @@ class AutoTransform(Transform):
         if x.ndim != 4:
             if self.mean or self.std:
                 raise ValueError("data.transform: mean and std are for images; vectors have data.standardize.")
-            return (VectorTransform if x.dtype.kind == "f" else TextTransform)(**self.augmentation)
+            return PlainTransform(**self.augmentation)
         channels, levels = x.shape[1], np.arange(256) / 255
         counts = np.zeros((channels, 256), np.int64)
         samples = np.delete(np.arange(len(x)), aside)

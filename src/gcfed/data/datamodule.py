@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader
 from gcfed.data.augment import AutoTransform
 from gcfed.data.base import FLOATS, FederatedDataset, Split
 from gcfed.data.dealing import held_out
+from gcfed.data.noise import noisy_labels, noisy_samples
 from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
-from gcfed.utils.checked import Count, Inside, SettingError, Whole, checked
+from gcfed.utils.checked import Count, Inside, SettingError, Share, Weight, Whole, checked
 from gcfed.utils.rng import generator
 
 
@@ -45,6 +46,8 @@ class FederatedDataModule(LightningDataModule):
         validation: share of the training samples that is held out before the partition, the same for all seeds. The
             global model is tested on it too.
         standardize: scale float vectors and regression targets by the mean and deviation of the training samples.
+        feature_noise: σ; client k of N has noise of deviation σ·k/N on its samples, also on those of ``client_test``.
+        label_noise: (ρ, τ); each client has a share of U(τ, 1) of wrong training labels with probability ρ.
     """
 
     def __init__(
@@ -53,7 +56,8 @@ class FederatedDataModule(LightningDataModule):
         num_classes: Count | None, input_shape: Annotated[Sequence[Count], Field(min_length=1)] | None,
         eval_batch_size: Count | Literal["auto"] = "auto", limit_train: Count | None = None,
         limit_test: Count | None = None, validation: Inside | None = None, client_test: Inside | None = None,
-        standardize: bool = False,
+        standardize: bool = False, feature_noise: Weight | None = None,
+        label_noise: Annotated[Sequence[Share], Field(min_length=2, max_length=2)] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if input_shape is not None:
@@ -66,6 +70,7 @@ class FederatedDataModule(LightningDataModule):
         self.num_classes: int = num_classes  # type: ignore[assignment]  # likewise
         self.limit_train, self.limit_test = limit_train, limit_test
         self.validation, self.client_test, self.standardize = validation, client_test, standardize
+        self.feature_noise, self.label_noise = feature_noise, label_noise
         self.scaling: dict[str, np.ndarray] = {}
         self.splits: dict[str, Split] = {}  # training, test and validation, before any change
         self._tests: list[tuple[Tensor, Tensor]] = []
@@ -102,13 +107,18 @@ class FederatedDataModule(LightningDataModule):
             for i, split in enumerate(tests):  # the same for all seeds
                 own, rng = np.arange(len(split)), generator(0, "shift_test", i)
                 tests[i] = replace(split, x=change(split.x, own, len(split), rng))
-        aside = np.zeros(0, np.int64)
+        aside, whole = np.zeros(0, np.int64), self.partition
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
             aside = self.tests_of_clients.indices
         if isinstance(self.transform, AutoTransform):
             self.transform = self.transform(train.x, aside)
         train, *tests = self._standardized([train, *tests], aside)
+        if self.feature_noise:
+            train = replace(train, x=noisy_samples(train.x, whole, self.feature_noise, self.seed))
+        if self.label_noise:
+            y = noisy_labels(train.y, self.num_classes, self.partition, self.label_noise, self.seed)
+            train = replace(train, y=y)
         self.labels = train.y
         self.num_clients = self.partition.num_clients
         self.test_labels, self.num_test, self.smallest_test = tests[0].y, len(tests[0]), min(map(len, tests))

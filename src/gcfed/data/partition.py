@@ -94,19 +94,24 @@ class Partition:
 class Partitioner:
     """Checks its arguments and calls :meth:`owners`, which a subclass implements.
 
-    ``labels`` are [n], or [n, T] for sequences and [n, C] for targets of a regression.
+    ``labels`` are [n], or [n, T] for sequences and [n, C] for targets of a regression. A partition by class takes one
+    target per sample, [n, 1], in ``bins`` of equal size, from the smallest to the largest, as classes.
 
     A call raises ValueError if the parameters or the data cannot give each client its samples.
     """
 
-    by_class: ClassVar[bool] = True  # needs one class per sample
+    by_class: ClassVar[bool] = True  # needs one class, or one target, per sample
+    bins: int | None = 10  # None: the targets themselves
     least: ClassVar[str] = ""  # the setting with the least number of samples of a client; "": one sample
 
     def __call__(
         self, labels: np.ndarray, num_clients: int | None, *, seed: int, groups: np.ndarray | None = None
     ) -> Partition:
+        if self.by_class and labels.dtype.kind == "f" and labels.shape[1] == 1:
+            rank_n = np.searchsorted(np.sort(labels[:, 0]), labels[:, 0])  # equal targets have one rank
+            labels = rank_n * self.bins // len(labels) if self.bins else rank_n
         if self.by_class and labels.ndim > 1:
-            labels_are = "these data have sequences of labels, or numbers (classes are integers)"
+            labels_are = "these data have sequences of labels, or several targets"
             raise ValueError(f"this partition needs one class per sample; {labels_are}: use natural, sizes or iid")
         if not num_clients:
             raise ValueError(f"participation.num_clients={num_clients} must be set: null is for partition=natural.")
@@ -151,6 +156,7 @@ class Dirichlet(Partitioner):
     alpha: Alpha
     min_size: Count = 1
     max_tries: Count = 1000
+    bins: Count = field(default=10, repr=False)
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         class_sizes = np.unique(labels, return_counts=True)[1]
@@ -190,6 +196,7 @@ class DirichletBalanced(Partitioner):
     """
 
     alpha: Alpha
+    bins: Count = field(default=10, repr=False)
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         left_C = np.unique(labels, return_counts=True)[1]
@@ -221,6 +228,7 @@ class ClassesPerClient(Partitioner):
     """
 
     classes: Count = 1
+    bins: Count = field(default=10, repr=False)
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         present, class_sizes = np.unique(labels, return_counts=True)
@@ -228,12 +236,9 @@ class ClassesPerClient(Partitioner):
             raise ValueError(f"partition.classes={self.classes} exceeds the {len(present)} classes of the data")
         held = self._hands(len(present), num_clients, rng).ravel()
         holders_C = np.bincount(held, minlength=len(present))
-        if (scarce := holders_C > class_sizes).any():
-            c = int(np.flatnonzero(scarce)[0])
-            raise ValueError(
-                f"class {present[c]} has {class_sizes[c]} samples for the {holders_C[c]} clients that would hold it: "
-                "lower participation.num_clients or partition.classes"
-            )
+        if (scarce := np.flatnonzero(holders_C > class_sizes)).size:
+            few = f"class {present[scarce[0]]} has fewer samples than the clients that would hold it"
+            raise ValueError(f"partition.classes={self.classes}: {few}; lower it or participation.num_clients")
         if (holders_C == 0).any():
             log.warning("%d of %d classes belong to no client", np.count_nonzero(holders_C == 0), len(present))
         counts_CN = np.zeros((len(present), num_clients), np.int64)

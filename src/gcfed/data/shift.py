@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -11,9 +11,7 @@ from pydantic import Field
 from gcfed.data.partition import Partition
 from gcfed.utils.checked import checked
 
-T = TypeVar("T")
-Groups = Annotated[Sequence[T], Field(min_length=1)]
-"""An entry for each group of clients."""
+Order = Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]
 
 
 @checked
@@ -56,7 +54,7 @@ class Rotation(Shift):
     degrees: for each group, a multiple of 90.
     """
 
-    degrees: Groups[Annotated[int, Field(ge=0, le=270, multiple_of=90)]] = (0, 90, 180, 270)
+    degrees: Annotated[Sequence[Literal[0, 90, 180, 270]], Field(min_length=1)] = (0, 90, 180, 270)
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
         if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
@@ -72,7 +70,7 @@ class Colour(Shift):
     orders: for each group, the channels in the place of red, green and blue.
     """
 
-    orders: Groups[Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]] = ("rgb", "gbr", "brg")
+    orders: Annotated[Sequence[Order], Field(min_length=1)] = ("rgb", "gbr", "brg")
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
         if len(input_shape) != 3 or input_shape[0] != 3:

@@ -108,7 +108,7 @@ class RelativeError(ServerMetric):
         self.data.setup()
         optimum, sizes = self.data.dataset.optimum, self.data.partition.sizes
         weighting = getattr(setup.aggregator, "weighting", "uniform")
-        keys = ("limit_train", "validation", "client_test", "standardize")
+        keys = ("limit_train", "validation", "client_test", "standardize", "feature_noise")
         changed = [key for key in keys if getattr(self.data, key)]
         self.network, wrong = dict(self.module.net.named_parameters()), ""
         if optimum is None:

@@ -1,4 +1,4 @@
-"""Multi-layer perceptron: 784-512-256-62 is GC-Fed's network for EMNIST."""
+"""A multi-layer perceptron (784-512-256-62 is GC-Fed's network for EMNIST), and a linear map."""
 
 import math
 from collections.abc import Sequence
@@ -23,3 +23,15 @@ class MLP(Staged, nn.Module):
         super().__init__()
         self.names = add_linear(self, [math.prod(input_shape), *hidden, num_classes])
         self.apply(init_kaiming)
+
+
+class Linear(Staged, nn.Module):
+    """One layer, ``fc``, without a bias; its weight ``[num_classes, D]`` starts at zero. For a known optimum."""
+
+    names = ("fc",)
+
+    @checked
+    def __init__(self, *, input_shape: Widths, num_classes: Count) -> None:
+        super().__init__()
+        self.fc = nn.Linear(math.prod(input_shape), num_classes, bias=False)
+        nn.init.zeros_(self.fc.weight)

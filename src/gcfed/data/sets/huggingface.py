@@ -13,7 +13,7 @@ import numpy as np
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.files import TESTS, Keep, cached, written
 from gcfed.data.sets.images import Side, decode
-from gcfed.data.sets.leaf import ALPHABET, LENGTH, encode, sequences
+from gcfed.data.sets.leaf import LENGTH, encode
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 
@@ -28,8 +28,7 @@ def huggingface(
 ) -> FederatedDataset:  # fmt: skip
     """The splits ``train`` and ``test`` (or ``validation``, if ``test`` has no labels). Images are [n, C, H, W].
 
-    Texts are tokens of LEAF's characters, [n, length]. A text with a label is cut or padded. Other texts are cut into
-    pieces; the label of each character is the next one.
+    Texts are tokens of LEAF's characters, [n, length]: they are cut or padded.
 
     Args:
         name: ``ylecun/mnist``, or a folder that ``save_to_disk`` wrote.
@@ -51,15 +50,13 @@ def huggingface(
         train, tests = _load(name, subset, data_dir)
         columns = _columns(train, {"x": input, "y": label, "groups": groups})
         content, kind = _arrays(train, columns, size, length), columns["y"]
-        for rows in [rows for rows in tests if kind is None or -1 not in rows.unique(kind)][:1]:
+        for rows in [rows for rows in tests if -1 not in rows.unique(kind)][:1]:
             grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
             more = _arrays(rows, columns | {"groups": None}, size, length, grey)
             content |= {f"{key}_test": array for key, array in more.items()}
         dataset = from_arrays(content, f"data.name={name}", test)
         keep("train", **vars(dataset.train))
         keep("test", **vars(dataset.test))
-        if kind is None:
-            return len(ALPHABET), ALPHABET
         names = getattr(train.features[kind], "names", ())
         return dataset.num_classes, names if len(names) == dataset.num_classes else dataset.class_names or ()
 
@@ -86,7 +83,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
     return found["train"], [found[split] for split in TESTS if split in found]
 
 
-def _columns(rows: Dataset, named: dict[str, str | None]) -> dict[str, str | None]:
+def _columns(rows: Dataset, named: dict[str, str | None]) -> dict[str, Any]:
     """The columns of samples (x), labels (y) and clients (groups), as named or else found by their types."""
     keys = zip(("data.input", "data.label", "partition.by"), named.values(), strict=True)
     require_columns(rows.features, {key: [name] for key, name in keys if name is not None})
@@ -95,7 +92,7 @@ def _columns(rows: Dataset, named: dict[str, str | None]) -> dict[str, str | Non
     label = named["y"] or (classes[0] if len(classes) == 1 else "label" if "label" in kinds else None)
     images = [name for name, kind in kinds.items() if kind == "Image"]
     texts = [name for name in kinds if "string" in getattr(rows.features[name], "dtype", "") and name != label]
-    if label is None and (classes or (named["x"] in images if named["x"] else images)):
+    if label is None:
         raise ValueError(f"data.label=null: name the column of the classes, one of {', '.join(classes or kinds)}.")
     if named["x"] is None and len(images or texts) != 1:
         raise ValueError(f"data.input=null: name the column of the images or texts, one of {', '.join(rows.features)}.")
@@ -118,12 +115,6 @@ def _arrays(
     texts = list(rows[input])
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"data.input={input} has a row that is no text: take it out.")
-    if columns["y"] is None:
-        pieces = [sequences(encode(text), length) for text in texts]
-        x, content["y"] = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-        if "groups" in content:
-            content["groups"] = np.repeat(content["groups"], [len(piece) for piece, _ in pieces])
-        return {"x": x, **content}
     # Padding is a character outside the alphabet. It comes first: networks read the label off the last position.
     padded = "".join(text[:length].rjust(length, "\0") for text in texts)
     return {"x": encode(padded).reshape(-1, length), **content}

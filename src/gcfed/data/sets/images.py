@@ -4,6 +4,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,11 +23,7 @@ log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # not EPS, for which Pillow starts a program
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-
-
-def open_image(path: Path) -> Image.Image:
-    """An image whose pixels are not decoded yet."""
-    return Image.open(path, formats=FORMATS)
+open_image = partial(Image.open, formats=FORMATS)  # does not decode the pixels yet
 
 
 def decode(

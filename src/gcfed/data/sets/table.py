@@ -16,17 +16,15 @@ from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 
 log = getLogger(__name__)
-MANY, FEW = 100, 20
-"""A column of text has at most ``MANY`` values, and at most ``FEW`` if they have fewer than four rows each, unless
-``data.categorical`` names it.
-"""
+MOST = 20
+"""The largest number of values of a column of text that ``data.categorical`` does not name."""
 
 
 @checked
 def csv(
     path: str | None, *, target: str | None, categorical: Sequence[str] = (), ignore: Sequence[str] = (),
-    missing: Literal["refuse", "mean"] = "refuse", regression: bool = False, groups: str | None = None,
-    sep: str = ",", decimal: Literal[".", ","] = ".", encoding: str = "utf-8", test: Inside = 0.2,
+    regression: bool = False, groups: str | None = None, sep: str = ",", decimal: Literal[".", ","] = ".",
+    encoding: str = "utf-8", test: Inside = 0.2,
 ) -> FederatedDataset:  # fmt: skip
     """The rows of a table, float64 [n, d]. Columns of numbers come first. Each other column becomes one column of 0 and
     1 for each value in the training rows. Whole numbers are text if one of them begins with 0, as post codes do.
@@ -34,9 +32,7 @@ def csv(
 
     Args:
         path: a file, or a folder with one file per client; ``test.csv`` (or ``val.csv``) in it is the test split.
-        categorical: columns of numbers that are codes, and columns of text with many values.
-        missing: what happens to empty cells. ``mean``: numbers get the mean of the training rows, and categories get 0
-            in all their columns.
+        categorical: columns of numbers that are codes, and columns of text with more than 20 values.
         regression: the target is a number, not a class.
         groups: the column with the client of each row, for ``partition=natural``.
         sep: separator of cells: a character, ``semicolon`` or ``tab``.
@@ -48,22 +44,25 @@ def csv(
     rows, is_test, files = _read(path, {"semicolon": ";", "tab": "\t"}.get(sep, sep), decimal, encoding)
     named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
     require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
-    y = _target(rows[str(target)], regression, str(target) in categorical)
-    owners = files if groups is None else _full(rows[groups]).to_numpy()
-    if not is_test.any():
-        is_test = held_out(y[:, None] if regression else y, test, "test")
-    inputs = rows[[name for name in rows if name not in {target, groups, *ignore}]]
+    rows = rows.drop(columns=[name for name in ignore if name not in (target, groups)])
+    if len(empty := rows.columns[rows.isna().any()]):
+        cells = f"has {rows[empty[0]].isna().sum()} empty cells (or NA, None, null, …) of {len(rows)}"
+        raise ValueError(f"column {empty[0]} {cells}: fill them, drop the rows, or set data.ignore=[{empty[0]}].")
+    inputs = rows.drop(columns=[name for name in (target, groups) if name is not None])
     if inputs.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
+    y = _target(rows[str(target)], regression)
+    owners = files if groups is None else rows[groups].to_numpy()
+    if not is_test.any():
+        is_test = held_out(y[:, None] if regression else y, test, "test")
     coded = [name for name in inputs if name in categorical or inputs[name].dtype.kind not in "iuf"]
-    for name in inputs:
-        leave = f"leave it out, data.ignore=[{name}], or"
-        if missing == "refuse":
-            _full(inputs[name], f"{leave} take the training rows' mean, data.missing=mean")
-        if name in coded and name not in categorical:
-            _refuse_texts(inputs[name], MANY, f"{leave} name it in data.categorical=[{name}] if all are codes")
-    numbers = inputs.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
-    x = np.concatenate([numbers.to_numpy(np.float64), *(_one_hot(inputs[name], is_test) for name in coded)], axis=1)
+    for name in coded:
+        if name not in categorical and (count := inputs[name].nunique()) > MOST:
+            what = f"has {count:,} texts in {len(rows):,} rows, such as {inputs[name].iloc[0]!r}"
+            remedy = f"name it in data.categorical=[{name}], or leave it out, data.ignore=[{name}]"
+            raise ValueError(f"column {name} {what}: write numbers plainly (see data.decimal), {remedy}.")
+    numbers = inputs.drop(columns=coded).to_numpy(np.float64)
+    x = np.concatenate([numbers, *(_one_hot(inputs[name].astype(str), is_test) for name in coded)], axis=1)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     return from_arrays(content | ({} if owners is None else {"groups": owners[~is_test]}), str(path), test)
 
@@ -85,8 +84,7 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
                 raise ValueError(f"it has no row, or other columns than {files[0]}: {', '.join(tables[-1])}")
         except (ValueError, LookupError, OSError) as error:  # pandas' errors of parsing and decoding are ValueErrors
             remedy = "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first line"
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{file} cannot be read as a CSV file: {reason}: {remedy}.") from error
+            raise ValueError(f"{file} cannot be read as a CSV file: {error}: {remedy}.") from error
     rows = pd.concat(tables, ignore_index=True)
     names = np.repeat([file.stem for file in files], [len(table) for table in tables])
     is_test = np.isin(names, [file.stem for file in tests[:1]])
@@ -99,14 +97,14 @@ def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
 
     The header is read as a row. Otherwise pandas would rename repeated columns.
     """
-    form = {"sep": sep, "encoding": encoding, "header": None, "dtype": str, "skipinitialspace": True}
-    header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0].str.strip()
-    if len(header) == 1 or header[header != ""].duplicated().any():
-        raise ValueError(f"it has one column, or two of one name: {', '.join(header)}")
-    table = pd.read_csv(file, **form).iloc[1:].set_axis(header, axis=1)
-    if (header == "").any():
+    cells = pd.read_csv(file, sep=sep, encoding=encoding, header=None, dtype=str, skipinitialspace=True)
+    cells = cells.apply(lambda column: column.str.strip())
+    header = cells.iloc[0]
+    if len(header) == 1 or header.dropna().duplicated().any():
+        raise ValueError(f"it has one column, or two of one name: {', '.join(header.dropna())}")
+    if header.isna().any():
         log.warning("%s: columns without a name are left out", file)
-    return table.loc[:, (header != "").to_numpy()].apply(lambda column: column.str.strip())
+    return cells.iloc[1:].set_axis(header, axis=1).loc[:, header.notna().to_numpy()]
 
 
 def _typed(column: Series, decimal: str) -> Series:
@@ -117,46 +115,18 @@ def _typed(column: Series, decimal: str) -> Series:
     return column if has_codes or (numbers.isna() & column.notna()).any() else numbers
 
 
-def _refuse_texts(column: Series, most: int, advice: str) -> None:
-    """Refuses text that is no category: numbers among which a few cells are text, such as "?"; or too many values, as
-    dates, names and numbers in another notation have.
-    """
-    known = column.dropna()
-    kinds, odd = known.unique(), known[pd.to_numeric(known, errors="coerce").isna()]
-    if 0 < len(odd) < len(known) / 2:
-        cells = "empty such cells (data.missing=mean then fills them)"
-        raise ValueError(f"column {column.name} holds numbers and {odd.iloc[0]!r}: {cells}, {advice}.")
-    if len(kinds) > min(most, max(FEW, len(known) / 4)):
-        what = f"{len(kinds):,} texts in {len(known):,} rows, as {kinds[0]!r}"
-        raise ValueError(f"column {column.name} has {what}: write numbers plainly (see data.decimal), {advice}.")
-
-
-def _target(column: Series, regression: bool, is_categorical: bool) -> np.ndarray:
+def _target(column: Series, regression: bool) -> np.ndarray:
     """The classes, integers or text [n], or the numbers to regress on, float64 [n]."""
-    name, is_number = column.name, _full(column).dtype.kind in "iuf"
-    if regression:
-        if not is_number:
-            what = f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see data.decimal"
-            raise ValueError(f"data.target={name} {what}.")
-        return column.to_numpy(np.float64)
-    if not is_number:
-        if not is_categorical:
-            _refuse_texts(column, len(column), f"name it in data.categorical=[{name}] if all are classes")
-        return column.to_numpy(np.str_)
-    if (column % 1).any():
+    name, is_number = column.name, column.dtype.kind in "iuf"
+    if regression and not is_number:
+        what = f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see data.decimal"
+        raise ValueError(f"data.target={name} {what}.")
+    if not regression and is_number and (column % 1).any():
         raise ValueError(f"data.target={name} holds numbers with fractions: data.regression=true regresses on them.")
-    if (n := column.nunique()) > FEW:
-        log.warning("%s: %d numbers are read as classes; data.regression=true predicts the number", name, n)
-    return column.to_numpy(np.int64)  # 0.0 and 1.0 are classes, as pandas and R write them
-
-
-def _full(column: Series, advice: str = "or drop the rows") -> Series:
-    if empty := int(column.isna().sum()):
-        cells = f"{empty} empty cells (or NA, None, null, …) of {len(column)}"
-        raise ValueError(f"column {column.name} has {cells}: fill them, {advice}.")
-    return column
+    if not regression and (count := column.nunique()) > MOST:
+        log.warning("%s: %d values are read as classes; data.regression=true predicts a number", name, count)
+    return column.to_numpy(np.float64 if regression else np.int64 if is_number else np.str_)  # 0.0 and 1.0 are classes
 
 
 def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
-    kinds = np.sort(column[~is_test].dropna().astype(str).unique())
-    return column.astype(str).to_numpy()[:, None] == kinds
+    return column.to_numpy()[:, None] == np.sort(column[~is_test].unique())
