@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
@@ -11,10 +13,11 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -24,10 +27,14 @@ GROUPS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
-    """``model._target_=mynet.Net`` also chooses ``model=own``. The path of a checkpoint needs no quotes."""
+    """``model._target_=mynet.Net`` also chooses ``model=own``. A path and a word such as ``it's`` need no quotes."""
     words = list(overrides)
     for i, (key, _, value) in enumerate(word.partition("=") for word in words):
-        if key == "ckpt_path" and value[:1] not in ("'", '"', "[") and (Path(value).is_file() or "'" in value):
+        special = re.search(r"[^\w./+@%-]", value, re.ASCII)
+        place = value if "," in value else os.path.split(value)[0]  # commas may be those of a sweep
+        # Not Path.exists, which raises an error for a long list.
+        is_path = special and any(map(os.path.exists, filter(None, (value, place))))
+        if is_path or re.match(r"[^'\"\[{(]+'", value):
             words[i] = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     own = any(re.match(r"model\._target_=(?!gcfed\.)", word) for word in words)
     return ["model=own"] * (own and not any(word.startswith("model=") for word in words)) + words
@@ -84,28 +91,55 @@ def explained(error: Exception, words: Sequence[str], path: Path = CONFIGS / "tr
         known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
         return f"{group}={option}: there is no such option{meant(option, known)} There are {', '.join(known)}."
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
-        place, _, name = (key := unknown[1]).rpartition(".")
-        nodes: list[Any] = [OmegaConf.load(file) for file in CONFIGS.glob(f"{place or None}/*.yaml")]
-        if any(name in (node.get(place) or node) for node in nodes):
-            return f"{key}: the chosen {place} has no such key. Choose another, {place}=…, which has it."
+        group = (key := unknown[1]).partition(".")[0].replace("methods", "algorithm")
+        files = sorted(file for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base" and _has(file, key))
+        if files and group != "hydra":
+            return f"{key}: there is no such key without {' or '.join(f'{group}={file.stem}' for file in files)}."
         chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
-        keys = _keys(OmegaConf.to_container(composed(chosen, path)))
-        return f"{key}: there is no such key{meant(key, [*keys, *GROUPS])}"
-    word = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
-    return word + " ".join(str(error).partition("\nSee https://")[0].split())
+        return f"{key}: there is no such key{meant(key, _known(chosen, path))}"
+    several = re.match(r"Ambiguous value for argument '(.*)'\n", str(error))
+    override = several[1] if several else getattr(error, "override", None) or ""
+    message = " ".join(str(error).partition("\nSee https://")[0].split())
+    message = "several values are a sweep, which needs -m. A list needs brackets." if several else message
+    key, _, value = override.partition("=")
+    quoted = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")  # as a shell takes it
+    return f"{override}: " * bool(override) + message + f" A path needs quotes: {quoted}" * ("/" in value)
+
+
+def undashed(flags: list[str], path: Path) -> str:
+    """What to type in place of ``--epochs 3``; "" if Hydra knows all flags."""
+    for flag in get_args_parser().parse_known_args(flags)[1]:
+        key, _, value = flag.lstrip("-").partition("=")
+        value = value or "".join(flags[flags.index(flag) + 1 :][:1])
+        return f"{flag}: a setting has no dashes{meant(key.replace('-', '_'), _known([], path), f'={value}')}"
+    return ""
+
+
+def _known(chosen: list[str], path: Path) -> list[str]:
+    return [*_keys(OmegaConf.to_container(composed(chosen, path))), *GROUPS]
 
 
 def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
     for key, value in tree.items() if isinstance(tree, dict) else ():
-        yield f"{prefix}{key}"
-        yield from _keys(value, f"{prefix}{key}.")
+        yield from _keys(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def _has(file: Path, key: str) -> bool:
+    """Whether an option, or another one of its group from which it begins, sets the key."""
+    text = file.read_text()
+    node: Any = OmegaConf.to_container(OmegaConf.create(text))
+    begins = (file.with_name(f"{name}.yaml") for name in node.get("defaults", ()) if isinstance(name, str))
+    at_root = text.startswith("# @package _global_")
+    return key in _keys(node, "" if at_root else f"{file.parent.name}.") or any(
+        _has(other, key) for other in begins if other.is_file()
+    )
+
+
+def meant(word: str, known: Iterable[str], value: str = "") -> str:
     """``: did you mean client.optimizer.lr?``, or a full stop. Keys of the same group or depth go first."""
     names = {other: other.split(".")[-1] for other in known}
-    near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1)
-    found = [other for other, name in names.items() if name in near]
+    near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)
+    found = [other for other, name in names.items() if name in near or (not near and f"_{word}_" in f"_{name}_")]
     alike = [other for other in found if other.split(".")[0] == word.split(".")[0]]
     alike = alike or [other for other in found if other.count(".") == word.count(".")] or found
-    return f": did you mean {' or '.join(alike[:3])}?" if alike else "."
+    return f": did you mean {' or '.join(other + value for other in alike[:3])}?" if alike else "."

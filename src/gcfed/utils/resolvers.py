@@ -50,6 +50,7 @@ def method_name(algorithm: str, gc: str) -> str:
 
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "all_devices": all_devices,
+    "basename": lambda path: Path(path).name,
     "class_name": lambda target: str(target).rpartition(".")[2],  # Net of mynet.Net
     "last_layer": last_layer,
     "method_name": method_name,
