@@ -27,11 +27,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'gcfed' has no attribute {name!r}")
     if name == "report":  # a package that can be called
         return import_module("gcfed.report")
-    state = random.getstate()  # some packages draw from it while they are imported
-    try:
-        return getattr(import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api"), name)
-    finally:
-        random.setstate(state)
+    state = random.getstate()
+    module = import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api")
+    random.setstate(state)  # Lightning draws a number while it is imported
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

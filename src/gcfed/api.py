@@ -37,8 +37,8 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
 
     Args:
         overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.
-        folder: the run's. None: a new one below ``paths.log_dir`` each time the config trains; with ``ckpt_path=last`` the
-            folder of the newest run with these settings.
+        folder: the run's. None: a new one below ``paths.log_dir`` each time the config trains; with
+            ``ckpt_path=last`` the folder of the newest run with these settings.
 
     Raises ValueError for an unknown key or option, and suggests the right one.
     """

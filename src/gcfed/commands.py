@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,6 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
 
     ``eval`` reads the ``config.yaml`` of the run's folder instead, unless model or data are named.
     """
-    if sys.version_info >= (3, 14) and version("hydra-core") < "1.4":
-        sys.exit(f"hydra-core {version('hydra-core')} does not work with Python 3.14: use Python 3.11, 3.12 or 3.13.")
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

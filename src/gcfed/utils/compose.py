@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,8 @@ def shorthand(overrides: Iterable[str]) -> list[str]:
     """``model._target_=mynet.Net`` also chooses ``model=own``. A path and a word such as ``it's`` need no quotes."""
     words = list(overrides)
     for i, (key, _, value) in enumerate(word.partition("=") for word in words):
-        special = re.search(r"[^\w./+@%-]", value, re.ASCII)
-        place = value if "," in value else os.path.split(value)[0]  # commas may be those of a sweep
-        # Not Path.exists, which raises an error for a long list.
-        is_path = special and any(map(os.path.exists, filter(None, (value, place))))
-        if is_path or re.match(r"[^'\"\[{(]+'", value):
+        odd = re.search(r"[^\w./+@%-]", value, re.ASCII)
+        if (odd and os.path.exists(value)) or re.match(r"[^'\"\[{(]+'", value):  # noqa: PTH110  (lists may be too long)
             words[i] = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
     own = any(re.match(r"model\._target_=(?!gcfed\.)", word) for word in words)
     return ["model=own"] * (own and not any(word.startswith("model=") for word in words)) + words
@@ -52,13 +50,13 @@ def run_config(words: Sequence[str]) -> Path | None:
     return config.resolve()
 
 
-def composed(overrides: list[str], path: Path = CONFIGS / "train.yaml") -> DictConfig:
+def composed(overrides: Iterable[str], path: Path = CONFIGS / "train.yaml") -> DictConfig:
     """A config file with overrides, by Hydra; also within one of Hydra's commands."""
     hydra = GlobalHydra.instance()
     command, hydra.hydra = hydra.hydra, None
     try:
         with initialize_config_dir(str(path.parent.resolve()), version_base=None):
-            return compose(path.stem, overrides=overrides)
+            return compose(path.stem, overrides=list(overrides))
     finally:
         hydra.hydra = command
 
@@ -67,7 +65,7 @@ class Composer:
     """Composes configs of ``configs/train.yaml``. The same choice of files is composed once, because it takes 0.3 s."""
 
     def __init__(self) -> None:
-        self._composed: dict[tuple[str, ...], DictConfig] = {}
+        self._composed = cache(composed)
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
         """A new config. Raises ValueError for a wrong override, with a suggestion."""
@@ -75,9 +73,7 @@ class Composer:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
             values = [o for o in parsed if o.key_or_group not in GROUPS and not o.is_sweep_override()]
             files = tuple(str(o.input_line) for o in parsed if o not in values)
-            if files not in self._composed:
-                self._composed[files] = composed(list(files))
-            cfg = deepcopy(self._composed[files])
+            cfg = deepcopy(self._composed(files))
             ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
         except (HydraException, OmegaConfBaseException) as error:
             raise ValueError(explained(error, overrides)) from None
@@ -97,13 +93,12 @@ def explained(error: Exception, words: Sequence[str], path: Path = CONFIGS / "tr
             return f"{key}: there is no such key without {' or '.join(f'{group}={file.stem}' for file in files)}."
         chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
         return f"{key}: there is no such key{meant(key, _known(chosen, path))}"
-    several = re.match(r"Ambiguous value for argument '(.*)'\n", str(error))
-    override = several[1] if several else getattr(error, "override", None) or ""
     message = " ".join(str(error).partition("\nSee https://")[0].split())
-    message = "several values are a sweep, which needs -m. A list needs brackets." if several else message
-    key, _, value = override.partition("=")
-    quoted = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")  # as a shell takes it
-    return f"{override}: " * bool(override) + message + f" A path needs quotes: {quoted}" * ("/" in value)
+    if override := getattr(error, "override", None):
+        key, _, value = override.partition("=")
+        quoted = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")  # as a shell takes it
+        message = f"{override}: {message}" + f" A path needs quotes: {quoted}" * ("/" in value)
+    return message
 
 
 def undashed(flags: list[str], path: Path) -> str:
@@ -125,14 +120,11 @@ def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _has(file: Path, key: str) -> bool:
-    """Whether an option, or another one of its group from which it begins, sets the key."""
-    text = file.read_text()
-    node: Any = OmegaConf.to_container(OmegaConf.create(text))
-    begins = (file.with_name(f"{name}.yaml") for name in node.get("defaults", ()) if isinstance(name, str))
-    at_root = text.startswith("# @package _global_")
-    return key in _keys(node, "" if at_root else f"{file.parent.name}.") or any(
-        _has(other, key) for other in begins if other.is_file()
-    )
+    """Whether an option, or one of the same group in its defaults, sets the key."""
+    node: Any = OmegaConf.to_container(OmegaConf.load(file))
+    defaults = (file.with_name(f"{name}.yaml") for name in node.get("defaults", ()) if isinstance(name, str))
+    own = [*_keys(node), *_keys(node, f"{file.parent.name}.")]  # a file may begin at the root, or in its group
+    return key in own or any(_has(other, key) for other in defaults if other.is_file())
 
 
 def meant(word: str, known: Iterable[str], value: str = "") -> str:

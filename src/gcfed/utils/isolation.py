@@ -31,8 +31,7 @@ def isolated() -> Iterator[None]:
         restore.callback(torch.set_num_threads, torch.get_num_threads())
         restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         restore.callback(setattr, sys, "excepthook", sys.excepthook)  # torch's process groups replace it
-        # Asking for a default start method would fix it for the rest of the process.
-        start = multiprocessing.get_start_method(allow_none=True)
+        start = multiprocessing.get_start_method(allow_none=True)  # None, until somebody asks for the default
         restore.callback(multiprocessing.set_start_method, start, force=True)
         for logger in map(logging.getLogger, ("gcfed", *LEVELS)):
             restore.callback(logger.setLevel, logger.level)
