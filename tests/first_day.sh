@@ -68,7 +68,6 @@ misspelt() {
 algoritm=fedprox|did you mean algorithm?
 --epochs 3|did you mean client.epochs=3?
 gc=none gc.lam=0.5|without gc=gcfed
-experiment=cifar10|did you mean cifar10_cnn_gcfed
 END
 }
 cat >halved.py <<'END'

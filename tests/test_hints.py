@@ -75,11 +75,13 @@ def test_a_path_that_does_not_exist_is_shown_with_quotes_that_work(path):
         (["--epochs", "3"], "client.epochs=3"),
         (["--batch-size=32"], "client.batch_size=32"),
         (["--lr", "0.1", "-m"], "client.optimizer.lr=0.1 or server.lr=0.1"),
+        (["--bits", "4"], "quantization.bits=4"),  # a key of the option that was chosen
     ],
 )
 def test_a_setting_with_dashes_is_answered_with_the_key(flags, key):
-    assert undashed(flags, CONFIGS / "train.yaml") == f"{flags[0]}: a setting has no dashes: did you mean {key}?"
+    said = undashed(flags, ["quantization=fedpaq"], CONFIGS / "train.yaml")
+    assert said == f"{flags[0]}: a setting has no dashes: did you mean {key}?"
 
 
 def test_hydras_own_flags_are_no_settings():
-    assert undashed(["-m", "--config-dir", "conf", "--cfg=job", "rounds"], CONFIGS / "train.yaml") == ""
+    assert undashed(["-m", "--config-dir", "conf", "--cfg=job", "rounds"], [], CONFIGS / "train.yaml") == ""

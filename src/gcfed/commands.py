@@ -45,7 +45,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
         if name == "eval" and (found := run_config(words)):
             path = found
             words += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
-        if said := undashed(flags, path):
+        if said := undashed(flags, words, path):
             sys.exit(said)
         sys.argv[1:] = words + flags  # Hydra's parser refuses an override behind -m if another one stands before it
         hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)(task)()

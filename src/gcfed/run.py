@@ -80,7 +80,7 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     check(cfg)
     cfg = with_folder(cfg)
     if quiet:
-        cfg.callbacks.progress = None
+        OmegaConf.update(cfg, "callbacks.progress", None, force_add=True)
         logging.getLogger("gcfed").setLevel(logging.ERROR)  # isolated() restores it
     folder = Path(cfg.paths.output_dir)
     keep_freed_memory()

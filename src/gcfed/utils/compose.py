@@ -91,8 +91,7 @@ def explained(error: Exception, words: Sequence[str], path: Path = CONFIGS / "tr
         files = sorted(file for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base" and _has(file, key))
         if files and group != "hydra":
             return f"{key}: there is no such key without {' or '.join(f'{group}={file.stem}' for file in files)}."
-        chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
-        return f"{key}: there is no such key{meant(key, _known(chosen, path))}"
+        return f"{key}: there is no such key{meant(key, _known(words, path))}"
     message = " ".join(str(error).partition("\nSee https://")[0].split())
     if override := getattr(error, "override", None):
         key, _, value = override.partition("=")
@@ -101,16 +100,18 @@ def explained(error: Exception, words: Sequence[str], path: Path = CONFIGS / "tr
     return message
 
 
-def undashed(flags: list[str], path: Path) -> str:
+def undashed(flags: list[str], words: Sequence[str], path: Path) -> str:
     """What to type in place of ``--epochs 3``; "" if Hydra knows all flags."""
     for flag in get_args_parser().parse_known_args(flags)[1]:
         key, _, value = flag.lstrip("-").partition("=")
         value = value or "".join(flags[flags.index(flag) + 1 :][:1])
-        return f"{flag}: a setting has no dashes{meant(key.replace('-', '_'), _known([], path), f'={value}')}"
+        return f"{flag}: a setting has no dashes{meant(key.replace('-', '_'), _known(words, path), f'={value}')}"
     return ""
 
 
-def _known(chosen: list[str], path: Path) -> list[str]:
+def _known(words: Sequence[str], path: Path) -> list[str]:
+    """The keys of a config with the options that ``words`` choose, and the groups."""
+    chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
     return [*_keys(OmegaConf.to_container(composed(chosen, path))), *GROUPS]
 
 
