@@ -35,7 +35,7 @@ mutants: .venv/.installed  ## a random sample of changes to the source: which of
 report: .venv/.installed  ## tables, figures and a page of all runs below logs/
 	$(BIN)/python src/report.py
 
-docs: .venv/.installed  ## the pages as a site, in site/, with a card a method, all keys and the Python API; a broken link is an error
+docs: .venv/.installed  ## the pages as a site, in site/, with a card a method, the keys of configs/ and the Python API; a broken link is an error
 	$(INSTALL) --editable '.[docs]'
 	$(BIN)/python docs/build.py
 	$(BIN)/zensical build --clean --strict --config-file .site.toml

@@ -1,7 +1,7 @@
 """Writes the sources of the site into ``.site``; ``make docs`` then runs ``zensical build -f .site.toml``.
 
 It copies the pages and converts the notebooks with their saved outputs. From YAMLs, constructors and docstrings it
-makes a card for each algorithm, a reference of all keys with their allowed values, and the Python API.
+makes a card for each algorithm, a reference of the keys of ``configs/`` with their allowed values, and the Python API.
 """
 
 import inspect
@@ -218,7 +218,7 @@ def config_pages() -> None:
         write(f"reference/config/{page}.md", *parts)
         index.append([f"[{name}]({page}.md)", ", ".join(f"`{path.stem}`" for path in options if path.stem != "base")])
     intro = "`group=option` chooses an option, `key=value` sets a key. Made from `configs/` and the constructors."
-    write("reference/config/README.md", "# All keys", intro, table(["group", "options"], index))
+    write("reference/config/README.md", "# Keys", intro, table(["group", "options"], index))
 
 
 def method_cards() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A stranger's first day, for real: clone, demo, own images and table, torchvision's network, own network and method, a typing error,
+# A stranger's first day, for real: clone, demo, own images and table, torchvision's network, own network and method, typing errors,
 # sweep, the same from Python, report;
 # no file of the clone is edited. Uses the environment of this checkout where there is one; two minutes on two cores without its set-up.
 set -euo pipefail
@@ -56,13 +56,19 @@ import gcfed
 
 common = ["rounds=2", "client.epochs=1", "extras.figures=false"]
 methods = {"GC-Fed": gcfed.configure(common), "FedAvg": gcfed.configure(common, "gc=none")}
-comparison = gcfed.compare(methods, seeds=(1, 2), folder="compared")
+comparison = gcfed.compare(methods, seeds=(1, 2), folder="compared", quiet=True)
 comparison.figure().savefig("compared.png")
 print(comparison.table())
 END
 misspelt() {
-    local said
-    ! said=$("$python" "$day/gcfed/src/train.py" algoritm=fedprox 2>&1) && grep "did you mean algorithm?" <<<"$said"
+    local said words answer
+    while IFS="|" read -r words answer; do  # $words is split, as a shell does
+        ! said=$("$python" "$day/gcfed/src/train.py" $words 2>&1 </dev/null) && grep -F "$answer" <<<"$said" || return 1
+    done <<'END'
+algoritm=fedprox|did you mean algorithm?
+--epochs 3|did you mean client.epochs=3?
+gc=none gc.lam=0.5|without gc=gcfed
+END
 }
 cat >halved.py <<'END'
 import torch
@@ -99,12 +105,15 @@ federation="data=image_folder data.root=fruit participation.num_clients=5 partic
 network="model=torchvision model.name=mobilenet_v3_small model.norm_policy=group"
 method="algorithm=halved"
 step "own images" "$python" paint.py
+mv fruit "fruit (1), a=b"
+step "own images, in a folder with Hydra's signs" "$python" "$day/gcfed/src/train.py" $federation "data.root=fruit (1), a=b" debug=fast
+mv "fruit (1), a=b" fruit
 step "own images, torchvision's network" "$python" "$day/gcfed/src/train.py" $federation $network
 mkdir clinics
 step "a table" "$python" table.py
 step "own table, a file a client" "$python" "$day/gcfed/src/train.py" data=csv data.path=clinics data.target=outcome partition=natural \
     participation.num_clients=null participation.per_round=2 rounds=3 metrics=classes
-step "a typing error" misspelt
+step "typing errors" misspelt
 step "own network and method" "$python" "$day/gcfed/src/train.py" --config-dir conf $method $federation model._target_=mynet.small
 step "sweep of λ and seeds" "$python" "$day/gcfed/src/train.py" --config-dir conf -m $method gc=gcfed $federation $network gc.lam=0.0,0.5,1.0 seed=1,2
 step "from Python" "$python" compare.py

@@ -1,8 +1,10 @@
 """``import gcfed``: results agree with the runs' folders, and comparisons with those made by hand."""
 
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from os.path import relpath
 from types import ModuleType
 
@@ -25,9 +27,17 @@ SMALL = (
 def test_the_package_imports_nothing_until_it_is_asked():
     code = (
         "import gcfed, sys; assert not {'torch', 'lightning', 'pandas', 'hydra', 'omegaconf'} & {*sys.modules};"
-        "assert callable(gcfed.configure) and 'torch' not in sys.modules and not hasattr(gcfed, 'nothing')"
+        "assert callable(gcfed.configure) and 'torch' not in sys.modules and not hasattr(gcfed, 'nothing');"
+        "assert dir(gcfed) == ['compare', 'configure', 'report', 'train']"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "src")
+
+
+def test_a_package_that_draws_a_random_number_while_it_is_imported_changes_nothing(monkeypatch):
+    state = random.getstate()
+    monkeypatch.setattr(gcfed, "import_module", lambda name: (random.random(), import_module(name))[1])
+    assert callable(gcfed.train)
+    assert random.getstate() == state
 
 
 def test_a_run_from_python_and_its_folder_agree(tmp_path):
@@ -75,6 +85,23 @@ def test_each_call_of_train_has_a_folder_of_its_own(tmp_path):
     assert len({str(numbers(result)) for result in results.values()}) == 3
     cfg.rounds, cfg.ckpt_path = 3, "last"
     assert gcfed.train(cfg).folder in (results["seed"].folder, results["again"].folder)
+
+
+def test_a_quiet_run_prints_nothing_and_results_are_short_in_a_notebook(tmp_path, caplog, capfd):
+    noisy = [*SMALL, f"paths.log_dir={tmp_path}", "server.lr=1e30"]  # no client sends finite numbers
+    cfg = gcfed.configure(noisy)
+    cfg.callbacks.progress = {"_target_": "gcfed.callbacks.after_round.RoundProgressBar"}
+    result = gcfed.train(cfg, quiet=True)
+    comparison = gcfed.compare({"one": cfg}, seeds=[1, 2], folder=tmp_path / "compared", quiet=True)
+    assert (capfd.readouterr(), caplog.text) == (("", ""), "")
+    acc = result.metrics["test/acc"]
+    assert repr(result) == f"RunResult(round=2, test/acc={acc:.4g}, test/loss=nan, folder={str(result.folder)!r})"
+    assert repr(comparison) == "Comparison(methods=['one'], seeds=[1, 2], rounds=2)"
+    gcfed.train(cfg)
+    printed = capfd.readouterr().out
+    assert "Round 2/2" in printed
+    assert "nonfinite clients" in printed
+    assert "numbers that are not finite" in caplog.text
 
 
 def test_threads_train_in_turn_each_in_its_own_folder(tmp_path):

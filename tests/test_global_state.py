@@ -1,6 +1,7 @@
 """A library must not change the process that calls it."""
 
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -32,6 +33,7 @@ def state():
         "deterministic": torch.are_deterministic_algorithms_enabled(), "grad": torch.is_grad_enabled(),
         "cudnn": torch.backends.cudnn.benchmark, "random": random.getstate(), "numpy": str(np.random.get_state()),  # noqa: NPY002
         "torch": torch.get_rng_state().tolist(), "environment": {**os.environ}, "path": sys.path[:], "cwd": Path.cwd(),
+        "start": multiprocessing.get_start_method(allow_none=True),
         "argv": sys.argv[:], "stdout": sys.stdout, "numpy errors": np.geterr(),
     }  # fmt: skip
 
@@ -45,10 +47,11 @@ def unchanged(call, *args, **kwargs):
 def test_nothing_that_python_calls_changes_the_process(tmp_path):
     small = ["rounds=1", "data.limit_train=40", "model.hidden=[8]", f"paths.log_dir={tmp_path}"]
     torch.set_num_threads(3)  # more than a run would take
+    multiprocessing.set_start_method(None, force=True)  # as in a new process
     cfg = unchanged(gcfed.configure, small)
     two = gcfed.configure(small, "gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
     two.precision, two.precision_matmul = "64-true", "high"
-    unchanged(gcfed.train, cfg)
+    unchanged(gcfed.train, cfg, quiet=True)
     unchanged(gcfed.train, two)
     before = state()
     with pytest.raises(ValueError, match="nowhere"):

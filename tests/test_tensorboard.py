@@ -65,9 +65,8 @@ def test_a_run_that_is_continued_is_one_run(config, tmp_path):
     table, metrics = found["run"]
     assert {name.removeprefix("·"): value for name, value in table.items()} == hyperparameters(cfg) | {"rounds": 1}
     assert tuple(sorted(table)[:5]) == FIRST  # the tab shows the first five
-    assert (table["·attack"], table["·quantization"], table["·aggregator"]) == (
-        "Scale", "Quantization", "MeanAggregator",
-    )  # fmt: skip
+    chosen = [table[f"·{key}"] for key in ("attack", "quantization", "aggregator", "task")]
+    assert chosen == ["Scale", "Quantization", "MeanAggregator", "Classification"]
     assert metrics["test/acc"] == (pytest.approx(rows[-1]["test/acc"]), 3)
     assert found["diverged"][0]["·server.lr"] == 1e9
     assert not list(tmp_path.glob("*/hparams.yaml"))

@@ -9,6 +9,7 @@
 torch and the other packages are imported at the first use of these names.
 """
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -26,4 +27,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'gcfed' has no attribute {name!r}")
     if name == "report":  # a package that can be called
         return import_module("gcfed.report")
-    return getattr(import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api"), name)
+    state = random.getstate()
+    module = import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api")
+    random.setstate(state)  # Lightning draws a number while it is imported
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return [name for name in __all__ if name.islower()]  # of the results' classes a user needs no name

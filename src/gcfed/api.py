@@ -37,8 +37,8 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
 
     Args:
         overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.
-        folder: the run's. None: a new one in ``logs/<name>/`` each time the config trains; with ``ckpt_path=last`` the
-            folder of the newest run with these settings.
+        folder: the run's. None: a new one below ``paths.log_dir`` each time the config trains; with
+            ``ckpt_path=last`` the folder of the newest run with these settings.
 
     Raises ValueError for an unknown key or option, and suggests the right one.
     """
@@ -59,8 +59,9 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
 
 
 def compare(
-    configs: Mapping[str, DictConfig], seeds: Iterable[int] = (1, 2, 3), folder: str | Path | None = None
-) -> Comparison:
+    configs: Mapping[str, DictConfig], seeds: Iterable[int] = (1, 2, 3), folder: str | Path | None = None,
+    *, quiet: bool = False,
+) -> Comparison:  # fmt: skip
     """Trains each config with each seed, one run after another. Equal seeds have equal clients, cohorts and weights.
 
     Args:
@@ -68,6 +69,7 @@ def compare(
         seeds: replace the configs' own.
         folder: gets the runs' folders, ``<method>_seed<seed>``. A run that exists is continued if its config says
             ``ckpt_path=last``, else refused. None: a new folder in ``logs/compare/``.
+        quiet: as in :func:`gcfed.train`.
 
     Raises ValueError before any run if seeds are equal, a setting cannot work or a folder holds another run.
     """
@@ -91,16 +93,21 @@ def compare(
             run.ckpt_path = run.ckpt_path if (place / CHECKPOINT).is_file() else None
         check(run)
         check_folder(run, place)
-    frames = {key: train(run).frame for key, run in runs.items()}
+    frames = {key: train(run, quiet=quiet).frame for key, run in runs.items()}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]).sort_index(), folders)
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison:
     """Runs of several methods with several seeds."""
 
     frame: pd.DataFrame  # (method, seed, round) → the columns of metrics.csv
     folders: dict[tuple[str, int], Path]  # (method, seed) → the run's
+
+    def __repr__(self) -> str:
+        methods, seeds = (list(dict.fromkeys(names)) for names in zip(*self.folders, strict=True))
+        rounds = self.frame.index.get_level_values("round").max()
+        return f"Comparison(methods={methods}, seeds={seeds}, rounds={rounds})"
 
     def curves(self, column: str) -> dict[str, pd.DataFrame]:
         """A column of each method: [rounds with a value, seeds]."""

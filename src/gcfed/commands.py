@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +24,12 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
 
     ``eval`` reads the ``config.yaml`` of the run's folder instead, unless model or data are named.
     """
-    if sys.version_info >= (3, 14) and version("hydra-core") < "1.4":
-        sys.exit(f"hydra-core {version('hydra-core')} does not work with Python 3.14: use Python 3.11, 3.12 or 3.13.")
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     import gcfed.runs.folder  # noqa: F401  (its resolvers name the folders of runs)
-    from gcfed.utils.compose import explained, run_config, shorthand
+    from gcfed.utils.compose import explained, run_config, shorthand, undashed
     from gcfed.utils.resolvers import CONFIGS
 
     # OpenMP's threads wait for a few microseconds only. Beside another busy program, a round of the digits then takes
@@ -48,6 +45,8 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
         if name == "eval" and (found := run_config(words)):
             path = found
             words += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
+        if said := undashed(flags, words, path):
+            sys.exit(said)
         sys.argv[1:] = words + flags  # Hydra's parser refuses an override behind -m if another one stands before it
         hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)(task)()
     except (HydraException, OmegaConfBaseException) as error:

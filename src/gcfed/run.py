@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(repr=False)
 class RunResult:
     """What a finished run leaves in memory; everything else is in ``folder``."""
 
@@ -62,16 +62,26 @@ class RunResult:
         """The global network after the last round."""
         return self.module.net
 
+    def __repr__(self) -> str:
+        shown = ("round", "test/acc", "test/rmse", "test/loss")
+        figures = [f"{name}={self.metrics[name]:.4g}" for name in shown if name in self.metrics]
+        return f"RunResult({', '.join(figures)}, folder={str(self.folder)!r})"
+
 
 @isolated()
-def train(cfg: DictConfig) -> RunResult:
+def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     """Trains as configured, resumes if ``ckpt_path`` is set, and writes the run's folder.
+
+    ``quiet``: shows no progress bar, no summary, and only those log lines that are errors.
 
     Raises before the first round: ValueError if a setting cannot work or the folder holds another run, OSError if data
     or a checkpoint do not exist.
     """
     check(cfg)
     cfg = with_folder(cfg)
+    if quiet:
+        OmegaConf.update(cfg, "callbacks.progress", None, force_add=True)
+        logging.getLogger("gcfed").setLevel(logging.ERROR)  # isolated() restores it
     folder = Path(cfg.paths.output_dir)
     keep_freed_memory()
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
@@ -168,7 +178,7 @@ def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resu
 def finish(
     cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about: dict[str, str], held: pd.DataFrame | None
 ) -> None:
-    """Writes what a finished run leaves: the global model, the summary and pictures.
+    """Writes what a finished run leaves: the global model, the summary and pictures. Prints the summary.
 
     A run that was killed between its last checkpoint and this function calls it when it is resumed.
     """
@@ -188,4 +198,5 @@ def finish(
         plot_curves(metrics, folder / "curves.png")
         if held is not None and not (folder / "partition.png").is_file():
             draw_partition(parts.data, held, folder / "partition.png")
-    print_summary(summary, metrics, folder, stopped)
+    if log.isEnabledFor(logging.WARNING):  # not quiet
+        print_summary(summary, metrics, folder, stopped)

@@ -1,6 +1,7 @@
 """A run leaves the process that calls it unchanged."""
 
 import logging
+import multiprocessing
 import sys
 import threading
 import warnings
@@ -21,7 +22,7 @@ _turn = threading.RLock()
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Restores random generators, torch's threads and precision, warning filters and log levels after the block.
+    """Restores random generators, torch's threads and precision, warnings, log levels and the way processes start.
 
     Threads take turns, because all of this belongs to the process.
     """
@@ -30,9 +31,10 @@ def isolated() -> Iterator[None]:
         restore.callback(torch.set_num_threads, torch.get_num_threads())
         restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         restore.callback(setattr, sys, "excepthook", sys.excepthook)  # torch's process groups replace it
-        for name, level in LEVELS.items():
-            logger = logging.getLogger(name)
+        start = multiprocessing.get_start_method(allow_none=True)  # None, until somebody asks for the default
+        restore.callback(multiprocessing.set_start_method, start, force=True)
+        for logger in map(logging.getLogger, ("gcfed", *LEVELS)):
             restore.callback(logger.setLevel, logger.level)
-            logger.setLevel(level)
+            logger.setLevel(LEVELS.get(logger.name, logger.level))
         warnings.filterwarnings("ignore", message=IGNORED)
         yield

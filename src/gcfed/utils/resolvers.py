@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import omegaconf
 from omegaconf import OmegaConf
 
 from gcfed.utils.machine import cores, one_of_several
@@ -50,6 +49,7 @@ def method_name(algorithm: str, gc: str) -> str:
 
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "all_devices": all_devices,
+    "basename": lambda path: Path(path).name,
     "class_name": lambda target: str(target).rpartition(".")[2],  # Net of mynet.Net
     "last_layer": last_layer,
     "method_name": method_name,
@@ -59,7 +59,6 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "stem": lambda path, default: (Path(str(path)).resolve().stem if path else "") or default,  # flowers of ../flowers/
     "task_of": lambda regression: f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}",
 }
-# OmegaConf 2.4 renames it; the register_resolver of 2.3 is an older function.
-register: Any = OmegaConf.register_new_resolver if omegaconf.__version__ < "2.4" else OmegaConf.register_resolver
+register = OmegaConf.register_new_resolver
 for _name, _resolver in _RESOLVERS.items():
     register(_name, _resolver, replace=True)
