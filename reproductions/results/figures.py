@@ -19,10 +19,10 @@ from gcfed.runs.measures import smooth
 
 HERE = Path(__file__).parent
 NUMBER = r"\d+(?:\.\d+)?"
-LIGHT_ON_DARK = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), "#E6E6E6")
-DARK = matplotlib.rc_context(
-    {**LIGHT_ON_DARK, "grid.color": "#3A3A3A", "axes.facecolor": "none", "figure.facecolor": "none"}
-)
+DARK = matplotlib.rc_context({
+    "text.color": "#E6E6E6", "axes.labelcolor": "#E6E6E6", "xtick.labelcolor": "#E6E6E6", "ytick.labelcolor": "#E6E6E6",
+    "grid.color": "#3A3A3A", "axes.facecolor": "none", "figure.facecolor": "none",
+})  # fmt: skip
 
 
 def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Figure:
