@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,13 @@ class FlareLine:
             job = write_job(folder, self.sites, address, key.hex())
             with Listener(address, "AF_UNIX", authkey=key) as listener, session_of(self.kit) as session:
                 self._job = session.submit_job(job)
-                self.pipe = self._accept(listener, session)
+                listener._listener._socket.settimeout(START)  # type: ignore[attr-defined]
+                try:
+                    self.pipe = listener.accept()
+                except TimeoutError:
+                    status = session.get_job_status(self._job)
+                    self._abort(session)
+                    raise ConnectionError(f"NVFlare has not started the job in {START:g} s: {status}.") from None
         if missing := sorted(set(self.sites) - set(self.pipe.recv())):
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
 
@@ -108,15 +114,6 @@ class FlareLine:
         except (EOFError, ConnectionResetError):
             self.lost = True
             raise ConnectionError(f"NVFlare's server has ended the job {self._job}. {RESUME}") from None
-
-    def _accept(self, listener: Listener, session: Session) -> Connection:
-        listener._listener._socket.settimeout(START)  # type: ignore[attr-defined]
-        try:
-            return listener.accept()
-        except TimeoutError:
-            status = session.get_job_status(self._job)
-            self._abort(session)
-            raise ConnectionError(f"NVFlare has not started the job within {START:g} s: {status}.") from None
 
     def _abort(self, session: Session) -> None:
         with suppress(Exception):  # the job may have ended just now

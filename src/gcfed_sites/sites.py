@@ -112,8 +112,7 @@ class Sites(Wire):
         Raises:
             ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
         """
-        stores = self.stores.of_clients.items()
-        self.indices = {name: Index(store.folder) for name, store in stores}
+        self.indices = {name: Index(store.folder) for name, store in self.stores.of_clients.items()}
         self.stores.opened |= self.indices
         self.line = self.open_line()
         self._configure()
@@ -187,12 +186,12 @@ class Sites(Wire):
             yield from (uploads.pop(0).to(self.program.module.device) for _ in range(len(uploads)))
         self.missing = np.array(sorted(k for site in missing for k in asked[site]), dtype=np.int64)
         self.unasked = sum(len(asked[site]) for site in asked.keys() - tasks.keys())
-        reasons = [f"{site} {why}" for site, why in missing.items()]
-        for reason in reasons:
-            log.warning("round %d: %s", download.round + 1, reason)
+        for site, why in missing.items():
+            log.warning("round %d: %s %s", download.round + 1, site, why)
         if (answered := len(clients) - len(self.missing)) < least:
-            came = f"round {download.round + 1}: {answered} of {len(clients)} clients answered in time"
-            raise ConnectionError(f"{came}, and federation.least is {least}. {'; '.join(reasons)}. {RESUME}")
+            reasons = "; ".join(f"{site} {why}" for site, why in missing.items())
+            few = f"round {download.round + 1}: {answered} of {len(clients)} clients answered in time"
+            raise ConnectionError(f"{few}, and federation.least is {least}. {reasons}. {RESUME}")
 
     def _note(self, clients: list[int], versions: Mapping[str, list[int]]) -> None:
         for name, index in self.indices.items():

@@ -44,7 +44,7 @@ class RunRecord(Callback):
 def fingerprint(data: FederatedDataModule) -> dict[str, str]:
     """Part of the data → checksum: the samples and labels of each split, and which client holds which sample.
 
-    Of the samples before standardisation, whose last bits differ between machines.
+    The samples are those before standardisation, because its last bits differ between machines.
     """
     parts = {"clients": checksum(data.partition.indices, data.partition.offsets)}
     for name, split in data.splits.items():
