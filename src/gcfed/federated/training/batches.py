@@ -103,8 +103,8 @@ class BatchPlan:
             draws = None if self.augment is None else self.augment[:, span, :width]
             x, y = data.fetch(self.index[:, span, :width], draws)
             self._ahead = first, fetched = step, list(zip(x.unbind(1), y.unbind(1), strict=True))
-        x, y = fetched[step - first]
-        return x[:, :size], y[:, :size]
+        x, y = (t[:, :size] for t in fetched[step - first])
+        return x if x.data_ptr() % 64 == 0 else x.clone(), y  # products of unaligned matrices may have other last bits
 
 
 def counts_of_pass(size: int, batch_size: int, last_batch: str) -> list[int]:
