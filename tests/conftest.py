@@ -6,11 +6,11 @@ It does not import torch at its head, because the process that distributes the t
 import importlib.metadata
 import multiprocessing
 import os
+import pickle
 import runpy
 import shutil
 import sys
 from collections.abc import Callable
-from copy import copy, deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,13 @@ from gcfed.runs.reading import read_metrics
 from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT
 
+
+def copied(copy: Callable) -> Callable:
+    """Copies a whole config by pickle, which takes a tenth of the time."""
+    return lambda self, memo: pickle.loads(pickle.dumps(self)) if self._get_parent() is None else copy(self, memo)
+
+
+DictConfig.__deepcopy__ = copied(DictConfig.__deepcopy__)  # a run copies its config four times
 composer = Composer()  # composes once what differs only in values
 
 
@@ -36,11 +43,8 @@ def read_once(load: Callable) -> Callable:
     def load_config(self, config_path):
         key = (*(source.path for source in self.sources), config_path)
         if key not in read:
-            read[key] = load(self, config_path)
-        found = copy(read[key])
-        if found is not None:
-            found.config = deepcopy(found.config)
-        return found
+            read[key] = pickle.dumps(load(self, config_path))
+        return pickle.loads(read[key])  # faster than a deep copy
 
     return load_config
 
