@@ -15,6 +15,7 @@ from benchmarks import gpu, kernels, peers, run, workloads
 from gcfed.models.own import build_net
 from gcfed.utils.resolvers import ROOT
 
+LACKING = ("nbformat", "nbclient", "nbconvert", "hatchling", "wandb", "mlflow", "optuna")
 PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}
 
 
@@ -91,3 +92,19 @@ def test_the_workloads_of_other_simulators_are_theirs(name, cohort, samples, par
     assert cohort * images // clients == samples
     batches = -(-images // clients // cfg.client.batch_size)
     assert (cfg.client.epochs, batches) == (1, 5 if name == "w6" else 10)
+
+
+def test_the_tests_for_a_gpu_need_no_package_that_a_borrowed_machine_lacks(tmp_path):
+    """On a machine without a GPU all of them are collected and skipped."""
+
+    def collect():
+        for name in [name for name in sys.modules if name.startswith(LACKING)]:
+            del sys.modules[name]
+        sys.modules.update(dict.fromkeys(LACKING))  # an import of these fails
+        os.chdir(ROOT)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        raise SystemExit(pytest.main([*gpu.TESTS, "-p", "no:cacheprovider"]))
+
+    assert forked(collect, tmp_path / "printed.txt") == 0
+    found = re.search(r"^(\d+) skipped in", (tmp_path / "printed.txt").read_text(), re.MULTILINE)
+    assert int(found[1]) >= 30
