@@ -78,6 +78,7 @@ def count(net, x):
             Net(lambda net, x: net.norm(x).sum() * 0, norm=nn.BatchNorm1d(6, momentum=None)),
             Traits(moved=("norm.num_batches_tracked",), alone="batch normalisation"),
         ),
+        (Net(lambda net, x: torch.where(net.mask, x[:, :3], 0.0), mask=torch.tensor([True, False, True])), Traits()),
         (Net(lambda net, x: x.mean()), Traits(alone="samples influence each other")),
         (Net(lambda net, x: random.random()), Traits(alone="NumPy or Python")),
         (Net(lambda net, x: torch.rand(3)), Traits(alone="torch.func.vmap")),

@@ -72,6 +72,7 @@ class _Probe:
         self.lent, self.marks = Lent(net), {name: mark for name, (_, mark) in _attributes(net).items()}
         self.trained = [name for name, t in self.lent.tensors.items() if t.requires_grad]
         self.edits = False  # whether a pass wrote to its input
+        self.strangers = set[int]()  # ids of tensors that get gradients and are no parameters
         self.replaced = set[str]()  # names for which a pass made a new tensor
         self.draws = set[str]()  # the global generators that passes used
 
@@ -195,8 +196,8 @@ class _Probe:
         """Compares two clients in the network itself with one in ``functional_call``, and with both in a stack."""
         fixed = "torch" not in self.draws  # in a stack, dropout draws other masks
         x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (self.x, self.y))
-        scales = {name: (1.1, 1.2) if name in self.trained else (1, 1) for name in self.before}
-        states = [{name: t * scales[name][k] for name, t in self.before.items()} for k in (0, 1)]
+        own = [{name: self.before[name] * scale for name in self.trained} for scale in (1.1, 1.2)]
+        states = [self.before | trained for trained in own]
         each = [self.run(x_KB[k], fixed, y_KB[k], states[k]) for k in (0, 1)]
 
         def differs(call: Callable[..., Tensor], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]) -> str:
