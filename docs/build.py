@@ -162,7 +162,9 @@ def in_words(hint: Any) -> str:
         if "anyOf" in one:
             return " or ".join(map(words, one["anyOf"]))
         limits = [f"{key} {value:g}" for key, value in one.items() if key.endswith("imum") and abs(value) < 1e9]
-        limits = [limit.replace("minimum 1e-18", "above 0").replace("exclusiveM", "above m") for limit in limits]
+        spoken = {"minimum 1e-18": "above 0", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
+        for name, word in spoken.items():
+            limits = [limit.replace(name, word) for limit in limits]
         kind = " or ".join(map(str, one.get("enum", [one.get("const", one.get("type", "any value"))])))
         items = [f"each {words(one['items'])}"] if "items" in one else []
         return ", ".join([kind, *items, *limits])
@@ -189,15 +191,20 @@ def explained(key: str, path: Path) -> tuple[str, str]:
 
 def set_by_others(group: str) -> list[list[str]]:
     """Rows as in :func:`settings` for the keys of a group that models and data sets set; the default names them."""
+    option = min(path for path in CONFIGS.glob(f"{group}/*.yaml") if path.stem != "base")
     base, sources = CONFIGS / group / "base.yaml", [*CONFIGS.glob("model/*.yaml"), *CONFIGS.glob("data/*.yaml")]
-    known = {key.name for path in [base] if path.exists() for key in keys(path)}
+    known = {key.name for key in keys(base)} if base.exists() else set()
     found: dict[str, list[str]] = {}
     for path in sorted(path for path in sources if path.parent.name != group):
         for key in keys(path):
             if key.name.startswith(f"{group}.") and key.name not in known:
                 found.setdefault(key.name, []).append(f"`{path.parent.name}={path.stem}`")
     return [
-        [f"`{name}`", "set by " + ", ".join(options), *explained(name, next(CONFIGS.glob(f"{group}/[!b]*.yaml")))]
+        [
+            f"`{name}`",
+            "set by " + ", ".join(options),
+            *explained(name, option),
+        ]
         for name, options in found.items()
     ]
 

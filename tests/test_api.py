@@ -175,7 +175,11 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     expected = [np.mean(last), np.mean(last) - half, np.mean(last) + half, 2, 1]
     assert comparison.table(rounds=2).loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
 
-    (axes,) = comparison.figure().axes
+    figure = comparison.figure()
+    (axes,) = figure.axes
+    assert figure.get_layout_engine() is not None  # the legend lies below the axes
+    with pytest.raises(ValueError, match=r"column=test/ac: GC, Fed has none; there are .*test/acc"):
+        comparison.figure("test/ac")
     assert axes.get_ylabel() == "test accuracy (%)"
     assert [line.get_label() for line in axes.lines] == [*configs]
     assert (100 * (acc[0] + acc[1]) / 2).tolist() in [line.get_ydata().tolist() for line in axes.lines]

@@ -110,9 +110,11 @@ class Comparison:
         return f"Comparison(methods={methods}, seeds={seeds}, rounds={rounds})"
 
     def curves(self, column: str) -> dict[str, pd.DataFrame]:
-        """A column of each method: [rounds with a value, seeds]."""
-        values = self.frame[column].dropna()
+        """A column of each method: [rounds with a value, seeds]. Raises ValueError if a method has no value."""
+        values = self.frame.reindex(columns=[column])[column].dropna()
         methods = dict.fromkeys(method for method, _ in self.folders)
+        if lacking := [method for method in methods if method not in values.index.unique("method")]:
+            raise ValueError(f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}.")
         return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
@@ -132,6 +134,7 @@ class Comparison:
         from gcfed.plots.style import looks
         from gcfed.report.figures import curves
 
+        self.curves(column)  # raises for an unknown column
         rows = pd.DataFrame([(method, read_run(self.folders[method, seed])) for method, seed in self.folders])
         rows = rows.set_axis(["method", "run"], axis=1).assign(repeated=False)
         return curves(rows, column, looks(rows["method"]))

@@ -54,7 +54,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
 
 
 def _train(cfg: DictConfig) -> None:
-    """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``"""
+    """Trains one run: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``."""
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
 
     try:

@@ -26,7 +26,7 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.parallel.strategy import trains_on_cpu
 from gcfed.federated.training.probe import look
-from gcfed.runs.folder import CONFIG, EXPORT, METRICS, check_folder, with_folder
+from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.reading import column, counts_of, label_skew, read_metrics
 from gcfed.runs.summary import failure_recorded, print_summary, summary_of, write_summary
@@ -54,7 +54,7 @@ class RunResult:
     @property
     def metrics(self) -> dict[str, float]:
         """The row of the last round, without empty cells."""
-        last: Any = self.trainer.callback_metrics or self.frame.reset_index().iloc[-1].dropna()
+        last: Any = self.trainer.callback_metrics or self.frame.reset_index().tail(1).dropna(axis=1).squeeze(axis=0)
         return {name: float(value) for name, value in last.items()}
 
     @property
@@ -81,7 +81,8 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     cfg = with_folder(cfg)
     if quiet:
         OmegaConf.update(cfg, "callbacks.progress", None, force_add=True)
-        logging.getLogger("gcfed").setLevel(logging.ERROR)  # isolated() restores it
+        for package in ("gcfed", "gcfed_sites"):  # isolated() restores their levels
+            logging.getLogger(package).setLevel(logging.ERROR)
     folder = Path(cfg.paths.output_dir)
     keep_freed_memory()
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
@@ -121,6 +122,9 @@ def taken(folder: Path) -> Iterator[None]:
         with locked(folder / ".lock") as holder:
             if holder:
                 raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or name another folder.")
+            for place in (folder, (folder / CHECKPOINT).parent):
+                for left in place.glob(".*.[0-9]*.*"):  # by a killed process (utils/files.py)
+                    left.unlink()
             yield
     finally:
         with suppress(OSError):

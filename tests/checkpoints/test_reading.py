@@ -105,7 +105,7 @@ def test_what_a_kill_after_the_last_checkpoint_left_undone_is_done(run, finished
     names = {path.relative_to(finished) for path in finished.rglob("*")}
     (finished / "global_model.safetensors").unlink()
     (finished / "summary.json").unlink()
-    (finished / ".global_model.safetensors.tmp.safetensors").touch()
+    (finished / ".global_model.safetensors.123.safetensors").touch()
     run()
     assert {path.relative_to(finished) for path in finished.rglob("*")} == names
 

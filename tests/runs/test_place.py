@@ -149,3 +149,7 @@ def test_processes_of_one_job_write_into_one_folder(monkeypatch, tmp_path, envir
         monkeypatch.setenv(key, value)
     with nullcontext() if folder else pytest.raises(ValueError, match="--standalone"):
         assert run_dir(str(tmp_path), None, "now", _root_={}) == f"{tmp_path}/{folder}"
+
+
+def test_a_folder_of_one_long_override_does_not_begin_with_a_dash():
+    assert re.fullmatch(r"[0-9a-f]{12}", job_dir(f"model.start={'a' * 90}"))

@@ -70,7 +70,7 @@ def _write(content: io.BytesIO, path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
         with suppress(FileNotFoundError), (path.parent.parent / METRICS).open("rb") as rows:
-            os.fsync(rows.fileno())  # a run whose metrics.csv lacks a round of its checkpoint cannot continue
+            os.fsync(rows.fileno())  # metrics.csv must have every round of the checkpoint
 
 
 @checked

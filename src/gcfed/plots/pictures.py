@@ -73,7 +73,7 @@ def draw_partition(data: FederatedDataModule, held: pd.DataFrame, path: Path) ->
     deals = data.partitioner
     first = [f"{key} = {value}" for key, value in [*vars(deals).items()][:1] if isinstance(value, int | float)]
     title = ", ".join([f"{data.dataset.name}: {data.num_clients:,} clients", type(deals).__name__, *first])
-    title = f"{title.replace('alpha', 'α')}\n{skew_in_words(label_skew(held))}"
+    title = f"{title.replace('alpha', 'α')}\nlabel skew: {skew_in_words(label_skew(held))}"
     plot_partition(held.iloc[np.unique(np.arange(50) * len(held) // 50)], path, title, len(held))
 
 

@@ -47,6 +47,7 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
     return pictures
 
 
+@styled
 def curves(rows: pd.DataFrame, column: str, shades: Mapping[str, Mapping[str, Any]], smoothed: bool = False) -> Figure:
     """A column over the rounds, one line per method, with the legend below the axes."""
     figure = Figure(figsize=(5.6, 3.4))

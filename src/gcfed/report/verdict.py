@@ -142,7 +142,7 @@ class Verdict:
         return bool(self.table["low"][method] <= 0 <= self.table["high"][method])
 
     def gap(self, method: str, first: bool = True) -> str:
-        """``GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``; ``SCAFFOLD +2.2, uncertain``."""
+        """``GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``; ``SCAFFOLD +2.2, uncertain``; ``… −0.1 RMSE against …``."""
         difference, _, ends = self.difference(method, 1).partition(" ")
         is_over = self.table["difference"][method] > 0 and higher_is_better(self.measure)
         unit = "points" if self.scale.unit == "%" else self.scale.title

@@ -191,7 +191,7 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
     """
     kept = brief(changed)
     overrides = re.sub(r"[^\w.+-]+", "-", kept.replace(",", "_")).strip("-_")
-    overrides += f"-{digest({'': changed})}" * (kept != changed)
+    overrides = (overrides + f"-{digest({'': changed})}" * (kept != changed)).lstrip("-")
     new = Path(base) / (job() or "_".join(filter(None, (now, overrides))))
     if ckpt_path == "last":
         wanted = identity(_root_)
@@ -232,7 +232,7 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
 def job_dir(overrides: str) -> str:
     """The folder of a sweep's job: its overrides, with a digest if some are left out or have a slash."""
     name = re.sub(r"[/\\]", "-", brief(overrides))
-    return name if name == overrides else f"{name}-{digest({'': overrides})}"
+    return name if name == overrides else f"{name}-{digest({'': overrides})}".lstrip("-")
 
 
 register("run_dir", run_dir, replace=True)

@@ -79,7 +79,7 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
 def skew_in_words(skew: Mapping[str, Any]) -> str:
     """The figures of :func:`gcfed.runs.reading.label_skew` as a picture and a summary show them."""
     figures = [skew[f"partition/{name}"] for name in ("hellinger", "jensen_shannon")]
-    return "label skew: Hellinger {:.2f}, Jensen–Shannon {:.2f}".format(*figures)
+    return "Hellinger {:.2f}, Jensen–Shannon {:.2f}".format(*figures)
 
 
 def _last(curve: pd.Series) -> float:
@@ -115,7 +115,7 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
         if reached:
             rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(summary['bytes_to_target'][t])}"
     if "partition/hellinger" in summary:
-        rows["label skew"] = skew_in_words(summary).partition(": ")[2]
+        rows["label skew"] = skew_in_words(summary)
     rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
     rows["seconds a round, a client"] = f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
     for what in ("nonfinite_clients", "dropped_clients", "stragglers"):

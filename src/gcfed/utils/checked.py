@@ -58,7 +58,7 @@ def checked(target: T) -> T:
             return validated(*args, **kwargs)
         except ValidationError as error:
             names, first = [*signature(target).parameters], error.errors()[0]["loc"][0]
-            name = names[first] if isinstance(first, int) else first
+            name = names[first] if isinstance(first, int) and first < len(names) else str(first)
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             value = f"={given[name]}" if name in given else ""
             raise SettingError(name, f"{value}: {_reasons(error, first)}") from None

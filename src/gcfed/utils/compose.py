@@ -71,7 +71,8 @@ class Composer:
         """A new config. Raises ValueError for a wrong override, with a suggestion."""
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
-            values = [o for o in parsed if o.key_or_group not in GROUPS and not o.is_sweep_override()]
+            groups = {o.key_or_group for o in parsed if o.key_or_group in GROUPS or "/" in o.key_or_group}
+            values = [o for o in parsed if o.key_or_group not in groups and not o.is_sweep_override()]
             files = tuple(str(o.input_line) for o in parsed if o not in values)
             cfg = deepcopy(self._composed(files))
             ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
@@ -117,7 +118,8 @@ def _known(words: Sequence[str], path: Path) -> list[str]:
 
 def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
     for key, value in tree.items() if isinstance(tree, dict) else ():
-        yield from _keys(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
+        yield f"{prefix}{key}"
+        yield from _keys(value, f"{prefix}{key}.")
 
 
 def _has(file: Path, key: str) -> bool:

@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder. It replaces ``path`` when the block has succeeded.
 
-    A kill may leave the temporary file, which the next writer overwrites. An OSError names the path.
+    A kill may leave the temporary file; a run deletes those of its folder. An OSError names the path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
         temporary.replace(path)

@@ -33,7 +33,7 @@ def isolated() -> Iterator[None]:
         restore.callback(setattr, sys, "excepthook", sys.excepthook)  # torch's process groups replace it
         start = multiprocessing.get_start_method(allow_none=True)  # None, until somebody asks for the default
         restore.callback(multiprocessing.set_start_method, start, force=True)
-        for logger in map(logging.getLogger, ("gcfed", *LEVELS)):
+        for logger in map(logging.getLogger, ("gcfed", "gcfed_sites", *LEVELS)):
             restore.callback(logger.setLevel, logger.level)
             logger.setLevel(LEVELS.get(logger.name, logger.level))
         warnings.filterwarnings("ignore", message=IGNORED)
