@@ -36,6 +36,7 @@ GOOD = Split(X, Y)
     ("make", "words"),
     [
         (lambda: Split(X.astype(float), Y), r"must be .*\(x \* 255\)\.round\(\)\.astype\('uint8'\) makes images"),
+        (lambda: Split(X.astype(float) - 1, Y), r"or floats \[n, d\], not float64"),  # no hint for negative numbers
         (lambda: Split(X[:, 0], Y), "must be"),
         (lambda: Split(X, Y[:2]), "must be"),
         (lambda: Split(X, Y.astype(np.int32)), "must be"),

@@ -113,7 +113,7 @@ def test_stacks_two_processes_and_a_resumed_run_agree(config, tmp_path):
         (["data.feature_noise=-1"], r"data\.feature_noise=-1"),
         (
             ["data.feature_noise=1", "data=matrix_regression", "model=linear", "metrics=relative_error"],
-            r"data\.feature",
+            r"remove data\.feature_noise",
         ),
     ],
 )

@@ -36,6 +36,12 @@ def test_samples_of_every_shape(x, shape):
     assert dataset.train.x.dtype == (np.float32 if x.dtype == np.float16 else np.uint8)
 
 
+def test_the_last_axis_may_have_four_channels():
+    x = RNG.integers(0, 256, (N, 8, 8, 4), np.uint8)
+    dataset = from_arrays({"x": x, "y": CLASSES, "x_test": x[:8], "y_test": CLASSES[:8]}, "mine.npz", 0.2)
+    np.testing.assert_array_equal(dataset.train.x, x.transpose(0, 3, 1, 2))
+
+
 def test_classes_are_numbered_in_their_order():
     for y, names, order in (
         (CLASSES * 10 - 3, ("-3", "7", "17", "27"), [0, 1, 2, 3]),

@@ -50,6 +50,12 @@ def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
     assert "x.csv: columns without a name are left out" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["NA", "null"])
+def test_a_column_may_have_the_name_of_an_empty_cell(tmp_path, name):
+    (tmp_path / "x.csv").write_text(f"{name},k,y\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(20)))
+    assert csv(str(tmp_path / "x.csv"), target="y").train.x.shape[1] == 2
+
+
 def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
     """The clients have the order of the file names."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}

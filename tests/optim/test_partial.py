@@ -10,8 +10,11 @@ from gcfed.optim.partial import fused, try_optimizer, unprofiled_step
 from gcfed.utils.instantiate import BuildError
 
 
-def test_what_torch_refuses_has_the_key():
-    for settings, message in (({"nesterov": True}, "Nesterov momentum"), ({"betas": (0.9, 0.9)}, ".*argument 'betas'")):
+def test_what_cannot_train_is_refused_by_its_key():
+    for settings, message in (
+        ({"nesterov": True}, "Nesterov momentum"), ({"betas": (0.9, 0.9)}, ".*argument 'betas'"),
+        ({"momentum": float("nan")}, "momentum=nan is not finite"),
+    ):  # fmt: skip
         with pytest.raises(BuildError, match=rf"^server: {message}"):
             try_optimizer(partial(SGD, lr=1.0, **settings), "server")
     for cls in (torch.optim.LBFGS, torch.optim.SparseAdam):  # one needs the loss, the other sparse gradients

@@ -30,7 +30,8 @@ class Split:
         vectors, tokens = x.dtype in FLOATS and x.ndim == 2, x.dtype == np.uint8 and x.ndim == 2
         targets = vectors and y.dtype in FLOATS and y.ndim == 2 and len(y) == len(x)
         samples = "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 [n, T], or floats [n, d]"
-        if x.ndim in (3, 4) and x.dtype != np.uint8 and len(x):
+        numbers = x.ndim in (3, 4) and x.dtype != np.uint8 and x.dtype.kind in "iufb" and len(x) > 0
+        if numbers and 0 <= x.min() <= x.max() <= 255:
             samples += f" ((x * {255 if x.max() <= 1 else 1}).round().astype('uint8') makes images)"
         labels = f"int64 [{len(x)}]{f' or {[*x.shape]}' * tokens}{f' or floats [{len(x)}, C]' * vectors}"
         for name, values, right, wanted in (

@@ -47,7 +47,9 @@ class FederatedDataModule(LightningDataModule):
             global model is tested on it too.
         standardize: scale float vectors and regression targets by the mean and deviation of the training samples.
         feature_noise: σ; client k of N has noise of deviation σ·k/N on its samples, also on those of ``client_test``.
-        label_noise: (ρ, τ); each client has a share of U(τ, 1) of wrong training labels with probability ρ.
+            It is added after ``standardize``.
+        label_noise: (ρ, τ); a client is noisy with probability ρ. A share of its training labels, drawn from U(τ, 1),
+            is then wrong.
     """
 
     def __init__(

@@ -23,8 +23,12 @@ def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) 
     for k in range(partition.num_clients):
         held = partition.client(k)
         noise = generator(seed, "feature_noise", k).standard_normal((len(held), *x.shape[1:]), np.float32)
-        noise *= sigma * (k + 1) / partition.num_clients
-        x[held] = x[held] + noise if x.dtype != np.uint8 else np.clip(np.rint(x[held] + 255 * noise), 0, 255)
+        noise *= (255 if x.dtype == np.uint8 else 1) * sigma * (k + 1) / partition.num_clients
+        if x.dtype != np.uint8:
+            x[held] += noise
+            continue
+        noise += x[held]
+        x[held] = np.rint(noise, out=noise).clip(0, 255, out=noise)
     return x
 
 
@@ -39,7 +43,7 @@ def noisy_labels(
     Raises ValueError for other labels than one class per sample.
     """
     if y.ndim > 1 or num_classes < 2:
-        what = "replaces classes, and these data do not have one class per sample: set it to null"
+        what = "replaces one of several classes of a sample, which these data do not have: set it to null"
         raise ValueError(f"data.label_noise={[*levels]} {what}.")
     y, (probability, least) = np.array(y), levels
     for k in range(partition.num_clients):

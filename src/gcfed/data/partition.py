@@ -233,7 +233,8 @@ class ClassesPerClient(Partitioner):
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         present, class_sizes = np.unique(labels, return_counts=True)
         if self.classes > len(present):
-            raise ValueError(f"partition.classes={self.classes} exceeds the {len(present)} classes of the data")
+            kinds = f"{len(present)} classes, or bins of targets, of the data"
+            raise ValueError(f"partition.classes={self.classes} exceeds the {kinds}")
         held = self._hands(len(present), num_clients, rng).ravel()
         holders_C = np.bincount(held, minlength=len(present))
         if (scarce := np.flatnonzero(holders_C > class_sizes)).size:

@@ -24,7 +24,8 @@ def unchanged(net: nn.Module) -> Iterator[None]:
         for own in (m.__dict__, m._buffers)
     ]
     plain = [t for _, before in attributes for t in before.values() if isinstance(t, Tensor)]
-    tensors = [(t, t._version, t.detach().clone()) for t in (*plain, *net.buffers())]
+    distinct = {id(t): t for t in (*plain, *net.buffers())}.values()
+    tensors = [(t, t._version, t.detach().clone()) for t in distinct]
     training = net.training
     try:
         yield

@@ -1,6 +1,7 @@
 """Optimizers as the config gives them, as partials of their classes: their settings, a trial step, faster forms."""
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -27,7 +28,11 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     try:
         idle = torch.zeros(1, requires_grad=True)
         idle.grad = torch.zeros(1)
-        optimizer([idle]).step()
+        made = optimizer([idle])
+        for name, value in made.defaults.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name}={value} is not finite")
+        made.step()
     except SettingError as error:
         raise BuildError(f"{key}.{error}") from None
     except (TypeError, ValueError, RuntimeError) as error:

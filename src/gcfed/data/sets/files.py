@@ -100,7 +100,7 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
     if (folder / MANIFEST).is_file():
         try:
             about = json.loads((folder / MANIFEST).read_text())
-            if "" in (source, about["source"]) or source == about["source"]:
+            if source in ("", about["source"]):
                 return _dataset(folder, about["info"])
         except (OSError, EOFError, ValueError, KeyError) as error:
             log.warning("Building the cache %s again: %s", folder, error)

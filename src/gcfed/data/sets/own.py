@@ -144,9 +144,11 @@ def _samples(x: np.ndarray) -> np.ndarray:
         return _floats(x)
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
-    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
-        log.info("x %s is read as [n, H, W, C]", [*x.shape])
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3):
+        _, height, width, last = x.shape
+        if last in (1, 3) or last < min(height, width) or height == width != last:  # also of four and more channels
+            log.info("x %s is read as [n, H, W, C]", [*x.shape])
+            return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return x
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from logging import getLogger
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -97,14 +97,15 @@ def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
 
     The header is read as a row. Otherwise pandas would rename repeated columns.
     """
-    cells = pd.read_csv(file, sep=sep, encoding=encoding, header=None, dtype=str, skipinitialspace=True)
-    cells = cells.apply(lambda column: column.str.strip())
-    header = cells.iloc[0]
-    if len(header) == 1 or header.dropna().duplicated().any():
-        raise ValueError(f"it has one column, or two of one name: {', '.join(header.dropna())}")
-    if header.isna().any():
+    form: Any = {"sep": sep, "encoding": encoding, "header": None, "dtype": str, "skipinitialspace": True}
+    header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0].str.strip()  # a column may be called NA
+    named = header[header != ""]
+    if len(header) == 1 or named.duplicated().any():
+        raise ValueError(f"it has one column, or two of one name: {', '.join(named)}")
+    if len(named) < len(header):
         log.warning("%s: columns without a name are left out", file)
-    return cells.iloc[1:].set_axis(header, axis=1).loc[:, header.notna().to_numpy()]
+    cells = pd.read_csv(file, **form).iloc[1:].apply(lambda column: column.str.strip())
+    return cells.set_axis(header, axis=1).loc[:, (header != "").to_numpy()]
 
 
 def _typed(column: Series, decimal: str) -> Series:
@@ -123,7 +124,7 @@ def _target(column: Series, regression: bool) -> np.ndarray:
         raise ValueError(f"data.target={name} {what}.")
     if not regression and is_number and (column % 1).any():
         raise ValueError(f"data.target={name} holds numbers with fractions: data.regression=true regresses on them.")
-    if not regression and (count := column.nunique()) > MOST:
+    if is_number and not regression and (count := column.nunique()) > MOST:
         log.warning("%s: %d values are read as classes; data.regression=true predicts a number", name, count)
     return column.to_numpy(np.float64 if regression else np.int64 if is_number else np.str_)  # 0.0 and 1.0 are classes
 

@@ -72,14 +72,23 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     """
     root, archive = Path(data_dir) / TINY, Path(data_dir) / ARCHIVE
 
-    def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        if not root.is_dir():
-            obtain(archive, MD5, URL, "tiny_imagenet", download)
-            with TemporaryDirectory(prefix=".unpack-", dir=data_dir) as stage:
-                shutil.unpack_archive(archive, stage)
+    def unpack() -> None:
+        obtain(archive, MD5, URL, "tiny_imagenet", download)
+        with TemporaryDirectory(prefix=".unpack-", dir=data_dir) as stage:
+            shutil.unpack_archive(archive, stage)
+            try:
                 (Path(stage) / TINY).rename(root)  # a killed run leaves no part of it
+            except OSError:
+                if not root.is_dir():  # else another process was faster
+                    raise
+
+    def build(keep: Keep) -> tuple[int, Sequence[str]]:
+        if not root.is_dir():  # the cache is damaged, and the images were deleted
+            unpack()
         return _read_tiny(root, keep)
 
+    if not root.is_dir() and not (Path(data_dir) / "cache/tiny_imagenet").is_dir():
+        unpack()  # before the images are counted
     return cached(data_dir, "tiny_imagenet", build, counted(root, "train/*/images", "val/images"))
 
 
