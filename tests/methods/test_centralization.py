@@ -241,3 +241,19 @@ def test_a_tied_weight_lies_where_it_is_first_used():
         gc = GradientCentralization(boundary=boundary).local
         meet(gc, tied)
         assert [*gc.ndim] == expected
+
+
+def test_the_projection_is_the_papers_p():
+    """P = I − eeᵀ with e = 1/√m, on G [m inputs × n outputs], PyTorch's layout transposed."""
+    weight = torch.randn(3, 6, dtype=torch.float64)
+    e = torch.full((6, 1), 6**-0.5, dtype=torch.float64)
+    expected = ((torch.eye(6, dtype=torch.float64) - e @ e.T) @ weight.T).T
+    centralize_(weight, 2)
+    torch.testing.assert_close(weight, expected)
+
+
+def test_a_borderline_is_a_module_with_parameters():
+    with pytest.raises(ValueError, match=r"gc\.boundary='fc'"):  # a prefix of a name is no name
+        meet(GradientCentralization(boundary="fc").local)
+    with pytest.raises(ValueError, match=r"There are: 0, 1\."):
+        meet(GradientCentralization(boundary="head").local, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()))

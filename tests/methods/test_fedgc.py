@@ -229,3 +229,16 @@ def test_a_multiplier_that_fits_no_sum_breaks_the_step_instead_of_hiding():
         update = {"w": torch.zeros(2)}
         add_weighted_(update, [upload], torch.tensor(weighting, dtype=torch.float64), round)
         torch.testing.assert_close(update["w"], torch.full((2,), expected), equal_nan=True)
+
+
+def test_a_round_without_any_finite_client_changes_and_constrains_nothing(federation):
+    """Round 1 is that of client 2 alone, so round 2 meets a model that did not move."""
+    assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
+    models, data = [], broken(federation, 2)
+    train_rounds(
+        make_net(), data, sgd(), rounds=4, methods=[FedGC()], cohort_of=1, on_round=lambda r, _: models.append(r.start)
+    )
+    assert all(torch.equal(models[2][name], t) for name, t in models[1].items())
+    assert all(
+        not torch.equal(models[3][name], t) and models[3][name].isfinite().all() for name, t in models[2].items()
+    )

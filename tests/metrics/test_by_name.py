@@ -1,11 +1,17 @@
 """Metrics of torchmetrics by name, against their definitions."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from conftest import TWO
 
 import gcfed
 from gcfed.assemble import assemble
+from gcfed.metrics.base import OwnNumbers
+from gcfed.metrics.by_name import ByName, make
+from gcfed.tasks import CLASSIFICATION, SquaredError
 
 SHORT = ("rounds=2", "client.epochs=1", "eval_every=2", "extras.figures=false", "logger=csv", "metrics=torchmetrics")
 
@@ -32,8 +38,8 @@ def outputs_of(net, x):
 def results(tmp_path_factory):
     """Runs on one process and on two."""
     return [
-        gcfed.train(gcfed.configure(*SHORT, "data.client_test=0.3", f"trainer.devices={devices}", folder=folder))
-        for devices, folder in ((1, tmp_path_factory.mktemp("one")), (2, tmp_path_factory.mktemp("two")))
+        gcfed.train(gcfed.configure(*SHORT, "data.client_test=0.3", *words, folder=folder))
+        for words, folder in (((), tmp_path_factory.mktemp("one")), (TWO, tmp_path_factory.mktemp("two")))
     ]
 
 
@@ -57,6 +63,7 @@ def test_clients_have_the_mean_over_their_own_test_splits(results, tmp_path):
 
 
 def test_two_processes_give_the_same_bits(results):
+    assert [result.trainer.world_size for result in results] == [1, 2]
     one, two = (result.frame.filter(regex="test/|personal/") for result in results)
     assert one.equals(two)
 
@@ -71,7 +78,32 @@ def test_numbers_have_metrics_too(tmp_path):
     assert result.frame["test/mean_absolute_error"].iloc[-1] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["auroq", "r2", "MetricCollection"])
+@pytest.mark.parametrize(
+    "name", ["auroq", "r2", "MetricCollection", "confusion_matrix", "mean_metric", "recall_at_fixed_precision"]
+)
 def test_a_name_that_does_not_fit_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match=rf"metrics.torchmetrics.names: .*{name}"):
         gcfed.train(gcfed.configure(*SHORT, f"metrics.torchmetrics.names=[{name}]", folder=tmp_path))
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_a_model_with_an_infinite_output_has_no_value(odd):
+    """Neither the metric's own default, nor a number from the finite outputs."""
+    metric = ByName(["f1"])
+    metric.metrics, metric._tested = {"f1": make("f1", 3)}, torch.zeros(2, dtype=torch.float64)
+    metric.module, metric.numbers = SimpleNamespace(task=CLASSIFICATION), ()
+    outputs = torch.eye(3)
+    outputs[0, 0] = torch.inf if odd else 1.0
+    metric.on_test_batch(outputs, torch.arange(3))
+    round = SimpleNamespace(reduce=list)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OwnNumbers, "columns", lambda self, round: {})
+        assert metric.columns(round) == pytest.approx({"test/f1": np.nan if odd else 1.0}, nan_ok=True)
+
+
+def test_standardized_targets_are_in_their_own_units():
+    metric = ByName(["mean_absolute_error"])
+    metric.module = SimpleNamespace(task=SquaredError())
+    metric.module.task.scale = torch.tensor([10.0])
+    outputs, y = metric.pairs(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [0.0]]))
+    assert (outputs - y).abs().mean() == 15.0

@@ -153,7 +153,7 @@ def test_a_measurement_of_another_number_of_values_is_refused():
         def measure(self, stack, row, own, download):
             return torch.zeros(1)
 
-    with pytest.raises(ValueError, match=r"^Two\.measure returns .* \[1\], and its numbers are mine/a, mine/b\."):
+    with pytest.raises(ValueError, match=r"^Two\.measure returns .* \[1\], not \[2\], for mine/a, mine/b\."):
         train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Two()])
 
 

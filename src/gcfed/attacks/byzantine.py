@@ -6,6 +6,7 @@ instead of y (Fang et al., USENIX Security 2020, Section 4). An attack edits the
 which it is sent. Quantization comes after it.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,8 @@ from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 
+log = logging.getLogger(__name__)
+
 
 @checked
 @dataclass(eq=False)
@@ -35,6 +38,8 @@ class Attack(ClientPart, ServerPart):
 
     def validate(self, setup: Setup) -> None:
         self.num_clients = setup.data.num_clients
+        if self.clients and not len(hostile(self.clients, self.num_clients, 0)):
+            log.warning("attack.clients=%s of %d clients is nobody: raise it.", self.clients, self.num_clients)
 
     def is_hostile(self, clients: np.ndarray, download: Download) -> np.ndarray:
         """Which of these clients, ``[K]``, are hostile."""
@@ -55,8 +60,10 @@ class Attack(ClientPart, ServerPart):
 
 @lru_cache(maxsize=8)
 def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
-    """Ids of a run's hostile clients, ascending. Do not edit the array: it is cached, because each upload needs it."""
-    return np.sort(generator(seed, "hostile").choice(num_clients, int(share * num_clients + 0.5), replace=False))
+    """Ids of a run's hostile clients, ascending. Each upload needs them, so they are cached."""
+    ids = np.sort(generator(seed, "hostile").choice(num_clients, int(share * num_clients + 0.5), replace=False))
+    ids.flags.writeable = False
+    return ids
 
 
 def messages(upload: Upload) -> Sequence[Tensor]:

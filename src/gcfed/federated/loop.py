@@ -133,7 +133,11 @@ class FederatedLoop(Callback):
         if self.tested(t + 1) or module.trainer.should_stop:
             row |= module.test([part.on_test_batch for part in self.server.parts])
         for part in self.server.parts:
+            before = dict(row)
             part.on_round_end(row, received)
+            for name in before:
+                if row[name] is not before[name] and name != "time/train_s":  # measurements take their time off
+                    raise ValueError(f"{part.title} gives the row a second {name}: take another name for its column.")
         if len(self._attributes) < 2 and module.trainer.is_global_zero:
             self._warn_of_attributes(module.trainer.callbacks)  # type: ignore[attr-defined]
         return numbers(row) | {"time/round_s": time.perf_counter() - started}

@@ -172,10 +172,10 @@ def _place(setup: Setup, key: str, module: str) -> int:
     """The position in the forward pass at which the first parameter of a module is used."""
     net, order = setup.module.net, setup.forward_order
     names = {id(p): name for name, p in order.params.items()}  # a tied parameter has one name
-    used = {m: [order.place.get(names[id(p)]) for p in part.parameters()] for m, part in net.named_modules() if m}
-    if places := [place for place in used.get(module, ()) if place is not None]:
-        return min(places)
+    places = {m: [order.place[names[id(p)]] for p in part.parameters()] for m, part in net.named_modules() if m}
+    if places.get(module):
+        return min(places[module])
     raise ValueError(
         f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
-        f"There are: {', '.join(m for m, places in used.items() if places)}. Set gc.{key} to one of them."
+        f"There are: {', '.join(m for m, found in places.items() if found)}. Set gc.{key} to one of them."
     )

@@ -62,7 +62,7 @@ class CurvaturePenalty(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if is_recurrent(setup.module.net):
-            raise ValueError("methods.fedcurv takes gradients by sample, and recurrent layers have none: use another.")
+            raise ValueError("methods.fedcurv takes gradients by sample, which recurrent layers lack: use another net.")
         self.data = setup.data
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:

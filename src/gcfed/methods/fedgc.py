@@ -94,8 +94,10 @@ class ClientConstraint(ClientPart):
             return
         moves = download.extra["fedgc"]
         margin = self.margin * download.lr * self.lr(download.round - 1)
-        layers = (([upload.delta[name] for name in layer], [moves[name] for name in layer]) for layer in self.layers)
-        v_LK = torch.stack([constrain_(deltas_K, own, margin) for deltas_K, own in layers])
+        v_LK = torch.stack([
+            constrain_([upload.delta[name] for name in layer], [moves[name] for name in layer], margin)
+            for layer in self.layers
+        ])  # fmt: skip
         upload.notes["fedgc"] = {"projected": torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])}
 
 

@@ -40,10 +40,10 @@ class FedMLB(ClientPart):
         if others and (batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())):
             raise ValueError(
                 f"{self.title} and {others[0]} call model={type(net).__name__} twice a step. Batch statistics would "
-                "change twice, and dropout would draw two masks: use model.norm=group and no dropout."
+                "change twice, and dropout would draw two masks: use model.norm=group and no dropout, or one method."
             )
         if len(net.stages()) < 2:  # type: ignore[operator]
-            raise ValueError(f"methods.fedmlb needs two stages. model={type(net).__name__} has one: add model.hidden.")
+            raise ValueError(f"methods.fedmlb needs two stages; model={type(net).__name__} has one: add a layer.")
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         client = (out.logits_KBC / self.tau).log_softmax(-1)

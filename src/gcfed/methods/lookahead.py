@@ -9,7 +9,7 @@ clients' starting point. ``update=delta`` with a server without momentum does th
 θ; its m includes what Global GC does to Δ.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.optim import SGD
@@ -37,8 +37,10 @@ class LookAhead(ServerPart):
     def validate(self, setup: Setup) -> None:
         server = probe_optimizer(setup.module.server)
         if not isinstance(server, SGD):
-            raise ValueError(f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads SGD's.")
-        needed = dict.fromkeys(("dampening", "nesterov", "weight_decay", "maximize"), 0.0)
+            raise ValueError(
+                f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads SGD's momentum."
+            )
+        needed: dict[str, Any] = {"dampening": 0, "nesterov": False, "weight_decay": 0, "maximize": False}
         needed |= {"lr": 1, "momentum": self.momentum if self.update == "momentum" else 0}
         for key, value in needed.items():
             if (present := server.defaults[key]) != value:

@@ -111,7 +111,7 @@ def check_learned(out: Output, title: str) -> Tensor:
     """Returns the features. Raises ValueError if no trained weight comes before the head: a term would do nothing."""
     assert out.features_KBF is not None
     if not out.features_KBF.requires_grad:
-        raise ValueError(f"{title} changes features, but no trained weight comes before the head: add model.hidden.")
+        raise ValueError(f"{title} changes features, but no trained weight comes before the head: add a hidden layer.")
     return out.features_KBF
 
 

@@ -82,10 +82,7 @@ class ServerMetric(ServerPart):
     @torch.no_grad()
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.due_in(round):
-            columns = self.columns(round)
-            if taken := sorted(columns.keys() & row.keys()):
-                raise ValueError(f"{self.title} gives the row a second {taken[0]}: take another name for its column.")
-            row |= columns
+            row |= self.columns(round)
             if not self.transport.remote:  # sites have their own clocks and measure in parallel
                 self.seconds += float(round.sums[self].get("seconds", 0.0)) / rank_and_world()[1]
             row["time/train_s"] -= self.seconds
@@ -166,7 +163,7 @@ class OwnNumbers(ClientMetric):
                 own = {name: t[row] for name, t in stack.full.items()}
                 values = self.measure(stack, row, own, download)
                 if values.shape != table[place].shape:  # it would be broadcast
-                    shapes = f"{[*values.shape]}, and its numbers are {', '.join(self.numbers)}"
+                    shapes = f"{[*values.shape]}, not [{len(self.numbers)}], for {', '.join(self.numbers)}"
                     raise ValueError(f"{self.title}.measure returns a tensor of shape {shapes}.")
                 table[place] = values
         return {"values": table, "seconds": torch.tensor(now(device) - started, dtype=torch.float64)}

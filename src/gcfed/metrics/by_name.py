@@ -1,6 +1,7 @@
 """Measurements of torchmetrics, by their names."""
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 import torchmetrics
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.aggregation import BaseAggregator
+from torchmetrics.wrappers import Running
 
 from gcfed.federated.method import ClientStack, Download, Params, Received, Round, Setup
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of
@@ -21,42 +24,48 @@ class ByName(OwnNumbers):
     ``personal/global_<name>`` and ``personal/local_<name>``, means over the cohort. Where torchmetrics leaves the
     choice, all classes have the same weight (``average="macro"``).
 
+    A model with an output that is not finite has no value. Numbers are in the units of ``test/rmse``; several targets
+    of a sample count as one vector.
+
     Args:
         names: such as ``auroc``, ``f1``, ``calibration_error``, ``cohen_kappa``; of numbers ``r2``,
             ``mean_absolute_error``: a class of torchmetrics in lower case, with or without ``_`` and ``score``.
 
     Raises:
-        ValueError: at ``validate``, for a name that torchmetrics does not have or that is not for the task's labels.
+        ValueError: at ``validate``, for a name that gives no number for the task's labels.
     """
 
     @checked
     def __init__(self, names: Sequence[str], every: Count = 1) -> None:
-        self.chosen, self.every = list(names), every
+        self.chosen, self.every = list(dict.fromkeys(names)), every
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self.classes = self.data.num_classes if setup.module.task.has_classes else None
-        self.metrics = {name: make(name, self.classes) for name in self.chosen}
-        own = getattr(self.data, "client_test", None) is not None
-        models = ("global", "local") if own else ()
+        classes = self.data.num_classes if setup.module.task.has_classes else None
+        self.metrics = {name: make(name, classes) for name in self.chosen}
+        models = () if getattr(self.data, "client_test", None) is None else ("global", "local")
         self.numbers = tuple(f"personal/{model}_{name}" for model in models for name in self.chosen)
+        # All samples of a client are on this process, so nothing is synchronized.
+        self.own = [make(name, classes, sync_on_compute=False) for _ in models for name in self.chosen]
         self._tested = torch.zeros(0)
 
     def begin(self, download: Download, round: Round) -> None:
-        self._tested = round.zeros(1)
+        self._tested = round.zeros(2)  # number of labels, and of outputs that are not finite
         for metric in self.metrics.values():
             metric.to(device_of(download.model)).reset()
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         if len(self._tested):
-            self._tested += len(y)
+            self._tested += torch.stack([torch.tensor(len(y), device=y.device), (~outputs.isfinite()).sum()])
             for metric in self.metrics.values():
                 metric.update(*self.pairs(outputs, y))
 
     def pairs(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Logits ``[B, C]`` and classes ``[B]`` without padding; or numbers, ``[B]`` both."""
-        if not self.module.task.has_classes:
-            return outputs.flatten(), y.flatten()
+        task = self.module.task
+        if not task.has_classes:
+            scale = getattr(task, "scale", 1.0)  # of targets that were standardized
+            return (outputs * scale).flatten(), (y * scale).flatten()
         return outputs.flatten(0, -2)[real := y.flatten() >= 0], y.flatten()[real]
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
@@ -64,32 +73,48 @@ class ByName(OwnNumbers):
         samples = self.data.tests_of_clients.client(int(stack.clients[row])) if self.numbers else []
         if not len(samples):
             return torch.full((len(self.numbers),), torch.nan, dtype=torch.float64, device=device)
-        # All samples of a client are on this process, so nothing is synchronized.
-        metrics = [make(name, self.classes, sync_on_compute=False).to(device) for name in 2 * self.chosen]
+        finite = torch.ones(2, dtype=torch.bool, device=device)
+        for metric in self.own:
+            metric.to(device).reset()
         for part in torch.as_tensor(samples, device=device).split(AT_ONCE):
             x, y = self.data.fetch(part, None)
-            pairs = [self.pairs(stack.on(state, x), y) for state in (stack.start, own)]
-            for i, metric in enumerate(metrics):
-                metric.update(*pairs[i // len(self.chosen)])
-        return torch.stack([metric.compute().double() for metric in metrics])
+            outputs = [stack.on(state, x) for state in (stack.start, own)]
+            finite &= torch.stack([o.isfinite().all() for o in outputs])
+            for i, metric in enumerate(self.own):
+                metric.update(*self.pairs(outputs[i // len(self.chosen)], y))
+        values = torch.stack([metric.compute().double() for metric in self.own])
+        return torch.where(finite.all(), values, torch.nan)
 
     def columns(self, round: Received) -> dict[str, float]:
-        (tested,), self._tested = round.reduce([self._tested]), torch.zeros(0)
-        found = {f"test/{name}": float(metric.compute()) for name, metric in self.metrics.items() if tested > 0}
-        return found | super().columns(round)
+        (counts,), self._tested = round.reduce([self._tested]), torch.zeros(0)
+        tested, odd = counts.tolist()
+        found = {f"test/{name}": float(metric.compute()) for name, metric in self.metrics.items() if tested}
+        return {name: math.nan if odd else value for name, value in found.items()} | super().columns(round)
+
+
+KINDS = {name.lower(): getattr(torchmetrics, name) for name in torchmetrics.__all__}
 
 
 def make(name: str, classes: int | None, **how: Any) -> Metric:
-    """A metric of torchmetrics, for so many classes; None: for numbers."""
-    known = {other.lower(): getattr(torchmetrics, other) for other in torchmetrics.__all__}
+    """A metric of torchmetrics, for so many classes; None: for numbers. Raises ValueError if it gives no number."""
     wanted = name.replace("_", "").lower()
-    kind = known.get(wanted) or known.get(f"{wanted}score")
+    kind = KINDS.get(wanted) or KINDS.get(f"{wanted}score")
     if not (isinstance(kind, type) and issubclass(kind, Metric)):
         raise ValueError(f"metrics.torchmetrics.names: torchmetrics has no {name}.")
     options = inspect.signature(kind.__new__).parameters
-    if ("task" in options) != (classes is not None):
+    if ("task" in options) != (classes is not None) or issubclass(kind, BaseAggregator | Running):
         raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
-    if classes is None:
-        return kind(**how)
-    how |= {"average": "macro"} if "average" in options else {}
-    return kind(task="multiclass", num_classes=classes, **how)
+    y = torch.arange(8.0) if classes is None else torch.arange(2 * classes) % classes
+    try:
+        if classes is None:
+            metric = kind(**how)
+            metric.update(y.flip(0), y)
+        else:
+            how |= {"average": "macro"} if "average" in options else {}
+            metric = kind(task="multiclass", num_classes=classes, **how)
+            metric.update(torch.eye(classes)[y], y)
+        metric.compute().reshape(())
+    except Exception as error:
+        raise ValueError(f"metrics.torchmetrics.names: {name} gives no single number here: {error}") from error
+    metric.reset()
+    return metric

@@ -116,7 +116,8 @@ class RelativeError(ServerMetric):
         elif changed:
             wrong = f"knows the optimum of all samples: remove data.{changed[0]}"
         elif sizes.sum() < len(self.data.labels) or (weighting == "uniform" and sizes.min() < sizes.max()):
-            wrong = "knows the optimum of all samples with equal weights: take partition=natural with all groups"
+            wrong = "knows the optimum of all samples with equal weights: take partition=natural with all groups, "
+            wrong += "or aggregator=weighted_mean for clients of several sizes"
         elif {n: (*p.shape,) for n, p in self.network.items()} != {n: v.shape for n, v in optimum.items()}:
             wrong = f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
         if wrong:
@@ -124,7 +125,7 @@ class RelativeError(ServerMetric):
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 
     def columns(self, round: Received) -> dict[str, float]:
-        optimum = {name: t.to(self.network[name].device) for name, t in self._optimum.items()}
+        self._optimum = optimum = {name: t.to(self.network[name].device) for name, t in self._optimum.items()}
         gaps = [(self.network[name] - t).flatten() for name, t in optimum.items()]
         error = torch.cat(gaps).norm() / torch.cat([t.flatten() for t in optimum.values()]).norm()
         return {"test/relative_error": error.item()}
