@@ -213,7 +213,7 @@ def make_received(start, num_finite=2, received=None, **kwargs):
     cohort = np.array([1, 4])
     counts = Counts(finite=num_finite)
     return Received(
-        0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, asked=cohort, received=received or {},
+        0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, answered=cohort, received=received or {},
         counts=counts,
     )  # fmt: skip
 

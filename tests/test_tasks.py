@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.module import ScoreMean
+from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.lent import Traits
 from gcfed.methods.fedlc import FedLC
 from gcfed.methods.fedntd import FedNTD
@@ -145,14 +146,22 @@ def test_what_needs_classes_says_so(method, monkeypatch):
         loop.bind([method()], data, module)
 
 
+@pytest.mark.parametrize("task", [CLASSIFICATION, SquaredError()])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_tests_loss_is_in_the_type_of_the_network_or_in_float32(dtype):
-    outputs, y = torch.randn(7, 4, dtype=dtype), torch.arange(7) % 4
-    mean, root, wanted = ScoreMean(), ScoreMean(root=True), torch.promote_types(dtype, torch.float32)
+def test_a_test_adds_its_batches_in_the_type_of_the_network_or_in_float32(dtype, task):
+    outputs, wanted = torch.randn(7, 4, dtype=dtype), torch.promote_types(dtype, torch.float32)
+    y = torch.arange(7) % 4 if task is CLASSIFICATION else torch.randn(7, 4, dtype=wanted)
+    data = SimpleNamespace(fetch_test=lambda batch, split: batch)
+    module: Any = SimpleNamespace(
+        trainer=SimpleNamespace(datamodule=data), net=nn.Identity(), task=task, eval_precision=None,
+        columns=[task.columns], sums={column: torch.zeros(2) for column in task.columns},
+    )  # fmt: skip
     for part in (slice(0, 5), slice(5, 7)):
-        root.update(outputs[part].float().square().mean(-1), torch.ones(len(y[part]), dtype=bool))
-        mean.update(CLASSIFICATION.scores(outputs[part], y[part])["test/loss"], torch.ones(len(y[part]), dtype=bool))
-    got, loss = mean.compute(), nn.functional.cross_entropy(outputs.to(wanted), y)
-    assert got.dtype == wanted
-    assert root.compute().item() == pytest.approx(outputs.float().square().mean().sqrt().item())
-    torch.testing.assert_close(got, loss, rtol=1e-6 if wanted == torch.float32 else 1e-13, atol=0)
+        FederatedModule.validation_step(module, (outputs[part], y[part]), 0)
+    found = FederatedModule.scores(module)
+    assert module.sums["test/loss"].dtype == wanted
+    errors = outputs.to(wanted) - y if task is not CLASSIFICATION else None
+    loss = nn.functional.cross_entropy(outputs.to(wanted), y) if errors is None else errors.square().sum(1).mean() / 2
+    assert found["test/loss"] == pytest.approx(loss.item(), rel=1e-6 if wanted == torch.float32 else 1e-13)
+    if errors is not None:
+        assert found["test/rmse"] == pytest.approx(errors.square().mean().sqrt().item())

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
+from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.training.forward import evaluating, hand_copies
 from gcfed.federated.training.lent import Lent, Traits
 from gcfed.federated.training.network import broadcast_state, travelling
@@ -18,30 +18,6 @@ from gcfed.models.spectral import restore_unit_norms
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.checked import fits
-
-
-class ScoreMean(Metric):
-    """The weighted mean of a test's scores, or its root. Unlike torchmetrics' ``MeanMetric``, it never waits for the
-    device.
-    """
-
-    total: Tensor
-    weight: Tensor
-
-    def __init__(self, root: bool = False) -> None:
-        super().__init__()
-        self.root = root
-        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
-        self.add_state("weight", torch.zeros(()), dist_reduce_fx="sum")
-
-    def update(self, values: Tensor, weight: Tensor) -> None:
-        """Adds scores and their weights, two tensors of one shape."""
-        self.total = self.total + (values * weight.to(values.dtype)).sum()  # float64 if the scores are
-        self.weight = self.weight + weight.to(values.dtype).sum()
-
-    def compute(self) -> Tensor:
-        mean = self.total / self.weight
-        return mean.sqrt() if self.root else mean
 
 
 class FederatedModule(LightningModule):
@@ -84,10 +60,8 @@ class FederatedModule(LightningModule):
         if "test/loss" not in task.columns or not all(column.startswith("test/") for column in task.columns):
             kind = f"columns of task={type(task).__name__}"
             raise ValueError(f"{kind} must begin with test/, and one be test/loss: they are {list(task.columns)}.")
-        roots = [column in getattr(task, "roots", ()) for column in task.columns]
         self.columns = [list(task.columns), [column.replace("test/", "val/") for column in task.columns]]  # by split
-        pairs = [pair for columns in self.columns for pair in zip(columns, roots, strict=True)]
-        self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
+        self.sums: dict[str, Tensor] = {}  # of the present test: a column's scores, and their number
 
     def adopt(self, traits: Traits) -> None:
         """Prepares for what :mod:`gcfed.federated.training.probe` has found about the network."""
@@ -168,16 +142,21 @@ class FederatedModule(LightningModule):
         Returns:
             The values of the task's columns.
         """
-        for mean in self.test_means.values():
-            mean.reset()  # type: ignore[operator]
+        self.on_validation_epoch_start()
         with torch.inference_mode(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
             for of, loader in enumerate(self.trainer.datamodule.val_dataloader()):  # type: ignore[attr-defined]
                 for batch in loader:
                     outputs, y = self.validation_step(batch, 0, of)
                     for watch in watchers if of == 0 else ():
                         watch(outputs, y)
-            means = [self.test_means[column].compute() for column in self.tested()]  # type: ignore[operator]
-        return dict(zip(self.tested(), torch.stack(means).double().tolist(), strict=True))
+        return self.scores()
+
+    def scores(self) -> dict[str, float]:
+        """The means of the present test over all processes, by column; in ``task.roots`` their roots."""
+        means = [total / number for total, number in sum_over_processes([*self.sums.values()])]
+        roots = [column.replace("val/", "test/") in getattr(self.task, "roots", ()) for column in self.sums]
+        means = [mean.sqrt() if root else mean for mean, root in zip(means, roots, strict=True)]
+        return dict(zip(self.sums, torch.stack(means).double().tolist(), strict=True))
 
     def step(self, update: Params | None, before: Params) -> bool:
         """Makes the server optimizer's step along ``update``, Δ by name. Without an update the model does not change.
@@ -210,6 +189,9 @@ class FederatedModule(LightningModule):
         restore_unit_norms(self.net)
         return True
 
+    def on_validation_epoch_start(self) -> None:
+        self.sums = {column: torch.zeros(2, device=self.device) for column in self.tested()}
+
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Tests a batch. Returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
@@ -218,12 +200,12 @@ class FederatedModule(LightningModule):
                 outputs = self.net(x)
             real, scores = self.task.real(y), self.task.scores(outputs, y)
         for column, source in zip(self.columns[dataloader_idx], self.task.columns, strict=True):
-            self.test_means[column].update(scores[source], real)  # type: ignore[operator]
+            values, weight = scores[source], real.to(scores[source].dtype)
+            self.sums[column] = self.sums[column] + torch.stack([(values * weight).sum(), weight.sum()])
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:
-        for column in self.tested():  # for ``Trainer.validate``
-            self.log(column, self.test_means[column], logger=False)  # type: ignore[arg-type]
+        self.log_dict(self.scores(), logger=False)  # for ``Trainer.validate``
 
 
 def hears_of_steps(callback: Callback) -> bool:

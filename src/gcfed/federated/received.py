@@ -22,7 +22,7 @@ class Round:
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
-        cohort: ids of the clients that are asked, ``[K]``, sorted.
+        asked: ids of the clients that are asked, ``[K]``, sorted; rows of a round's tables have this order.
         num_clients: N, the size of the population.
         start: the broadcast model, name → ``[*shape]``. It is the download's ``model``, in which parts may replace
             entries.
@@ -35,7 +35,7 @@ class Round:
 
     index: int
     seed: int
-    cohort: np.ndarray
+    asked: np.ndarray
     num_clients: int
     start: Params
     lr: float
@@ -44,9 +44,14 @@ class Round:
     server: Optimizer | None = None
     drawn: int = 0
 
-    def places(self, clients: np.ndarray) -> list[int]:
-        """The positions of these clients, ``[K]``, in the cohort that was asked."""
-        return places(self.cohort, clients)
+    @property
+    def cohort(self) -> np.ndarray:
+        """Ids of the clients that take part: those that are asked, and after the uploads those that answered."""
+        return self.asked
+
+    def places(self, clients: np.ndarray) -> np.ndarray:
+        """The positions of these clients, ``[K]``, among those that were asked."""
+        return np.searchsorted(self.asked, clients)
 
     def zeros(self, *shape: int) -> Tensor:
         """Float64 zeros on the device of the model, for sums over the round."""
@@ -76,8 +81,7 @@ class Received(Round):
     """A round after its uploads, on every process.
 
     Attributes:
-        cohort: ids of the clients whose uploads came, sorted.
-        asked: ids of the clients that were asked, sorted; rows of a round's tables have this order.
+        answered: ids of the clients whose uploads came, sorted.
         update: the aggregated Δ, name → ``[*shape]``; ``on_aggregate_end`` may edit it.
         received: what clients sent in addition to Δ, by the name given to ``Upload.send``: the mean over the finite
             clients, or another aggregator's result, name → ``[*shape]``.
@@ -86,15 +90,16 @@ class Received(Round):
         reply: the server's message to the cohort after the round, by name; ``on_aggregate_end`` fills it.
     """
 
-    asked: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    answered: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     update: Params = field(default_factory=dict)
     received: dict[str, Params] = field(default_factory=dict)
     counts: Counts = Counts()
     sums: Mapping[Any, Params] = field(default_factory=dict)
     reply: dict[str, Params] = field(default_factory=dict)
 
-    def places(self, clients: np.ndarray) -> list[int]:
-        return places(self.asked, clients)
+    @property
+    def cohort(self) -> np.ndarray:
+        return self.answered
 
     @property
     def num_finite(self) -> int:
@@ -105,9 +110,3 @@ class Received(Round):
     def usable(self) -> bool:
         """Whether the update is finite and comes from at least one client."""
         return self.counts.finite > 0 and not self.counts.overflown
-
-
-def places(cohort: np.ndarray, clients: np.ndarray) -> list[int]:
-    """The positions of these clients, ``[K]``, in a cohort."""
-    place = {client: i for i, client in enumerate(cohort.tolist())}
-    return [place[client] for client in clients.tolist()]

@@ -163,8 +163,7 @@ class RoundSums:
         losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
         mean = loss / losses if losses else float("nan")
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
-        known = {name: value for name, value in vars(round).items() if name != "cohort"}
         return Received(
-            **known, cohort=answered, asked=round.cohort, update=update, received=extra, sums=sums,
+            **vars(round), answered=answered, update=update, received=extra, sums=sums,
             counts=Counts(mean, finite, up_bytes, samples, steps, overflows > 0),
         )  # fmt: skip

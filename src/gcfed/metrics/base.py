@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gcfed.federated.method import ClientPart, Download, Order, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.parallel.strategy import rank_and_world
-from gcfed.federated.received import places
 from gcfed.federated.training.forward import evaluating
 from gcfed.federated.training.stack import ClientStack
 from gcfed.utils.checked import Count, checked
@@ -159,7 +158,7 @@ class OwnNumbers(ClientMetric):
             if self._first:
                 self.compare(stack, download)
             self._first = False
-            for row, place in enumerate(places(download.cohort, stack.clients)):
+            for row, place in enumerate(np.searchsorted(download.cohort, stack.clients)):
                 own = {name: t[row] for name, t in stack.full.items()}
                 values = self.measure(stack, row, own, download)
                 if values.shape != table[place].shape:  # it would be broadcast

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.method import ClientStack, Download, Params, Received, Setup
-from gcfed.federated.received import places
 from gcfed.federated.training.forward import Tap
 from gcfed.methods.requirements import class_logits, has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
@@ -122,7 +121,7 @@ class Forgetting(OwnNumbers):
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         losses = torch.div(*self._sums_of(stack, own, len(download.cohort)))
-        (home,) = places(download.cohort, stack.clients[[row]])
+        home = np.searchsorted(download.cohort, stack.clients[row])
         others = torch.cat([losses[:home], losses[home + 1 :]])  # empty for a cohort of one: the mean is NaN
         values = torch.stack([self._before, losses.mean(), losses[home], others.mean()])
         return torch.where(losses.isfinite().all(), values, torch.nan)
