@@ -74,7 +74,7 @@ class FullFrom(Spy):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "file"), [("fedavg", "checkpoints/last.ckpt"), ("scaffold", r"clients/scaffold/\d+-1.bin")]
+    ("algorithm", "file"), [("fedavg", "checkpoints/last.ckpt"), ("scaffold", r"clients/scaffold/0/\d+-1.bin")]
 )
 def test_a_full_disk_names_the_file_and_loses_nothing(config, tmp_path, monkeypatch, algorithm, file):
     monkeypatch.setattr(sys.modules[__name__], "FailIn", FullFrom)

@@ -222,7 +222,7 @@ def adopt(store: ClientStore, clients: Sequence[int], references: Sequence[Seque
         references: for each client the valid version, followed by all that checkpoints need.
     """
     for client, kept in zip(clients, references, strict=True):
-        for path in store.folder.glob(f"{client}-*.bin"):
+        for path in store.path(client, 0).parent.glob(f"{client}-*.bin"):
             if int(path.stem.split("-")[1]) not in kept:
                 path.unlink()
     store.take({client: kept[0] for client, kept in zip(clients, references, strict=True) if kept[0] != NONE})

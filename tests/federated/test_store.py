@@ -37,7 +37,7 @@ def prune(stores):
 
 
 def files(folder):
-    return sorted(p.name for p in (folder / "c").glob("*"))
+    return sorted(p.name for p in (folder / "c" / "0").glob("*"))
 
 
 def test_what_was_written_is_read_in_the_models_layout(tmp_path):
@@ -76,15 +76,16 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(tmp_path, damage):
-    """When a run is resumed, and also within it: each read checks the state."""
+    """Each read checks the state. A resumed run misses a lost one before it changes a file."""
     stores = ClientStores(folder=tmp_path)
     (running := stores.open("c")).write(ids(1, 2), values(1.0, 2.0), 0)
     state = stores.state_dict()
-    paths = [tmp_path / "c" / f"{client}-0.bin" for client in (1, 2)]
+    paths = [tmp_path / "c" / "0" / f"{client}-0.bin" for client in (1, 2)]
     for path, content in zip(paths, DAMAGES[damage](*(path.read_bytes() for path in paths)), strict=True):
         path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"1-0\.bin is (damaged|not there): it is a client's state"):
-        resumed(tmp_path, state)
+    if damage == "gone":
+        with pytest.raises(ValueError, match=r"1-0\.bin is not there: it is a client's state"):
+            resumed(tmp_path, state)
     with pytest.raises(ValueError, match=r"1-0\.bin is (damaged|not there): it is a client's state"):
         running.read(ids(1), LIKE)
 
@@ -97,12 +98,12 @@ def test_a_state_of_another_round_store_or_model_is_refused(tmp_path):
         if t == 0:
             stores.state_dict()
             stores.rotate()
-    for source in ("c/1-0.bin", "d/1-1.bin"):
-        shutil.copy(tmp_path / source, tmp_path / "c/1-1.bin")
-        with pytest.raises(ValueError, match=r"c/1-1\.bin is damaged"):
+    for source in ("c/0/1-0.bin", "d/0/1-1.bin"):
+        shutil.copy(tmp_path / source, tmp_path / "c/0/1-1.bin")
+        with pytest.raises(ValueError, match=r"c/0/1-1\.bin is damaged"):
             store.read(ids(1), LIKE)
     store.write(ids(1), values(1.0), 1)
-    with pytest.raises(ValueError, match=r"c/1-1\.bin is of another model"):
+    with pytest.raises(ValueError, match=r"c/0/1-1\.bin is of another model"):
         store.read(ids(1), {"bias": LIKE["bias"]})
 
 
@@ -113,7 +114,7 @@ class Delete(Spy):
         self.folder = Path(folder)
 
     def on_train_batch_end(self, trainer, *_):
-        for path in self.folder.glob("clients/*/*.bin") if trainer.global_step == 2 else ():
+        for path in self.folder.glob("clients/*/*/*.bin") if trainer.global_step == 2 else ():
             path.unlink(missing_ok=True)
 
 
@@ -132,7 +133,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
 
     def inodes(*names):
-        return [(tmp_path / "c" / name).stat().st_ino for name in names]
+        return [(tmp_path / "c" / "0" / name).stat().st_ino for name in names]
 
     stores = ClientStores(folder=tmp_path)
     store = stores.open("c")
@@ -154,7 +155,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs
         assert again.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [1, number]
         assert files(tmp_path / f"killed{i}") == ["1-0.bin", f"2-{2 * i}.bin"]
 
-    assert obsolete == [tmp_path / "c" / "2-0.bin"]
+    assert obsolete == [tmp_path / "c" / "0" / "2-0.bin"]
     obsolete[0].unlink()
     assert synced[2:] == inodes("2-2.bin")
     with pytest.raises(ValueError, match=r"2-0\.bin is not there"):
@@ -165,7 +166,7 @@ def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
     """It deletes what a kill left, and nothing else."""
     ClientStores(folder=tmp_path).open("c").write(ids(1), values(1.0), 0)
     for left in (".1-2.bin.77.bin", "notes.txt"):
-        (tmp_path / "c" / left).write_text("left")
+        (tmp_path / "c" / "0" / left).write_text("left")
     new = ClientStores(folder=tmp_path)
     store = new.open("c")
     new.start(ALONE)

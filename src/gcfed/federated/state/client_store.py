@@ -1,8 +1,8 @@
 """Per-client state that survives rounds (control variates, previous models), in files.
 
-A client's state is one vector. Each version of it is a file ``<client>-<round>.bin``, which ends in a checksum of its
-store, client, round and content. Every read compares the checksum. The processes of a run share the files, and the
-system caches them in memory. A run with one process and a GPU keeps states on the GPU while they fit, and writes files
+A client's state is one vector. Each version of it is a file ``<client>-<round>.bin``, a thousand clients in a folder.
+It ends in a checksum of its store, client, round and content, which every read compares. The processes of a run share
+the files, and the system caches them in memory. A run with one process and a GPU keeps states on the GPU while they fit, and writes files
 only for checkpoints. A checkpoint contains an index, client → round, and waits until the files are on the disk. A
 client has up to two versions: the present one, and that of the last checkpoint.
 """
@@ -39,7 +39,7 @@ class ClientStore:
         self._last: dict[int, int] = {}  # the versions of the last checkpoint
 
     def path(self, client: int, version: int) -> Path:
-        return self.folder / f"{client:d}-{version:d}.bin"
+        return self.folder / f"{client // 1000:d}" / f"{client:d}-{version:d}.bin"
 
     def version(self, client: int) -> int | None:
         """Index of the round in which this client's state was last written; None if it has none."""
@@ -112,14 +112,15 @@ class ClientStore:
         self._version, self._last = {**versions}, {**versions}
 
     def check(self) -> None:
-        """Reads the files of all clients. Raises ValueError if one is lost or damaged, and names it."""
-        for client in self._version:
-            self._load(client)
+        """Raises ValueError if the file of a client is lost, and names it. Damage is found when it is read."""
+        for client, version in self._version.items():
+            if not self.path(client, version).is_file():
+                raise self._lost(client, "not there")
 
     def clear(self) -> None:
         """Deletes all versions that the loaded checkpoint does not need."""
         needed = {self.path(*item) for item in self._version.items()}
-        for path in self.folder.glob("*.bin"):  # also temporary files that a killed process has left
+        for path in self.folder.glob("*/*.bin"):  # also temporary files that a killed process has left
             if path not in needed:
                 path.unlink()
 

@@ -43,7 +43,7 @@ class ClientStores:
         return scratch()
 
     def check(self, checkpoint: Mapping[str, Any]) -> None:
-        """Reads the files that a checkpoint needs. Raises ValueError if one is damaged or lost, and names it."""
+        """Raises ValueError if a file that a checkpoint needs is lost, and names it."""
         for name in self.opened.keys() & checkpoint.keys():
             self.opened[name].load_state_dict(checkpoint[name])
             self.opened[name].check()
