@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
@@ -16,9 +13,7 @@ from gcfed.federated.module import FederatedModule
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.transport import Transport
-from gcfed.models.order import ForwardOrder, forward_order
-
-log = logging.getLogger(__name__)
+from gcfed.models.order import ForwardOrder, order_for_gc
 
 
 @dataclass(frozen=True)
@@ -52,16 +47,5 @@ class Setup:
 
     @functools.cached_property
     def forward_order(self) -> ForwardOrder:
-        """The order in which a forward pass on zeros uses the parameters. Logs what may surprise users."""
-        net = self.module.net
-        try:
-            like = next(net.parameters())
-            x = like.new_zeros(2, *self.data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
-            order = forward_order(net, x)
-        except Exception as error:  # the network's own, or a mode that it does not support
-            order = ForwardOrder(net, declared=True)
-            reason = " ".join(str(error).split())
-            log.warning("gc takes the order of declaration: it could not watch the network's forward pass (%s)", reason)
-        for fact in order.facts():
-            log.info("gc: %s", fact)
-        return order
+        """The order in which a forward pass uses the parameters."""
+        return order_for_gc(self.module.net, self.data.input_shape)

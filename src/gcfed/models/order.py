@@ -7,6 +7,7 @@ works with functional calls, parametrizations, checkpoints and TorchScript.
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gcfed.models.unchanged import unchanged
+
+log = logging.getLogger(__name__)
 
 #: Operations that add a tensor to others, or join it with them.
 ADDS = {"add", "sub", "rsub", "cat", "stack", "copy", "where", "index_put", "masked_scatter", "slice_scatter"}
@@ -208,6 +211,19 @@ def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
         net.eval()
         with order.watching(x):
             net(x)
+    return order
+
+
+def order_for_gc(net: nn.Module, input_shape: Sequence[int]) -> ForwardOrder:
+    """The order in which a forward pass on zeros uses the parameters. Logs what may surprise users."""
+    dtype = torch.int64 if hasattr(net, "last_only") else None
+    try:
+        order = forward_order(net, next(net.parameters()).new_zeros(2, *input_shape, dtype=dtype))
+    except Exception as error:  # the network's own, or a mode that it does not support
+        order, reason = ForwardOrder(net, declared=True), " ".join(str(error).split())
+        log.warning("gc takes the order of declaration: it could not watch the network's forward pass (%s)", reason)
+    for fact in order.facts():
+        log.info("gc: %s", fact)
     return order
 
 

@@ -2,9 +2,9 @@
 
 A client's state is one vector. Each version of it is a file ``<client>-<round>.bin``, a thousand clients in a folder.
 It ends in a checksum of its store, client, round and content, which every read compares. The processes of a run share
-the files, and the system caches them in memory. A run with one process and a GPU keeps states on the GPU while they fit, and writes files
-only for checkpoints. A checkpoint contains an index, client → round, and waits until the files are on the disk. A
-client has up to two versions: the present one, and that of the last checkpoint.
+the files, and the system caches them in memory. A run with one process and a GPU keeps states on the GPU while they
+fit, and writes files only for checkpoints. A checkpoint contains an index, client → round, and waits until the files
+are on the disk. A client has up to two versions: the present one, and that of the last checkpoint.
 """
 
 import os
