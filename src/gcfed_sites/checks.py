@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gcfed.federated.messages import MessageError, Upload, refuse_misfit, refuse_other
+from gcfed.federated.messages import Expected, MessageError, Upload, refuse_misfit, refuse_other
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.transport import Expected
 from gcfed.federated.wire import read_upload
 from gcfed_sites.answers import NONE
 

@@ -20,11 +20,10 @@ from pydantic import Field
 from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.interpreter import Wire
-from gcfed.federated.messages import Download, Upload
+from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.training.forward import Params
-from gcfed.federated.transport import Expected
 from gcfed.federated.wire import pack
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked

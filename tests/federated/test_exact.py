@@ -10,11 +10,10 @@ import torch
 from harness import make_net, make_round, make_setup, make_upload, random_federation, sgd, train_rounds
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.messages import finite_clients
+from gcfed.federated.messages import Expected, finite_clients
 from gcfed.federated.parallel.sums import Sums
 from gcfed.federated.server import RoundSums, Server
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.transport import Expected
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.fedgc import FedGC
 from gcfed.methods.fedsub import FedSub

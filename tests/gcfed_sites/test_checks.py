@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from gcfed.federated.messages import Levels, MessageError, Upload
+from gcfed.federated.messages import Expected, Levels, MessageError, Upload
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.transport import Expected
 from gcfed.federated.wire import pack, unpack, upload_content
 from gcfed_sites.answers import Answer, counted_against
 from gcfed_sites.checks import check_versions, checked_upload

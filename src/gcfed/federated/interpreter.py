@@ -23,12 +23,11 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gcfed.federated.messages import Download, Upload
+from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.parallel.launch import end_with_parent
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.training.forward import Params
-from gcfed.federated.transport import Expected
 from gcfed.federated.wire import pack, read_upload, unpack, unpack_download, upload_content
 from gcfed.utils.files import in_words
 

@@ -27,7 +27,6 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.network import is_recurrent
 from gcfed.federated.training.probe import look
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.transport import Transport
 
 log = logging.getLogger(__name__)
 KINDS = (int, float, str, np.ndarray, torch.Tensor)  # of a part's attributes that a resumed run would lose
@@ -57,7 +56,7 @@ class FederatedLoop(Callback):
         eval_every: int = 1,
         stores: ClientStores | None = None,
         faults: Faults | None = None,
-        federation: Callable[[Stacks], Transport] | None = None,
+        federation: Callable[[Stacks], Stacks] | None = None,
     ) -> None:
         self.sampler, self.solver, self.aggregator = sampler, solver, aggregator
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
@@ -92,9 +91,7 @@ class FederatedLoop(Callback):
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
         self.stacks = Stacks(program, self.stores, self.sampler.per_round)
-        self.transport: Transport = self.stacks
-        if self.federation is not None:
-            self.transport = self.federation(self.stacks)
+        self.transport = self.federation(self.stacks) if self.federation else self.stacks
         self.sampler.validate(data.num_clients)
         parts = [part for part in callbacks if isinstance(part, Part)]
         cohort = self.sampler.per_round - (self.faults.extra or 0)

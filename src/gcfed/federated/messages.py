@@ -132,6 +132,18 @@ class Upload(Message):
         return sent + sum(own.nbytes(self.delta[name][0].numel()) for name, own in self.levels.items())
 
 
+class Expected(NamedTuple):
+    """What a client sends in a round.
+
+    Attributes:
+        shapes: ``"delta"`` and each name of ``Upload.extra`` → tensors like those of one client.
+        notes: name of a note → tensors like those of the note.
+    """
+
+    shapes: Mapping[str, Params]
+    notes: Mapping[str, Params]
+
+
 def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = None) -> Tensor:
     """Which clients sent finite numbers only, bool ``[K]``. The host does not wait for the device.
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
-from gcfed.federated.messages import Download, Upload, finite_clients, refuse_misfit, sendable
+from gcfed.federated.messages import Download, Expected, Upload, finite_clients, refuse_misfit, sendable
 from gcfed.federated.method import Order, ServerPart, upload_shapes
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Counts, Received, Round
+from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.forward import Params
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.transport import Expected, Transport
 from gcfed.utils.device import on_device
 
 
@@ -35,7 +35,7 @@ class Server:
     solver: LocalSolver
     faults: Faults
     stores: ClientStores
-    transport: Transport
+    transport: Stacks
     num_clients: int
     seed: int
 

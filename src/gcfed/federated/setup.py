@@ -12,7 +12,6 @@ from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.transport import Transport
 from gcfed.models.order import ForwardOrder, order_for_gc
 
 
@@ -26,7 +25,7 @@ class Setup:
         parts: of all methods of the run, in the order of their hooks.
         rounds: R, the number of communication rounds.
         cohort: how many clients train in a round, at most. The sampler also draws ``participation.faults.extra``.
-        transport: carries messages. A server part may ask it what clients would send.
+        transport: carries messages (``federated/stacks.py``). A server part may ask it what clients would send.
     """
 
     sampler: ClientSampler
@@ -38,7 +37,7 @@ class Setup:
     parts: Sequence[Any]
     rounds: int
     cohort: int
-    transport: Transport
+    transport: Any
 
     @functools.cached_property
     def names(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The transport of a simulation: clients train in stacks, in one process or in several."""
+"""The transport: carries messages between the server and its clients, which train in stacks in this process."""
 
 from __future__ import annotations
 
@@ -16,26 +16,49 @@ from torch.utils._pytree import tree_leaves
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.client import ClientProgram
 from gcfed.federated.graphs.streams import STREAMS, Streams
-from gcfed.federated.messages import Download, Upload
+from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.forward import Params, evaluating
 from gcfed.federated.training.network import has_convolutions, has_dropout
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.transport import Expected, Transport
 
 
-class Stacks(Transport):
-    """Passes messages by reference. A cohort has at most ``per_round`` clients."""
+class Stacks:
+    """The transport of a simulation, which passes messages by reference. Other transports inherit from it.
+
+    Args:
+        per_round: the most clients of a cohort.
+
+    Attributes:
+        remote: whether clients run on other machines, which may disappear and which keep the clients' states.
+        other_process: whether clients' states are files that this process does not write.
+        own_data: whether the server does not know the clients' data.
+        missing: clients of the last ``fit`` that did not answer.
+        unasked: how many of them were sent nothing.
+    """
+
+    remote = other_process = own_data = False
+    missing: np.ndarray = np.zeros(0, dtype=np.int64)
+    unasked = 0
 
     def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int) -> None:
         self.program, self.stores, self.per_round = program, stores, per_round
 
+    def start(self) -> None:
+        """Called once before the first round, after a checkpoint has been loaded."""
+
     def planned(self, clients: np.ndarray) -> np.ndarray:
+        """How many local steps are asked of these clients in a round, ``[K]``."""
         return self.program.solver.num_steps(self.program.data.sizes(clients))
 
     def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
+        """Trains those of the clients that this process has, and yields their uploads, K at a time.
+
+        Args:
+            expected: the tensors of an upload. A transport to sites refuses other ones.
+        """
         streams = self.layout.streams
         self.program.receive(download)
         with streams.round():
@@ -48,6 +71,12 @@ class Stacks(Transport):
     def rehearse(
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
     ) -> Iterator[Upload]:
+        """Yields what these clients would send. They keep nothing, and measurements do not see it.
+
+        Args:
+            solver: replaces the run's solver.
+            here: train all of them on this process, because no other process calls it.
+        """
         program = self.program
         parts = [
             part for part in program.parts if part.order is not Order.MEASURES and "sees the cohort" not in part.facts
@@ -58,6 +87,7 @@ class Stacks(Transport):
             yield alone.train(download, ids, sends=False)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
+        """Sends the server's reply to the clients of the round."""
         self.program.reply(reply)
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
