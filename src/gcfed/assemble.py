@@ -17,8 +17,8 @@ from omegaconf import DictConfig, open_dict
 
 from gcfed.data.base import label_fix
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.faults import Faults
 from gcfed.data.sampling import cohort_size
-from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import ClientPart, Part, parts_of
 from gcfed.federated.module import FederatedModule, hears_of_steps

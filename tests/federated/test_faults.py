@@ -7,7 +7,7 @@ from harness import make_net, random_federation, sgd, train_rounds, weights
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import assemble
-from gcfed.federated.faults import Faults
+from gcfed.data.faults import Faults
 
 SIZES = (7, 12, 5, 9, 1, 20, 8)  # two epochs in batches of four: 4, 6, 4, 6, 2, 10 and 4 steps
 PLANNED = np.array([4, 6, 4, 6, 2, 10, 4])

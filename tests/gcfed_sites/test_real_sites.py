@@ -27,7 +27,7 @@ pytest.importorskip("nvflare")
 from nvflare.collab.api.app import ClientApp
 from nvflare.collab.runtime.dispatch import make_participant_map
 
-from gcfed.federated.faults import Faults
+from gcfed.data.faults import Faults
 from gcfed.run import train
 from gcfed_sites import line
 from gcfed_sites.flare import SiteEnd

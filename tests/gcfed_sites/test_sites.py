@@ -126,7 +126,7 @@ def test_sites_of_several_clients_compute_what_the_simulation_does(federated, si
 # ------------------------------------------------------------------------------------------------------ who vanishes
 def survivors(federated, simulated, monkeypatch, lost, *words, **how):
     """A run in which sites fail equals a simulation in which their clients drop out of the same rounds."""
-    from gcfed.federated.faults import Faults
+    from gcfed.data.faults import Faults
 
     result, line = federated(*words, "federation.least=1", **how)
     monkeypatch.setattr(

@@ -7,7 +7,7 @@ from harness import server_of, sgd, train_rounds
 from plain_reference import batches, cohort, flat
 from test_ssf import COORDINATES, Coordinates, combine, local_iteration, sent, server, wide_and_tall
 
-from gcfed.federated.faults import Faults
+from gcfed.data.faults import Faults
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.quantization import Quantization

@@ -9,8 +9,8 @@ from harness import ArrayData, make_setup, random_federation, sgd, train_rounds
 from recording import NAN_CLIENT, Recorder
 from torch import nn
 
+from gcfed.data.faults import Faults
 from gcfed.data.partition import Partition
-from gcfed.federated.faults import Faults
 from gcfed.metrics.surface import Plane, Surface, square
 from gcfed.tasks import CLASSIFICATION, SquaredError
 

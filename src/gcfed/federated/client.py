@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gcfed.data.faults import Faults
 from gcfed.federated.aggregate import Aggregator, narrow_of
-from gcfed.federated.faults import Faults
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download, Upload, finite_clients, sendable
 from gcfed.federated.method import ClientPart, Own, Part

@@ -13,10 +13,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from gcfed.data.faults import Faults
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.faults import Faults
 from gcfed.federated.method import ClientPart, Part, ServerPart, Setup
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.refusals import validate_parts

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gcfed.data.faults import Faults
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, narrow_of
-from gcfed.federated.faults import Faults
 from gcfed.federated.messages import Download, Expected, Upload, finite_clients, refuse_misfit, sendable
 from gcfed.federated.method import Order, ServerPart, upload_shapes
 from gcfed.federated.module import FederatedModule
