@@ -31,17 +31,18 @@ TINY = (
 )  # fmt: skip
 NAMES = (
     "drift", "cka", "gap", "clients", "angle", "coherence", "forgetting", "personal", "surface", "leakage", "classes",
-    "cohorts", "updates",
+    "cohorts", "updates", "gc_share",
 )  # fmt: skip
 ALL = (
     f"metrics=[{','.join(NAMES)}]", *(f"metrics.{name}.every=1" for name in NAMES),
     "metrics.cka.samples=20", "metrics.forgetting.samples=9", "metrics.surface.grid=3", "metrics.leakage.images=2",
     "metrics.surface.samples=null", "metrics.surface.split=test", "metrics.leakage.iterations=1",
 )  # fmt: skip
+GC = ("rho", "share_gradient", "share_update", "share_model")
 COLUMNS = {
     "drift": "client_norm relative update_norm divergence cosine", "cka": "fc1 fc2", "gap": "l2 relative cosine",
     "clients": "acc_before acc_after loss_before loss_after", "angle": "server above_90 update",
-    "forgetting": "before after own others", "gc": "rho/fc1.weight rho/fc2.weight",
+    "forgetting": "before after own others", "gc": " ".join(f"{name}/fc{i}.weight" for name in GC for i in (1, 2)),
     "personal": "global_acc global_worst10 global_std local_acc local_worst10 local_std",
     "leakage": "mse psnr labels mismatch", "classes": "worst_acc mean_acc best_acc",
 }  # fmt: skip
@@ -122,7 +123,8 @@ def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path
     diverges = ("client.optimizer.lr=1e9", "client.optimizer.weight_decay=1e9", "client.steps=60", "rounds=1")
     result, rows = run(config, tmp_path, *ALL, *diverges)
     assert rows[0]["train/nonfinite_clients"] == 3
-    assert {name for name in rows[0] if name in COLUMNS} == {n for n in COLUMNS if n.startswith("classes/")}
+    of_the_model = ("classes/", "gc/share_gradient", "gc/share_model")  # that is broadcast
+    assert {name for name in rows[0] if name in COLUMNS} == {n for n in COLUMNS if n.startswith(of_the_model)}
     assert not list(tmp_path.glob("surface*"))
     assert final_weights(result).isfinite().all()
 
