@@ -27,8 +27,8 @@ class Transport(Protocol):
 
     remote: bool = False
     """Whether clients run on other machines, which may disappear and which keep the clients' states."""
-    other_process: bool = False
-    """Whether clients run in another process than the server's."""
+    separate_clients: bool = False
+    """Whether clients are built from the config a second time, without the callbacks."""
     own_data: bool = False
     """Whether the server does not know the clients' data."""
     missing: np.ndarray = np.zeros(0, dtype=np.int64)
