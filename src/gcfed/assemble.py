@@ -65,9 +65,9 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
-    for callback in own if loop.transport.other_process else ():  # sites build methods and metrics only
+    for callback in own if loop.transport.separate_clients else ():  # they have only methods and metrics
         if isinstance(callback, ClientPart) or hears_of_steps(callback):
-            part = f"callbacks: {type(callback).__name__} takes part in local training, which happens at the sites"
+            part = f"callbacks: {type(callback).__name__} takes part in local training, and clients have no callbacks"
             raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks)

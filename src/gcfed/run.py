@@ -94,7 +94,7 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
         record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
         if found is not None:
             checkpoint, resume_round = found[0], check_checkpoint(cfg, *found, record, parts.module)
-            if leads() and not parts.loop.transport.other_process:
+            if leads() and not parts.loop.transport.remote:
                 parts.loop.stores.check(found[1]["callbacks"][parts.loop.state_key]["stores"])
             del found  # a file that is soon replaced takes room until it is closed
         trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -29,7 +30,7 @@ from nvflare.lighter.provision import prepare_builders, prepare_packager, prepar
 from nvflare.lighter.provisioner import Provisioner
 from omegaconf import OmegaConf
 
-from gcfed.federated.interpreter import python
+from gcfed.federated.parallel.launch import end_with_parent
 from gcfed.runs.folder import CONFIG
 from gcfed.utils.files import scratch
 from gcfed_sites.answers import RESUME, About, Answer
@@ -182,9 +183,14 @@ def _start(kit: Path) -> subprocess.Popen:
     kind = "server" if kit.name == SERVER else "client"
     words = ["-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit), "-s", f"fed_{kind}.json"]
     settings = ["--set", "secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
-    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+    places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)  # it imports what this process can
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": places}
+    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     with (kit / "log").open("a") as file:
-        return python(*words, *settings, environment=environment, cwd=kit, stdout=file, stderr=file)
+        return subprocess.Popen(
+            [sys.executable, *words, *settings], env=os.environ | environment, cwd=kit, stdout=file, stderr=file,
+            start_new_session=True, preexec_fn=end_with_parent,
+        )  # fmt: skip
 
 
 _federation: LocalFederation | None = None

@@ -22,10 +22,9 @@ from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
-from gcfed.federated.interpreter import ClientEnd
 from gcfed.federated.messages import refuse_other
 from gcfed.federated.state.client_store import ClientStore
-from gcfed.federated.wire import pack, unpack_download
+from gcfed.federated.wire import ClientEnd, pack, unpack_download
 from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Whole, checked, fits
 from gcfed.utils.compose import Composer, shorthand
@@ -107,7 +106,9 @@ class Site:
         share: list[int] = fits("share", about["share"], list[Whole])
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
-        end = ClientEnd(self._config(own, folder, about), own.accelerator, assemble)
+        end = ClientEnd(self._config(own, folder, about), assemble, own.accelerator)
+        for store in end.stores.opened.values():
+            store.shared = True  # states are files, which this site's next process reads
         if end.data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from 0 on.")
         path, checksum = folder / "data.txt", digest(fingerprint(end.data))
@@ -170,7 +171,8 @@ class Site:
             raise ValueError(f"{self.name} has the states {[*stores]}, and asked were {[*states]}.")
         for name, store in stores.items():
             adopt(store, clients, states[name])
-        return {"uploads": self.end.fit(download, clients), "states": self._written(clients)}
+        uploads = [*self.end.fit(download, np.array(clients, dtype=np.int64))]
+        return {"uploads": uploads, "states": self._written(clients)}
 
     def reply(self, about: About, message: bytes) -> About:
         """Gives its clients the server's reply to the last round."""

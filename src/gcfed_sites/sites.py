@@ -19,7 +19,6 @@ from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import described
-from gcfed.federated.interpreter import Wire
 from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.client_store import ClientStore
@@ -68,7 +67,7 @@ class Index(ClientStore):
 
 @checked
 @dataclass(eq=False)
-class Sites(Wire):
+class Sites(Stacks):
     """Asks the sites that hold clients of the cohort, and waits for them until a deadline.
 
     configs/federation/nvflare.yaml explains the settings.
@@ -85,9 +84,10 @@ class Sites(Wire):
     deadline: Annotated[float, Field(ge=SMALLEST, le=86_400)] = 600.0
     least: Count | None = None
     remote = True
+    separate_clients = True
 
     def __post_init__(self) -> None:
-        super().__init__(self.stacks, self.cfg)
+        super().__init__(self.stacks.program, self.stacks.stores, self.stacks.per_round)
         self.own_data = self.kit is not None
         self.output = Path(self.cfg.paths.output_dir).resolve()
         self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # names the states at the sites
@@ -105,12 +105,14 @@ class Sites(Wire):
             return local_line(self.output, self.sites, str(self.cfg.paths.data_dir))
         return line_of(Path(self.kit), self.sites if isinstance(self.sites, int) else tuple(self.sites))
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Tells every site which run this is, and learns which clients it holds.
 
         Raises:
             ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
         """
+        if self.program.module.trainer.world_size > 1:
+            raise ValueError("federation=nvflare needs trainer.devices=1, because the sites train.")
         self.indices = {name: Index(store.folder) for name, store in self.stores.of_clients.items()}
         self.stores.opened |= self.indices
         self.line = self.open_line()

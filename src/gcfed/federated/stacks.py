@@ -33,13 +33,13 @@ class Stacks:
 
     Attributes:
         remote: whether clients run on other machines, which may disappear and which keep the clients' states.
-        other_process: whether clients' states are files that this process does not write.
+        separate_clients: whether clients are built from the config a second time, without the callbacks.
         own_data: whether the server does not know the clients' data.
         missing: clients of the last ``fit`` that did not answer.
         unasked: how many of them were sent nothing.
     """
 
-    remote = other_process = own_data = False
+    remote = separate_clients = own_data = False
     missing: np.ndarray = np.zeros(0, dtype=np.int64)
     unasked = 0
 

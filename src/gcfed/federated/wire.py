@@ -1,18 +1,95 @@
-"""Messages as bytes: a safetensors file with the tensors. Its header has everything else as JSON."""
+"""Messages as bytes, and clients that get nothing else (``federation=wire``).
+
+A message is a safetensors file with the tensors. Its header has everything else as JSON.
+
+The clients are separate objects, built from the run's config. So a method that reads something of the server without
+sending it fails there. If a run over the wire equals the run in memory, its messages are complete.
+"""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.seed import isolate_rng
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
-from gcfed.federated.messages import Download, Levels, MessageError, Upload
+from gcfed.federated.messages import Download, Expected, Levels, MessageError, Upload
+from gcfed.federated.stacks import Stacks
 from gcfed.federated.training.forward import Params
 
 TENSOR = "tensor|"  # the key of a dict that stands for a tensor; no tensor or part has this name
+
+
+class ClientEnd:
+    """The clients' end of a wire. The clients train from messages, their data and their stores.
+
+    Args:
+        cfg: the config of the clients' side.
+        assemble: :func:`gcfed.assemble.assemble`, which this package may not import.
+        accelerator, devices: as for Lightning's trainer; one device.
+    """
+
+    def __init__(
+        self, cfg: DictConfig, assemble: Callable[..., Any], accelerator: str, devices: int | list[int] = 1
+    ) -> None:
+        torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
+        parts = assemble(cfg, clients_only=True)
+        self.stacks: Stacks = parts.loop.stacks
+        self.module, self.data, self.stores = parts.module, parts.data, parts.loop.stores
+        self.module.trainer = Trainer(
+            accelerator=accelerator, devices=devices, precision=cfg.precision, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, callbacks=list(self.stacks.program.parts),
+        )  # fmt: skip
+        self.module.to(self.module.trainer.strategy.root_device)
+        self.data.to_device(self.module.device, next(self.module.parameters()).dtype, self.module.memory_format)
+
+    def fit(self, download: Download, clients: np.ndarray) -> Iterator[dict[str, Any]]:
+        """Trains these clients. Yields their uploads, as contents of a message."""
+        for upload in self.stacks.fit(download.to(self.module.device), clients):
+            yield upload_content(upload.to(torch.device("cpu")))
+
+    def reply(self, message: bytes) -> None:
+        """Gives the server's reply to the clients of the last round."""
+        self.stacks.reply(tree_map_only(Tensor, lambda t: t.to(self.module.device), unpack(message)))
+
+
+class Wire(Stacks):
+    """The transport to clients that are separate objects. All messages become bytes.
+
+    Replaces the transport of a simulation, ``stacks``. The other arguments are those of :class:`ClientEnd`.
+    """
+
+    separate_clients = True
+
+    def __init__(self, stacks: Stacks, cfg: DictConfig, assemble: Callable[..., Any]) -> None:
+        super().__init__(stacks.program, stacks.stores, stacks.per_round)
+        self.cfg, self.assemble = cfg, assemble
+
+    def start(self) -> None:
+        cfg: Any = OmegaConf.merge(self.cfg, {"federation": None, "callbacks": None, "logger": None})
+        device = self.program.module.device
+        with isolate_rng(include_cuda=device.type == "cuda"):
+            self.end = ClientEnd(cfg, self.assemble, device.type, 1 if device.index is None else [device.index])
+        self.stores.opened |= self.end.stores.opened  # server parts hold the old stores, which stay empty
+
+    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
+        assert expected is not None
+        for content in self.end.fit(unpack_download(pack(vars(download))), clients):
+            yield read_upload(unpack(pack(content)), expected.shapes["delta"]).to(self.program.module.device)
+
+    def reply(self, reply: Mapping[str, Params]) -> None:
+        self.end.reply(pack(reply))
+
+    def rehearse(self, *_: Any, **__: Any) -> Iterator[Upload]:
+        raise ValueError("metrics=gap and metrics=leakage work with federation=none only.")
 
 
 def pack(content: Mapping[str, Any]) -> bytes:
