@@ -56,7 +56,7 @@ import gcfed
 
 common = ["rounds=2", "client.epochs=1", "extras.figures=false"]
 methods = {"GC-Fed": gcfed.configure(common), "FedAvg": gcfed.configure(common, "gc=none")}
-comparison = gcfed.compare(methods, seeds=(1, 2), folder="compared", quiet=True)
+comparison = gcfed.compare(methods, seeds=(1, 2), folder="compared")
 comparison.figure().savefig("compared.png")
 print(comparison.table())
 END

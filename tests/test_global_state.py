@@ -51,7 +51,7 @@ def test_nothing_that_python_calls_changes_the_process(tmp_path):
     cfg = unchanged(gcfed.configure, small)
     two = gcfed.configure(small, "gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
     two.precision, two.precision_matmul = "64-true", "high"
-    unchanged(gcfed.train, cfg, quiet=True)
+    unchanged(gcfed.train, cfg)
     unchanged(gcfed.train, two)
     before = state()
     with pytest.raises(ValueError, match="nowhere"):

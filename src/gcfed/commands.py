@@ -29,7 +29,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     import gcfed.runs.folder  # noqa: F401  (its resolvers name the folders of runs)
-    from gcfed.utils.compose import explained, run_config, shorthand, undashed
+    from gcfed.utils.compose import explained, run_config, shorthand
     from gcfed.utils.resolvers import CONFIGS
 
     # OpenMP's threads wait for a few microseconds only. Beside another busy program, a round of the digits then takes
@@ -45,8 +45,6 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
         if name == "eval" and (found := run_config(words)):
             path = found
             words += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
-        if said := undashed(flags, words, path):
-            sys.exit(said)
         sys.argv[1:] = words + flags  # Hydra's parser refuses an override behind -m if another one stands before it
         hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)(task)()
     except (HydraException, OmegaConfBaseException) as error:
