@@ -11,20 +11,20 @@ from omegaconf import DictConfig
 from optuna.trial import TrialState
 
 from gcfed.runs.folder import CONFIG, RESULTS, TRIALS, Run, read_run
-from gcfed.utils.compose import Composer
-from gcfed.utils.files import locked
+from gcfed.runs.lock import locked
 from hydra_plugins.gcfed_optuna import next_trial, open_study, space_of, write
 from reproductions.compare import measured
 from reproductions.tables import Job, Search
 
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
 RISE = 1000.0  # a loss that grows by this factor was past the edge of stability
+Compose = Callable[[Sequence[str]], DictConfig]
 Train = Callable[[Sequence[str], Path], str]  # overrides and folder → why the run failed, or ""
 LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_steps": "server steps taken back"}
 
 
 def tune(
-    search: Search, jobs: Mapping[str, Job], root: Path, compose: Composer, train: Train, dry_run: bool
+    search: Search, jobs: Mapping[str, Job], root: Path, compose: Compose, train: Train, dry_run: bool
 ) -> tuple[dict[str, Job], dict[str, str], list[tuple[DictConfig, int]]]:
     """Returns the jobs with the best parameters of their cells, the reasons of left-out jobs by title, and the trials
     that a dry run leaves to do.

@@ -24,8 +24,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gcfed.runs.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run  # noqa: E402
 from gcfed.runs.identity import differences, digest, leaves  # noqa: E402
-from gcfed.utils.compose import Composer  # noqa: E402
-from gcfed.utils.files import locked  # noqa: E402
+from gcfed.runs.lock import locked  # noqa: E402
+from gcfed.utils.compose import composed  # noqa: E402
 from reproductions.compare import write_comparison  # noqa: E402
 from reproductions.tables import CONFIGS, Job, Part, load, plan  # noqa: E402
 
@@ -94,13 +94,13 @@ def train(overrides: Sequence[str], folder: Path) -> str:
     return (read_run(folder).note if folder.is_dir() else "") or f"it ended with code {code}; see above"
 
 
-def look_up(jobs: Mapping[str, Job], root: Path, logs: Path, compose: Composer) -> dict[str, Work]:
+def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
     """Works by the folders of the jobs. Equal jobs are one run. A finished run anywhere below ``logs`` counts."""
     runs = [run for run in find_runs([logs]) if run.has_ended] if logs.is_dir() else []
     works, found = dict[Any, Work](), dict[str, Work]()
     for job in jobs.values():
         try:
-            cfg = compose(job.overrides)
+            cfg = composed(job.overrides)
             work = Work(job, cfg, leaves(cfg), root / job.folder)
         except (ValueError, OmegaConfBaseException) as error:
             raise ValueError(f"{job.title}: {' '.join(str(error).split())}") from None
@@ -141,14 +141,14 @@ def main(words: Sequence[str]) -> int:
     table = load(words[0], {key: said.pop(key) for key in [*said] if key.startswith("search")})
     scale, dry_run, compare = said.pop("scale", "full"), said.pop("dry_run", False), said.pop("compare", False)
     jobs, places, gaps = plan(table, scale, Part(**said), extra)
-    compose, lost, trials = Composer(), dict[str, str](), list[tuple[DictConfig, int]]()
-    logs = Path(compose(next((job.overrides for job in jobs.values()), [])).paths.log_dir).absolute()
+    lost, trials = dict[str, str](), list[tuple[DictConfig, int]]()
+    logs = Path(composed(next((job.overrides for job in jobs.values()), [])).paths.log_dir).absolute()
     root = logs / "study" / table.name / scale
     if table.search:
         from reproductions.search import tune  # Optuna, an extra
 
-        jobs, lost, trials = tune(table.search, jobs, root, compose, train, dry_run or compare)
-    works = look_up(jobs, root, logs, compose)
+        jobs, lost, trials = tune(table.search, jobs, root, composed, train, dry_run or compare)
+    works = look_up(jobs, root, logs)
     each = list({id(work): work for work in works.values()}.values())
     number = Counter(work.state for work in each)
     lines = [f"{table.name}, scale {scale}: {len(each)} jobs in {root}"]

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, open_dict
 
 import gcfed.runs.folder  # noqa: F401
 from gcfed.runs.reading import read_metrics
-from gcfed.utils.compose import Composer
+from gcfed.utils.compose import composed as composer
 from gcfed.utils.resolvers import ROOT
 
 
@@ -33,7 +33,6 @@ def copied(copy: Callable) -> Callable:
 
 
 DictConfig.__deepcopy__ = copied(DictConfig.__deepcopy__)  # a run copies its config four times
-composer = Composer()  # composes once what differs only in values
 
 
 def read_once(load: Callable) -> Callable:

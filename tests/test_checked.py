@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import pytest
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter, ValidationError
 
 from gcfed.utils.checked import Count, Positive, Share, ShareBelow1, Weight, checked
 from gcfed.utils.instantiate import build
@@ -49,8 +50,8 @@ def test_an_error_names_the_key():
     for key, value, message in (
         ("ahead.lam", 2, "ahead.lam=2: "),
         ("ahead.inner[0].lam", -1, "ahead.inner[0].lam=-1: "),
-        ("ahead.lamb", 1, "ahead.lamb=1: Unexpected keyword argument"),
-        ("ahead", {"_target_": f"{__name__}.Part"}, "ahead.rounds: Missing required argument"),
+        ("ahead.lamb", 1, "ahead.lamb: got an unexpected keyword argument 'lamb'"),
+        ("ahead", {"_target_": f"{__name__}.Part"}, "ahead.rounds: missing a required argument: 'rounds'"),
         ("ahead._target_", "gcfed.nowhere.Part", "ahead: ImportError: Error loading 'gcfed.nowhere.Part'"),
     ):
         wrong = cfg.copy()
@@ -58,3 +59,12 @@ def test_an_error_names_the_key():
         with pytest.raises(ValueError) as error:  # noqa: PT011
             build(wrong.ahead)
         assert str(error.value).startswith(message)
+
+
+def test_an_error_of_pydantic_within_the_function_is_passed_on():
+    @checked
+    def use(rounds: Count) -> None:
+        TypeAdapter(int).validate_python("many")
+
+    with pytest.raises(ValidationError, match="many"):
+        use(1)

@@ -17,13 +17,11 @@ HINTS = {
     "algorithm=fedprox methods.x.mu=1": "methods.x.mu: there is no such key: did you mean methods.proximal.mu?",
     "gc=none gc.lam=0.5": "gc.lam: there is no such key without gc=gcfed or gc=global or gc=local or gc=warmup.",
     "callbacks.best.monitor=val/acc": "callbacks.best.monitor: there is no such key without callbacks=best.",
-    "algorithm=fedavg methods.proximal.mu=1": "methods.proximal.mu: there is no such key without algorithm=fedacg "
-    "or algorithm=fedprox.",
     "data.root=flowers": "data.root: there is no such key without data=image_folder.",
-    "experiment=cifar10": "experiment=cifar10: there is no such option: did you mean cifar10_cnn_gcfed "
-    "or cifar10_resnet18_fedacg or cifar10_resnet9_fedgc?",
-    "gc=gcfd": "gc=gcfd: there is no such option: did you mean gcfed? There are gcfed, global, local, none, warmup.",
-    "logger=[tensorboard,csvv]": "logger=csvv: there is no such option: did you mean csv? "
+    "experiment=cifar10": "experiment=cifar10: there is no such option: did you mean experiment=cifar10_cnn_gcfed "
+    "or experiment=cifar10_resnet18_fedacg or experiment=cifar10_resnet9_fedgc?",
+    "gc=gcfd": "gc=gcfd: there is no such option: did you mean gc=gcfed? There are gcfed, global, local, none, warmup.",
+    "logger=[tensorboard,csvv]": "logger=csvv: there is no such option: did you mean logger=csv? "
     "There are csv, many, mlflow, none, tensorboard, wandb.",
     "data=own data.dataset.quux=5": "data.dataset.quux: there is no such key.",
 }  # fmt: skip
@@ -37,10 +35,9 @@ def test_a_wrong_word_is_answered_with_what_was_meant(words):
     *rest, wrong = words.split()
     for option in re.findall(r"\b(\w+)=(\w+)", HINTS[words].partition("without ")[2]):
         gcfed.configure([word for word in rest if not word.startswith(f"{option[0]}=")], "=".join(option), wrong)
-    for key in re.findall(r"[\w.]+", HINTS[words].partition("did you mean ")[2].partition("?")[0].replace(" or ", " ")):
-        group, _, value = wrong.partition("=")
-        if not wrong.startswith("logger="):  # a list, of which one word is wrong
-            gcfed.configure(rest, f"{group}={key}" if f"{wrong}: " in HINTS[words] else f"{key}={value}")
+    hint = HINTS[words].partition("did you mean ")[2].partition("?")[0]
+    for key in re.findall(r"[\w.=]{3,}", hint):
+        gcfed.configure(rest, key if "option" in HINTS[words] else f"{key}={wrong.partition('=')[2]}")
 
 
 @pytest.mark.parametrize("word", ["rounds", "seed=1,2,3", "name={x"])
@@ -55,10 +52,11 @@ def test_a_path_needs_no_quotes(tmp_path):
     (folder / "last.ckpt").touch()
     cfg = gcfed.configure(
         "data=image_folder", f"data.root={folder}", f"ckpt_path={folder}/last.ckpt", f"model.start={folder}/last.ckpt",
-        "name=it's", "targets=[0.5]",
+        "name=it's", "targets=[0.5]", "gc=null",
     )  # fmt: skip
     assert (cfg.data.root, cfg.ckpt_path, cfg.name) == (str(folder), f"{folder}/last.ckpt", "it's")
     assert (cfg.model.start, cfg.targets) == (cfg.ckpt_path, [0.5])
+    assert cfg.gc._target_ is None
 
 
 @pytest.mark.parametrize("path", ["/nowhere/a (1)/x", "/nowhere/a=b,c"])

@@ -9,7 +9,7 @@ import pytest
 SRC = Path(__file__).resolve().parents[1] / "src"
 # The ground floor first: the packages of a floor may import each other and those below.
 FLOORS = (
-    {"utils"}, {"data", "models", "tasks"}, {"optim", "federated"}, {"runs"}, {"plots"},
+    {"utils"}, {"data", "models", "tasks"}, {"optim", "federated"}, {"runs", "plots"},
     {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "checkpoints", "loggers"}, {"assemble", "check"},
     {"report"}, {"run"}, {"api", "commands"},
 )  # fmt: skip

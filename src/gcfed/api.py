@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.report.verdict import interval
 from gcfed.runs.folder import CHECKPOINT, check_folder, read_run
 from gcfed.runs.measures import smooth
-from gcfed.utils.checked import Whole, fits
-from gcfed.utils.compose import Composer, shorthand
+from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.machine import job
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
-_compose = Composer()
 _composing = threading.Lock()  # Hydra composes one config at a time
 NOW = "%Y-%m-%d_%H-%M-%S-%f"
 
@@ -44,7 +41,7 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
     """
     words = shorthand(word for given in overrides for word in ([given] if isinstance(given, str) else given))
     with _composing:
-        cfg = _compose(words)
+        cfg = composed(words)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
         changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
         changed = re.sub(r"['\"\\$]+", "-", changed)  # the resolver's argument is in quotes
@@ -71,28 +68,28 @@ def compare(
             ``ckpt_path=last``, else refused. None: a new folder in ``logs/compare/``.
         quiet: as in :func:`gcfed.train`.
 
-    Raises ValueError before any run if seeds are equal, a setting cannot work or a folder holds another run.
+    Raises ValueError before any run if names or seeds are equal, a setting cannot work or a folder holds another run.
     """
+    import pandas as pd
+
     from gcfed.check import check
     from gcfed.run import train
 
-    chosen: list[int] = fits("seeds", list(seeds), Sequence[Whole])
     names = {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs}
-    if not names or len({*names.values()}) < len(names) or not chosen or len({*chosen}) < len(chosen):
-        raise ValueError(f"A comparison needs different names and different seeds: {', '.join(names)}; {chosen}.")
+    if len({*names.values()}) < len(names) or len({*(seeds := [*seeds])}) < len(seeds):
+        raise ValueError(f"A comparison needs different names and different seeds: {', '.join(names)}; {seeds}.")
     logs = next(iter(configs.values())).paths.log_dir
     root = Path(folder or Path(logs, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
-    folders = {(method, seed): root / f"{names[method]}_seed{seed}" for seed in chosen for method in configs}
+    folders = {(method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in configs}
     runs = {key: deepcopy(configs[key[0]]) for key in folders}
-    for (method, seed), run in runs.items():
-        place = folders[method, seed]
+    for key, run in runs.items():
         if run.ckpt_path not in (None, "last"):
             raise ValueError(f"ckpt_path={run.ckpt_path}: a comparison continues its own folders, by ckpt_path=last.")
         with open_dict(run):
-            run.seed, run.paths.output_dir = seed, str(place)
-            run.ckpt_path = run.ckpt_path if (place / CHECKPOINT).is_file() else None
+            run.seed, run.paths.output_dir = key[1], str(folders[key])
+            run.ckpt_path = run.ckpt_path if (folders[key] / CHECKPOINT).is_file() else None
         check(run)
-        check_folder(run, place)
+        check_folder(run, folders[key])
     frames = {key: train(run, quiet=quiet).frame for key, run in runs.items()}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]).sort_index(), folders)
 
@@ -122,6 +119,10 @@ class Comparison:
 
         If a run has fewer than three times as many rounds, only the last value of each run counts.
         """
+        import pandas as pd
+
+        from gcfed.report.verdict import interval
+
         curves = self.curves(column)
         if min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()) < 3 * rounds:
             rounds = 1
@@ -131,6 +132,8 @@ class Comparison:
 
     def figure(self, column: str = "test/acc") -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard deviation over the seeds."""
+        import pandas as pd
+
         from gcfed.plots.style import looks
         from gcfed.report.figures import curves
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, open_dict
 
-from gcfed.data.base import label_fix
+from gcfed.data.check import check_labels, check_samples
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import cohort_size
@@ -30,8 +28,6 @@ from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.rng import seed_generators, torch_seed
 
-log = logging.getLogger(__name__)
-
 
 @dataclass
 class Parts:
@@ -42,6 +38,14 @@ class Parts:
     loop: FederatedLoop
     methods: list[Part]
     callbacks: list[Callback]
+
+    def __str__(self) -> str:
+        net, names = self.module.net, ", ".join(dict.fromkeys(part.title for part in self.methods)) or "none"
+        trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        return (
+            f"{type(net).__name__} with {trained:,} trained parameters; {self.data.num_clients:,} clients; "
+            f"{self.loop.sampler}; methods: {names}"
+        )
 
 
 def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
@@ -56,7 +60,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     if not clients_only:
         check_samples(data)
     module = build_module(described(cfg, data))
-    check_labels(cfg, data, module)
+    check_labels(data, module.net, module.task)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods, metrics = (
         [part for part in parts_of(built) if isinstance(part, kind)]
@@ -133,38 +137,3 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
             layout[key] = any(isinstance(callback, kind) for callback in callbacks)
     loggers = build_all(cfg, "logger", Logger, resume_round=resume_round)
     return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)
-
-
-def check_labels(cfg: DictConfig, data: FederatedDataModule, module: FederatedModule) -> None:
-    """Refuses inputs that the network cannot read, and labels that the task cannot use."""
-    is_text = len(data.input_shape) == 1 and data.dataset.train.x.dtype == np.uint8
-    if is_text != hasattr(module.net, "last_only"):
-        kind, take = ("text", "model=lstm, or make numbers of it floats") if is_text else ("no text", "model=mlp")
-        raise ValueError(f"data={cfg.tags.data} is {kind}, which model={cfg.tags.model} cannot read: take {take}.")
-    if module.task.has_classes != (data.labels.dtype.kind == "i"):
-        task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
-        fix = label_fix(data.dataset.train.y)
-        raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}{fix}.")
-
-
-def check_samples(data: FederatedDataModule) -> None:
-    """Refuses data from which nothing can be learned, and warns of classes that are tested but not trained."""
-    if len(empty := np.flatnonzero(data.partition.sizes == 0)):
-        who = f"{len(empty)} of {data.num_clients} clients without a sample, such as client {empty[0]}: give it one"
-        raise ValueError(f"partition: {type(data.partitioner).__name__} leaves {who}, or lower num_clients.")
-    if data.labels.dtype.kind == "i":
-        trained, tested = ({*np.unique(y[y >= 0]).tolist()} for y in (data.labels, data.test_labels))
-        if len(trained) < 2:
-            raise ValueError(f"data={data.dataset.name}: all training samples are of class {[*trained]}.")
-        if (strange := sorted(tested - trained)) and data.labels.ndim == 1:  # some characters are rare
-            log.warning("classes %s have samples in the test split, and none in the training split", strange)
-
-
-def describe(parts: Parts, trainer: Trainer) -> str:
-    """One line about the run that begins."""
-    net, names = parts.module.net, ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
-    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
-    return (
-        f"{type(net).__name__} with {trained:,} trained parameters; {parts.data.num_clients:,} clients; "
-        f"{parts.loop.sampler} on {trainer.world_size} × {trainer.strategy.root_device}; methods: {names}"
-    )

@@ -35,7 +35,8 @@ def check(cfg: DictConfig) -> None:
     for group in ("paths", "extras", "trainer", "participation", "data", "model"):
         if not OmegaConf.is_dict(cfg.get(group)):
             raise ValueError(f"{group}={cfg.get(group)} must be a group of settings.")
-    for key, hint in (RANGES | {"trainer.precision": Literal[cfg.precision]}).items():
+    same = {"trainer.precision": Literal[cfg.precision], "trainer.max_steps": Literal[cfg.rounds]}
+    for key, hint in (RANGES | same).items():
         value = OmegaConf.select(cfg, key)
         fits(key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, hint)
     by = OmegaConf.select(cfg, "partition.by")

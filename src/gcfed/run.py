@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import logging
-import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import save
 from torch import nn
 
-from gcfed.assemble import Parts, assemble, build_module, build_trainer, describe, described
+from gcfed.assemble import assemble, build_module, build_trainer, described
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
-from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting, load_weights, resume_from
+from gcfed.checkpoints.reading import RunRecord, fitting, load_weights, resume
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.parallel.strategy import trains_on_cpu
 from gcfed.federated.training.probe import look
-from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, with_folder
+from gcfed.runs.folder import METRICS, check_folder, with_folder
 from gcfed.runs.identity import hyperparameters
-from gcfed.runs.reading import column, counts_of, label_skew, read_metrics
-from gcfed.runs.summary import failure_recorded, print_summary, summary_of, write_summary
-from gcfed.utils.files import locked, replacing
+from gcfed.runs.lock import taken
+from gcfed.runs.reading import read_metrics
+from gcfed.runs.summary import failure_recorded
+from gcfed.runs.writing import begin, finish
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
-from gcfed.utils.machine import cores, keep_freed_memory, leads
+from gcfed.utils.machine import cores, keep_freed_memory
 
 if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only
@@ -89,46 +84,26 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     with taken(folder):
         check_folder(cfg, folder)
-        found = resume_from(cfg.ckpt_path, folder)
         parts = assemble(cfg)
-        record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
-        if found is not None:
-            checkpoint, resume_round = found[0], check_checkpoint(cfg, *found, record, parts.module)
-            if leads() and not parts.loop.transport.remote:
-                parts.loop.stores.check(found[1]["callbacks"][parts.loop.state_key]["stores"])
-            del found  # a file that is soon replaced takes room until it is closed
-        trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
-        with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
-            if trainer.is_global_zero:
-                held = begin(cfg, parts, folder, trainer, resumed=checkpoint is not None)
+        record = RunRecord(cfg, parts.data)
+        checkpoint, done = resume(cfg, folder, record, parts.module, parts.loop)
+        trainer = build_trainer(cfg, parts, [*parts.callbacks, record], done)
+        leads = trainer.is_global_zero
+        with failure_recorded(folder, write=leads):  # from here on the settings are accepted
+            if leads:
+                known = not parts.loop.transport.own_data
+                held = begin(cfg, folder, parts.data, known=known, resumed=checkpoint is not None)
+                log.info("%s; on %d × %s", parts, trainer.world_size, trainer.strategy.root_device)
             for logger in trainer.loggers:
                 logger.log_hyperparams(hyperparameters(cfg))
             try:
                 trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
             finally:  # nothing is being written once the folder is unlocked, even if Lightning's own end fails
                 trainer.strategy.checkpoint_io.teardown()
-            if trainer.is_global_zero:
-                finish(cfg, parts, folder, trainer, record.about, held)
+            if leads:
+                stopped = why_stopped(parts.callbacks)
+                finish(cfg, folder, parts.module.net, trainer, parts.data, held, record.about, stopped)
     return RunResult(folder, read_metrics(folder / METRICS), parts.module, trainer, parts.loop)
-
-
-@contextmanager
-def taken(folder: Path) -> Iterator[None]:
-    """Locks a run's folder while its first process works there. A run that is refused leaves no folder."""
-    if not leads():
-        yield
-        return
-    try:
-        with locked(folder / ".lock") as holder:
-            if holder:
-                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or name another folder.")
-            for place in (folder, (folder / CHECKPOINT).parent):
-                for left in place.glob(".*.[0-9]*.*"):  # by a killed process (utils/files.py)
-                    left.unlink()
-            yield
-    finally:
-        with suppress(OSError):
-            folder.rmdir()  # succeeds if it is empty
 
 
 @isolated()
@@ -156,51 +131,3 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     trainer = Trainer(accelerator=device, devices=1, precision=cfg.precision, **quiet)
     trainer.validate(module, datamodule=data, verbose=False)
     return {"round": rounds} | {key: float(trainer.callback_metrics[key]) for key in module.tested()}
-
-
-def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resumed: bool) -> pd.DataFrame | None:
-    """Writes the config, below the command that started the run, and which client holds which sample.
-
-    Returns how many samples of each class clients hold, before attacks change labels; None if the server does not know.
-    """
-    data, known = parts.data, not parts.loop.transport.own_data
-    by_hydra = HydraConfig.initialized()
-    origin = f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}" if by_hydra else "made from Python"
-    with replacing(folder / CONFIG) as temporary:
-        temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
-    if known:
-        data.partition.save(folder / "partition.npz")
-    if data.scaling:
-        with replacing(folder / "scaling.npz") as temporary:
-            np.savez(temporary, **data.scaling)  # type: ignore[arg-type]
-    if not resumed:
-        (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint are trained again
-    log.info(describe(parts, trainer))
-    return counts_of(data) if known else None
-
-
-def finish(
-    cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about: dict[str, str], held: pd.DataFrame | None
-) -> None:
-    """Writes what a finished run leaves: the global model, the summary and pictures. Prints the summary.
-
-    A run that was killed between its last checkpoint and this function calls it when it is resumed.
-    """
-    tensors = parts.module.net.state_dict()  # copied, since safetensors refuses a weight that two modules share
-    state = {n: t.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    with replacing(folder / EXPORT) as temporary:
-        temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))
-    stopped = why_stopped(parts.callbacks)
-    metrics = read_metrics(folder / METRICS)
-    if trainer.global_step not in column(metrics, "test/loss").index:
-        return  # no logger has written rows, or the last round has no test
-    summary = summary_of(metrics, cfg.targets, trainer.world_size) | ({} if held is None else label_skew(held))
-    write_summary(folder, summary, about | ({"stopped": stopped[:100]} if stopped else {}))
-    if cfg.extras.figures:
-        from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib
-
-        plot_curves(metrics, folder / "curves.png")
-        if held is not None and not (folder / "partition.png").is_file():
-            draw_partition(parts.data, held, folder / "partition.png")
-    if log.isEnabledFor(logging.WARNING):  # not quiet
-        print_summary(summary, metrics, folder, stopped)

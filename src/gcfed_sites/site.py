@@ -27,7 +27,7 @@ from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.wire import ClientEnd, pack, unpack_download
 from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Whole, checked, fits
-from gcfed.utils.compose import Composer, shorthand
+from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.files import in_words
 from gcfed_sites.answers import NONE, About
 
@@ -126,9 +126,9 @@ class Site:
         Raises:
             ValueError: the configs differ in more than numbers; names the keys.
         """
-        composed: Any = OmegaConf.load(own.config) if own.config else Composer()(shorthand(own.overrides or ()))
-        composed.paths.output_dir = str(folder)
-        whole: Any = OmegaConf.to_container(composed, resolve=True)
+        cfg: Any = OmegaConf.load(own.config) if own.config else composed(shorthand(own.overrides or ()))
+        cfg.paths.output_dir = str(folder)
+        whole: Any = OmegaConf.to_container(cfg, resolve=True)
         config, sent = clients_config(whole), dict(about["config"])
         if own.arrays:  # they replace the run's data set
             known = signature(FederatedDataModule).parameters.keys() - {"dataset"}

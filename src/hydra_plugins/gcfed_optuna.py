@@ -29,8 +29,8 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Raises ValueError before any run if a setting cannot work or the folder holds another search."""
+        from gcfed.runs.lock import locked
         from gcfed.runs.measures import higher_is_better, parse
-        from gcfed.utils.files import locked
 
         metric, root = self.cfg.optimized_metric, Path(self.cfg.hydra.sweep.dir).absolute()
         parse(metric or "", "optimized_metric")

@@ -109,6 +109,8 @@ def test_lightnings_own_callbacks_see_each_test(config, tmp_path):
         cfg.callbacks.keep = {"_target_": f"{lightnings}.ModelCheckpoint", "filename": "peak", **watched}
         cfg.callbacks.keep.dirpath = str(tmp_path / "kept")
     assert train(cfg).trainer.global_step == 4
+    cfg.ckpt_path = "last"
+    assert train(cfg).trainer.global_step == 4  # nothing is trained
     assert load_checkpoint(tmp_path / "kept/peak.ckpt")["global_step"] == 2
     assert read_run(tmp_path).state == "finished"
 

@@ -12,11 +12,11 @@ from conftest import read_rows
 from harness import Spy
 from omegaconf import open_dict
 
-from gcfed.checkpoints.reading import checksum, fingerprint, load_checkpoint, resume_from
+from gcfed.checkpoints.reading import checksum, fingerprint, load_checkpoint
 from gcfed.data.base import Split
 from gcfed.data.partition import Partition
 from gcfed.run import train
-from gcfed.utils.files import locked
+from gcfed.runs.lock import locked
 
 FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 
@@ -43,11 +43,12 @@ def test_a_flipped_bit_is_refused(run, finished, tmp_path):
         load_checkpoint(tmp_path / "bad.ckpt")
 
 
-def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(tmp_path, monkeypatch):
+def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(config, tmp_path, monkeypatch):
+    cfg = config(*FAST, "ckpt_path=last", folder=tmp_path)
     with pytest.raises(FileNotFoundError, match="ckpt_path=last: no earlier run"):
-        resume_from("last", tmp_path)
+        train(cfg)
     monkeypatch.setattr("gcfed.checkpoints.reading.in_sweep", lambda: True)
-    assert resume_from("last", tmp_path) is None
+    assert train(cfg).metrics["round"] == 2
 
 
 def test_a_checkpoint_whose_clients_states_have_gone_on_is_refused_and_changes_no_file(config, tmp_path):

@@ -85,7 +85,8 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path):
     ("word", "last_line"),
     [
         ("gcc=local", "gcc: there is no such key: did you mean gc?"),
-        ("--epochs=3", "--epochs=3: a setting has no dashes: did you mean client.epochs=3?"),
+        ("--epochs=3", "unrecognized arguments: --epochs=3"),
+        ("algorithm=null", "algorithm=none: there is no such option."),
         ("client.epochs=0", "gcfed.utils.instantiate.BuildError: client.epochs=0: Input should be greater than or"),
         ("name=${nope}", "Interpolation key 'nope' not found"),
         ("ckpt_path=it's.ckpt", "FileNotFoundError: ckpt_path=it's.ckpt: there is no such file"),

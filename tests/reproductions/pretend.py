@@ -55,5 +55,5 @@ def go(monkeypatch, tmp_path, trainer, node, *words, name="try"):
     path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(node, allow_unicode=True))
     monkeypatch.setattr(command, "train", trainer)
-    monkeypatch.setattr(command, "Composer", lambda: trainer.compose)
+    monkeypatch.setattr(command, "composed", trainer.compose)
     return command.main([str(path), *words])

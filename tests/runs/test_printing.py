@@ -41,7 +41,7 @@ def test_a_run_says_what_it_trains_and_what_came_of_it(config, tmp_path, log, ca
     with caplog.at_level(logging.INFO):
         train(config(*FAST, *asked, *faults, *own, "gc=none", folder=folder))
     assert "Adapted with 132 trained parameters; 8 clients" in caplog.text
-    assert "UniformSampler(per_round=7) on 1 × cpu" in caplog.text
+    assert "UniformSampler(per_round=7); methods: none; on 1 × cpu" in caplog.text
     printed, run = capsys.readouterr().out, read_run(folder)
     assert f"  {folder}\n" in printed
     last = run.metrics.iloc[-1]

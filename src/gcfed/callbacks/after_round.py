@@ -21,10 +21,7 @@ def why_stopped(callbacks: Iterable[Callback]) -> str:
 
 
 class EarlyStop(EarlyStopping):
-    """Lightning's early stopping. A stopped run is finished; resumed with a larger patience, it continues."""
-
-    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        trainer.should_stop = trainer.should_stop or bool(self.stopping_reason_message)
+    """Lightning's early stopping. A stopped run continues if it is resumed with a larger patience."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})  # the setting may have changed

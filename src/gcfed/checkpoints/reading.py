@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from gcfed.callbacks.after_round import why_stopped
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.identity import differences, digest, leaves
-from gcfed.utils.machine import in_sweep
+from gcfed.utils.machine import in_sweep, leads
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,10 @@ class RunRecord(Callback):
         self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
         self.about["data"] = digest(checksums)
         self.content: dict[str, Any] = {"leaves": counted, "checksums": checksums, **self.about}
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        """A resumed run that early stopping has ended trains no further round."""
+        trainer.should_stop = trainer.should_stop or bool(why_stopped(trainer.callbacks))  # type: ignore[attr-defined]
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["gcfed"] = self.content
@@ -61,23 +67,45 @@ def checksum(*arrays: np.ndarray) -> str:
     return f"{value:08x}"
 
 
-def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint to continue from, with its path; None to start anew.
+def resume(
+    cfg: DictConfig, folder: Path, record: RunRecord, module: FederatedModule, loop: FederatedLoop
+) -> tuple[Path | None, int]:
+    """The checkpoint from which this run continues, and its number of rounds; None and 0 to start anew.
 
     ``ckpt_path=last`` is ``last.ckpt`` in the run's folder.
+
+    Raises ValueError if it belongs to another model, run or data set, or has more rounds than this run.
     """
-    if ckpt_path is None:
-        return None
-    path = folder / CHECKPOINT if ckpt_path == "last" else Path(ckpt_path)
-    if ckpt_path == "last" and not path.is_file():
-        if in_sweep():
-            log.warning("ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder)
-            return None
-        raise FileNotFoundError(
-            f"ckpt_path=last: no earlier run with these settings has a checkpoint (its folder would be {folder}). "
-            f"Repeat the overrides of the run to continue, or set ckpt_path=<run>/{CHECKPOINT}."
+    path = folder / CHECKPOINT if cfg.ckpt_path == "last" else cfg.ckpt_path and Path(cfg.ckpt_path)
+    if cfg.ckpt_path == "last" and not path.is_file():
+        if not in_sweep():
+            raise FileNotFoundError(
+                f"ckpt_path=last: no earlier run with these settings has a checkpoint (its folder would be {folder}). "
+                f"Repeat the overrides of the run to continue, or set ckpt_path=<run>/{CHECKPOINT}."
+            )
+        log.warning("ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder)
+        path = None
+    if path is None:
+        return None, 0
+    checkpoint = load_checkpoint(path)
+    fitting(module, net_of(checkpoint), path)
+    there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
+    if there["identity"] != here["identity"]:
+        raise ValueError(
+            f"ckpt_path={path} belongs to another run: {differences(there['leaves'], here['leaves'])}. "
+            "Repeat that run's overrides, or start anew without ckpt_path."
         )
-    return path, load_checkpoint(path)
+    if changed := [name for name, checksum in here["checksums"].items() if there["checksums"].get(name) != checksum]:
+        raise ValueError(
+            f"ckpt_path={path}: the data have changed since: {', '.join(changed)}. "
+            "Put the old files back, or start anew without ckpt_path."
+        )
+    if rounds > cfg.rounds:
+        raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
+    if leads() and not loop.transport.remote:
+        loop.stores.check(checkpoint["callbacks"][loop.state_key]["stores"])
+    log.info("resuming %s after round %d of %d", folder, rounds, cfg.rounds)
+    return path, rounds
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -112,31 +140,6 @@ def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
             return {name: file.get_tensor(name) for name in file.keys()}, rounds  # noqa: SIM118  (no dict)
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"ckpt_path={path} is damaged, or no model of this project: {error}") from error
-
-
-def check_checkpoint(
-    cfg: DictConfig, path: Path, checkpoint: Mapping[str, Any], record: RunRecord, module: FederatedModule
-) -> int:
-    """The number of rounds in the checkpoint, after which this run continues.
-
-    Raises ValueError if it belongs to another model, run or data set, or has more rounds than this run.
-    """
-    fitting(module, net_of(checkpoint), path)
-    there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
-    if there["identity"] != here["identity"]:
-        raise ValueError(
-            f"ckpt_path={path} belongs to another run: {differences(there['leaves'], here['leaves'])}. "
-            "Repeat that run's overrides, or start anew without ckpt_path."
-        )
-    if changed := [name for name, checksum in here["checksums"].items() if there["checksums"].get(name) != checksum]:
-        raise ValueError(
-            f"ckpt_path={path}: the data have changed since: {', '.join(changed)}. "
-            "Put the old files back, or start anew without ckpt_path."
-        )
-    if rounds > cfg.rounds:
-        raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
-    log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
-    return rounds
 
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -17,7 +17,6 @@ from gcfed.federated.training.forward import evaluating
 from gcfed.federated.training.stack import ClientStack
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
-from gcfed.utils.words import show
 
 AT_ONCE = 500  # samples per forward pass
 
@@ -98,8 +97,10 @@ class ServerMetric(ServerPart):
         return sent
 
     def show(self, picture: Path, round: Round) -> None:
-        """Gives a picture in the run's folder to the loggers, under its file name up to the first ``_``."""
-        show(self.module.trainer.loggers, picture.stem.split("_")[0], picture, round.index + 1)
+        """Gives a PNG file to the loggers that accept pictures, under its name up to the first ``_``."""
+        for logger in self.module.trainer.loggers:
+            if hasattr(logger, "log_image"):  # TensorBoard's, W&B's
+                logger.log_image(picture.stem.split("_")[0], [str(picture)], step=round.index + 1)
 
 
 class ClientMetric(ServerMetric, ClientPart):

@@ -68,12 +68,14 @@ def _line(axes: Axes, curve: pd.Series, label: str, **look: Any) -> None:
         axes.plot(curve.index, curve, label=label, marker=marker, **look)
 
 
-def draw_partition(data: FederatedDataModule, held: pd.DataFrame, path: Path) -> None:
-    """Draws a run's ``partition.png``: up to 50 clients of :func:`gcfed.runs.reading.counts_of`, evenly spaced."""
+def draw_partition(data: FederatedDataModule, held_NC: ndarray, path: Path) -> None:
+    """Draws a run's ``partition.png`` from the samples of each class at each client; of many clients, 50."""
     deals = data.partitioner
     first = [f"{key} = {value}" for key, value in [*vars(deals).items()][:1] if isinstance(value, int | float)]
     title = ", ".join([f"{data.dataset.name}: {data.num_clients:,} clients", type(deals).__name__, *first])
-    title = f"{title.replace('alpha', 'α')}\nlabel skew: {skew_in_words(label_skew(held))}"
+    title = f"{title.replace('alpha', 'α')}\nlabel skew: {skew_in_words(label_skew(held_NC))}"
+    names = data.dataset.class_names or ()
+    held = pd.DataFrame(held_NC, columns=names if len(names) == data.num_classes else None)
     plot_partition(held.iloc[np.unique(np.arange(50) * len(held) // 50)], path, title, len(held))
 
 

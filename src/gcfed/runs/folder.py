@@ -174,7 +174,8 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
     A run that was killed before its first checkpoint may begin again, because its rounds will be equal.
     """
     kept = [*folder.glob(f"{CHECKPOINT.parent}/[!.]*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
-    if cfg.ckpt_path == "last" or (not kept and read_metrics(folder / METRICS).empty):
+    has_rows = (folder / METRICS).is_file() and (folder / METRICS).read_text().count("\n") > 1
+    if cfg.ckpt_path == "last" or not (kept or has_rows):
         return  # the checkpoint names its run, or there is nothing to lose
     config = folder / CONFIG
     if odd := differences(leaves(read_yaml(config)), leaves(cfg)) if config.is_file() else f"it has no {CONFIG}":

@@ -10,12 +10,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from gcfed.data.datamodule import FederatedDataModule
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # yaml.safe_load, ten times faster
 
@@ -54,29 +53,17 @@ def column(metrics: pd.DataFrame, name: str) -> pd.Series:
     return metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)
 
 
-def counts_of(data: FederatedDataModule) -> pd.DataFrame | None:
-    """How many samples of each class each client holds, [client, class]; None if labels are not classes."""
-    import pandas as pd
-
-    if data.labels.dtype.kind != "i":
-        return None
-    names = data.dataset.class_names or ()
-    counts_NC = data.partition.label_counts(data.labels, data.num_classes)
-    return pd.DataFrame(counts_NC, columns=names if len(names) == data.num_classes else None)
-
-
-def label_skew(held: pd.DataFrame) -> dict[str, float]:
+def label_skew(held_NC: np.ndarray) -> dict[str, float]:
     """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to 1.
 
     Means over the clients with samples of two distances between p, the shares of the classes at a client, and q, those
     of all samples: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p + q)/2) − (H(p) + H(q))/2), entropies in bits.
     """
-    import numpy as np
 
     def entropy(shares: np.ndarray) -> np.ndarray:
         return -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)
 
-    counts_NC = held.to_numpy()[held.to_numpy().sum(1) > 0]
+    counts_NC = held_NC[held_NC.sum(1) > 0]
     p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
     shannon_N = entropy((p_NC + q_C) / 2) - (entropy(p_NC) + entropy(q_C)) / 2
     squares = {"hellinger": 1 - np.sqrt(p_NC * q_C).sum(1), "jensen_shannon": shannon_N}

@@ -21,7 +21,6 @@ from gcfed.runs.folder import FAILURE, SUMMARY, shown
 from gcfed.runs.measures import WINDOW, average, first_round, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
-from gcfed.utils.words import size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +79,15 @@ def skew_in_words(skew: Mapping[str, Any]) -> str:
     """The figures of :func:`gcfed.runs.reading.label_skew` as a picture and a summary show them."""
     figures = [skew[f"partition/{name}"] for name in ("hellinger", "jensen_shannon")]
     return "Hellinger {:.2f}, Jensen–Shannon {:.2f}".format(*figures)
+
+
+def size(count: float) -> str:
+    """Bytes with three digits: 3.45 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
 
 
 def _last(curve: pd.Series) -> float:

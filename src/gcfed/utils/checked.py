@@ -12,14 +12,14 @@ Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true. :mod:`gcf
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import wraps
 from inspect import signature
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, validate_call
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-# Most functions are imported and never called: pydantic builds a function's rules at its first call.
-STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True, defer_build=True)
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 LARGEST = 1e9  # the largest number without a bound of its own: its square is finite in float32
 SMALLEST = 1e-18  # the smallest number above 0: its square is not 0 in float32
 
@@ -34,7 +34,6 @@ Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 
 T = TypeVar("T", bound=Callable[..., Any])
-V = TypeVar("V")
 
 
 class SettingError(ValueError):
@@ -50,32 +49,31 @@ def checked(target: T) -> T:
     if isinstance(target, type):
         target.__init__ = checked(target.__init__)  # type: ignore[misc]
         return target
-    validated = validate_call(config=STRICT)(target)
+    rules: dict[str, TypeAdapter] = {}
 
     @wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not rules:  # built at the first call, because most functions are imported and never called
+            rules.update((k, rule(v)) for k, v in get_type_hints(target, include_extras=True).items() if k != "return")
         try:
-            return validated(*args, **kwargs)
-        except ValidationError as error:
-            names, first = [*signature(target).parameters], error.errors()[0]["loc"][0]
-            name = names[first] if isinstance(first, int) and first < len(names) else str(first)
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            value = f"={given[name]}" if name in given else ""
-            raise SettingError(name, f"{value}: {_reasons(error, first)}") from None
+            given = signature(target).bind(*args, **kwargs)
+        except TypeError as error:  # missing a required argument: 'name', or got an unexpected one
+            raise SettingError(f"{error}'".split("'")[1], f": {error}") from None
+        for name in given.arguments.keys() & rules.keys():
+            given.arguments[name] = fits(name, given.arguments[name], rules[name])
+        return target(*given.args, **given.kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def fits(name: str, value: V, hint: Any) -> V:
+def rule(hint: Any) -> TypeAdapter:
+    return TypeAdapter(hint, config=None if is_dataclass(hint) else STRICT)  # a dataclass has its own configuration
+
+
+def fits(name: str, value: Any, hint: Any) -> Any:
     """``value``, if the annotation allows it: ``fits("seed", 1, Whole)``; else raises SettingError."""
     try:
-        TypeAdapter(hint, config=STRICT).validate_python(value)
+        return (hint if isinstance(hint, TypeAdapter) else rule(hint)).validate_python(value)
     except ValidationError as error:
-        raise SettingError(name, f"={value}: {_reasons(error)}") from None
-    return value
-
-
-def _reasons(error: ValidationError, argument: str | int | None = None) -> str:
-    """Why a value is refused, in one line; of a call, why this argument is."""
-    found = (e["msg"] for e in error.errors() if argument is None or e["loc"][0] == argument)
-    return " or ".join(dict.fromkeys(found))
+        reasons = dict.fromkeys(reason["msg"] for reason in error.errors())
+        raise SettingError(name, f"={value}: {' or '.join(reasons)}") from None

@@ -24,16 +24,22 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.utils.resolvers import CONFIGS
 
+TRAIN = CONFIGS / "train.yaml"
 GROUPS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir())
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
-    """``model._target_=mynet.Net`` also chooses ``model=own``. A path and a word such as ``it's`` need no quotes."""
+    """``model._target_=mynet.Net`` also chooses ``model=own``, and ``gc=null`` means ``gc=none``.
+
+    A path and a word such as ``it's`` need no quotes.
+    """
     words = list(overrides)
     for i, (key, _, value) in enumerate(word.partition("=") for word in words):
         odd = re.search(r"[^\w./+@%-]", value, re.ASCII)
         if (odd and os.path.exists(value)) or re.match(r"[^'\"\[{(]+'", value):  # noqa: PTH110  (lists may be too long)
             words[i] = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+        elif value == "null" and key in GROUPS:
+            words[i] = f"{key}=none"
     own = any(re.match(r"model\._target_=(?!gcfed\.)", word) for word in words)
     return ["model=own"] * (own and not any(word.startswith("model=") for word in words)) + words
 
@@ -50,8 +56,25 @@ def run_config(words: Sequence[str]) -> Path | None:
     return config.resolve()
 
 
-def composed(overrides: Iterable[str], path: Path = CONFIGS / "train.yaml") -> DictConfig:
-    """A config file with overrides, by Hydra; also within one of Hydra's commands."""
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """A new config of ``configs/train.yaml``. Raises ValueError for a wrong override, with a suggestion.
+
+    Hydra composes the same choice of files once, because that takes 0.3 s. Values are set afterwards.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        groups = {o.key_or_group for o in parsed if o.key_or_group in GROUPS or "/" in o.key_or_group}
+        values = [o for o in parsed if o.key_or_group not in groups and not o.is_sweep_override()]
+        cfg = deepcopy(_by_hydra(tuple(str(o.input_line) for o in parsed if o not in values)))
+        ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(explained(error, overrides)) from None
+    return cfg
+
+
+@cache
+def _by_hydra(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
+    """A config file with overrides, also within one of Hydra's commands."""
     hydra = GlobalHydra.instance()
     command, hydra.hydra = hydra.hydra, None
     try:
@@ -61,44 +84,24 @@ def composed(overrides: Iterable[str], path: Path = CONFIGS / "train.yaml") -> D
         hydra.hydra = command
 
 
-class Composer:
-    """Composes configs of ``configs/train.yaml``. The same choice of files is composed once, because it takes 0.3 s."""
-
-    def __init__(self) -> None:
-        self._composed = cache(composed)
-
-    def __call__(self, overrides: Sequence[str]) -> DictConfig:
-        """A new config. Raises ValueError for a wrong override, with a suggestion."""
-        try:
-            parsed = OverridesParser.create().parse_overrides(list(overrides))
-            groups = {o.key_or_group for o in parsed if o.key_or_group in GROUPS or "/" in o.key_or_group}
-            values = [o for o in parsed if o.key_or_group not in groups and not o.is_sweep_override()]
-            files = tuple(str(o.input_line) for o in parsed if o not in values)
-            cfg = deepcopy(self._composed(files))
-            ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise ValueError(explained(error, overrides)) from None
-        return cfg
-
-
-def explained(error: Exception, words: Sequence[str], path: Path = CONFIGS / "train.yaml") -> str:
+def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str:
     """Hydra's message about the overrides ``words`` of a config file, in one line, with a suggestion."""
-    group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-    if group:
-        known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
-        return f"{group}={option}: there is no such option{meant(option, known)} There are {', '.join(known)}."
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         group = (key := unknown[1]).partition(".")[0].replace("methods", "algorithm")
         files = sorted(file for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base" and _has(file, key))
         if files and group != "hydra":
             return f"{key}: there is no such key without {' or '.join(f'{group}={file.stem}' for file in files)}."
         return f"{key}: there is no such key{meant(key, _known(words, path))}"
-    message = " ".join(str(error).partition("\nSee https://")[0].split())
-    if override := getattr(error, "override", None):
-        key, _, value = override.partition("=")
-        quoted = shlex.quote(f"{key}={QuotedString(value, Quote.double).with_quotes()}")  # as a shell takes it
-        message = f"{override}: {message}" + f" A path needs quotes: {quoted}" * ("/" in value)
-    return message
+    group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+    if group:
+        known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
+        hint = meant(option, known, f"{group}=")
+        return f"{group}={option}: there is no such option{hint} There are {', '.join(known)}."
+    message, word = " ".join(str(error).partition("\nSee https://")[0].split()), getattr(error, "override", None)
+    if word and "/" in (value := word.partition("=")[2]):  # as a shell takes it
+        quoted = QuotedString(value, Quote.double).with_quotes()
+        message += f" A path needs quotes: {shlex.quote(word.partition('=')[0] + '=' + quoted)}"
+    return f"{word}: {message}" if word else message
 
 
 def undashed(flags: list[str], words: Sequence[str], path: Path) -> str:
@@ -106,20 +109,15 @@ def undashed(flags: list[str], words: Sequence[str], path: Path) -> str:
     for flag in get_args_parser().parse_known_args(flags)[1]:
         key, _, value = flag.lstrip("-").partition("=")
         value = value or "".join(flags[flags.index(flag) + 1 :][:1])
-        return f"{flag}: a setting has no dashes{meant(key.replace('-', '_'), _known(words, path), f'={value}')}"
+        hint = meant(key.replace("-", "_"), _known(words, path), after=f"={value}")
+        return f"{flag}: a setting has no dashes{hint}"
     return ""
 
 
 def _known(words: Sequence[str], path: Path) -> list[str]:
     """The keys of a config with the options that ``words`` choose, and the groups."""
     chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
-    return [*_keys(OmegaConf.to_container(composed(chosen, path))), *GROUPS]
-
-
-def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items() if isinstance(tree, dict) else ():
-        yield f"{prefix}{key}"
-        yield from _keys(value, f"{prefix}{key}.")
+    return [*_keys(OmegaConf.to_container(_by_hydra(tuple(chosen), path))), *GROUPS]
 
 
 def _has(file: Path, key: str) -> bool:
@@ -130,11 +128,17 @@ def _has(file: Path, key: str) -> bool:
     return key in own or any(_has(other, key) for other in defaults if other.is_file())
 
 
-def meant(word: str, known: Iterable[str], value: str = "") -> str:
+def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        yield f"{prefix}{key}"
+        yield from _keys(value, f"{prefix}{key}.")
+
+
+def meant(word: str, known: Iterable[str], before: str = "", after: str = "") -> str:
     """``: did you mean client.optimizer.lr?``, or a full stop. Keys of the same group or depth go first."""
     names = {other: other.split(".")[-1] for other in known}
     near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)
     found = [other for other, name in names.items() if name in near or (not near and f"_{word}_" in f"_{name}_")]
     alike = [other for other in found if other.split(".")[0] == word.split(".")[0]]
     alike = alike or [other for other in found if other.count(".") == word.count(".")] or found
-    return f": did you mean {' or '.join(other + value for other in alike[:3])}?" if alike else "."
+    return f": did you mean {' or '.join(before + other + after for other in alike[:3])}?" if alike else "."

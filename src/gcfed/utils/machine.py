@@ -43,20 +43,24 @@ def in_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def one_of_several() -> bool:
-    """Whether ``torchrun`` or ``srun`` started this process as one of several of a run."""
-    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
-    return torchrun or ("SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1)
+def launched() -> tuple[str, int, int] | None:
+    """Name, nodes and processes per node of a run whose processes ``torchrun`` or ``srun`` started; else None."""
+    env = os.environ
+    if "TORCHELASTIC_RUN_ID" in env:
+        name, count, nodes = env["TORCHELASTIC_RUN_ID"], "WORLD_SIZE", "GROUP_WORLD_SIZE"
+    elif "SLURM_STEP_ID" in env:
+        name, count, nodes = f"{env['SLURM_JOB_ID']}-{env['SLURM_STEP_ID']}", "SLURM_NTASKS", "SLURM_STEP_NUM_NODES"
+    else:
+        return None
+    processes, machines = int(env.get(count, 1)), int(env.get(nodes, 1))
+    return (name, machines, processes // machines) if processes > 1 else None
 
 
 def job() -> str | None:
     """The name of the folder that all processes of a run share; None for a run of one command."""
-    if not one_of_several():
-        return None
-    name = os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.environ['SLURM_JOB_ID']}-{os.environ['SLURM_STEP_ID']}"
-    if name == "none":
+    if (found := launched()) and found[0] == "none":
         raise ValueError("torchrun gave this run no name: add --standalone (one machine) or --rdzv-id=<name>.")
-    return f"job_{name}"
+    return f"job_{found[0]}" if found else None
 
 
 def leads() -> bool:

@@ -1,13 +1,12 @@
 """OmegaConf resolvers of the configs, and the folders of the configs and the project."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from gcfed.utils.machine import cores, one_of_several
+from gcfed.utils.machine import cores, launched
 
 _CLONE = Path(__file__).resolve().parents[3]
 _PACKAGED = Path(__file__).resolve().parents[1] / "configs"  # in a wheel
@@ -18,16 +17,10 @@ CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CLONE / "configs"
 ROOT = Path.cwd() if _PACKAGED.is_dir() else _CLONE
 
 
-def nodes() -> int:
-    """The number of nodes on which ``torchrun`` or ``srun`` started this run, else one."""
-    count = os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_NODES")
-    return int(count) if count and one_of_several() else 1
-
-
 def all_devices(accelerator: str) -> int:
     """Processes per node of ``trainer=ddp``: those of the launcher, else one per GPU, or one per core of a CPU."""
-    if one_of_several():
-        return int(os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ["SLURM_NTASKS"]) // nodes())
+    if found := launched():
+        return found[2]
     import torch
 
     gpus = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
@@ -54,7 +47,7 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "last_layer": last_layer,
     "method_name": method_name,
     "length": lambda values, times=1: len(values) * times,  # the clients that follow from a list of data sets
-    "nodes": nodes,
+    "nodes": lambda: (launched() or ("", 1, 1))[1],  # on which a launcher started this run
     "project_root": lambda: str(ROOT),
     "stem": lambda path, default: (Path(str(path)).resolve().stem if path else "") or default,  # flowers of ../flowers/
     "task_of": lambda regression: f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}",

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from gcfed.federated.parallel.launch import ForkLauncher, end_with_parent
-from gcfed.utils.machine import cores, one_of_several, present_memory
+from gcfed.utils.machine import cores, launched, present_memory
 
 
 class CohortStrategy(DDPStrategy):
@@ -72,7 +72,7 @@ def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -
         ValueError: several processes of a job would each train the whole run.
     """
     devices, on_cpu, strategy = trainer.devices, trains_on_cpu(trainer.accelerator), trainer.get("strategy")
-    if one_of_several():
+    if launched():
         if strategy is None:
             raise ValueError("this process is one of several, and each would train the whole run: set trainer=ddp.")
         return {}

@@ -1,0 +1,64 @@
+"""Locks between processes: one run trains in a folder at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from gcfed.runs.folder import CHECKPOINT
+from gcfed.utils.machine import leads
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """Locks a run's folder while its first process works there. A run that is refused leaves no folder."""
+    if not leads():
+        yield
+        return
+    try:
+        with locked(folder / ".lock") as holder:
+            if holder:
+                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or name another folder.")
+            for place in (folder, (folder / CHECKPOINT).parent):
+                for left in place.glob(".*.[0-9]*.*"):  # by a killed process (utils/files.py)
+                    left.unlink()
+            yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()  # succeeds if it is empty
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[str]:
+    """Yields "" if this process got the lock, else its holder: ``process 123 on node4``.
+
+    The system releases the lock when the process ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists():  # its holder deleted it after this process had opened it
+                raise BlockingIOError
+        except BlockingIOError:
+            file.seek(0)
+            yield file.read() or "another process"
+            return
+        except OSError as error:  # a file system without locks
+            log.warning("%s: %s. Start one process at a time here: this file system has no locks.", path, error)
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield ""
+        finally:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # closing alone would leave the lock to processes that were forked meanwhile
+                fcntl.flock(file, fcntl.LOCK_UN)
