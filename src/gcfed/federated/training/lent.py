@@ -47,12 +47,16 @@ class Lent:
         self._rows: Params = {}
         self._home: Params = {}
         self._versions: dict[str, tuple[int, int]] = {}
-        self._look()
+        self._slots: list[tuple[dict[str, Any], str, str]] = []
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Looks for new tensors: a move to another device makes new buffers, and so may the forward pass of a test."""
+        if self._slots and all(tensors[key] is self.tensors[name] for tensors, key, name in self._slots):
+            return
         self.tensors: Params = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
         self._ids = names = {id(t): name for name, t in self.tensors.items()}
-        self._slots: list[tuple[dict[str, Any], str, str]] = [
+        self._slots = [
             (own, key, names[id(t)])
             for module in self.net.modules()
             for own in (module._parameters, module._buffers)
@@ -63,8 +67,7 @@ class Lent:
     def begin(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``; the clients share all others, which must not change."""
         self.home()
-        if any(tensors[key] is not self.tensors[name] for tensors, key, name in self._slots):
-            self._look()  # a move to another device makes new buffers, and so may a test's forward pass
+        self.look()
         self._rows = dict(rows)
         for name, row in rows.items():
             own = self.tensors[name]
@@ -98,12 +101,12 @@ class Lent:
         """
         replaced = self.replaced()
         for tensors, key, name in self._slots:
-            own, row = self.tensors[name], self._rows.get(name)
-            if name in replaced and own.requires_grad:
-                raise new_memory(name)
-            if name in replaced and row is not None:
-                row.copy_(tensors[key].detach())
-                own.data = row
+            own = self.tensors[name]
+            if name in replaced:
+                if own.requires_grad:
+                    raise new_memory(name)
+                self._rows[name].copy_(tensors[key].detach())
+                own.data = self._rows[name]
             tensors[key] = own
         for name, (version, memory) in self._versions.items():
             if (own := self.tensors[name])._version != version or own.data_ptr() != memory:

@@ -69,14 +69,19 @@ class ClientStack:
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.task, self.stays = task, False
         self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
+        self.lent.look()
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so functional_call runs on views of ``full``.
         self._lends = not (next(iter(start.values())).is_cuda and is_recurrent(net))
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
-        self._trained = [name for name, p in net.named_parameters() if p.requires_grad]
-        self._buffers = {n: t for n, t in self.full.items() if n not in self._trained}
-        # All other buffers are copied too, so that no client changes the global network's.
-        self._counters = {n: b for n, b in net.named_buffers() if n not in start or not b.is_floating_point()}
-        self._buffers |= {n: broadcast_like(b, k) for n, b in self._counters.items()}
+        own = self.lent.tensors
+        self._trained = [name for name, t in own.items() if t.requires_grad]
+        # Buffers that do not travel are copied too, so that no client changes the global network's. So are integers.
+        self._counters = {
+            name: t for name, t in own.items()
+            if not (isinstance(t, nn.Parameter) or (name in start and t.is_floating_point()))
+        }  # fmt: skip
+        self._buffers = {name: t for name, t in self.full.items() if name not in self._trained}
+        self._buffers |= {name: broadcast_like(t, k) for name, t in self._counters.items()}
         self.load(start, clients, num_samples, num_steps)
 
     def load(
@@ -101,17 +106,18 @@ class ClientStack:
     def _activate(self, n: int) -> None:
         """Makes the first n clients the active ones."""
         self.active = n
-        buffers = {name: buffer[:n] for name, buffer in self._buffers.items()}
-        self._inputs: list[tuple[Tensor, Tensor]] = []  # of a single client: parameters of the network, their leaves
+        self._state: Params = {}  # of several clients: the tensors that their networks run on
+        self._lent: list[tuple[Tensor, Tensor]] = []  # of a single client: parameters of the network, their leaves
         if n == 1 and self._lends:
             self.lent.begin({name: t[0] for name, t in (self.full | self._buffers).items()})
-            own = {name: self.lent.tensors[name] for name in self._trained}
+            own = [self.lent.tensors[name] for name in self._trained]
             # They share a version counter, so autograd notices an edit of a leaf that its graph still needs.
-            self.leaves: Params = {name: t.detach().unsqueeze(0).requires_grad_() for name, t in own.items()}
-            self._inputs = list(zip(own.values(), self.leaves.values(), strict=True))
+            leaves = [t.detach().unsqueeze(0).requires_grad_() for t in own]
+            self.leaves: Params = dict(zip(self._trained, leaves, strict=True))
+            self._lent = list(zip(own, leaves, strict=True))
         else:
             self.leaves = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
-        self._state = self.leaves | buffers
+            self._state = self.leaves | {name: t[:n] for name, t in self._buffers.items()}
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -136,7 +142,7 @@ class ClientStack:
     def __call__(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
         with unedited(x_KB):
-            if self._inputs:
+            if self._lent:
                 return self._tap.output([t.unsqueeze(0) for t in self._tap(x_KB.squeeze(0))])
             out, assigned = self._side_by_side(self._tap, self._state, x_KB)
         for name, value in assigned.items():
@@ -159,8 +165,8 @@ class ClientStack:
 
     def backward(self, loss_K: Tensor) -> None:
         """Back-propagates the active clients' losses, ``[n]``, into the ``grad`` of the leaves, ``[n, *shape]``."""
-        loss_K.backward(None if len(loss_K) == 1 else torch.ones_like(loss_K))
-        for own, leaf in self._inputs:
+        loss_K.backward(None if self.active == 1 else torch.ones_like(loss_K))
+        for own, leaf in self._lent:
             if (grad := own.grad) is not None:
                 # The leaf has a gradient if a method's term of the loss reads it.
                 leaf.grad = grad.unsqueeze(0) if leaf.grad is None else leaf.grad.add_(grad)
@@ -168,16 +174,10 @@ class ClientStack:
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by the trained parameters, name → ``[n, *shape]``; zeros where unused."""
-        leaves = list(self.leaves.values())
-        if not self._inputs:
-            grads = torch.autograd.grad(loss_K.sum(), leaves, materialize_grads=True)
-            return dict(zip(self.leaves, grads, strict=True))
-        grads = torch.autograd.grad(loss_K.sum(), [t for pair in self._inputs for t in pair], allow_unused=True)
-        result = {}
-        for (name, leaf), by_own, by_leaf in zip(self.leaves.items(), grads[::2], grads[1::2], strict=True):
-            grad = torch.zeros_like(leaf) if by_own is None else by_own.unsqueeze(0)
-            result[name] = grad if by_leaf is None else grad + by_leaf
-        return result
+        self.backward(loss_K)
+        grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in self.leaves.items()}
+        self.drop_grads()
+        return grads
 
     def reference(
         self,
@@ -209,10 +209,9 @@ class ClientStack:
                 constants = {n: self.lent.own(n) for n in self._counters if n not in self.start}
                 out, _ = tap.on(constants | self._typed(self.start), x_KB.flatten(0, 1), first)
                 return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
-            present = self._state
-            if self._inputs:
+            present = {name: t.detach() for name, t in self._state.items()}
+            if self._lent:
                 present = {name: t.unsqueeze(0) for name, t in self.lent.present().items()}
-            present = {name: t.detach() for name, t in present.items()}
             return self._side_by_side(tap, present | self._typed(params), x_KB, first)[0]
 
     def _typed(self, tensors: Mapping[str, Tensor]) -> Params:
@@ -237,7 +236,7 @@ class ClientStack:
 
     def settle(self) -> None:
         """Called after local training: copies what forward passes replaced, and integer buffers, into ``full``."""
-        if self._inputs:
+        if self._lent:
             self.lent.settle()
         for name in self._counters.keys() & self.full.keys():
             self.full[name].copy_(self._buffers[name])
@@ -249,14 +248,13 @@ class ClientStack:
     def delta(self) -> Params:
         """The clients' updates w_k − w, name → ``[K, *shape]``. They use the stack's memory, unless it stays."""
         self.end()
+        full, start = list(self.full.values()), [self.start[name] for name in self.full]
         if self.stays:
-            moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
-            return dict(zip(self.full, moved, strict=True))
-        self.leaves = {}
-        self._state, self._inputs = {}, []
-        full, self.full, self._buffers = self.full, {}, {}  # parts may hold the stack until the next one
-        torch._foreach_sub_(list(full.values()), [self.start[name] for name in full])
-        return full
+            return dict(zip(self.full, torch._foreach_sub(full, start), strict=True))
+        torch._foreach_sub_(full, start)
+        delta, self.full, self.leaves = self.full, {}, {}  # parts may hold the stack until the next one
+        self._state, self._buffers, self._lent = {}, {}, []
+        return delta
 
 
 @contextmanager
