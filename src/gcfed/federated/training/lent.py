@@ -24,6 +24,7 @@ class Traits:
         contiguous: whether training fails in ``channels_last``.
         functional: why ``torch.func.functional_call`` cannot replace a call of the network; empty if it can.
         alone: why several clients cannot train in one stack; empty if they can.
+        single: why a batch of a single sample fails; empty if it works.
         assigns: whether forward replaces tensors by new ones. No CUDA graph can record that.
     """
 
@@ -32,6 +33,7 @@ class Traits:
     contiguous: bool = False
     functional: str = ""
     alone: str = ""
+    single: str = ""
     assigns: bool = False
 
 

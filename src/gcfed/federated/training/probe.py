@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch.func import functional_call, vmap
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, new_memory
-from gcfed.federated.training.network import cannot_stack, is_known
+from gcfed.federated.training.network import cannot_stack, is_known, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
 from gcfed.models.unchanged import GENERATORS, unchanged
 from gcfed.tasks import Task
@@ -85,6 +86,7 @@ class _Probe:
             self.warn(f"has {len(self.strangers)} weights that are no parameters of it, so nothing trains them. "
                       "Register them in __init__: self.w = nn.Parameter(…), or an nn.ParameterList.")  # fmt: skip
         moved, functional, alone = self.moved(first), "", cannot_stack(self.net)
+        single = self.single_sample() if uses_batch_statistics(self.net) else ""
         if not _is_known(self.net):
             test = self.run(self.x, training=False)
             if test.changed:
@@ -98,7 +100,7 @@ class _Probe:
                 self.lent.tensors[name].data.copy_(t)
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
-        return Traits(moved, self.edits, contiguous, functional, alone, bool(self.replaced))
+        return Traits(moved, self.edits, contiguous, functional, alone, single, bool(self.replaced))
 
     def first_pass(self) -> tuple[_Pass, bool]:
         """The first pass, forward and backward, and whether it needs the contiguous layout."""
@@ -112,7 +114,7 @@ class _Probe:
                 return self.run(self.x, y=self.y), contiguous
             except Exception as error:
                 failure = error
-        raise ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_short(failure)}") from failure
+        raise ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_first_sentence(failure)}") from failure
 
     def run(self, x: Tensor, training: bool = True, y: Tensor | None = None, start: Params | None = None) -> _Pass:
         """A pass on copies of ``start`` (by default the network's tensors), with the same random numbers each time;
@@ -141,6 +143,14 @@ class _Probe:
             self.lent.home()
             for t in own.values():
                 t.grad = None
+
+    def single_sample(self) -> str:
+        """Why a batch of a single sample fails; empty if it works."""
+        try:
+            self.run(self.x[:1])
+        except ValueError as error:
+            return f"{type(self.net).__name__} cannot train on a single sample ({error})"
+        return ""
 
     def moved(self, first: _Pass) -> tuple[str, ...]:
         """The constants that training changes, which are then averaged. Refuses what cannot be averaged."""
@@ -209,7 +219,7 @@ class _Probe:
                     out = call(leaves, x)
                     self.task.losses(out, y).sum().backward()
             except Exception as error:
-                return f"{type(error).__name__}: {_short(error)}"
+                return f"{type(error).__name__}: {_first_sentence(error)}"
             found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
             return "" if all(map(_close, found, expected)) else "other outputs or gradients"
 
@@ -279,10 +289,9 @@ def _leaves(loss: Tensor) -> set[int]:
     return {id(node.variable) for node in seen if hasattr(node, "variable")}
 
 
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split(". ")[0].split())[:300]
+def _first_sentence(error: Exception) -> str:
+    return shorten(str(error).split(". ")[0], 300)
 
 
 def _few(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return shorten(", ".join(names), 100, placeholder=" …")

@@ -16,10 +16,10 @@ from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.training.forward import Params
-from gcfed.federated.training.network import is_graphable, is_recurrent, uses_batch_statistics
+from gcfed.federated.training.lent import Traits
+from gcfed.federated.training.network import is_graphable, is_recurrent
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
 from gcfed.federated.training.steps import Steps
-from gcfed.models.unchanged import unchanged
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
@@ -79,28 +79,17 @@ class LocalSolver:
         self._recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
 
-    def check_stack(self, alone: str) -> None:
-        """Raises ValueError if ``client.stack`` > 1 and there is a reason, ``alone``, that clients must train alone."""
-        if alone and self.stack != "auto" and int(self.stack) > 1:
-            raise ValueError(f"client.stack={self.stack} cannot train a network with {alone}.")
-
-    def validate(self, net: nn.Module, data: Any) -> None:
-        """Raises ValueError if a layer normalises over batches and a client has one of a single sample."""
+    def check(self, traits: Traits, data: Any) -> None:
+        """Raises ValueError if a network with these traits cannot train K clients at once, or a client's last batch."""
+        if traits.alone and self.stack != "auto" and int(self.stack) > 1:
+            raise ValueError(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
         sizes = data.sizes(np.arange(data.num_clients)).tolist()
-        alone = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
-        if not alone or not uses_batch_statistics(net):
-            return
-        text = hasattr(net, "last_only")
-        sample = next(net.parameters()).new_zeros(1, *data.input_shape, dtype=torch.int64 if text else None)
-        try:
-            with unchanged(net), torch.no_grad():
-                net.train()(sample)
-        except ValueError as error:
+        single = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
+        if traits.single and single:
             raise ValueError(
-                f"{type(net).__name__} normalises over batches, and {len(alone)} of {len(sizes)} clients have "
-                f"one of a single sample (the first is client {alone[0]}): set model.norm_policy=group, "
-                f"or fixed, or client.last_batch=wrap. ({error})"
-            ) from None
+                f"{traits.single}, and {len(single)} of {len(sizes)} clients have such a batch (the first is client "
+                f"{single[0]}): set model.norm_policy=group, or fixed, or client.last_batch=wrap."
+            )
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """The recorder of the present stream; None if Python launches each step."""
