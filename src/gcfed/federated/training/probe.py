@@ -57,14 +57,10 @@ def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> Traits:
 
 
 class _Pass(NamedTuple):
-    """Outputs of a pass, ``[B, …]``, gradients of the trained parameters, the network's tensors afterwards, and the
-    names of those that have changed.
-    """
-
-    out: Tensor
-    grads: list[Tensor]
-    tensors: Params
-    changed: list[str]
+    out: Tensor  # [B, …]
+    grads: list[Tensor]  # of the trained parameters
+    tensors: Params  # the network's tensors afterwards
+    changed: list[str]  # the names of those that the pass changed
 
 
 class _Probe:
@@ -103,7 +99,7 @@ class _Probe:
         return Traits(moved, self.edits, contiguous, functional, alone, single, bool(self.replaced))
 
     def first_pass(self) -> tuple[_Pass, bool]:
-        """The first pass, forward and backward, and whether it needs the contiguous layout."""
+        """A forward and a backward pass, and whether they need the contiguous layout."""
         for contiguous in (False, True):
             if contiguous:  # .contiguous() would leave the strides of a single channel as they are
                 for t in self.lent.tensors.values():
@@ -114,11 +110,11 @@ class _Probe:
                 return self.run(self.x, y=self.y), contiguous
             except Exception as error:
                 failure = error
-        raise ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_first_sentence(failure)}") from failure
+        raise ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_short(failure)}") from failure
 
     def run(self, x: Tensor, training: bool = True, y: Tensor | None = None, start: Params | None = None) -> _Pass:
-        """A pass on copies of ``start`` (by default the network's tensors), with the same random numbers each time;
-        with labels ``y`` also backward.
+        """A forward pass, with labels ``y`` also a backward pass, on copies of ``start``, by default of the network's
+        tensors. All passes draw the same random numbers.
         """
         seed_generators(x.device, 0)
         generators = {name: _mark(generator) for name, generator in GLOBAL.items()}
@@ -156,26 +152,25 @@ class _Probe:
         """The constants that training changes, which are then averaged. Refuses what cannot be averaged."""
         if replaced := sorted(self.replaced & {*self.trained}):
             raise new_memory(replaced[0])
-        constants, saved = [name for name in first.changed if name not in self.trained], set(self.net.state_dict())
+        constants, saved = [name for name in first.changed if name not in self.trained], self.net.state_dict()
         if lost := [name for name in constants if name not in saved]:
             self.warn(f"changes {_few(lost)}, which no checkpoint has (persistent=False): "
                       "clients begin each round with its first value.")  # fmt: skip
-        found = []
-        for name in (name for name in constants if name in saved):
-            old, new = self.before[name], first.tensors[name]
-            if not old.is_floating_point() or isinstance(self.lent.tensors[name], nn.Parameter):
-                found.append(name)
-            why = ""
+        found, own, repaired = list[str](), self.lent.tensors, unit_vectors(self.net)
+        for name in sorted(name for name in constants if name in saved):
+            old, why = self.before[name], ""
             if not old.isfinite().all():
                 why = "begins at ±∞, so no difference to it can be sent: begin it at a finite number"
-            elif name not in unit_vectors(self.net) and _has_unit_rows(old) and _has_unit_rows(new):
+            elif name not in repaired and _has_unit_rows(old) and _has_unit_rows(first.tensors[name]):
                 why = "has unit norm, and a mean of unit vectors is shorter: normalise it where forward reads it"
             if why:
                 anew = "register it with persistent=False, so that clients begin anew"
                 raise ValueError(f"{self.name} changes {name}, which {why}, or {anew}.")
+            if not old.is_floating_point() or isinstance(own[name], nn.Parameter):
+                found.append(name)
         if found:
-            log.info("%s: training changes %s, which are averaged like buffers", self.name, _few(sorted(found)))
-        return tuple(sorted(found))
+            log.info("%s: training changes %s, which are averaged like buffers", self.name, _few(found))
+        return tuple(found)
 
     # The checks below return why clients cannot train in one stack; empty if they can.
     def hidden_state(self, first: _Pass, test: _Pass) -> str:
@@ -203,23 +198,22 @@ class _Probe:
         return "batches whose samples influence each other, as in batch statistics, which would mix with padding"
 
     def in_stacks(self) -> tuple[str, str]:
-        """Compares two clients in the network itself with one in ``functional_call``, and with both in a stack."""
-        fixed = "torch" not in self.draws  # in a stack, dropout draws other masks
+        """Why a client's numbers differ in ``functional_call``, and why those of two clients differ in a stack."""
+        fixed = "torch" not in self.draws  # dropout draws other masks in a stack, so it is compared in evaluation mode
         x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (self.x, self.y))
-        own = [{name: self.before[name] * scale for name in self.trained} for scale in (1.1, 1.2)]
-        states = [self.before | trained for trained in own]
+        states = [self.before | {name: self.before[name] * scale for name in self.trained} for scale in (1.1, 1.2)]
         each = [self.run(x_KB[k], fixed, y_KB[k], states[k]) for k in (0, 1)]
 
         def differs(call: Callable[..., Tensor], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]) -> str:
             try:
                 for training in (True, fixed):
-                    self.net.train(training)
                     seed_generators(x.device, 0)
+                    self.net.train(training)
                     leaves = {name: t.clone().requires_grad_(name in self.trained) for name, t in state.items()}
                     out = call(leaves, x)
                     self.task.losses(out, y).sum().backward()
             except Exception as error:
-                return f"{type(error).__name__}: {_first_sentence(error)}"
+                return f"{type(error).__name__}: {_short(error)}"
             found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
             return "" if all(map(_close, found, expected)) else "other outputs or gradients"
 
@@ -289,7 +283,7 @@ def _leaves(loss: Tensor) -> set[int]:
     return {id(node.variable) for node in seen if hasattr(node, "variable")}
 
 
-def _first_sentence(error: Exception) -> str:
+def _short(error: Exception) -> str:
     return shorten(str(error).split(". ")[0], 300)
 
 
