@@ -138,15 +138,9 @@ def _client_steps(
 
 
 def plan_batches(
-    data: FederatedDataModule,
-    clients: np.ndarray,
-    *,
-    seed: int,
-    round_index: int,
-    batch_size: int,
-    to_device: Callable[[np.ndarray], Tensor],
-    **passes: Any,
-) -> BatchPlan:
+    data: FederatedDataModule, clients: np.ndarray, *, seed: int, round_index: int, batch_size: int,
+    to_device: Callable[[np.ndarray], Tensor], **passes: Any,
+) -> BatchPlan:  # fmt: skip
     """The plan of K clients. A client's draws depend on (seed, round, client) alone.
 
     Args:

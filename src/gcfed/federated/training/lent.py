@@ -46,10 +46,10 @@ class Lent:
 
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
         self.net, self.traits = net, traits or Traits()
-        self._rows: Params = {}
-        self._home: Params = {}
-        self._versions: dict[str, tuple[int, int]] = {}
-        self._slots: list[tuple[dict[str, Any], str, str]] = []
+        self._rows: Params = {}  # the client's tensors
+        self._home: Params = {}  # the network's own tensors in place of which it has them
+        self._versions: dict[str, tuple[int, int]] = {}  # of all other tensors: version and address
+        self._slots: list[tuple[dict[str, Any], str, str]] = []  # where modules keep tensors: dictionary, key, name
         self.look()
 
     def look(self) -> None:
@@ -58,23 +58,16 @@ class Lent:
             return
         self.tensors: Params = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
         self._ids = names = {id(t): name for name, t in self.tensors.items()}
-        self._slots = [
-            (own, key, names[id(t)])
-            for module in self.net.modules()
-            for own in (module._parameters, module._buffers)
-            for key, t in own.items()
-            if t is not None
-        ]
+        places = [own for module in self.net.modules() for own in (module._parameters, module._buffers)]
+        self._slots = [(own, key, names[id(t)]) for own in places for key, t in own.items() if t is not None]
 
     def begin(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``; the clients share all others, which must not change."""
         self.home()
         self.look()
-        self._rows = dict(rows)
+        self._rows, self._home = dict(rows), {name: self.tensors[name].data for name in rows}
         for name, row in rows.items():
-            own = self.tensors[name]
-            self._home[name] = own.data
-            own.data = row
+            self.tensors[name].data = row
         self._versions = {n: (t._version, t.data_ptr()) for n, t in self.tensors.items() if n not in rows}
 
     def own(self, name: str) -> Tensor:

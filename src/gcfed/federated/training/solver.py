@@ -31,7 +31,7 @@ _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
 
 @checked
 class LocalSolver:
-    """Local SGD on every client of a stack: epochs or steps of any elementwise optimizer of ``torch.optim``.
+    """Trains every client of a stack for some epochs or steps, with any elementwise optimizer of ``torch.optim``.
 
     Args:
         optimizer: partial of a ``torch.optim`` class; a client starts every round with a new one.
@@ -51,25 +51,14 @@ class LocalSolver:
     """
 
     def __init__(
-        self,
-        optimizer: Callable[..., Optimizer],
-        *,
-        epochs: Count | None = 5,
-        steps: Count | None = None,
-        batch_size: Count = 50,
-        last_batch: Literal["keep", "drop", "wrap"] = "keep",
-        lr_decay: PositiveShare = 1.0,
-        clip_norm: Positive | None = None,
-        stack: Count | Literal["auto"] = "auto",
-        graphs: bool = True,
-    ) -> None:
+        self, optimizer: Callable[..., Optimizer], *, epochs: Count | None = 5, steps: Count | None = None,
+        batch_size: Count = 50, last_batch: Literal["keep", "drop", "wrap"] = "keep", lr_decay: PositiveShare = 1.0,
+        clip_norm: Positive | None = None, stack: Count | Literal["auto"] = "auto", graphs: bool = True,
+    ) -> None:  # fmt: skip
         cls = optimizer.func if isinstance(optimizer, partial) else optimizer
         if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
-            raise SettingError(
-                "optimizer",
-                f"={cls.__name__} is not elementwise, so it cannot train stacked clients. "
-                "Choose an elementwise one, such as torch.optim.SGD, Adam or AdamW.",
-            )
+            why = "is not elementwise, so it cannot train stacked clients: choose one such as torch.optim.SGD or Adam."
+            raise SettingError("optimizer", f"={cls.__name__} {why}")
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
         self._lr = float(probe_optimizer(self.optimizer).defaults["lr"])
         if epochs is None and steps is None:
@@ -103,15 +92,9 @@ class LocalSolver:
         self._recorders.clear()
 
     def begin(
-        self,
-        make: Callable[..., ClientStack],
-        download: Download,
-        clients: np.ndarray,
-        plan: BatchPlan,
-        data: Any,
-        recorder: Recorder | None = None,
-        lasting: bool = False,
-    ) -> Steps:
+        self, make: Callable[..., ClientStack], download: Download, clients: np.ndarray, plan: BatchPlan, data: Any,
+        recorder: Recorder | None = None, lasting: bool = False,
+    ) -> Steps:  # fmt: skip
         """Prepares K clients, at the broadcast model, for training.
 
         Args:
@@ -153,14 +136,9 @@ class LocalSolver:
         return counts_of_pass(size, self.batch_size, self.last_batch)
 
     def train(
-        self,
-        steps: Steps,
-        data: FederatedDataModule,
-        lr: float,
-        parts: Sequence[Any],
-        after_backward: Callable[[], object],
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
-    ) -> Tensor:
+        self, steps: Steps, data: FederatedDataModule, lr: float, parts: Sequence[Any],
+        after_backward: Callable[[], object], autocast: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> Tensor:  # fmt: skip
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
 
         Args:

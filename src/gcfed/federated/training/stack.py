@@ -1,6 +1,6 @@
 """K clients that train side by side. The first axis of every client-side tensor is the client axis K."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +27,7 @@ class ClientStack:
     """K clients of one round, side by side on one device.
 
     A single client trains in the user's own network (:class:`Lent`). Several clients train by ``torch.func.vmap`` over
-    it, with the same numbers. Clients are sorted by their number of local steps, longest first. When some have
-    finished, :meth:`shrink` goes on with the first n; the tensors of the others do not change any more.
+    it, with the same numbers. When some have finished, :meth:`shrink` goes on with the first n clients.
 
     Buffers start at the server's values, and each client's forward passes update its own. Those that travel are
     uploaded and averaged like parameters, integers as floats. The others start again in the next round.
@@ -36,8 +35,8 @@ class ClientStack:
     Args:
         net: the global network. It has the client's tensors while a single client trains, until :meth:`end`.
         start: the broadcast model, name → ``[*shape]``, with the tensors that travel (:func:`travelling`).
-        clients: ids, ``[K]``, in the order of ``num_samples`` and ``num_steps``: longest first.
-        tap_features, tap_stages: also return the features, or the outputs of all ``net.stages()`` (see ``Tap``).
+        clients: ids, ``[K]``, like ``num_samples`` and ``num_steps`` sorted by the number of local steps, most first.
+        reads: what the forward pass also returns: ``features``, ``stages`` (see ``Tap``).
         task: the meaning of the labels.
         lent: the network as :class:`Lent`; made here if not given.
 
@@ -45,30 +44,20 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``.
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of ``full``.
         prepared: what each client part returned from ``prepare``, by part.
-        stays: whether the next clients train in the same memory (:meth:`load`).
 
     Raises:
         ValueError: K > 1, and the network cannot be stacked.
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        start: Mapping[str, Tensor],
-        clients: np.ndarray,
-        num_samples: np.ndarray,
-        num_steps: np.ndarray,
-        *,
-        tap_features: bool = False,
-        tap_stages: bool = False,
-        task: Task = CLASSIFICATION,
-        lent: Lent | None = None,
-    ) -> None:
+        self, net: nn.Module, start: Mapping[str, Tensor], clients: np.ndarray, num_samples: np.ndarray,
+        num_steps: np.ndarray, *, reads: Set[str] = frozenset(), task: Task = CLASSIFICATION, lent: Lent | None = None,
+    ) -> None:  # fmt: skip
         k = len(clients)
         if k > 1 and (reason := cannot_stack(net)):
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
-        self.task, self.stays = task, False
-        self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
+        self.task, self.net, self.lent = task, net, lent or Lent(net)
+        self._tap = Tap(net, "features" in reads, "stages" in reads)
         self.lent.look()
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so functional_call runs on views of ``full``.
         self._lends = not (next(iter(start.values())).is_cuda and is_recurrent(net))
@@ -151,9 +140,8 @@ class ClientStack:
 
     def _side_by_side(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> tuple[Output, Params]:
         """Runs each client's network on its own tensors and batch; also returns the buffers that forward replaced."""
-        if self.active == 1:
-            rows = {name: t.squeeze(0) for name, t in state.items()}
-            out, assigned = tap.on(rows, x_KB.squeeze(0), first)
+        if self.active == 1:  # also where torch cannot batch the network
+            out, assigned = tap.on({name: t.squeeze(0) for name, t in state.items()}, x_KB.squeeze(0), first)
             return tap.output([t.unsqueeze(0) for t in out]), {name: t.unsqueeze(0) for name, t in assigned.items()}
         out, assigned = vmap(tap.on, in_dims=(0, 0, None), randomness="different")(state, x_KB, first)
         return tap.output(out), assigned
@@ -180,14 +168,9 @@ class ClientStack:
         return grads
 
     def reference(
-        self,
-        x_KB: Tensor,
-        *,
-        params: Mapping[str, Tensor] | None = None,
-        first: int = 0,
-        features: bool = False,
+        self, x_KB: Tensor, *, params: Mapping[str, Tensor] | None = None, first: int = 0, features: bool = False,
         stages: bool = False,
-    ) -> Output:
+    ) -> Output:  # fmt: skip
         """Runs a teacher, a fixed network in evaluation mode, on the n active clients' batches.
 
         Gradients flow to ``x_KB``, and to tensors of ``params`` that require them.
@@ -246,15 +229,11 @@ class ClientStack:
         self.lent.home()
 
     def delta(self) -> Params:
-        """The clients' updates w_k − w, name → ``[K, *shape]``. They use the stack's memory, unless it stays."""
+        """The clients' updates w_k − w, name → ``[K, *shape]``."""
         self.end()
-        full, start = list(self.full.values()), [self.start[name] for name in self.full]
-        if self.stays:
-            return dict(zip(self.full, torch._foreach_sub(full, start), strict=True))
-        torch._foreach_sub_(full, start)
-        delta, self.full, self.leaves = self.full, {}, {}  # parts may hold the stack until the next one
-        self._state, self._buffers, self._lent = {}, {}, []
-        return delta
+        self.drop_grads()
+        moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
+        return dict(zip(self.full, moved, strict=True))
 
 
 @contextmanager
