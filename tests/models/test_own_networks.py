@@ -215,6 +215,6 @@ def test_local_statistics_survive_a_kill(config, tmp_path):
 
 def test_clients_of_one_sample_are_named_with_the_policy_to_choose(config, tmp_path):
     """Of 40 clients some have one, which batch normalisation cannot train on."""
-    with pytest.raises(ValueError, match=r"Pooled normalises over batches, and \d+ of 40 .*model\.norm_policy=group"):
+    with pytest.raises(ValueError, match=r"Pooled cannot train .*, and \d+ of 40 clients .*model\.norm_policy=group"):
         assemble(own(config, tmp_path, "participation.num_clients=40", net="Pooled"))
     assemble(own(config, tmp_path, "participation.num_clients=40", "model.norm_policy=group", net="Pooled"))

@@ -54,12 +54,9 @@ class ClientProgram:
             part.on_download(download)
 
     def train(
-        self,
-        download: Download,
-        clients: np.ndarray,
-        in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, download: Download, clients: np.ndarray, in_turn: Callable[[], AbstractContextManager] = nullcontext,
         sends: bool = True,
-    ) -> Upload:
+    ) -> Upload:  # fmt: skip
         """Trains the clients ``[K]`` side by side, and returns their uploads.
 
         Args:
@@ -72,11 +69,8 @@ class ClientProgram:
         if (done < plan.steps).any():
             plan = plan.cut(done)
         seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
-        make = partial(
-            ClientStack, module.net, task=module.task, lent=module.lent,
-            tap_features=any("features" in part.reads for part in parts),
-            tap_stages=any("stages" in part.reads for part in parts),
-        )  # fmt: skip
+        reads = {read for part in parts for read in part.reads}
+        make = partial(ClientStack, module.net, reads=reads, task=module.task, lent=module.lent)
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
         # Not inherited, because the hooks of a subclass may differ.
         lasting = all(vars(part).get("recordable", vars(type(part)).get("recordable")) == "run" for part in in_steps)
@@ -150,7 +144,7 @@ class ClientProgram:
 
     def _recorder(self, in_steps: Sequence[ClientPart]) -> Recorder | None:
         """The recorder of local steps; None if a part, a callback or the network does not allow recording."""
+        if not all(part.recordable for part in in_steps) or self.module.traits.assigns:
+            return None
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
-        listened = any(map(hears_of_steps, others))
-        graphable = all(part.recordable for part in in_steps) and not self.module.traits.assigns
-        return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None
+        return None if any(map(hears_of_steps, others)) else self.solver.recorder(self.module.net, self.module.device)

@@ -100,9 +100,8 @@ class FederatedLoop(Callback):
             self.transport,
         )  # fmt: skip
         self.aggregator.validate(setup)
-        self.solver.validate(module.net, data)
         look(module, data)
-        self.solver.check_stack(module.traits.alone)
+        self.solver.check(module.traits, data)
         validate_parts(setup)
         self.data = data
         self.server = Server(

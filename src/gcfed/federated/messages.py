@@ -160,7 +160,7 @@ def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = No
         ends_K = torch.stack(ends, 1)
     else:
         rows = zip(*filled.values(), strict=True)
-        ends_K = torch.stack([torch.stack([end.double() for t in row for end in torch.aminmax(t)]) for row in rows])
+        ends_K = torch.stack([torch.stack([end for t in row for end in torch.aminmax(t)]).double() for row in rows])
     limits = [torch.inf if narrow is None else 2.0**11 if name in narrow else 2.0**41 for name in filled]
     return (ends_K.abs() < on_device(np.repeat(limits, 2), first.device)).all(1)
 

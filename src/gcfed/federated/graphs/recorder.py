@@ -115,7 +115,6 @@ class RecordedSteps(Steps):
             if "capturable" in group:
                 group["capturable"] = plan.index.is_cuda
         self._graph, self._lr, self.lasts = graph, lr, room > 0
-        self.stack.stays = self.lasts
         room = max(room, len(plan.kinds))
         self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
         self._recordings: dict[Kind, Step | None] = {}

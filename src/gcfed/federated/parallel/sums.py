@@ -148,6 +148,8 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _wait(work: Any, tensor: Tensor) -> None:
+    pause = 2e-5  # seconds
     while tensor.device.type == "cpu" and not work.is_completed():
-        time.sleep(5e-4)  # in Python, so that Ctrl-C and SIGTERM interrupt it
+        time.sleep(pause)  # in Python, so that Ctrl-C and SIGTERM interrupt it
+        pause = min(2 * pause, 5e-4)
     work.wait()

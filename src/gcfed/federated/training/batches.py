@@ -45,11 +45,12 @@ class BatchPlan:
     counts: np.ndarray
 
     def __post_init__(self) -> None:
-        self._ahead: tuple[int, list[tuple[Tensor, Tensor]]] = 0, []  # first step, samples and labels from there on
+        self._ahead: tuple[int, list[tuple[Tensor, ...]]] = 0, []  # first step; samples, labels, counts from there on
         self._counts = on_device(self.counts, self.index.device, torch.float32)
-        even = ((self.counts == self.counts.max(0)) | (self.counts == 0)).all(0)
-        kinds = zip((self.counts > 0).sum(0).tolist(), self.counts.max(0).tolist(), even.tolist(), strict=True)
-        self.kinds = [Kind(*kind) for kind in kinds]
+        self.kinds: list[Kind] = []
+        for counts in zip(*self.counts.tolist(), strict=True):
+            active = [count for count in counts if count]
+            self.kinds.append(Kind(len(active), max(active), min(active) == max(active)))
 
     @property
     def tables(self) -> list[Tensor]:
@@ -81,11 +82,11 @@ class BatchPlan:
         def at(table: Tensor) -> Tensor:
             return table[:n, step] if isinstance(step, int) else table[:n].index_select(1, step).squeeze(1)
 
-        counts = at(self._counts)
         if isinstance(step, int) and len(self.index) == 1:
-            x, y = self._of_one(data, step, size)
+            x, y, counts = self._of_one(data, step, size)
         else:
             x, y = data.fetch(at(self.index)[:, :size], None if self.augment is None else at(self.augment)[:, :size])
+            counts = at(self._counts)
         mask = rows = None
         if not even:
             mask = rows = torch.arange(size, device=counts.device) < counts[:, None]
@@ -94,17 +95,22 @@ class BatchPlan:
         mask = y >= 0 if mask is None else (y >= 0) & mask.unsqueeze(-1)
         return Batch(x, y, mask, mask.flatten(1).sum(1).clamp(min=1), rows)
 
-    def _of_one(self, data: FederatedDataModule, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """``size`` samples and labels of a single client's step. Those of several steps are fetched at once."""
+    def _of_one(self, data: FederatedDataModule, step: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """A single client's samples, labels and count in a step. Those of the next steps are fetched at once."""
         first, fetched = self._ahead
         if not 0 <= step - first < len(fetched):
             width = int(self.counts.max())
             span = slice(step, step + max(1, AHEAD // (width * prod(data.input_shape))))
-            draws = None if self.augment is None else self.augment[:, span, :width]
-            x, y = data.fetch(self.index[:, span, :width], draws)
-            self._ahead = first, fetched = step, list(zip(x.unbind(1), y.unbind(1), strict=True))
-        x, y = (t[:, :size] for t in fetched[step - first])
-        return x if x.data_ptr() % 64 == 0 else x.clone(), y  # products of unaligned matrices may have other last bits
+            x, y = data.fetch(
+                self.index[:, span, :width], None if self.augment is None else self.augment[:, span, :width]
+            )
+            tables = (x, y, self._counts[:, span])
+            self._ahead = first, fetched = step, list(zip(*(t.unbind(1) for t in tables), strict=True))
+        x, y, counts = fetched[step - first]
+        if size < y.shape[1]:
+            x, y = x[:, :size], y[:, :size]
+        # The last bits of a matrix product may depend on the alignment of its memory.
+        return x if x.data_ptr() % 64 == 0 else x.clone(), y, counts
 
 
 def counts_of_pass(size: int, batch_size: int, last_batch: str) -> list[int]:
@@ -132,15 +138,9 @@ def _client_steps(
 
 
 def plan_batches(
-    data: FederatedDataModule,
-    clients: np.ndarray,
-    *,
-    seed: int,
-    round_index: int,
-    batch_size: int,
-    to_device: Callable[[np.ndarray], Tensor],
-    **passes: Any,
-) -> BatchPlan:
+    data: FederatedDataModule, clients: np.ndarray, *, seed: int, round_index: int, batch_size: int,
+    to_device: Callable[[np.ndarray], Tensor], **passes: Any,
+) -> BatchPlan:  # fmt: skip
     """The plan of K clients. A client's draws depend on (seed, round, client) alone.
 
     Args:
@@ -161,6 +161,8 @@ def plan_batches(
 
 def _padded(arrays: Sequence[Any], value: Any = 0) -> np.ndarray:
     """Pads arrays ``[T_k, …]`` to ``[K, T, …]`` with ``value``, which may be one for each array, ``[K, 1, …]``."""
+    if len(arrays) == 1:
+        return arrays[0][None]
     padded = np.empty((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
     padded[:] = value
     for row, array in zip(padded, arrays, strict=True):

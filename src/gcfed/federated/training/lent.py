@@ -24,6 +24,7 @@ class Traits:
         contiguous: whether training fails in ``channels_last``.
         functional: why ``torch.func.functional_call`` cannot replace a call of the network; empty if it can.
         alone: why several clients cannot train in one stack; empty if they can.
+        single: why a batch of a single sample fails; empty if it works.
         assigns: whether forward replaces tensors by new ones. No CUDA graph can record that.
     """
 
@@ -32,6 +33,7 @@ class Traits:
     contiguous: bool = False
     functional: str = ""
     alone: str = ""
+    single: str = ""
     assigns: bool = False
 
 
@@ -44,32 +46,28 @@ class Lent:
 
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
         self.net, self.traits = net, traits or Traits()
-        self._rows: Params = {}
-        self._home: Params = {}
-        self._versions: dict[str, tuple[int, int]] = {}
-        self._look()
+        self._rows: Params = {}  # the client's tensors
+        self._home: Params = {}  # the network's own tensors in place of which it has them
+        self._versions: dict[str, tuple[int, int]] = {}  # of all other tensors: version and address
+        self._slots: list[tuple[dict[str, Any], str, str]] = []  # where modules keep tensors: dictionary, key, name
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Looks for new tensors: a move to another device makes new buffers, and so may the forward pass of a test."""
+        if self._slots and all(tensors[key] is self.tensors[name] for tensors, key, name in self._slots):
+            return
         self.tensors: Params = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
         self._ids = names = {id(t): name for name, t in self.tensors.items()}
-        self._slots: list[tuple[dict[str, Any], str, str]] = [
-            (own, key, names[id(t)])
-            for module in self.net.modules()
-            for own in (module._parameters, module._buffers)
-            for key, t in own.items()
-            if t is not None
-        ]
+        places = [own for module in self.net.modules() for own in (module._parameters, module._buffers)]
+        self._slots = [(own, key, names[id(t)]) for own in places for key, t in own.items() if t is not None]
 
     def begin(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``; the clients share all others, which must not change."""
         self.home()
-        if any(tensors[key] is not self.tensors[name] for tensors, key, name in self._slots):
-            self._look()  # a move to another device makes new buffers, and so may a test's forward pass
-        self._rows = dict(rows)
+        self.look()
+        self._rows, self._home = dict(rows), {name: self.tensors[name].data for name in rows}
         for name, row in rows.items():
-            own = self.tensors[name]
-            self._home[name] = own.data
-            own.data = row
+            self.tensors[name].data = row
         self._versions = {n: (t._version, t.data_ptr()) for n, t in self.tensors.items() if n not in rows}
 
     def own(self, name: str) -> Tensor:
@@ -91,19 +89,19 @@ class Lent:
         }
 
     def settle(self) -> None:
-        """Called after local training: copies tensors that forward passes have replaced into the client's.
+        """After local training, copies tensors that forward passes have replaced into the client's.
 
         Raises:
             ValueError: a forward pass gave a trained parameter new memory, or changed a shared tensor.
         """
         replaced = self.replaced()
         for tensors, key, name in self._slots:
-            own, row = self.tensors[name], self._rows.get(name)
-            if name in replaced and own.requires_grad:
-                raise new_memory(name)
-            if name in replaced and row is not None:
-                row.copy_(tensors[key].detach())
-                own.data = row
+            own = self.tensors[name]
+            if name in replaced:
+                if own.requires_grad:
+                    raise new_memory(name)
+                self._rows[name].copy_(tensors[key].detach())
+                own.data = self._rows[name]
             tensors[key] = own
         for name, (version, memory) in self._versions.items():
             if (own := self.tensors[name])._version != version or own.data_ptr() != memory:

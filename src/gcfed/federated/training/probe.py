@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch.func import functional_call, vmap
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, new_memory
-from gcfed.federated.training.network import cannot_stack, is_known
+from gcfed.federated.training.network import cannot_stack, is_known, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
 from gcfed.models.unchanged import GENERATORS, unchanged
 from gcfed.tasks import Task
@@ -56,14 +57,10 @@ def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> Traits:
 
 
 class _Pass(NamedTuple):
-    """Outputs of a pass, ``[B, …]``, gradients of the trained parameters, the network's tensors afterwards, and the
-    names of those that have changed.
-    """
-
-    out: Tensor
-    grads: list[Tensor]
-    tensors: Params
-    changed: list[str]
+    out: Tensor  # [B, …]
+    grads: list[Tensor]  # of the trained parameters
+    tensors: Params  # the network's tensors afterwards
+    changed: list[str]  # the names of those that the pass changed
 
 
 class _Probe:
@@ -85,6 +82,7 @@ class _Probe:
             self.warn(f"has {len(self.strangers)} weights that are no parameters of it, so nothing trains them. "
                       "Register them in __init__: self.w = nn.Parameter(…), or an nn.ParameterList.")  # fmt: skip
         moved, functional, alone = self.moved(first), "", cannot_stack(self.net)
+        single = self.single_sample() if uses_batch_statistics(self.net) else ""
         if not _is_known(self.net):
             test = self.run(self.x, training=False)
             if test.changed:
@@ -98,10 +96,10 @@ class _Probe:
                 self.lent.tensors[name].data.copy_(t)
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
-        return Traits(moved, self.edits, contiguous, functional, alone, bool(self.replaced))
+        return Traits(moved, self.edits, contiguous, functional, alone, single, bool(self.replaced))
 
     def first_pass(self) -> tuple[_Pass, bool]:
-        """The first pass, forward and backward, and whether it needs the contiguous layout."""
+        """A forward and a backward pass, and whether they need the contiguous layout."""
         for contiguous in (False, True):
             if contiguous:  # .contiguous() would leave the strides of a single channel as they are
                 for t in self.lent.tensors.values():
@@ -115,8 +113,8 @@ class _Probe:
         raise ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_short(failure)}") from failure
 
     def run(self, x: Tensor, training: bool = True, y: Tensor | None = None, start: Params | None = None) -> _Pass:
-        """A pass on copies of ``start`` (by default the network's tensors), with the same random numbers each time;
-        with labels ``y`` also backward.
+        """A forward pass, with labels ``y`` also a backward pass, on copies of ``start``, by default of the network's
+        tensors. All passes draw the same random numbers.
         """
         seed_generators(x.device, 0)
         generators = {name: _mark(generator) for name, generator in GLOBAL.items()}
@@ -142,34 +140,41 @@ class _Probe:
             for t in own.values():
                 t.grad = None
 
+    def single_sample(self) -> str:
+        """Why a batch of a single sample fails; empty if it works."""
+        try:
+            self.run(self.x[:1])
+        except ValueError as error:
+            return f"{type(self.net).__name__} cannot train on a single sample ({error})"
+        return ""
+
     def moved(self, first: _Pass) -> tuple[str, ...]:
         """The constants that training changes, which are then averaged. Refuses what cannot be averaged."""
         if replaced := sorted(self.replaced & {*self.trained}):
             raise new_memory(replaced[0])
-        constants, saved = [name for name in first.changed if name not in self.trained], set(self.net.state_dict())
+        constants, saved = [name for name in first.changed if name not in self.trained], self.net.state_dict()
         if lost := [name for name in constants if name not in saved]:
             self.warn(f"changes {_few(lost)}, which no checkpoint has (persistent=False): "
                       "clients begin each round with its first value.")  # fmt: skip
-        found = []
-        for name in (name for name in constants if name in saved):
-            old, new = self.before[name], first.tensors[name]
-            if not old.is_floating_point() or isinstance(self.lent.tensors[name], nn.Parameter):
-                found.append(name)
-            why = ""
+        found, own, repaired = list[str](), self.lent.tensors, unit_vectors(self.net)
+        for name in sorted(name for name in constants if name in saved):
+            old, why = self.before[name], ""
             if not old.isfinite().all():
                 why = "begins at ±∞, so no difference to it can be sent: begin it at a finite number"
-            elif name not in unit_vectors(self.net) and _has_unit_rows(old) and _has_unit_rows(new):
+            elif name not in repaired and _has_unit_rows(old) and _has_unit_rows(first.tensors[name]):
                 why = "has unit norm, and a mean of unit vectors is shorter: normalise it where forward reads it"
             if why:
                 anew = "register it with persistent=False, so that clients begin anew"
                 raise ValueError(f"{self.name} changes {name}, which {why}, or {anew}.")
+            if not old.is_floating_point() or isinstance(own[name], nn.Parameter):
+                found.append(name)
         if found:
-            log.info("%s: training changes %s, which are averaged like buffers", self.name, _few(sorted(found)))
-        return tuple(sorted(found))
+            log.info("%s: training changes %s, which are averaged like buffers", self.name, _few(found))
+        return tuple(found)
 
     # The checks below return why clients cannot train in one stack; empty if they can.
     def hidden_state(self, first: _Pass, test: _Pass) -> str:
-        """Whether a pass depends on earlier ones through more than parameters, buffers and global generators."""
+        """Repeats both passes, with the same tensors and seeds. Warns of everything else that earlier passes changed."""
         again, tested = self.run(self.x), self.run(self.x, training=False)
         same = _close(again.out, first.out) and _close(tested.out, test.out)
         kept = {n: value for n, (value, mark) in _attributes(self.net).items() if self.marks.get(n, mark) != mark}
@@ -183,7 +188,7 @@ class _Probe:
         return "" if same else "state in plain attributes"
 
     def rows_meet(self, first: _Pass) -> str:
-        """Whether a sample's output, or a buffer, depends on the other samples of its batch, as on padding."""
+        """Compares the outputs and buffers of two batches with the same first half."""
         half, x = len(self.x) // 2, self.x.clone()
         x[half:] = self.x[: len(x) - half].flip(0)
         other = self.run(x)
@@ -193,18 +198,17 @@ class _Probe:
         return "batches whose samples influence each other, as in batch statistics, which would mix with padding"
 
     def in_stacks(self) -> tuple[str, str]:
-        """Compares two clients in the network itself with one in ``functional_call``, and with both in a stack."""
-        fixed = "torch" not in self.draws  # in a stack, dropout draws other masks
+        """Why a client's numbers differ in ``functional_call``, and why those of two clients differ in a stack."""
+        fixed = "torch" not in self.draws  # dropout draws other masks in a stack, so it is compared in evaluation mode
         x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (self.x, self.y))
-        own = [{name: self.before[name] * scale for name in self.trained} for scale in (1.1, 1.2)]
-        states = [self.before | trained for trained in own]
+        states = [self.before | {name: self.before[name] * scale for name in self.trained} for scale in (1.1, 1.2)]
         each = [self.run(x_KB[k], fixed, y_KB[k], states[k]) for k in (0, 1)]
 
         def differs(call: Callable[..., Tensor], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]) -> str:
             try:
                 for training in (True, fixed):
-                    self.net.train(training)
                     seed_generators(x.device, 0)
+                    self.net.train(training)
                     leaves = {name: t.clone().requires_grad_(name in self.trained) for name, t in state.items()}
                     out = call(leaves, x)
                     self.task.losses(out, y).sum().backward()
@@ -280,9 +284,8 @@ def _leaves(loss: Tensor) -> set[int]:
 
 
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split(". ")[0].split())[:300]
+    return shorten(str(error).split(". ")[0], 300)
 
 
 def _few(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return shorten(", ".join(names), 100, placeholder=" …")

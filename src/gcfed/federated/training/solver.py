@@ -16,10 +16,10 @@ from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.training.forward import Params
-from gcfed.federated.training.network import is_graphable, is_recurrent, uses_batch_statistics
+from gcfed.federated.training.lent import Traits
+from gcfed.federated.training.network import is_graphable, is_recurrent
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
 from gcfed.federated.training.steps import Steps
-from gcfed.models.unchanged import unchanged
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
@@ -31,7 +31,7 @@ _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
 
 @checked
 class LocalSolver:
-    """Local SGD on every client of a stack: epochs or steps of any elementwise optimizer of ``torch.optim``.
+    """Trains every client of a stack for some epochs or steps, with any elementwise optimizer of ``torch.optim``.
 
     Args:
         optimizer: partial of a ``torch.optim`` class; a client starts every round with a new one.
@@ -51,25 +51,14 @@ class LocalSolver:
     """
 
     def __init__(
-        self,
-        optimizer: Callable[..., Optimizer],
-        *,
-        epochs: Count | None = 5,
-        steps: Count | None = None,
-        batch_size: Count = 50,
-        last_batch: Literal["keep", "drop", "wrap"] = "keep",
-        lr_decay: PositiveShare = 1.0,
-        clip_norm: Positive | None = None,
-        stack: Count | Literal["auto"] = "auto",
-        graphs: bool = True,
-    ) -> None:
+        self, optimizer: Callable[..., Optimizer], *, epochs: Count | None = 5, steps: Count | None = None,
+        batch_size: Count = 50, last_batch: Literal["keep", "drop", "wrap"] = "keep", lr_decay: PositiveShare = 1.0,
+        clip_norm: Positive | None = None, stack: Count | Literal["auto"] = "auto", graphs: bool = True,
+    ) -> None:  # fmt: skip
         cls = optimizer.func if isinstance(optimizer, partial) else optimizer
         if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
-            raise SettingError(
-                "optimizer",
-                f"={cls.__name__} is not elementwise, so it cannot train stacked clients. "
-                "Choose an elementwise one, such as torch.optim.SGD, Adam or AdamW.",
-            )
+            why = "is not elementwise, so it cannot train stacked clients: choose one such as torch.optim.SGD or Adam."
+            raise SettingError("optimizer", f"={cls.__name__} {why}")
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
         self._lr = float(probe_optimizer(self.optimizer).defaults["lr"])
         if epochs is None and steps is None:
@@ -79,28 +68,17 @@ class LocalSolver:
         self._recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
 
-    def check_stack(self, alone: str) -> None:
-        """Raises ValueError if ``client.stack`` > 1 and there is a reason, ``alone``, that clients must train alone."""
-        if alone and self.stack != "auto" and int(self.stack) > 1:
-            raise ValueError(f"client.stack={self.stack} cannot train a network with {alone}.")
-
-    def validate(self, net: nn.Module, data: Any) -> None:
-        """Raises ValueError if a layer normalises over batches and a client has one of a single sample."""
+    def check(self, traits: Traits, data: Any) -> None:
+        """Raises ValueError if a network with these traits cannot train K clients at once, or a batch of one sample."""
+        if traits.alone and self.stack != "auto" and int(self.stack) > 1:
+            raise ValueError(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
         sizes = data.sizes(np.arange(data.num_clients)).tolist()
-        alone = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
-        if not alone or not uses_batch_statistics(net):
-            return
-        text = hasattr(net, "last_only")
-        sample = next(net.parameters()).new_zeros(1, *data.input_shape, dtype=torch.int64 if text else None)
-        try:
-            with unchanged(net), torch.no_grad():
-                net.train()(sample)
-        except ValueError as error:
+        single = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
+        if traits.single and single:
             raise ValueError(
-                f"{type(net).__name__} normalises over batches, and {len(alone)} of {len(sizes)} clients have "
-                f"one of a single sample (the first is client {alone[0]}): set model.norm_policy=group, "
-                f"or fixed, or client.last_batch=wrap. ({error})"
-            ) from None
+                f"{traits.single}, and {len(single)} of {len(sizes)} clients have such a batch (the first is client "
+                f"{single[0]}): set model.norm_policy=group, or fixed, or client.last_batch=wrap."
+            )
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """The recorder of the present stream; None if Python launches each step."""
@@ -114,15 +92,9 @@ class LocalSolver:
         self._recorders.clear()
 
     def begin(
-        self,
-        make: Callable[..., ClientStack],
-        download: Download,
-        clients: np.ndarray,
-        plan: BatchPlan,
-        data: Any,
-        recorder: Recorder | None = None,
-        lasting: bool = False,
-    ) -> Steps:
+        self, make: Callable[..., ClientStack], download: Download, clients: np.ndarray, plan: BatchPlan, data: Any,
+        recorder: Recorder | None = None, lasting: bool = False,
+    ) -> Steps:  # fmt: skip
         """Prepares K clients, at the broadcast model, for training.
 
         Args:
@@ -164,14 +136,9 @@ class LocalSolver:
         return counts_of_pass(size, self.batch_size, self.last_batch)
 
     def train(
-        self,
-        steps: Steps,
-        data: FederatedDataModule,
-        lr: float,
-        parts: Sequence[Any],
-        after_backward: Callable[[], object],
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
-    ) -> Tensor:
+        self, steps: Steps, data: FederatedDataModule, lr: float, parts: Sequence[Any],
+        after_backward: Callable[[], object], autocast: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> Tensor:  # fmt: skip
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
 
         Args:

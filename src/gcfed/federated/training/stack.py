@@ -1,6 +1,6 @@
 """K clients that train side by side. The first axis of every client-side tensor is the client axis K."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,8 +27,7 @@ class ClientStack:
     """K clients of one round, side by side on one device.
 
     A single client trains in the user's own network (:class:`Lent`). Several clients train by ``torch.func.vmap`` over
-    it, with the same numbers. Clients are sorted by their number of local steps, longest first. When some have
-    finished, :meth:`shrink` goes on with the first n; the tensors of the others do not change any more.
+    it, with the same numbers. When some have finished, :meth:`shrink` goes on with the first n clients.
 
     Buffers start at the server's values, and each client's forward passes update its own. Those that travel are
     uploaded and averaged like parameters, integers as floats. The others start again in the next round.
@@ -36,8 +35,8 @@ class ClientStack:
     Args:
         net: the global network. It has the client's tensors while a single client trains, until :meth:`end`.
         start: the broadcast model, name → ``[*shape]``, with the tensors that travel (:func:`travelling`).
-        clients: ids, ``[K]``, in the order of ``num_samples`` and ``num_steps``: longest first.
-        tap_features, tap_stages: also return the features, or the outputs of all ``net.stages()`` (see ``Tap``).
+        clients: ids, ``[K]``, like ``num_samples`` and ``num_steps`` sorted by the number of local steps, most first.
+        reads: what the forward pass also returns: ``features``, ``stages`` (see ``Tap``).
         task: the meaning of the labels.
         lent: the network as :class:`Lent`; made here if not given.
 
@@ -45,38 +44,33 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``.
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of ``full``.
         prepared: what each client part returned from ``prepare``, by part.
-        stays: whether the next clients train in the same memory (:meth:`load`).
 
     Raises:
         ValueError: K > 1, and the network cannot be stacked.
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        start: Mapping[str, Tensor],
-        clients: np.ndarray,
-        num_samples: np.ndarray,
-        num_steps: np.ndarray,
-        *,
-        tap_features: bool = False,
-        tap_stages: bool = False,
-        task: Task = CLASSIFICATION,
-        lent: Lent | None = None,
-    ) -> None:
+        self, net: nn.Module, start: Mapping[str, Tensor], clients: np.ndarray, num_samples: np.ndarray,
+        num_steps: np.ndarray, *, reads: Set[str] = frozenset(), task: Task = CLASSIFICATION, lent: Lent | None = None,
+    ) -> None:  # fmt: skip
         k = len(clients)
         if k > 1 and (reason := cannot_stack(net)):
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
-        self.task, self.stays = task, False
-        self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
+        self.task, self.net, self.lent = task, net, lent or Lent(net)
+        self._tap = Tap(net, "features" in reads, "stages" in reads)
+        self.lent.look()
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so functional_call runs on views of ``full``.
         self._lends = not (next(iter(start.values())).is_cuda and is_recurrent(net))
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
-        self._trained = [name for name, p in net.named_parameters() if p.requires_grad]
-        self._buffers = {n: t for n, t in self.full.items() if n not in self._trained}
-        # All other buffers are copied too, so that no client changes the global network's.
-        self._counters = {n: b for n, b in net.named_buffers() if n not in start or not b.is_floating_point()}
-        self._buffers |= {n: broadcast_like(b, k) for n, b in self._counters.items()}
+        own = self.lent.tensors
+        self._trained = [name for name, t in own.items() if t.requires_grad]
+        # Buffers that do not travel, and integers, whose floats do: each client has copies of the network's.
+        self._counters = {
+            name: t for name, t in own.items()
+            if not (isinstance(t, nn.Parameter) or (name in start and t.is_floating_point()))
+        }  # fmt: skip
+        self._buffers = {name: t for name, t in self.full.items() if name not in self._trained}
+        self._buffers |= {name: broadcast_like(t, k) for name, t in self._counters.items()}
         self.load(start, clients, num_samples, num_steps)
 
     def load(
@@ -101,17 +95,18 @@ class ClientStack:
     def _activate(self, n: int) -> None:
         """Makes the first n clients the active ones."""
         self.active = n
-        buffers = {name: buffer[:n] for name, buffer in self._buffers.items()}
-        self._inputs: list[tuple[Tensor, Tensor]] = []  # of a single client: parameters of the network, their leaves
+        self._state: Params = {}  # of several clients: the tensors that their networks run on
+        self._lent: list[tuple[Tensor, Tensor]] = []  # of a single client: parameters of the network, their leaves
         if n == 1 and self._lends:
             self.lent.begin({name: t[0] for name, t in (self.full | self._buffers).items()})
-            own = {name: self.lent.tensors[name] for name in self._trained}
+            own = [self.lent.tensors[name] for name in self._trained]
             # They share a version counter, so autograd notices an edit of a leaf that its graph still needs.
-            self.leaves: Params = {name: t.detach().unsqueeze(0).requires_grad_() for name, t in own.items()}
-            self._inputs = list(zip(own.values(), self.leaves.values(), strict=True))
+            leaves = [t.detach().unsqueeze(0).requires_grad_() for t in own]
+            self.leaves: Params = dict(zip(self._trained, leaves, strict=True))
+            self._lent = list(zip(own, leaves, strict=True))
         else:
             self.leaves = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
-        self._state = self.leaves | buffers
+            self._state = self.leaves | {name: t[:n] for name, t in self._buffers.items()}
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -136,7 +131,7 @@ class ClientStack:
     def __call__(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
         with unedited(x_KB):
-            if self._inputs:
+            if self._lent:
                 return self._tap.output([t.unsqueeze(0) for t in self._tap(x_KB.squeeze(0))])
             out, assigned = self._side_by_side(self._tap, self._state, x_KB)
         for name, value in assigned.items():
@@ -144,10 +139,9 @@ class ClientStack:
         return out
 
     def _side_by_side(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> tuple[Output, Params]:
-        """Runs each client's network on its own tensors and batch; also returns the buffers that forward replaced."""
-        if self.active == 1:
-            rows = {name: t.squeeze(0) for name, t in state.items()}
-            out, assigned = tap.on(rows, x_KB.squeeze(0), first)
+        """Runs each client's network on its own tensors and batch. Also returns the tensors that forward replaced."""
+        if self.active == 1:  # also where torch cannot batch the network
+            out, assigned = tap.on({name: t.squeeze(0) for name, t in state.items()}, x_KB.squeeze(0), first)
             return tap.output([t.unsqueeze(0) for t in out]), {name: t.unsqueeze(0) for name, t in assigned.items()}
         out, assigned = vmap(tap.on, in_dims=(0, 0, None), randomness="different")(state, x_KB, first)
         return tap.output(out), assigned
@@ -159,8 +153,8 @@ class ClientStack:
 
     def backward(self, loss_K: Tensor) -> None:
         """Back-propagates the active clients' losses, ``[n]``, into the ``grad`` of the leaves, ``[n, *shape]``."""
-        loss_K.backward(None if len(loss_K) == 1 else torch.ones_like(loss_K))
-        for own, leaf in self._inputs:
+        loss_K.backward(None if self.active == 1 else torch.ones_like(loss_K))
+        for own, leaf in self._lent:
             if (grad := own.grad) is not None:
                 # The leaf has a gradient if a method's term of the loss reads it.
                 leaf.grad = grad.unsqueeze(0) if leaf.grad is None else leaf.grad.add_(grad)
@@ -168,26 +162,15 @@ class ClientStack:
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by the trained parameters, name → ``[n, *shape]``; zeros where unused."""
-        leaves = list(self.leaves.values())
-        if not self._inputs:
-            grads = torch.autograd.grad(loss_K.sum(), leaves, materialize_grads=True)
-            return dict(zip(self.leaves, grads, strict=True))
-        grads = torch.autograd.grad(loss_K.sum(), [t for pair in self._inputs for t in pair], allow_unused=True)
-        result = {}
-        for (name, leaf), by_own, by_leaf in zip(self.leaves.items(), grads[::2], grads[1::2], strict=True):
-            grad = torch.zeros_like(leaf) if by_own is None else by_own.unsqueeze(0)
-            result[name] = grad if by_leaf is None else grad + by_leaf
-        return result
+        self.backward(loss_K)
+        grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in self.leaves.items()}
+        self.drop_grads()
+        return grads
 
     def reference(
-        self,
-        x_KB: Tensor,
-        *,
-        params: Mapping[str, Tensor] | None = None,
-        first: int = 0,
-        features: bool = False,
+        self, x_KB: Tensor, *, params: Mapping[str, Tensor] | None = None, first: int = 0, features: bool = False,
         stages: bool = False,
-    ) -> Output:
+    ) -> Output:  # fmt: skip
         """Runs a teacher, a fixed network in evaluation mode, on the n active clients' batches.
 
         Gradients flow to ``x_KB``, and to tensors of ``params`` that require them.
@@ -209,10 +192,9 @@ class ClientStack:
                 constants = {n: self.lent.own(n) for n in self._counters if n not in self.start}
                 out, _ = tap.on(constants | self._typed(self.start), x_KB.flatten(0, 1), first)
                 return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
-            present = self._state
-            if self._inputs:
+            present = {name: t.detach() for name, t in self._state.items()}
+            if self._lent:
                 present = {name: t.unsqueeze(0) for name, t in self.lent.present().items()}
-            present = {name: t.detach() for name, t in present.items()}
             return self._side_by_side(tap, present | self._typed(params), x_KB, first)[0]
 
     def _typed(self, tensors: Mapping[str, Tensor]) -> Params:
@@ -236,8 +218,8 @@ class ClientStack:
         optimizer.param_groups[0]["params"] = list(self.leaves.values())
 
     def settle(self) -> None:
-        """Called after local training: copies what forward passes replaced, and integer buffers, into ``full``."""
-        if self._inputs:
+        """After local training, copies integer buffers, and tensors that forward passes replaced, into ``full``."""
+        if self._lent:
             self.lent.settle()
         for name in self._counters.keys() & self.full.keys():
             self.full[name].copy_(self._buffers[name])
@@ -247,16 +229,11 @@ class ClientStack:
         self.lent.home()
 
     def delta(self) -> Params:
-        """The clients' updates w_k − w, name → ``[K, *shape]``. They use the stack's memory, unless it stays."""
+        """The clients' updates w_k − w, name → ``[K, *shape]``."""
         self.end()
-        if self.stays:
-            moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
-            return dict(zip(self.full, moved, strict=True))
-        self.leaves = {}
-        self._state, self._inputs = {}, []
-        full, self.full, self._buffers = self.full, {}, {}  # parts may hold the stack until the next one
-        torch._foreach_sub_(list(full.values()), [self.start[name] for name in full])
-        return full
+        self.drop_grads()
+        moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
+        return dict(zip(self.full, moved, strict=True))
 
 
 @contextmanager

@@ -38,8 +38,9 @@ class Steps:
     def first_done(self) -> None:
         """Called after the first step, in which an optimizer creates its state."""
         if self.optimizer.defaults.get("fused") and self.optimizer.defaults.get("momentum"):
-            for leaf in self.stack.leaves.values():  # without a gradient in step 1; momentum 0 gives the same step
-                self.optimizer.state[leaf].setdefault("momentum_buffer", torch.zeros_like(leaf))
+            for leaf in self.stack.leaves.values():
+                if "momentum_buffer" not in (state := self.optimizer.state[leaf]):  # no gradient in the first step
+                    state["momentum_buffer"] = torch.zeros_like(leaf)
 
     def note(self, number: int | Tensor, *values: Tensor) -> None:
         """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]`` each."""
