@@ -1,13 +1,15 @@
 """A recorded step has the bits of the step itself. methods/test_contract.py shows it for every algorithm."""
 
+import numpy as np
 import pytest
 import torch
-from harness import Spy
+from harness import Spy, make_download, random_federation, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 from tapes import train_twice
 
 from benchmarks.tape import Tape
+from gcfed.federated.training.batches import BatchPlan
 from gcfed.methods.proximal import Proximal
 from gcfed.runs.folder import new_folder
 
@@ -22,7 +24,7 @@ TINY = (
 def twice(config, monkeypatch, tmp_path):
     """Trains as :func:`tapes.train_twice`. Returns whether the numbers are the same, and the kinds of played steps."""
 
-    def run(*overrides, model=None, method=None):
+    def run(*overrides, model=None, method=None, tolerance=0.0):
         words = (*(o for o in TINY if model is None or not o.startswith("model.")), *overrides)
         cfg = config(*words, folder=new_folder(tmp_path / "run"))
         with open_dict(cfg):
@@ -30,7 +32,7 @@ def twice(config, monkeypatch, tmp_path):
                 cfg.model = {"_target_": model}
             if method is not None:
                 cfg.callbacks["method"] = {"_target_": method}
-        return train_twice(monkeypatch, cfg)[1:]
+        return train_twice(monkeypatch, cfg, tolerance)[1:]
 
     return run
 
@@ -57,6 +59,28 @@ def test_every_setting_can_be_recorded(twice, overrides, model):
     assert played
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "moon", "feddecorr", "fedreg", "fedsam", "fedmlb", "fedntd"])
+def test_padding_changes_the_last_bits_only(twice, algorithm):
+    same, played = twice(f"algorithm={algorithm}", "client.batch_size=12", tolerance=1e-12)
+    assert same
+    assert {kind.size for kind in played} == {8, 12}
+
+
+def test_batches_are_not_padded_if_the_network_uses_their_statistics(twice):
+    same, played = twice("gc=none", model=f"{__name__}.WithDropout", tolerance=1e-12)
+    assert same
+    assert all(kind.even for kind in played)
+
+
+def test_padding_leaves_few_kinds_of_steps():
+    sizes = np.arange(51, 100)  # the last batches have 1 … 49 samples
+    data = random_federation(sizes)
+    plan = sgd(batch_size=50).plan(data, np.arange(49), make_download({}), torch.device("cpu"))
+    plans = [BatchPlan(plan.index[k : k + 1], None, plan.counts[k : k + 1]) for k in range(49)]
+    kinds = [{kind for plan in plans for kind in made(plan).kinds} for made in (lambda plan: plan, BatchPlan.padded)]
+    assert list(map(len, kinds)) == [50, 8]  # with the one of whole batches
+
+
 # ------------------------------------------------------------------------ recordings that later stacks replay
 EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
 
@@ -65,8 +89,11 @@ EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
     ("overrides", "once"),
     [
         (("client=adam",), True), (("algorithm=scaffold",), True), (("algorithm=feddyn", "client.stack=2"), True),
-        (("client.lr_decay=0.5",), False),  # the learning rate is a number in a recording
-        (("gc=gcfed", "gc.local_rounds=1"), False),  # so is whether there is Local GC,
+        # The learning rate is a tensor; 2⁻⁴ has the same value in float32.
+        (("client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
+        (("client=adam", "client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
+        (("client.lr_decay=0.5", "+client.optimizer.foreach=true"), False),  # this optimizer needs a number,
+        (("gc=gcfed", "gc.local_rounds=1"), False),  # a recording contains Local GC or not,
         (("algorithm=moon",), False),  # and whether a client has trained before
     ],
 )  # fmt: skip

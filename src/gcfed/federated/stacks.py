@@ -24,6 +24,7 @@ from gcfed.federated.training.forward import Params, evaluating
 from gcfed.federated.training.network import has_convolutions, has_dropout
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.transport import Expected, Transport
+from gcfed.utils.device import free_memory
 
 
 class Stacks(Transport):
@@ -112,7 +113,7 @@ def layout(
     # A client needs its weights, gradients, momentum, a method's terms, and the activations of a batch twice.
     sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
     client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
-    fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
+    fit = max(1, min(cohort, free_memory(device) // client))
     # Dropout in a stack depends on its clients, so the run would depend on the free memory.
     alone = alone or has_dropout(net) or has_convolutions(net)
     k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
