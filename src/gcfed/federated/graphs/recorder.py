@@ -57,12 +57,9 @@ class Graph:
 
 
 class Recorder:
-    """Makes the recorded steps of all stacks of one stream.
+    """Makes the recorded steps of all stacks of one stream. ``graph`` records a step; by default a new :class:`Graph`.
 
     It keeps recordings for two values of K, because most cohorts are split into stacks of one size and a smaller one.
-
-    Args:
-        graph: records a step; by default a new :class:`Graph`.
     """
 
     def __init__(self, graph: Any = None) -> None:
