@@ -122,7 +122,7 @@ def test_synthetic_data_are_drawn_once(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "cohort", "samples", "parameters"), [("w6", 50, 2500, 1_626_442), ("w7", 10, 1975, 1_206_590)]
 )
-def test_the_workloads_of_other_simulators_are_theirs(name, cohort, samples, parameters):
+def test_the_workloads_have_the_sizes_of_other_simulators(name, cohort, samples, parameters):
     """The network by its parameters (FLUTE says 1,199,882 for ten digits), a round by its clients and samples."""
     assert sum(p.numel() for p in peers.CNN((1, 28, 28), 10).parameters()) == 1_199_882
     cfg = workloads.compose_workload(name)
