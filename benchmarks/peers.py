@@ -1,8 +1,9 @@
 """Times pfl-research and BlazeFL on our clients: ``python benchmarks/peers.py digits PFL_PYTHON BLAZEFL_PYTHON``.
 
 Each simulator runs FedAvg in one process with one thread, from the same weights, on the same clients and cohorts, with
-plain SGD. The two arguments are interpreters of environments with ``pfl[pytorch]`` and ``blazefl``. The simulators run
-in turn. A figure is the processor time of a whole round without its test, because other programs disturb it least.
+plain SGD. The two arguments are interpreters: one with ``pfl[pytorch]``, one with ``blazefl``, numpy and tqdm. The
+simulators run in turn. A figure is the processor time of a whole round without its test, because other programs
+disturb it less than the time on a clock.
 
 This file must import with torch alone, because it also runs in those environments.
 """

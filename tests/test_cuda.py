@@ -45,12 +45,12 @@ def test_steps_as_graphs_have_the_numbers_of_those_that_python_launches_and_of_t
     assert runs["graphs"].loop.stacks.layout.k == (2 if "client.stack=2" in layout else 1)
     graphs, launched, cpu = (final_weights(run).cpu() for run in runs.values())
     torch.testing.assert_close(graphs, launched, rtol=0, atol=1e-9 if padded else 0)
-    if algorithm != "fedpaq":  # which draws on the device
+    if algorithm != "fedpaq":  # it draws random numbers on the device
         torch.testing.assert_close(graphs, cpu, rtol=0, atol=1e-6)
 
 
 def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
-    """cuDNN moves a recurrent layer's weights to memory of its own when it first sees them."""
+    """cuDNN moves a recurrent layer's weights to its own memory in the first forward pass."""
     torch.manual_seed(0)
     net = CharLSTM(input_shape=(5,), num_classes=7, hidden=6).double()
     x, y = torch.randint(0, 7, (2, 9, 5))
