@@ -1,9 +1,9 @@
-"""The first minutes on a GPU: ``python benchmarks/gpu.py`` prints a table and writes it and all figures.
+"""The first minutes on a GPU: ``python benchmarks/gpu.py --out FOLDER`` prints figures and writes them after each part.
 
-The most important parts come first, in case time runs out: the tests for a GPU; W1 in each layout and precision; how
-far the host runs ahead of graphs; the floor of a round; waits for the device by line; whether equal runs give equal
-weights; other workloads; two workloads of other simulators, in minutes; memory. Further words are overrides; ``--out``
-names the folder, and ``--tests no`` skips the tests.
+The parts run in groups, each in a process of its own, because an error of CUDA spoils all later work of its process.
+The most important groups come first, in case time runs out. The folder gets figures.json, kernels.json (the kernels of
+a client's local steps: name, number per step, microseconds) and tests.txt. Further words are overrides.
+``--dry`` tries all parts with tiny runs on a CPU. ``--group w1`` runs one group, in this process.
 """
 
 import argparse
@@ -11,9 +11,12 @@ import gc
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,202 +27,222 @@ import torch  # noqa: E402
 from lightning.pytorch import Callback, Trainer  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
-from benchmarks.workloads import compose_workload  # noqa: E402
+from benchmarks.workloads import WORKLOADS, compose_workload  # noqa: E402
 from gcfed.federated.graphs import streams as lanes  # noqa: E402
-from gcfed.federated.graphs.recorder import Graph  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
-from gcfed.runs.reading import read_metrics  # noqa: E402
 
+#: The tests for a GPU. Other files of tests need packages that a borrowed machine may not have.
+TESTS = ("tests/test_cuda.py", "-q", "-m", "cuda")
 ROUNDS = ("rounds=40", "eval_every=40", "callbacks.checkpoint.every=40")
+BF16, TF32, STRICT = "precision=bf16-mixed", "precision_matmul=high", "+trainer.deterministic=warn"
 #: Name → overrides, streams, and whether convolutions may use TF32.
 LAYOUTS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "eager, one at a time": (("client.stack=1", "client.graphs=false", "rounds=6"), 1, False),
-    "eager, a stack of five": (("client.stack=5", "client.graphs=false", "rounds=6"), 1, False),
     "graphs, one at a time": (("client.stack=1",), 1, False),
     "graphs, a stack of five": (("client.stack=5",), 1, False),
     "graphs, five streams": (("client.stack=1",), 5, False),
-    "graphs, five streams, TF32": (("client.stack=1", "precision_matmul=high"), 5, True),
-    "graphs, five streams, bf16": (("client.stack=1", "precision=bf16-mixed"), 5, False),
+    "graphs, five streams, TF32": (("client.stack=1", TF32), 5, True),
+    "graphs, five streams, bf16": (("client.stack=1", BF16), 5, False),
 }
+DRY = (
+    "trainer=cpu", "trainer.devices=1", "data.limit_train=80", "data.limit_test=20", "participation.num_clients=5",
+    "participation.per_round=2", "client.steps=2", "rounds=2", "eval_every=2",
+)  # fmt: skip
+SECONDS = {"tests": 180, "w1": 240}  # limits of groups; 120 for others
+Part = Callable[[], Any]
 
 
-#: The tests for a GPU. Other files of tests need packages that a borrowed machine may not have.
-TESTS = ("tests/test_cuda.py", "-q", "-m", "cuda", "-n", "0")
+def groups(*more: str) -> dict[str, dict[str, Part]]:
+    """The parts of each group, name → figures. ``more`` are overrides of all runs."""
+    scaffold = ("algorithm=scaffold", "gc=none")
+
+    def timed(workload: str, *words: str) -> Part:
+        return lambda: seconds(run(workload, *ROUNDS, *words, *more))
+
+    kernels = {f"kernels, {name}": partial(profiled, *words, *more) for name, words in
+               (("float32", ()), ("TF32", (TF32,)), ("bf16", (BF16,)))}  # fmt: skip
+    return {
+        "w1": {
+            **{name: partial(layout, *settings, *more) for name, settings in LAYOUTS.items()}, **kernels,
+            "floor": timed("w1", "client.steps=1"),
+            "floor, tested each round": timed("w1", "client.steps=1", "rounds=20", "eval_every=1"),
+            "waits": partial(waits, *more), "equal runs": partial(equal, *more),
+            "equal runs, deterministic": partial(equal, STRICT, *more), "deterministic": timed("w1", STRICT),
+        },
+        "w2 to w4": {
+            "w2": timed("w2", "rounds=60"), "w3": timed("w3", "rounds=12"), "w4": timed("w4"),
+            "scaffold": timed("w1", *scaffold),
+        },
+        "w6, w7": {
+            "minutes, w6": partial(minutes, "w6", 10, *more), "minutes, w7": partial(minutes, "w7", 50, *more),
+        },
+        "memory": {
+            **{name: partial(memory, workload, *words, *more) for name, workload, *words in (
+                ("GB, w1", "w1"), ("GB, SCAFFOLD", "w1", *scaffold), ("GB, SSF", "w1", "algorithm=ssf", "gc=none"),
+                ("GB, w2", "w2"), ("GB, w3", "w3"), *((f"GB, {n} rounds", "w1", "client.steps=3", f"rounds={n}",
+                f"eval_every={n}", f"callbacks.checkpoint.every={n}") for n in (100, 1500)))},
+        },
+    }  # fmt: skip
 
 
-def tests() -> str:
-    """How many of the tests for a GPU pass: the last line of pytest."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *TESTS], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    print(done.stdout + done.stderr)
-    return done.stdout.strip().rpartition("\n")[2]
-
-
-def run(folder: Path, workload: str, *overrides: str, trainer: str = "gpu") -> RunResult:
+def run(workload: str, *overrides: str) -> RunResult:
     """One run of a workload, without pictures."""
-    cfg = compose_workload(workload, f"trainer={trainer}", "extras.figures=false", "logger=csv", *overrides)
-    with open_dict(cfg):
-        cfg.paths.output_dir, cfg.callbacks.progress = str(folder), None
-    return train(cfg)
+    where = () if any(word.startswith("trainer=") for word in overrides) else ("trainer=gpu",)
+    cfg = compose_workload(workload, *where, "extras.figures=false", "logger=csv", *overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        with open_dict(cfg):
+            cfg.paths.output_dir = f"{folder}/run"
+        return train(cfg, quiet=True)
 
 
-def minutes(folder: Path, workload: str, rounds: int, eval_every: int, *overrides: str, trainer: str = "gpu") -> float:
-    """Estimates the minutes of so many rounds with their tests from the rounds between the first test and the third."""
-    run(folder, workload, f"rounds={3 * eval_every}", f"eval_every={eval_every}", *overrides, trainer=trainer)
-    rows = read_metrics(folder / "metrics.csv").iloc[eval_every:]
-    return float(rows["time/round_s"].mean()) * rounds / 60
+def seconds(result: RunResult) -> dict[str, float]:
+    """Medians over the second half of a run: seconds of a round and of its training, and µs of a local step: over all
+    steps of the round, and over those of the longest client.
+    """
+    rows, loop = result.frame.iloc[len(result.frame) // 2 :], result.loop
+    train_s, count = rows["time/train_s"], loop.data.num_clients
+    cohorts = [loop.sampler(t - 1, count, loop.seed) for t in rows.index]
+    longest = [loop.stacks.planned(cohort).max() for cohort in cohorts]
+    figures = {
+        "round_s": rows["time/round_s"], "train_s": train_s, "step_us": 1e6 * train_s / rows["train/steps"],
+        "longest_us": 1e6 * train_s / longest,
+    }  # fmt: skip
+    return {name: float(values.median()) for name, values in figures.items()}
 
 
-def seconds(folder: Path) -> dict[str, float]:
-    """Medians over the second half of a run: seconds of a round and of its training, and µs of a local step."""
-    rows = read_metrics(folder / "metrics.csv")
-    rows = rows.iloc[len(rows) // 2 :]
-    step = (rows["time/train_s"] / rows["train/steps"]).median() * 1e6
-    medians = {"round_s": rows["time/round_s"].median(), "train_s": rows["time/train_s"].median(), "step_us": step}
-    return {name: float(value) for name, value in medians.items()}
-
-
-def layouts(out: Path, *overrides: str, trainer: str = "gpu") -> dict[str, Any]:
-    """W1 in each layout."""
-    found: dict[str, Any] = {}
+def layout(words: tuple[str, ...], streams: int, tf32: bool, *more: str) -> dict[str, float]:
+    """W1 with these settings."""
     before = lanes.STREAMS, torch.backends.cudnn.allow_tf32
-    for i, (name, (more, streams, tf32)) in enumerate(LAYOUTS.items()):
-        lanes.STREAMS, torch.backends.cudnn.allow_tf32 = streams, tf32
-        try:
-            run(out / f"layout_{i}", "w1", *ROUNDS, *more, *overrides, trainer=trainer)
-            found[name] = seconds(out / f"layout_{i}")
-        except Exception as error:  # such as too little memory for a stack
-            found[name] = f"{type(error).__name__}: {error}"
-        print(f"{name}: {found[name]}", flush=True)
-    lanes.STREAMS, torch.backends.cudnn.allow_tf32 = before
-    return found
+    lanes.STREAMS, torch.backends.cudnn.allow_tf32 = streams, tf32
+    try:
+        return seconds(run("w1", *ROUNDS, *words, *more))
+    finally:
+        lanes.STREAMS, torch.backends.cudnn.allow_tf32 = before
 
 
-def ahead(replays: int = 1000) -> dict[str, float]:
-    """Seconds until the host has enqueued so many graphs of a small step, and until the device has run them."""
-    x = torch.randn(50, 512, device="cuda")
-    weights = [torch.randn(512, 512, device="cuda") for _ in range(20)]
-    with torch.cuda.stream(torch.cuda.Stream()):
-
-        def step() -> None:
-            y = x
-            for weight in weights:
-                y = y @ weight
-
-        step()
-        replay = Graph().record(step)
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(replays):
-            replay()
-        host = time.perf_counter() - started
-        torch.cuda.synchronize()
-    return {"replays": replays, "host_s": host, "device_s": time.perf_counter() - started}
+def minutes(workload: str, every: int, *more: str) -> float:
+    """Estimates the minutes of 1,500 rounds, with a test in each ``every``-th, from the second half of a short run."""
+    words = (f"rounds={4 * every}", f"eval_every={every}", f"callbacks.checkpoint.every={4 * every}")
+    rounds = run(workload, *words, *more).frame["time/round_s"]
+    return float(rounds.iloc[len(rounds) // 2 :].mean()) * 1500 / 60
 
 
 class Profiled(Callback):
-    """Profiles only the last round but one: most of its graphs are recorded, and it has no test."""
+    """Profiles the last round but one: most of its graphs are recorded, and it has no test."""
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == trainer.max_steps - 2:
+        if trainer.global_step == max(1, trainer.max_steps - 2):
             if torch.cuda.is_available():
                 torch.cuda.synchronize()  # do not count work left over from the round before
-            activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-            self.profiler = torch.profiler.profile(activities=activities)
+            self.profiler = torch.profiler.profile()
             self.profiler.start()
-        elif trainer.global_step == trainer.max_steps - 1:
+        elif trainer.global_step == trainer.max_steps - 1 or trainer.max_steps < 3:
             self.profiler.stop()
 
 
-def profiled(out: Path, *overrides: str, workload: str = "w1", trainer: str = "gpu") -> dict[str, float]:
-    """Profiles a round of W1: writes ``trace.json``, and returns the share of time in which the device is busy."""
-    words = (*ROUNDS, "+callbacks.profiled._target_=benchmarks.gpu.Profiled")
-    result = run(out / "profiled", workload, *words, *overrides, trainer=trainer)
+def profiled(*words: str) -> dict[str, Any]:
+    """The kernels of a round of one client of W1, most time first, and the share of time in which the device works."""
+    one = ("client.stack=1", "participation.per_round=1", "client.steps=20")
+    result = run("w1", *ROUNDS, *one, "+callbacks.profiled._target_=benchmarks.gpu.Profiled", *words)
     callbacks: Any = result.trainer.callbacks
     # By name: if this module runs as a script, the class exists twice.
     (profiler,) = (callback.profiler for callback in callbacks if type(callback).__name__ == "Profiled")
-    profiler.export_chrome_trace(str(out / "trace.json"))
-    device = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    spans = sorted((e.time_range.start, e.time_range.end) for e in device)
-    busy, reached = 0.0, 0.0
-    for start, end in spans:  # overlapping streams count once
+    kind = torch.autograd.DeviceType.CUDA if torch.cuda.is_available() else torch.autograd.DeviceType.CPU
+    events = [e for e in profiler.events() if e.device_type == kind]
+    table: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    busy, first = 0.0, min(e.time_range.start for e in events)
+    reached = first
+    for event in sorted(events, key=lambda e: e.time_range.start):  # overlapping kernels count once
+        start, end = event.time_range.start, event.time_range.end
+        table[event.name][0] += 1
+        table[event.name][1] += end - start
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
-    return {"busy": busy / (reached - spans[0][0]) if spans else 0.0}
+    steps = float(result.frame["train/steps"].iloc[-1])
+    kernels = [{"name": name, "per_step": n / steps, "us": us} for name, (n, us) in table.items()]
+    kernels.sort(key=lambda kernel: -float(kernel["us"]))
+    return {"busy": busy / (reached - first), "per_step": len(events) / steps, "kernels": kernels}
 
 
-def waits(out: Path, *overrides: str) -> dict[str, int]:
+def waits(*more: str) -> dict[str, int]:
     """How often each line waits for the device in a run of three rounds of W1, including its start and end."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            run(out / "waits", "w1", "rounds=3", "eval_every=3", *overrides)
+            run("w1", "rounds=3", "eval_every=3", *more)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     lines = Counter(f"{w.filename}:{w.lineno}" for w in caught if "synchron" in str(w.message))
     return {place.removeprefix(f"{ROOT}/"): number for place, number in lines.most_common()}
 
 
-def equal(out: Path, *overrides: str, trainer: str = "gpu") -> bool:
-    """Whether two runs with the same settings have the same weights, bit for bit."""
-    one, two = (run(out / f"equal_{i}", "w1", "rounds=2", *overrides, trainer=trainer) for i in (1, 2))
-    pairs = zip(one.module.net.parameters(), two.module.net.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
+def equal(*more: str) -> list[bool]:
+    """Whether a second, third and fourth run of W1 have the weights of the first one, bit for bit."""
+    first, *others = (list(run("w1", "rounds=2", *more).model.parameters()) for _ in range(4))
+    return [all(torch.equal(a, b) for a, b in zip(first, other, strict=True)) for other in others]
 
 
-def memory(out: Path, algorithm: str) -> float:
-    """The peak memory of the device in W1, in GB."""
+def memory(workload: str, *words: str) -> dict[str, float]:
+    """The device's peak memory in GB: what tensors use, what the allocator reserves; and how often it had to retry."""
     gc.collect()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    run(out / f"memory_{algorithm}", "w1", f"algorithm={algorithm}", "gc=none", "rounds=2")
-    return torch.cuda.max_memory_allocated() / 1e9
+    run(workload, "rounds=2", *words)
+    peaks = {"used": torch.cuda.max_memory_allocated() / 1e9, "reserved": torch.cuda.max_memory_reserved() / 1e9}
+    return peaks | {"retries": torch.cuda.memory_stats().get("num_alloc_retries", 0)}
+
+
+def tests(out: Path) -> str:
+    """What pytest says about the tests for a GPU. Its whole output is in tests.txt."""
+    command = [sys.executable, "-m", "pytest", *TESTS, "-n", "4"]
+    with (out / "tests.txt").open("w") as file:
+        code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=SECONDS["tests"])
+    meaning = {0: "passed", 1: "some failed"}.get(code.returncode, f"no result, pytest ended with {code.returncode}")
+    return f"{meaning}: {(out / 'tests.txt').read_text().strip().rpartition(chr(10))[2]}"
+
+
+def measure(parts: dict[str, Part], out: Path) -> None:
+    """Runs these parts, and writes the figures after each part."""
+    for name, part in parts.items():
+        started = time.perf_counter()
+        try:
+            found = part()
+        except Exception as error:  # go on with the other parts
+            found = f"{type(error).__name__}: {error}"
+        if isinstance(found, dict) and "kernels" in found:
+            add(out / "kernels.json", {name: found.pop("kernels")})
+        print(f"{name}: {found}  ({time.perf_counter() - started:.0f} s)", flush=True)
+        add(out / "figures.json", {name: found})
+
+
+def add(path: Path, figures: dict[str, Any]) -> None:
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(before | figures, indent=1))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "logs" / "benchmarks" / "gpu")
-    parser.add_argument("--tests", choices=("yes", "no"), default="yes")
-    parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("There is no GPU on this machine; benchmarks/run.py is for CPUs.")
-    out, more = args.out, tuple(args.overrides)
-    out.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    parts: dict[str, Any] = {
-        "tests": tests,
-        "layouts": lambda: layouts(out, *more),
-        "host ahead of graphs": ahead,
-        "profiled": lambda: profiled(out, *more),
-        **{
-            name: (lambda n=name, o=o: (run(out / n, "w1", *o, "client.steps=1", *more), seconds(out / n))[1])
-            for name, o in (("floor", ROUNDS), ("floor, tested each round", ("rounds=20",)))
-        },
-        "waits": lambda: waits(out, *more),
-        "equal runs": lambda: equal(out, *more),
-        **{
-            name: (lambda n=name, w=workload, o=o: (run(out / n, w, *ROUNDS, *o, *more), seconds(out / n))[1])
-            for name, workload, o in (
-                ("w2", "w2", ()), ("w4", "w4", ()), ("scaffold", "w1", ("algorithm=scaffold", "gc=none"))
-            )
-        },
-        "minutes, w6": lambda: minutes(out / "w6", "w6", 1500, 10, "callbacks.checkpoint.every=1500", *more),
-        "minutes, w7": lambda: minutes(out / "w7", "w7", 1500, 50, "callbacks.checkpoint.every=1500", *more),
-        "GB, SCAFFOLD": lambda: memory(out, "scaffold"),
-        "GB, SSF": lambda: memory(out, "ssf"),
-    }  # fmt: skip
-    for name, part in parts.items():
-        if name == "tests" and args.tests == "no":
-            continue
-        started = time.perf_counter()
-        try:
-            figures[name] = part()
-        except Exception as error:  # go on with the other workloads
-            figures[name] = f"{type(error).__name__}: {error}"
-        print(f"{name}: {figures[name]}  ({time.perf_counter() - started:.0f} s)", flush=True)
-        (out / "figures.json").write_text(json.dumps(figures, indent=2))
+    parser.add_argument("--group", choices=["tests", *groups()])
+    parser.add_argument("--dry", action="store_true")
+    args, words = parser.parse_known_args()
+    if not args.dry and not torch.cuda.is_available():
+        raise SystemExit("There is no GPU on this machine; benchmarks/run.py is for CPUs. --dry tries this script.")
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.group is None:
+        for name in groups() if args.dry else ("tests", *groups()):
+            try:
+                subprocess.run([sys.executable, *sys.argv, "--group", name], timeout=SECONDS.get(name, 120))
+            except subprocess.TimeoutExpired:
+                print(f"{name}: stopped after its time limit")
+        return
+    if args.dry:
+        words += DRY
+        WORKLOADS.update(dict.fromkeys(WORKLOADS, WORKLOADS["digits"]))
+    device = "none" if args.dry else torch.cuda.get_device_name()
+    add(args.out / "figures.json", {"torch": torch.__version__, "device": device})
+    measure({"tests": partial(tests, args.out)} if args.group == "tests" else groups(*words)[args.group], args.out)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import forked
 
@@ -70,19 +71,58 @@ def test_a_step_has_as_many_kernels_as_the_table_says(algorithm, stack):
     assert kernels.count(algorithm, stack) == pytest.approx(int(alone if stack == 1 else five), rel=0.1)
 
 
-def test_a_run_is_measured_by_its_steps(tmp_path):
-    """What can be tried of benchmarks/gpu.py without one."""
-    small = ("data.limit_train=200", "data.limit_test=20", "participation.num_clients=5", "client.steps=1", "rounds=2")
-    gpu.run(tmp_path, "digits", *small, trainer="cpu")
-    found = gpu.seconds(tmp_path)
-    assert found["round_s"] >= found["train_s"] > 0
-    assert found["step_us"] == pytest.approx(found["train_s"] / 5 * 1e6)
+def test_each_kind_of_part_for_a_gpu_can_be_tried_on_a_cpu(tmp_path):
+    chosen = {"w1": ("graphs, five streams, bf16", "kernels, TF32", "floor", "waits", "equal runs"),
+              "w2 to w4": ("w2",), "w6, w7": ("minutes, w6",), "memory": ("GB, w1",)}  # fmt: skip
+
+    def tried():
+        groups = gpu.groups
+        gpu.groups = lambda *words: {g: {n: groups(*words)[g][n] for n in names} for g, names in chosen.items()}
+        gpu.subprocess = SimpleNamespace(run=lambda command, timeout: call(*command[2:]))
+        call("--out", str(tmp_path), "--dry")
+
+    def call(*words):
+        sys.argv = ["gpu.py", *words]
+        gpu.main()
+
+    assert forked(tried, tmp_path / "printed.txt") == 0, (tmp_path / "printed.txt").read_text()
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert list(found) == ["torch", "device", *(name for names in chosen.values() for name in names)]
+    assert [name for name, figures in found.items() if "Error" in str(figures)] == ["waits", "GB, w1"]  # need a GPU
+    floor = found["floor"]
+    assert floor["round_s"] >= floor["train_s"] > 0
+    assert floor["longest_us"] == pytest.approx(2 * floor["step_us"])  # two clients with the same number of steps
+    assert found["equal runs"] == [True, True, True]
+    (kernels,) = json.loads((tmp_path / "kernels.json").read_text()).values()
+    assert kernels[0]["us"] >= kernels[1]["us"] > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [(0, "passed: 54"), (1, "some failed"), (5, "no result, pytest ended with 5")]
+)
+def test_the_end_of_pytest_is_reported(monkeypatch, tmp_path, code, says):
+    def ended(command, stdout, **_):
+        stdout.write("...\n54 passed in 60 s\n")
+        return SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(gpu.subprocess, "run", ended)
+    assert gpu.tests(tmp_path).startswith(says)
+
+
+def test_synthetic_data_are_drawn_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(workloads, "ROOT", tmp_path)
+    settings = {"num_classes": 3, "shape": [1, 4, 4], "num_train": 9, "num_test": 3}
+    drawn = workloads.drawn(**settings)
+    monkeypatch.setattr(workloads, "synthetic", None)
+    kept = workloads.drawn(**settings)
+    assert all(np.array_equal(getattr(kept.train, name), getattr(drawn.train, name)) for name in ("x", "y"))
+    assert np.array_equal(kept.test.x, drawn.test.x)
 
 
 @pytest.mark.parametrize(
     ("name", "cohort", "samples", "parameters"), [("w6", 50, 2500, 1_626_442), ("w7", 10, 1975, 1_206_590)]
 )
-def test_the_workloads_of_other_simulators_are_theirs(name, cohort, samples, parameters):
+def test_the_workloads_have_the_sizes_of_other_simulators(name, cohort, samples, parameters):
     """The network by its parameters (FLUTE says 1,199,882 for ten digits), a round by its clients and samples."""
     assert sum(p.numel() for p in peers.CNN((1, 28, 28), 10).parameters()) == 1_199_882
     cfg = workloads.compose_workload(name)
@@ -103,7 +143,7 @@ def test_the_tests_for_a_gpu_need_no_package_that_a_borrowed_machine_lacks(tmp_p
         sys.modules.update(dict.fromkeys(LACKING))  # an import of these fails
         os.chdir(ROOT)
         sys.stdout = os.fdopen(1, "w", closefd=False)
-        raise SystemExit(pytest.main([*gpu.TESTS, "-p", "no:cacheprovider"]))
+        raise SystemExit(pytest.main([*gpu.TESTS, "-n", "0", "-p", "no:cacheprovider"]))
 
     assert forked(collect, tmp_path / "printed.txt") == 0
     found = re.search(r"^(\d+) skipped in", (tmp_path / "printed.txt").read_text(), re.MULTILINE)

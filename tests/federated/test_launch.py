@@ -12,6 +12,8 @@ import torch.distributed as dist
 from conftest import TWO
 from harness import final_weights
 from lightning.pytorch import Callback
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import OmegaConf, open_dict
 
 from gcfed.federated.parallel import launch
@@ -145,6 +147,17 @@ def test_how_many_processes_share_a_round(monkeypatch, settings, processes):
 def test_gpus_that_the_user_names_are_taken(monkeypatch):
     assert spread(monkeypatch, [3], accelerator="gpu") == {}
     assert [*spread(monkeypatch, 2, accelerator="gpu")] == ["strategy"]
+
+
+def test_an_error_of_nccl_names_mig(monkeypatch):
+    def fails(*_):
+        raise dist.DistBackendError("Duplicate GPU detected")
+
+    strategy = CohortStrategy(parallel_devices=[torch.device("cuda", 0)], cluster_environment=LightningEnvironment())
+    monkeypatch.setattr(DDPStrategy, "setup_distributed", lambda _: None)
+    monkeypatch.setattr(CohortStrategy, "barrier", fails)
+    with pytest.raises(RuntimeError, match="MIG slices of one GPU"):
+        strategy.setup_distributed()
 
 
 @linux

@@ -1,13 +1,15 @@
-"""A recorded step has the bits of the step itself. methods/test_contract.py shows it for every algorithm."""
+"""Recorded steps give the bits of other steps. methods/test_contract.py tests this for each algorithm."""
 
+import numpy as np
 import pytest
 import torch
-from harness import Spy
+from harness import Spy, make_download, random_federation, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 from tapes import train_twice
 
 from benchmarks.tape import Tape
+from gcfed.federated.training.batches import BatchPlan
 from gcfed.methods.proximal import Proximal
 from gcfed.runs.folder import new_folder
 
@@ -20,9 +22,9 @@ TINY = (
 
 @pytest.fixture
 def twice(config, monkeypatch, tmp_path):
-    """Trains as :func:`tapes.train_twice`. Returns whether the numbers are the same, and the kinds of played steps."""
+    """Trains as :func:`tapes.train_twice`. Returns whether the numbers are the same, and the replayed steps' kinds."""
 
-    def run(*overrides, model=None, method=None):
+    def run(*overrides, model=None, method=None, tolerance=0.0):
         words = (*(o for o in TINY if model is None or not o.startswith("model.")), *overrides)
         cfg = config(*words, folder=new_folder(tmp_path / "run"))
         with open_dict(cfg):
@@ -30,13 +32,13 @@ def twice(config, monkeypatch, tmp_path):
                 cfg.model = {"_target_": model}
             if method is not None:
                 cfg.callbacks["method"] = {"_target_": method}
-        return train_twice(monkeypatch, cfg)[1:]
+        return train_twice(monkeypatch, cfg, tolerance)[1:]
 
     return run
 
 
 class WithDropout(torch.nn.Sequential):
-    """And statistics of batches."""
+    """It also uses statistics of batches."""
 
     def __init__(self):
         layers = torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 10)
@@ -57,6 +59,28 @@ def test_every_setting_can_be_recorded(twice, overrides, model):
     assert played
 
 
+@pytest.mark.parametrize("algorithm", ["moon", "feddecorr", "fedreg", "fedmlb"])
+def test_padding_changes_the_last_bits_only(twice, algorithm):
+    same, played = twice(f"algorithm={algorithm}", "client.batch_size=12", tolerance=1e-12)
+    assert same
+    assert {kind.size for kind in played} == {8, 12}
+
+
+def test_batches_are_not_padded_if_the_network_uses_their_statistics(twice):
+    same, played = twice("gc=none", model=f"{__name__}.WithDropout", tolerance=1e-12)
+    assert same
+    assert all(kind.even for kind in played)
+
+
+def test_padding_leaves_few_kinds_of_steps():
+    sizes = np.arange(51, 100)  # the last batches have 1 … 49 samples
+    data = random_federation(sizes)
+    plan = sgd(batch_size=50).plan(data, np.arange(49), make_download({}), torch.device("cpu"))
+    plans = [BatchPlan(plan.index[k : k + 1], None, plan.counts[k : k + 1]) for k in range(49)]
+    kinds = [{kind for plan in plans for kind in made(plan).kinds} for made in (lambda plan: plan, BatchPlan.padded)]
+    assert list(map(len, kinds)) == [50, 8]  # with the one of whole batches
+
+
 # ------------------------------------------------------------------------ recordings that later stacks replay
 EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
 
@@ -65,24 +89,27 @@ EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
     ("overrides", "once"),
     [
         (("client=adam",), True), (("algorithm=scaffold",), True), (("algorithm=feddyn", "client.stack=2"), True),
-        (("client.lr_decay=0.5",), False),  # the learning rate is a number in a recording
-        (("gc=gcfed", "gc.local_rounds=1"), False),  # so is whether there is Local GC,
+        # The learning rate is a tensor; 2⁻⁴ has the same value in float32.
+        (("client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
+        (("client=adam", "client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
+        (("client.lr_decay=0.5", "+client.optimizer.foreach=true"), False),  # this optimizer needs a number,
+        (("gc=gcfed", "gc.local_rounds=1"), False),  # a recording contains Local GC or not,
         (("algorithm=moon",), False),  # and whether a client has trained before
     ],
 )  # fmt: skip
-def test_what_is_recorded_of_one_stack_serves_the_next(twice, monkeypatch, overrides, once):
+def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, overrides, once):
     recorded, record = [], Tape.record
     monkeypatch.setattr(Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1])
     same, played = twice(*EVEN, *overrides)
     stacks = 8 // (2 if "client.stack=2" in overrides else 1)
     assert same
     assert (len(recorded) == 1) == once
-    if once:  # the first stack launches a step and records one; all others are played
+    if once:  # the first stack runs one step and records the next; all other steps are replayed
         assert len(played) == 4 * stacks - 2
 
 
 class Inherits(Proximal):
-    """A subclass of a method whose recordings last; its anchor has other memory in each stack."""
+    """A subclass of a method whose recordings stay valid. Its own anchor has new memory in each stack."""
 
     def prepare(self, stack, own, download):
         self.anchor = {name: t * 0.5 for name, t in stack.start.items()}
@@ -99,7 +126,7 @@ def test_that_recordings_last_is_not_inherited(twice):
 
 # ------------------------------------------------------------------------------------- what must not be recorded
 class Counter(Spy):
-    """Counts its steps in Python, which a recording freezes."""
+    """Counts its steps in Python. A recording would repeat one value."""
 
     recordable = "stack"
 
@@ -113,7 +140,7 @@ class Counter(Spy):
 
 
 class Waiting(Spy):
-    """Brings a norm to the host."""
+    """Copies a norm to the host."""
 
     recordable = "stack"
 
@@ -123,7 +150,7 @@ class Waiting(Spy):
 
 
 class FromHost(Spy):
-    """Brings a number to the device."""
+    """Copies a number to the device."""
 
     recordable = "stack"
 
@@ -133,31 +160,31 @@ class FromHost(Spy):
 
 
 class Silent(Counter):
-    """Does not say that it can be recorded."""
+    """Does not declare ``recordable``."""
 
     recordable = ""
 
 
 class Listener(Callback):
-    """Hears of local steps, and is no method."""
+    """Listens to local steps without being a method."""
 
     def on_after_backward(self, trainer, pl_module): ...
 
 
-def test_a_counter_in_python_would_be_frozen(twice):
+def test_a_counter_in_python_would_repeat_one_value(twice):
     assert not twice(method=f"{__name__}.Counter")[0]
 
 
 @pytest.mark.parametrize(
     ("method", "message"), [("Waiting", "waits for the device: _local_scalar_dense"), ("FromHost", "from the host")]
 )
-def test_a_wait_or_a_number_of_the_host_is_named(twice, method, message):
+def test_an_error_names_a_wait_or_a_number_from_the_host(twice, method, message):
     with pytest.raises(RuntimeError, match=message):
         twice(method=f"{__name__}.{method}")
 
 
 @pytest.mark.parametrize("method", ["Silent", "Listener"])
-def test_who_does_not_say_that_it_can_be_recorded_is_not(twice, method):
+def test_steps_are_recorded_only_if_all_listeners_allow_it(twice, method):
     same, played = twice(method=f"{__name__}.{method}")
     assert same
     assert not played

@@ -68,13 +68,16 @@ class ClientProgram:
         done = self.faults.steps(plan.steps, clients, download.round, download.seed)
         if (done < plan.steps).any():
             plan = plan.cut(done)
+        in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
+        recorder = self._recorder(in_steps)
+        if recorder is not None and not module.traits.alone:  # padding would change the statistics of a batch
+            plan = plan.padded()
         seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
         reads = {read for part in parts for read in part.reads}
         make = partial(ClientStack, module.net, reads=reads, task=module.task, lent=module.lent)
-        in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
         # Not inherited, because the hooks of a subclass may differ.
         lasting = all(vars(part).get("recordable", vars(type(part)).get("recordable")) == "run" for part in in_steps)
-        steps = self.solver.begin(make, download, clients, plan, data, self._recorder(in_steps), lasting)
+        steps = self.solver.begin(make, download, clients, plan, data, recorder, lasting)
         stack = steps.stack
         try:
             module.clients = stack

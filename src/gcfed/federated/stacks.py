@@ -23,6 +23,7 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.forward import Params, evaluating
 from gcfed.federated.training.network import has_convolutions, has_dropout
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.utils.device import free_memory
 
 
 class Stacks:
@@ -135,15 +136,15 @@ def layout(
     """K, the number of clients in a stack (``client.stack``), and the number of streams.
 
     With ``auto`` on a GPU, networks with convolutions (slow in a stack) or dropout train one client at a time. Networks
-    that draw random numbers use one stream, because there is one generator; a user's network may draw.
+    that draw random numbers use one stream, because all streams share a generator. A user's network may draw.
     """
     if device.type != "cuda":
         return (1 if stack == "auto" else min(int(stack), cohort)), 1
-    # A client needs its weights, gradients, momentum, a method's terms, and the activations of a batch twice.
+    # A client needs memory for weights, gradients, momentum, a method's terms, and twice the activations of a batch.
     sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
     client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
-    fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
-    # Dropout in a stack depends on its clients, so the run would depend on the free memory.
+    fit = max(1, min(cohort, free_memory(device) // client))
+    # Dropout in a stack depends on K, and K depends on the free memory, which must not change a run.
     alone = alone or has_dropout(net) or has_convolutions(net)
     k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
     draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")

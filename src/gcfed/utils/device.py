@@ -1,4 +1,4 @@
-"""Copies numbers to a device without waiting."""
+"""Memory of devices."""
 
 from typing import Any
 
@@ -10,3 +10,9 @@ def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     """A NumPy array or numbers as a tensor. Pinned memory lets the host continue during the copy to a GPU."""
     tensor = torch.as_tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Free bytes of a GPU, including those that torch's allocator has reserved and does not use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused

@@ -1,8 +1,8 @@
 """Records local steps as CUDA graphs and replays them.
 
-A recording repeats the operations of a step on the same memory. The step's Python code ran only once, so its numbers,
-branches and counters are frozen. So whatever differs between steps or clients, such as the step's number, must be a
-tensor on the device at a fixed address. Nothing in a step may wait for the device.
+A recording repeats the operations of a step on the same memory. The step's Python code runs only once, so a recording
+keeps its numbers and branches. Whatever differs between steps or clients, such as the step's number, must be a tensor
+on the device at a fixed address. Nothing in a step may wait for the device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gcfed.federated.training.stack import ClientStack
 from gcfed.federated.training.steps import LocalStep, Steps
 
 Step = Callable[[], object]
-MOST = 128  # recordings of one stack at most: each takes memory, and last batches differ in size
+MOST = 128  # recordings of one stack at most: each takes memory
 
 
 class Graph:
@@ -57,12 +57,9 @@ class Graph:
 
 
 class Recorder:
-    """Makes the recorded steps of all stacks of one stream.
+    """Makes the recorded steps of all stacks of one stream. ``graph`` records a step; by default a new :class:`Graph`.
 
     It keeps recordings for two values of K, because most cohorts are split into stacks of one size and a smaller one.
-
-    Args:
-        graph: records a step; by default a new :class:`Graph`.
     """
 
     def __init__(self, graph: Any = None) -> None:
@@ -81,16 +78,15 @@ class Recorder:
             room: number of steps of the longest possible plan if later stacks may replay these recordings; else 0.
         """
         if not room:
-            return RecordedSteps(self.graph, room, download.lr, *fresh(download.model))
+            return RecordedSteps(self.graph, room, *fresh(download.model))
         steps = self._kept.pop(len(clients), None)
-        if steps is not None and steps.fits(plan):
+        if steps is not None:
             steps.restart(download, clients, sizes, plan)
         else:
-            steps = None  # frees its memory first
             if len(self._kept) > 1:
                 del self._kept[next(iter(self._kept))]
             start = {name: t.clone() for name, t in download.model.items()}
-            steps = RecordedSteps(self.graph, room, download.lr, *fresh(start))
+            steps = RecordedSteps(self.graph, room, *fresh(start))
         self._kept[len(clients)] = steps
         return steps
 
@@ -98,23 +94,21 @@ class Recorder:
 class RecordedSteps(Steps):
     """The steps of a stack: records the second one of each kind, and replays later ones.
 
-    The first one differs, because an optimizer creates its state in it. If there is ``room``, the next K clients
-    :meth:`restart` these steps: weights, optimizer state, plan, losses and prepared tensors get new values in the same
-    memory.
+    The first step is not recorded, because the optimizer creates its state in it. If there is ``room``, the next K
+    clients :meth:`restart` these steps: weights, optimizer state, plan, losses and prepared tensors get new values in
+    the same memory.
 
     Args:
         graph: records a step.
-        lr: η_l of the round.
+        room: as in :meth:`Recorder.steps`.
     """
 
-    def __init__(
-        self, graph: Any, room: int, lr: float, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer
-    ) -> None:
+    def __init__(self, graph: Any, room: int, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
         super().__init__(stack, plan, optimizer)
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = plan.index.is_cuda
-        self._graph, self._lr, self.lasts = graph, lr, room > 0
+        self._graph, self.lasts = graph, room > 0
         room = max(room, len(plan.kinds))
         self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
         self._recordings: dict[Kind, Step | None] = {}
@@ -129,21 +123,11 @@ class RecordedSteps(Steps):
             table[:, : new.shape[1]].copy_(new)
         self.plan = plan.on(self._plan)
 
-    def fits(self, plan: BatchPlan) -> bool:
-        """Whether there is room for this plan."""
-        return all(
-            new.shape[2:] == table.shape[2:] and new.shape[1] <= table.shape[1]
-            for new, table in zip(plan.tables, self._plan, strict=True)
-        )
-
     def restart(self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan) -> None:
         """Begins with the next K clients, in the state before the first step."""
         start = self.stack.start
         torch._foreach_copy_(list(start.values()), [download.model[name] for name in start])
         self.stack.load(start, clients, sizes, plan.steps)
-        if download.lr != self._lr:  # a number in what is recorded
-            self._lr = download.lr
-            self._recordings.clear()
         tensors = [t for own in self._state for t in own.values() if isinstance(t, Tensor)]
         torch._foreach_zero_([self._number, *self._tables, *tensors])
         leaves = list(self.stack.leaves.values())
@@ -168,18 +152,15 @@ class RecordedSteps(Steps):
             step(self._number, kind)
             self._number.add_(1)
 
-        if kind not in self._recordings:
-            counted(kind)
-            self._recordings[kind] = None
-            return
-        again = self._recordings.pop(kind)  # to the end of those that may be forgotten
-        if again is None:
+        if (replay := self._recordings.get(kind)) is not None:
+            replay()
+        elif kind in self._recordings:
             self._recordings[kind] = self._graph.record(partial(counted, kind))
         else:
-            self._recordings[kind] = again
-            again()
-        if len(self._recordings) > MOST:
-            del self._recordings[next(iter(self._recordings))]
+            if len(self._recordings) == MOST:
+                self._recordings.clear()
+            counted(kind)
+            self._recordings[kind] = None
 
     def first_done(self) -> None:
         super().first_done()

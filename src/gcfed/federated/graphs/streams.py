@@ -11,12 +11,11 @@ STREAMS = 8  # at most; a GPU has no room for more at once
 class Streams:
     """The streams of a GPU, on which the stacks of a round train in turn; on a CPU, nothing.
 
-    Each stack trains on one stream. The hooks that follow local training, and the sums of uploads, run on the round's
-    own stream, one stack after the other in the host's order. So equal runs have equal numbers, and one stack at a time
-    writes client states. The stack's stream waits for them, because it reuses the memory. At the end of a round, the
-    round's stream waits for all streams.
+    Each stack trains on one stream. The hooks after local training and the sums of uploads run on the round's stream,
+    one stack after the other, in the host's order. So equal runs have equal numbers, and one stack at a time writes
+    client states. The stack's stream waits for them, because the next stack reuses the memory.
 
-    Even a single stream is not the default stream, because no CUDA graph can be recorded there.
+    A single stack also gets a stream, because no CUDA graph can be recorded on the default stream.
     """
 
     def __init__(self, device: torch.device, number: int) -> None:
@@ -42,10 +41,8 @@ class Streams:
 
     def stack(self) -> AbstractContextManager:
         """Encloses the training of a stack, on the next stream."""
-        if not self._streams:
-            return nullcontext()
         self._turn += 1
-        return torch.cuda.stream(self._streams[self._turn % len(self._streams)])
+        return torch.cuda.stream(self._streams[self._turn % len(self._streams)]) if self._streams else nullcontext()
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:

@@ -46,6 +46,12 @@ class CohortStrategy(DDPStrategy):
             elif "TORCHELASTIC_RUN_ID" in os.environ:
                 end_with_parent()  # otherwise the processes of a killed agent would continue
         super().setup_distributed()
+        if self.root_device.type == "cuda":
+            try:
+                self.barrier()  # NCCL connects the GPUs at the first call
+            except dist.DistBackendError as error:
+                text = "trainer=ddp: NCCL cannot connect the GPUs. MIG slices of one GPU need one run each."
+                raise RuntimeError(text) from error
 
     def configure_ddp(self) -> None:
         return

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.training.stack import Params, broadcast_like
+from gcfed.utils.device import free_memory
 from gcfed.utils.files import replacing
 
 _SUM = 4  # bytes of the checksum
@@ -174,7 +175,4 @@ class ClientStore:
 
 def _fits(device: torch.device) -> bool:
     """Whether the device is a GPU with a quarter of its memory free."""
-    if device.type != "cuda":
-        return False
-    free, total = torch.cuda.mem_get_info(device)
-    return 4 * free > total
+    return device.type == "cuda" and 4 * free_memory(device) > torch.cuda.mem_get_info(device)[1]

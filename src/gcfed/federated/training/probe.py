@@ -174,7 +174,7 @@ class _Probe:
 
     # The checks below return why clients cannot train in one stack; empty if they can.
     def hidden_state(self, first: _Pass, test: _Pass) -> str:
-        """Repeats both passes, with the same tensors and seeds. Warns of everything else that earlier passes changed."""
+        """Repeats both passes, with the same tensors and seeds. Warns of anything else that earlier passes changed."""
         again, tested = self.run(self.x), self.run(self.x, training=False)
         same = _close(again.out, first.out) and _close(tested.out, test.out)
         kept = {n: value for n, (value, mark) in _attributes(self.net).items() if self.marks.get(n, mark) != mark}

@@ -66,7 +66,9 @@ class LocalSolver:
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
         self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
         self._recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
-        self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
+        probed = probe_optimizer(self.optimizer)
+        # Later stacks can replay a recording if its optimizer can start again, and reads a changing η_l from a tensor.
+        self._lasting = starts_at_zero(probed) and (lr_decay == 1 or bool(probed.defaults["fused"]))
 
     def check(self, traits: Traits, data: Any) -> None:
         """Raises ValueError if a network with these traits cannot train K clients at once, or a batch of one sample."""
@@ -105,12 +107,16 @@ class LocalSolver:
 
         def fresh(start: Params) -> tuple[ClientStack, BatchPlan, Optimizer]:
             stack = make(start, clients, sizes, plan.steps)
-            return stack, plan, self.optimizer(list(stack.leaves.values()))
+            optimizer = self.optimizer(list(stack.leaves.values()))
+            if room and self.lr_decay < 1:  # in float32, as the kernels of fused optimizers on a GPU read it
+                optimizer.param_groups[0]["lr"] = torch.zeros((), device=plan.index.device)
+            return stack, plan, optimizer
 
+        room = 0
         if recorder is None:
             return Steps(*fresh(download.model))
-        longest = self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True))[0]
-        room = max(int(longest), len(plan.kinds)) if lasting and self._starts_at_zero else 0
+        if lasting and self._lasting:
+            (room,) = self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True)).tolist()
         return recorder.steps(fresh, download, clients, sizes, plan, room)
 
     def lr(self, round_index: int) -> float:
@@ -150,7 +156,10 @@ class LocalSolver:
         """
         stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
         update, movers = unprofiled_step(optimizer), [part for part in parts if part.moves_weights]
 
         def step(number: int | Tensor, kind: Kind) -> None:
