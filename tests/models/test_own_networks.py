@@ -11,10 +11,10 @@ from torch import nn
 
 from gcfed.assemble import assemble
 from gcfed.federated.training.batches import counts_of_pass, plan_batches
-from gcfed.federated.training.network import is_graphable
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold
+from gcfed.models.facts import is_graphable
 from gcfed.models.own import apply_policy, batch_norms, build_net, fitted, timm_net, torchvision_net
 from gcfed.run import train
 from gcfed.utils.compose import shorthand

@@ -24,9 +24,9 @@ from gcfed.federated.round import run_round
 from gcfed.federated.server import Server
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training.network import is_recurrent
 from gcfed.federated.training.probe import look
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.models.facts import is_recurrent
 
 log = logging.getLogger(__name__)
 KINDS = (int, float, str, np.ndarray, torch.Tensor)  # of a part's attributes that a resumed run would lose

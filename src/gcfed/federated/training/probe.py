@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, new_memory
-from gcfed.federated.training.network import cannot_stack, is_known, uses_batch_statistics
+from gcfed.models.facts import cannot_stack, is_known, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
 from gcfed.models.unchanged import GENERATORS, unchanged
 from gcfed.tasks import Task

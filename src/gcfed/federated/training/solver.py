@@ -17,9 +17,9 @@ from gcfed.federated.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.training.forward import Params
 from gcfed.federated.training.lent import Traits
-from gcfed.federated.training.network import is_graphable, is_recurrent
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
 from gcfed.federated.training.steps import Steps
+from gcfed.models.facts import is_graphable, is_recurrent
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gcfed.federated.training.forward import Output, Params, Tap, evaluating
 from gcfed.federated.training.lent import Lent
-from gcfed.federated.training.network import cannot_stack, is_recurrent
+from gcfed.models.facts import cannot_stack, is_recurrent
 from gcfed.tasks import CLASSIFICATION, Task
 
 
