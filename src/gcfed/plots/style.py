@@ -1,6 +1,6 @@
 """One look for every figure. No pyplot: figures draw with Agg, need no display and leave no global state behind."""
 
-import zlib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,17 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
 )  # fmt: skip
 GREY = "#8A8A8A"
 
-#: Methods with a colour and a dash pattern of their own, the same in all figures. Other names get one by their hash.
-METHODS = (
-    "GC-Fed", "FedProx", "SCAFFOLD", "FedACG", "FedDyn", "FedGC", "MOON", "SSF", "Local GC", "Global GC", "FedDC",
-    "FedCM", "FedSAM", "FedAvgM", "FedAdam", "FedNTD", "FedAdagrad", "FedCurv", "FedDecorr", "FedLC", "FedMLB",
-    "FedPAQ", "FedReg", "FedSOL", "FedSub", "FedVARP", "FedYogi", "GC warm-up",
-)  # fmt: skip
 _DASHES = ("-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)))
 
 
 def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey.
+    """Colour and dash pattern of each method, as keywords of ``Axes.plot``, in the order of the alphabet.
 
-    If two names without a look of their own share one, the second in the alphabet takes the next free look.
+    FedAvg is grey. The figures of a report use the same ones.
     """
-    free = [{"color": color, "linestyle": dash} for dash in _DASHES for color in (VERMILION, BLUE, *PALETTE[2:7])]
-    found: dict[str, dict[str, Any]] = {}
-    for method in sorted({*methods}, key=lambda m: (m not in METHODS, m)):
-        start = METHODS.index(method) if method in METHODS else zlib.crc32(method.encode()) % len(free)
-        after = [free[(start + i) % len(free)] for i in range(len(free))]
-        found[method] = next((look for look in after if look not in found.values()), after[0])
-        if method.lower() == "fedavg":
-            found[method] = {"color": GREY, "linestyle": "-"}
-    return found
+    free = itertools.cycle({"color": color, "linestyle": dash} for dash in _DASHES for color in PALETTE[:7])
+    grey = {"color": GREY, "linestyle": "-"}
+    return {method: grey if method.lower() == "fedavg" else next(free) for method in sorted({*methods})}
 
 
 #: Names of columns in figures, and the factors of columns that are shown in another unit.

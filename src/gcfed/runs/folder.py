@@ -190,9 +190,7 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
     ``changed`` are the overrides; ``-`` replaces letters that Hydra does not accept in a ``ckpt_path``.
     ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the identity of this config.
     """
-    kept = brief(changed)
-    overrides = re.sub(r"[^\w.+-]+", "-", kept.replace(",", "_")).strip("-_")
-    overrides = (overrides + f"-{digest({'': changed})}" * (kept != changed)).lstrip("-")
+    overrides = re.sub(r"[^\w.+-]+", "-", brief(changed).replace(",", "_")).strip("-_")
     new = Path(base) / (job() or "_".join(filter(None, (now, overrides))))
     if ckpt_path == "last":
         wanted = identity(_root_)
@@ -209,13 +207,9 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
 
 
 def brief(overrides: str) -> str:
-    """As many overrides as fit into 80 bytes, the shortest first. None is cut, and none with a dict is kept."""
-    words = re.split(r",(?![^\[({]*[\])}])", overrides)  # not at the commas within brackets
-    kept: list[str] = []
-    for word in sorted(words, key=len):
-        if "{" not in word and len(",".join([*kept, word]).encode()) <= 80:
-            kept.append(word)
-    return ",".join(word for word in words if word in kept)
+    """The first 80 bytes of the overrides. A digest tells longer ones apart that begin alike."""
+    kept = overrides.encode()[:80].decode(errors="ignore")
+    return kept if kept == overrides else f"{kept}-{digest({'': overrides})}"
 
 
 def sweep_dir(base: str, ckpt_path: str | None) -> str:
@@ -231,9 +225,8 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
 
 
 def job_dir(overrides: str) -> str:
-    """The folder of a sweep's job: its overrides, with a digest if some are left out or have a slash."""
-    name = re.sub(r"[/\\]", "-", brief(overrides))
-    return name if name == overrides else f"{name}-{digest({'': overrides})}".lstrip("-")
+    """The folder of a sweep's job: its overrides."""
+    return brief(re.sub(r"[/\\]", "-", overrides))
 
 
 register("run_dir", run_dir, replace=True)
