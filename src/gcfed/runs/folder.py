@@ -98,7 +98,7 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
     return [read_run(Path(folder)) for folder in sorted(found)]
 
 
-def shown(folder: Path) -> str:
+def relative(folder: Path) -> str:
     """The folder's path, relative to the working directory."""
     return os.path.relpath(folder)
 

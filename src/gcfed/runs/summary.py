@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gcfed.runs.folder import FAILURE, SUMMARY, shown
+from gcfed.runs.folder import FAILURE, SUMMARY, relative
 from gcfed.runs.measures import WINDOW, average, first_round, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
@@ -100,7 +100,7 @@ def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Pat
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
         table.add_row(f"[bold]{label}[/bold]", text)
     files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
-    place = Text(f"{', '.join(files)} are in\n  {min(str(folder), shown(folder), key=len)}")
+    place = Text(f"{', '.join(files)} are in\n  {min(str(folder), relative(folder), key=len)}")
     Console(soft_wrap=True).print(table, place, sep="\n")
 
 

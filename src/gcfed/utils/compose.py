@@ -87,11 +87,11 @@ def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
         keys = [*_keys(OmegaConf.to_container(_by_hydra(tuple(chosen), path))), *GROUPS]
-        return f"{unknown[1]}: there is no such key{meant(unknown[1], keys)}"
+        return f"{unknown[1]}: there is no such key{suggestion(unknown[1], keys)}"
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:
         known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
-        hint = meant(option, known, f"{group}=")
+        hint = suggestion(option, known, f"{group}=")
         return f"{group}={option}: there is no such option{hint} There are {', '.join(known)}."
     message, word = " ".join(str(error).partition("\nSee https://")[0].split()), getattr(error, "override", None)
     return f"{word}: {message}" if word else message
@@ -103,7 +103,7 @@ def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
         yield from _keys(value, f"{prefix}{key}.")
 
 
-def meant(word: str, known: Iterable[str], before: str = "") -> str:
+def suggestion(word: str, known: Iterable[str], before: str = "") -> str:
     """``: did you mean client.optimizer.lr?``, or a full stop. Keys of the same group or depth go first."""
     names = {other: other.split(".")[-1] for other in known}
     near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)
