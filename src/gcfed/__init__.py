@@ -34,4 +34,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [name for name in __all__ if name.islower()]  # of the results' classes a user needs no name
+    return [name for name in __all__ if name.islower()]  # without the classes of results

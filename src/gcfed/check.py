@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
-from gcfed.utils.checked import Count, Share, Whole, fits
+from gcfed.utils.checked import Count, Share, Whole, validated
 from gcfed.utils.machine import in_sweep
 
 #: Not 16-mixed: it scales the loss, so gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients.
@@ -38,7 +38,7 @@ def check(cfg: DictConfig) -> None:
     same = {"trainer.precision": Literal[cfg.precision], "trainer.max_steps": Literal[cfg.rounds]}
     for key, hint in (RANGES | same).items():
         value = OmegaConf.select(cfg, key)
-        fits(key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, hint)
+        validated(key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, hint)
     by = OmegaConf.select(cfg, "partition.by")
     if by is not None and OmegaConf.select(cfg, "data.dataset.groups") is None:
         raise ValueError(f"partition.by={by}: data={cfg.tags.data} has its own groups: leave partition.by out.")

@@ -28,8 +28,8 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    import gcfed.runs.folder  # noqa: F401  (its resolvers name the folders of runs)
-    from gcfed.utils.compose import explained, run_config, shorthand, undashed
+    from gcfed.runs.folder import run_config  # its resolvers name the folders of runs
+    from gcfed.utils.compose import explained, shorthand, undashed
     from gcfed.utils.resolvers import CONFIGS
 
     # OpenMP's threads wait for a few microseconds only. Beside another busy program, a round of the digits then takes

@@ -26,7 +26,7 @@ from gcfed.federated.messages import refuse_other
 from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.wire import ClientEnd, pack, unpack_download
 from gcfed.runs.identity import digest
-from gcfed.utils.checked import Count, Whole, checked, fits
+from gcfed.utils.checked import Count, Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.files import in_words
 from gcfed_sites.answers import NONE, About
@@ -102,8 +102,8 @@ class Site:
             raise ValueError(f"the run {about['run']!r} has a name that cannot name a folder.")
         self.run, own = "", Settings.read(self.settings)
         vars(self).pop("end", None)  # frees its memory
-        num_clients: int = fits("num_clients", about["num_clients"], Count)
-        share: list[int] = fits("share", about["share"], list[Whole])
+        num_clients: int = validated("num_clients", about["num_clients"], Count)
+        share: list[int] = validated("share", about["share"], list[Whole])
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         end = ClientEnd(self._config(own, folder, about), assemble, own.accelerator)
@@ -142,7 +142,7 @@ class Site:
                 f"{'; '.join(odd[:8])}{f'; and {len(odd) - 8} more' * (len(odd) > 8)}. Name the same choices in both."
             )
         if own.arrays:
-            data, classes = config["data"], fits("classes", about["classes"], list[str] | None)
+            data, classes = config["data"], validated("classes", about["classes"], list[str] | None)
             means = {key: value for key, value in about["transform"].items() if key in data["transform"]}
             data["transform"] = adopted(data["transform"], data["transform"] | means, odd)
             load = partial(own_samples, own.arrays, classes, data.get("standardize"))
@@ -164,9 +164,9 @@ class Site:
         if not set(clients) <= set(self.clients):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and asked were {clients}.")
         download = unpack_download(message)
-        fits("round", download.round, Whole)  # it becomes part of file names
+        validated("round", download.round, Whole)  # it becomes part of file names
         refuse_other("the server's model", download.model, self.end.module.broadcast_state())
-        fits("states", states, dict[str, list[list[Annotated[int, Field(ge=NONE)]]]])
+        validated("states", states, dict[str, list[list[Annotated[int, Field(ge=NONE)]]]])
         if states.keys() != stores.keys():
             raise ValueError(f"{self.name} has the states {[*stores]}, and asked were {[*states]}.")
         for name, store in stores.items():

@@ -91,7 +91,8 @@ class Stops(Callback):
 def test_a_run_that_is_ended_early_has_its_matrix(config, tmp_path, monkeypatch):
     """The third round would have been the last, and the first is not tested."""
     shown, drawn = [], []
-    monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, *about: shown.append(about))
+    log_image = "gcfed.loggers.folder.RoundCSVLogger.log_image"  # a logger that accepts pictures
+    monkeypatch.setattr(log_image, lambda self, *about, step: shown.append((*about, step)), raising=False)
     monkeypatch.setattr("gcfed.plots.pictures.plot_confusion", lambda *about: drawn.append(about))
     cfg = config(*TINY, "eval_every=2", "metrics.classes.figures=true", folder=tmp_path / "run")
     with open_dict(cfg):
@@ -100,7 +101,7 @@ def test_a_run_that_is_ended_early_has_its_matrix(config, tmp_path, monkeypatch)
     ((counts, names, path, title),) = drawn
     assert (counts == confusion(result)).all()
     assert (len(names), title) == (10, "digits: the test split after round 2")
-    assert shown == [("confusion", path, 2)]
+    assert shown == [("confusion", [str(path)], 2)]
     assert len(table(tmp_path / "run/confusion.csv")) == 11
     assert {line[0] for line in table(tmp_path / "run/classes.csv")[1:]} == {"2"}
 

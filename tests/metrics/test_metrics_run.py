@@ -1,6 +1,7 @@
 """The metrics in real runs: that no run notices them, what they write, and the gap to full participation."""
 
 import csv
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,7 +91,8 @@ def numbers(lines):
 def test_a_run_that_is_measured_is_the_same_on_one_process_and_on_two(config, tmp_path, monkeypatch, unrendered):
     """Bit for bit, with dropout, batch statistics and states, and every client rehearsed in every round."""
     shown = []
-    monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, name, path, number: shown.append((path, number)))
+    log_image = "gcfed.loggers.folder.RoundCSVLogger.log_image"  # a logger that accepts pictures
+    monkeypatch.setattr(log_image, lambda self, _, paths, step: shown.append((Path(*paths), step)), raising=False)
     settings = ("algorithm=scaffold", "gc=none", "client.stack=1", "client.last_batch=wrap")
     (without, a), (observed, b), (_, c) = (
         run(config, tmp_path / str(i), *settings, *more, model="WithBatchNorm")

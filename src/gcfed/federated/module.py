@@ -17,7 +17,7 @@ from gcfed.federated.training.stack import ClientStack, Params, unedited
 from gcfed.models.spectral import restore_unit_norms
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
-from gcfed.utils.checked import fits
+from gcfed.utils.checked import validated
 
 
 class FederatedModule(LightningModule):
@@ -53,7 +53,7 @@ class FederatedModule(LightningModule):
         self.net = net.to(memory_format=self.memory_format)
         self.travels = travelling(self.net)  # before statistics may become infinite
         self.lent = Lent(self.net)
-        self.server = try_optimizer(fits("server", server, Callable[..., Any]), "server")
+        self.server = try_optimizer(validated("server", server, Callable[..., Any]), "server")
         self.clients: ClientStack | None = None
         self.run: Callable[[int], dict[str, Any]]  # the loop's round; see ``FederatedLoop.bind``
         self.task = task

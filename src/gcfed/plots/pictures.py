@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from gcfed.plots.style import BLACK, BLUE, FACTORS, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import column, label_skew, read_metrics
+from gcfed.runs.reading import column, label_skew
 from gcfed.runs.summary import skew_in_words
 
 if TYPE_CHECKING:
@@ -31,13 +31,12 @@ MARKS = {
 
 
 @styled
-def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
+def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
     """Test accuracy (each test, and the mean of ten rounds) and losses over the rounds.
 
     A regression shows its relative error instead of the accuracy, or another test measure. An axis is logarithmic if
-    its values are positive and fall far. ``metrics`` is a run's frame or its ``metrics.csv``.
+    its values are positive and fall far. ``table`` has a run's metrics by round.
     """
-    table = metrics if isinstance(metrics, pd.DataFrame) else read_metrics(Path(metrics))
     known = ["test/acc", "test/relative_error", *(n for n in table if n.startswith("test/") and n != "test/loss")]
     measure = next((name for name in known if len(column(table, name))), "test/acc")
     is_regression, tests = measure != "test/acc", FACTORS.get(measure, 1) * column(table, measure)

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gcfed.report.frame import frame_of, search_of
 from gcfed.report.tables import Table, all_runs, comparison, targets
 from gcfed.report.verdict import verdict
-from gcfed.runs.folder import STATES, find_runs, shown
+from gcfed.runs.folder import STATES, find_runs, relative
 from gcfed.runs.measures import parse, value
 from gcfed.utils.files import replacing
 from gcfed.utils.resolvers import ROOT
@@ -48,9 +48,9 @@ def write_report(
         parse(measure, "measures")
     base = Path(os.path.commonpath([root.resolve() for root in folders]))
     found = [run for run in find_runs(folders) if "debug" not in run.folder.parts[len(base.parts) :]]
-    notes = [f"{shown(run.folder)}: {run.note}" for run in found if not run.config]
+    notes = [f"{relative(run.folder)}: {run.note}" for run in found if not run.config]
     trials = Counter(folder for run in found if (folder := search_of(run)))
-    notes += [f"{shown(folder)}: {n} trials of a search, which are not compared" for folder, n in trials.items()]
+    notes += [f"{relative(folder)}: {n} trials of a search, which are not compared" for folder, n in trials.items()]
     runs = [run for run in found if run.config and not search_of(run)]
     if not runs:
         raise ValueError(

@@ -41,11 +41,11 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     settings = keys[differing].groupby(frame["setting"]).first()
     first = frame.groupby("setting")["run"].first()
     places = [key for key in differing if key.startswith(_PLACE)]
-    place = _told_apart(first.map(_place), settings[places])
+    place = _distinguished(first.map(_place), settings[places])
     method = first.map(_method)
     for _, same_place in method.groupby(place):
-        told = settings.loc[same_place.index, [key for key in differing if key not in places]]
-        method[same_place.index] = _told_apart(same_place, told)
+        others = settings.loc[same_place.index, [key for key in differing if key not in places]]
+        method[same_place.index] = _distinguished(same_place, others)
     frame["place"], frame["method"] = frame["setting"].map(place), frame["setting"].map(method)
     frame["seed"], frame["state"] = [run.seed for run in runs], [run.state for run in runs]
     order = sorted(range(len(runs)), key=lambda i: (runs[i].has_ended, runs[i].summary.get("ended") or ""))
@@ -82,7 +82,7 @@ def described(key: str, text: str) -> str:
     return f"no {symbol(key)}" if not text else text if key.endswith("_target_") else f"{symbol(key)} {text}"
 
 
-def _told_apart(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
+def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
     """Adds to equal names the values in which they differ, except the usual value: that of most of them, or none."""
     found = names.copy()
     for _, equal in names.groupby(names):

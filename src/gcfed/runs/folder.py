@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.runs.identity import counted, differences, digest, identity, leaves
@@ -98,7 +99,7 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
     return [read_run(Path(folder)) for folder in sorted(found)]
 
 
-def shown(folder: Path) -> str:
+def relative(folder: Path) -> str:
     """The folder's path, relative to the working directory."""
     return os.path.relpath(folder)
 
@@ -182,6 +183,18 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
         raise ValueError(f"{folder} holds another run: {odd}. Name another folder, or move that one away.")
     if kept and cfg.ckpt_path is None:
         raise ValueError(f"{folder} holds this run already: continue it with ckpt_path=last, or name another folder.")
+
+
+def run_config(words: Sequence[str]) -> Path | None:
+    """The ``config.yaml`` of the run to which ``ckpt_path=`` belongs; None if ``words`` choose a model or data."""
+    parsed = OverridesParser.create().parse_overrides([word for word in words if word.startswith("ckpt_path=")])
+    path = next((Path(str(override.value())) for override in parsed), None)
+    if path is None or not path.is_file() or any(re.match(r"(model|data|experiment)=", word) for word in words):
+        return None
+    config = (path.parent.parent if path.parent.name == "checkpoints" else path.parent) / "config.yaml"
+    if not config.is_file():
+        raise ValueError(f"ckpt_path={path}: there is no {config}. Name the settings of its run: model=… data=… …")
+    return config.resolve()
 
 
 def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import traceback
 from collections import defaultdict
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gcfed.runs.folder import FAILURE, SUMMARY, shown
+from gcfed.runs.folder import FAILURE, SUMMARY, relative
 from gcfed.runs.measures import WINDOW, average, first_round, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
@@ -95,18 +94,14 @@ def _last(curve: pd.Series) -> float:
 
 
 def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = "") -> None:
-    """Prints the figures of :func:`summary_of`, other metrics and the files. Log files get the same text."""
+    """Prints the figures of :func:`summary_of`, other metrics and the files."""
     title = f"{summary['rounds']} rounds" + f", stopped early: {stopped}" * bool(stopped)
     table = Table(title=title, title_justify="left", show_header=False)
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
         table.add_row(f"[bold]{label}[/bold]", text)
     files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
-    console = Console(soft_wrap=True, record=True)
-    console.print(table, Text(f"{', '.join(files)} are in\n  {min(str(folder), shown(folder), key=len)}"), sep="\n")
-    record = logging.makeLogRecord({"msg": console.export_text().rstrip(), "levelno": logging.INFO})
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
+    place = Text(f"{', '.join(files)} are in\n  {min(str(folder), relative(folder), key=len)}")
+    Console(soft_wrap=True).print(table, place, sep="\n")
 
 
 def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:

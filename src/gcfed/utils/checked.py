@@ -60,7 +60,7 @@ def checked(target: T) -> T:
         except TypeError as error:  # missing a required argument: 'name', or got an unexpected one
             raise SettingError(f"{error}'".split("'")[1], f": {error}") from None
         for name in given.arguments.keys() & rules.keys():
-            given.arguments[name] = fits(name, given.arguments[name], rules[name])
+            given.arguments[name] = validated(name, given.arguments[name], rules[name])
         return target(*given.args, **given.kwargs)
 
     return call  # type: ignore[return-value]
@@ -70,8 +70,8 @@ def rule(hint: Any) -> TypeAdapter:
     return TypeAdapter(hint, config=None if is_dataclass(hint) else STRICT)  # a dataclass has its own configuration
 
 
-def fits(name: str, value: Any, hint: Any) -> Any:
-    """``value``, if the annotation allows it: ``fits("seed", 1, Whole)``; else raises SettingError."""
+def validated(name: str, value: Any, hint: Any) -> Any:
+    """``value``, if the annotation allows it: ``validated("seed", 1, Whole)``; else raises SettingError."""
     try:
         return (hint if isinstance(hint, TypeAdapter) else rule(hint)).validate_python(value)
     except ValidationError as error:

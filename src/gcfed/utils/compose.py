@@ -44,18 +44,6 @@ def shorthand(overrides: Iterable[str]) -> list[str]:
     return ["model=own"] * (own and not any(word.startswith("model=") for word in words)) + words
 
 
-def run_config(words: Sequence[str]) -> Path | None:
-    """The ``config.yaml`` of the run to which ``ckpt_path=`` belongs; None if ``words`` choose a model or data."""
-    parsed = OverridesParser.create().parse_overrides([word for word in words if word.startswith("ckpt_path=")])
-    path = next((Path(str(override.value())) for override in parsed), None)
-    if path is None or not path.is_file() or any(re.match(r"(model|data|experiment)=", word) for word in words):
-        return None
-    config = (path.parent.parent if path.parent.name == "checkpoints" else path.parent) / "config.yaml"
-    if not config.is_file():
-        raise ValueError(f"ckpt_path={path}: there is no {config}. Name the settings of its run: model=… data=… …")
-    return config.resolve()
-
-
 def composed(overrides: Sequence[str]) -> DictConfig:
     """A new config of ``configs/train.yaml``. Raises ValueError for a wrong override, with a suggestion.
 
@@ -91,11 +79,11 @@ def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str
         files = sorted(file for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base" and _has(file, key))
         if files and group != "hydra":
             return f"{key}: there is no such key without {' or '.join(f'{group}={file.stem}' for file in files)}."
-        return f"{key}: there is no such key{meant(key, _known(words, path))}"
+        return f"{key}: there is no such key{suggestion(key, _known(words, path))}"
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:
         known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
-        hint = meant(option, known, f"{group}=")
+        hint = suggestion(option, known, f"{group}=")
         return f"{group}={option}: there is no such option{hint} There are {', '.join(known)}."
     message, word = " ".join(str(error).partition("\nSee https://")[0].split()), getattr(error, "override", None)
     if word and "/" in (value := word.partition("=")[2]):  # as a shell takes it
@@ -109,7 +97,7 @@ def undashed(flags: list[str], words: Sequence[str], path: Path) -> str:
     for flag in get_args_parser().parse_known_args(flags)[1]:
         key, _, value = flag.lstrip("-").partition("=")
         value = value or "".join(flags[flags.index(flag) + 1 :][:1])
-        hint = meant(key.replace("-", "_"), _known(words, path), after=f"={value}")
+        hint = suggestion(key.replace("-", "_"), _known(words, path), after=f"={value}")
         return f"{flag}: a setting has no dashes{hint}"
     return ""
 
@@ -134,7 +122,7 @@ def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
         yield from _keys(value, f"{prefix}{key}.")
 
 
-def meant(word: str, known: Iterable[str], before: str = "", after: str = "") -> str:
+def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "") -> str:
     """``: did you mean client.optimizer.lr?``, or a full stop. Keys of the same group or depth go first."""
     names = {other: other.split(".")[-1] for other in known}
     near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.utils.checked import SettingError
 
-_HYDRAS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
+_HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
 
 
 class BuildError(ValueError):
@@ -30,8 +30,7 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
     try:
         target = get_object(node["_target_"])
         given = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
-        positional = _built(node.get("_args_") or [])
-        return (partial(partial, target) if node.get("_partial_") else target)(*positional, **given)
+        return partial(target, **given) if node.get("_partial_") else target(**given)
     except (BuildError, FileNotFoundError):
         raise
     except SettingError as error:
