@@ -15,7 +15,7 @@ from benchmarks import gpu, kernels, peers, run, workloads
 from gcfed.models.own import build_net
 from gcfed.utils.resolvers import ROOT
 
-LACKING = ("nbformat", "nbclient", "nbconvert", "hatchling", "wandb", "mlflow", "optuna")
+LACKING = ("nbformat", "nbconvert", "hatchling", "wandb", "mlflow", "optuna")
 PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}
 
 
