@@ -16,10 +16,12 @@ from pathlib import Path
 
 import omegaconf
 import pytest
+import yaml
 from hydra._internal import defaults_list
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
+from omegaconf._utils import get_omega_conf_dumper
 
 import gcfed.runs.folder  # noqa: F401
 from gcfed.runs.reading import read_metrics
@@ -56,6 +58,16 @@ ConfigRepository.load_config = read_once(ConfigRepository.load_config)
 defaults_list._create_interpolation_map = lambda *_: None
 omegaconf.base.parse = cache(omegaconf.base.parse)
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
+
+
+class Dumper(yaml.CDumper):
+    """Writes what OmegaConf's own dumper writes, in half the time."""
+
+    yaml_representers = get_omega_conf_dumper().yaml_representers
+
+
+omegaconf.omegaconf.get_omega_conf_dumper = lambda: Dumper
+yaml.SafeLoader = yaml.CSafeLoader
 DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 
 

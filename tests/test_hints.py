@@ -11,18 +11,14 @@ from gcfed.utils.resolvers import CONFIGS
 
 HINTS = {
     "rond=3": "rond: there is no such key: did you mean rounds?",
-    "algoritm=fedprox": "algoritm: there is no such key: did you mean algorithm?",
     "client.lr=0.1": "client.lr: there is no such key: did you mean client.optimizer.lr?",
     "lr=0.1": "lr: there is no such key: did you mean client.optimizer.lr or server.lr?",
     "algorithm=fedprox methods.x.mu=1": "methods.x.mu: there is no such key: did you mean methods.proximal.mu?",
     "gc=none gc.lam=0.5": "gc.lam: there is no such key without gc=gcfed or gc=global or gc=local or gc=warmup.",
-    "callbacks.best.monitor=val/acc": "callbacks.best.monitor: there is no such key without callbacks=best.",
     "algorithm=fedavg methods.proximal.mu=1": "methods.proximal.mu: there is no such key without algorithm=fedacg "
     "or algorithm=fedprox.",
-    "data.root=flowers": "data.root: there is no such key without data=image_folder.",
     "experiment=cifar10": "experiment=cifar10: there is no such option: did you mean cifar10_cnn_gcfed "
     "or cifar10_resnet18_fedacg or cifar10_resnet9_fedgc?",
-    "gc=gcfd": "gc=gcfd: there is no such option: did you mean gcfed? There are gcfed, global, local, none, warmup.",
     "logger=[tensorboard,csvv]": "logger=csvv: there is no such option: did you mean csv? "
     "There are csv, many, mlflow, none, tensorboard, wandb.",
     "data=own data.dataset.quux=5": "data.dataset.quux: there is no such key.",
