@@ -16,10 +16,14 @@ from pathlib import Path
 
 import omegaconf
 import pytest
+import yaml
 from hydra._internal import defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
+from omegaconf._utils import get_omega_conf_dumper
+from omegaconf.base import Box
 
 import gcfed.runs.folder  # noqa: F401
 from gcfed.runs.reading import read_metrics
@@ -48,13 +52,39 @@ def read_once(load: Callable) -> Callable:
     return load_config
 
 
-# Each of the first two takes a third of a composition: reading files, and a table for interpolations in lists of
-# defaults, of which our configs have none. Parsing interpolations, and reading the packages' entry points for
-# Lightning's trainer, take a tenth of a small run.
+def with_parents(compose: Callable, set_parents: Callable = Box._re_parent) -> Callable:
+    """Sets the parents of all nodes once, not after each of the 35 files."""
+
+    def compose_from_defaults_list(self, *args, **kwargs):
+        Box._re_parent = lambda self: None
+        try:
+            cfg = compose(self, *args, **kwargs)
+        finally:
+            Box._re_parent = set_parents
+        cfg._re_parent()
+        return cfg
+
+    return compose_from_defaults_list
+
+
+# Hydra's composition takes less than half the time. Our lists of defaults have no interpolations, so it needs no table
+# for them. Parsing interpolations, and reading the packages' entry points for Lightning's trainer, take a tenth of a
+# small run.
 ConfigRepository.load_config = read_once(ConfigRepository.load_config)
+ConfigLoaderImpl._compose_config_from_defaults_list = with_parents(ConfigLoaderImpl._compose_config_from_defaults_list)
 defaults_list._create_interpolation_map = lambda *_: None
 omegaconf.base.parse = cache(omegaconf.base.parse)
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
+
+
+class Dumper(yaml.CDumper):
+    """Writes what OmegaConf's own dumper writes, in half the time."""
+
+    yaml_representers = get_omega_conf_dumper().yaml_representers
+
+
+omegaconf.omegaconf.get_omega_conf_dumper = lambda: Dumper
+yaml.SafeLoader = yaml.CSafeLoader
 DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 
 

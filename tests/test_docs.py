@@ -59,21 +59,29 @@ OWN = (ROOT / "docs/bring-your-own.md").read_text()
 COMMANDS = re.findall(r"^    gcfed-train (.*)$", OWN, re.MULTILINE)
 
 
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory):
+    """A folder with the files of ``docs/bring-your-own.md``, and images of flowers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder := tmp_path_factory.mktemp("own"))
+        for name, content in files_in(OWN).items():
+            Path(name).write_text(content)
+        runpy.run_path("make_arrays.py")
+        for i in range(60):
+            for images in ("flowers", f"sites/{i % 4}"):
+                path = Path(images, ("rose", "tulip")[i % 2 if images == "flowers" else i // 4 % 2], f"{i}.png")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (40, 30), (i, 90 * (i % 2), 0)).save(path)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name, content in files_in(OWN).items():
-        Path(name).write_text(content)
-    runpy.run_path("make_arrays.py")
-    for i in range(60):
-        for folder in ("flowers", f"sites/{i % 4}"):
-            path = Path(folder, ("rose", "tulip")[i % 2 if folder == "flowers" else i // 4 % 2], f"{i}.png")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (40, 30), (i, 90 * (i % 2), 0)).save(path)
+def test_bringing_your_own_takes_what_the_page_says(config, own_data, monkeypatch, command):
+    monkeypatch.chdir(own_data)
+    monkeypatch.syspath_prepend(own_data)
     small = (
-        f"paths.data_dir={tmp_path}", "rounds=1", "client.steps=1", "data.limit_train=40", "data.limit_test=10",
+        f"paths.data_dir={own_data}", "rounds=1", "client.steps=1", "data.limit_train=40", "data.limit_test=10",
         "participation.per_round=2",
     )  # fmt: skip
     overrides = shorthand(shlex.split(command, comments=True))

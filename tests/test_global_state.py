@@ -46,10 +46,11 @@ def unchanged(call, *args, **kwargs):
 
 def test_nothing_that_python_calls_changes_the_process(tmp_path):
     small = ["rounds=1", "data.limit_train=40", "model.hidden=[8]", f"paths.log_dir={tmp_path}"]
+    two = ["gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "extras.figures=false"]
     torch.set_num_threads(3)  # more than a run would take
     multiprocessing.set_start_method(None, force=True)  # as in a new process
     cfg = unchanged(gcfed.configure, small)
-    two = gcfed.configure(small, "gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
+    two = gcfed.configure(small, two)
     two.precision, two.precision_matmul = "64-true", "high"
     unchanged(gcfed.train, cfg, quiet=True)
     unchanged(gcfed.train, two)

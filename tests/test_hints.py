@@ -11,7 +11,6 @@ from gcfed.utils.resolvers import CONFIGS
 
 HINTS = {
     "rond=3": "rond: there is no such key: did you mean rounds?",
-    "algoritm=fedprox": "algoritm: there is no such key: did you mean algorithm?",
     "client.lr=0.1": "client.lr: there is no such key: did you mean client.optimizer.lr?",
     "lr=0.1": "lr: there is no such key: did you mean client.optimizer.lr or server.lr?",
     "algorithm=fedprox methods.x.mu=1": "methods.x.mu: there is no such key: did you mean methods.proximal.mu?",

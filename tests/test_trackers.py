@@ -9,12 +9,8 @@ from conftest import TWO, read_rows
 from gcfed.run import train
 
 FAST = (
-    "participation.num_clients=8",
-    "client.epochs=1",
-    "data.limit_train=100",
-    "data.limit_test=40",
-    "model.hidden=[8]",
-)
+    "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40", "model.hidden=[8]",
+)  # fmt: skip
 pytestmark = pytest.mark.slow
 
 
@@ -53,6 +49,8 @@ def test_trackers_have_a_row_a_round_and_runs_do_not_mix(config, tmp_path, monke
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("WANDB_X_SAVE_REQUIREMENTS", "false")  # this, and jobs of W&B Launch, take two seconds
+    monkeypatch.setattr(wandb.Run, "_detect_and_apply_job_inputs", lambda self: None, raising=False)
     address = f"file:{tmp_path}/mlruns"
     loggers = ("logger=many", "logger.wandb.offline=true", f"logger.mlflow.tracking_uri={address}")
     for name, more in (("two", TWO), ("other", ("seed=2",))):

@@ -18,7 +18,8 @@ from gcfed.data.partition import Partition
 from gcfed.run import train
 from gcfed.runs.lock import locked
 
-FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
+FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
+        "model.hidden=[8]")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from gcfed.run import evaluate, train
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT
 
 FAST = ("rounds=2", "participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
-        "algorithm=scaffold", "callbacks=best")  # fmt: skip
+        "algorithm=scaffold", "callbacks=best", "model.hidden=[8]")  # fmt: skip
 CALLED: list[object] = []
 TEXT = "${sentinel:}"
 NODE = {"_target_": "test_trust.sentinel", "text": TEXT}
@@ -92,5 +92,5 @@ def test_eval_takes_the_settings_of_the_runs_folder_or_of_the_command_line(finis
     alone = (folder / EXPORT).rename(tmp_path / EXPORT)
     said = type_command(tmp_path, "eval.py", f"ckpt_path={alone}", code=1)
     assert f"there is no {tmp_path / CONFIG}. Name the settings of its run: model=… data=…" in said
-    settings = ("data=digits", "model=mlp", "data.limit_train=100", "data.limit_test=40")
+    settings = ("data=digits", "model=mlp", "model.hidden=[8]", "data.limit_train=100", "data.limit_test=40")
     assert figures(f"ckpt_path={alone}", *settings) == expected

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import kill
 import pytest
 import torch
-from conftest import read_rows, run_script, type_command
+from conftest import forked, read_rows, run_script, type_command
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-FAST = ["participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=50"]
+FAST = [
+    "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=50", "model.hidden=[32]",
+]  # fmt: skip
 pytestmark = pytest.mark.slow
 
 
@@ -68,17 +70,23 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
 
 
 def test_a_sweep_makes_a_run_for_each_value(tmp_path):
-    small = ["rounds=1", "model.hidden=[8]", "extras.figures=false", "logger=csv", *FAST]
+    small = ["rounds=1", "extras.figures=false", "logger=csv", *FAST]
     args = ["gc.lam=0.0,1.0", "-m", "seed=2", f"paths.log_dir={tmp_path}", *small]
-    type_command(tmp_path, "train.py", *args)
-    folders = sorted(p.parent for p in tmp_path.glob("*/multirun_*/*/summary.json"))
+
+    def rows():
+        return {file: file.read_text() for file in sorted(tmp_path.glob("*/multirun_*/*/metrics.csv"))}
+
+    def sweep_and_continue():
+        run_script("train.py", *args)
+        before = rows()
+        run_script("train.py", *args, "ckpt_path=last")  # nothing is left to do, and nothing is lost
+        assert rows() == before
+
+    assert forked(sweep_and_continue, tmp_path / "printed.txt") == 0, (tmp_path / "printed.txt").read_text()[-4000:]
+    folders = [file.parent for file in rows()]
     assert len(folders) == 2
-    assert len({f.parent for f in folders}) == 1  # one sweep, one folder
-    assert all("gc.lam=" in f.name and "seed=" in f.name for f in folders)
-    before = {f: (f / "metrics.csv").read_text() for f in folders}
-    type_command(tmp_path, "train.py", *args, "ckpt_path=last")  # nothing is left to do, and nothing is lost
-    assert {f: (f / "metrics.csv").read_text() for f in folders} == before
-    assert len(list(tmp_path.glob("*/multirun_*"))) == 1
+    assert len({folder.parent for folder in folders}) == 1  # one sweep, one folder
+    assert all("gc.lam=" in folder.name and "seed=" in folder.name for folder in folders)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from gcfed.utils.machine import cores
 
 SMALL = (
     "gc=gcfed", "participation.num_clients=8", "participation.per_round=4", "client.epochs=1", "data.limit_train=80",
-    "data.limit_test=30",
+    "data.limit_test=30", "model.hidden=[8]",
 )  # fmt: skip
 NODES = ("trainer=ddp", "trainer.accelerator=cpu")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from conftest import type_command
+from conftest import forked, run_script
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
@@ -178,6 +178,11 @@ def test_a_search_as_a_user_types_it_goes_on(tmp_path):
     words = ["-m", "hparams_search=digits_optuna", f"hydra.sweep.dir={tmp_path}/search", "rounds=1", "client.epochs=1",
              "data.limit_train=200", "data.limit_test=50", "extras.figures=false", "trainer.devices=1",
              "logger=csv"]  # fmt: skip
-    for n in (1, 2):
-        type_command(tmp_path, "train.py", *words, f"hydra.sweeper.n_trials={n}")
-        assert [row["state"] for row in trials(tmp_path / "search")] == ["complete"] * n
+
+    def twice():  # in one fork, which imports Optuna's database once
+        for n in (1, 2):
+            run_script("train.py", *words, f"hydra.sweeper.n_trials={n}")
+            assert [row["state"] for row in trials(tmp_path / "search")] == ["complete"] * n
+
+    ended = forked(twice, tmp_path / "printed.txt")
+    assert ended == 0, (tmp_path / "printed.txt").read_text()[-4000:]

@@ -122,7 +122,7 @@ def test_a_run_that_is_measured_is_the_same_on_one_process_and_on_two(config, tm
 
 
 def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path):
-    diverges = ("client.optimizer.lr=1e9", "client.optimizer.weight_decay=1e9", "client.steps=60", "rounds=1")
+    diverges = ("client.optimizer.lr=1e9", "client.optimizer.weight_decay=1e9", "client.steps=20", "rounds=1")
     result, rows = run(config, tmp_path, *ALL, *diverges)
     assert rows[0]["train/nonfinite_clients"] == 3
     of_the_model = ("classes/", "gc/share_gradient", "gc/share_model")  # that is broadcast
