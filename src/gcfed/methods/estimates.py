@@ -1,10 +1,15 @@
 """Estimates of a client's gradients from its update."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from gcfed.federated.messages import Upload
 from gcfed.federated.training.forward import Params
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import per_client
+from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.device import on_device
 
 
@@ -29,3 +34,9 @@ def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = Fals
     rho = momentum
     velocities = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
     return steps + rho * velocities if nesterov else velocities
+
+
+def step_counter(solver: LocalSolver) -> Callable[[np.ndarray], np.ndarray]:
+    """:func:`effective_steps` for the clients' SGD."""
+    settings = probe_optimizer(solver.optimizer).defaults
+    return partial(effective_steps, momentum=settings["momentum"], nesterov=settings["nesterov"])
