@@ -14,7 +14,7 @@ OTHERS = {
     "aggregator/bulyan: hostile", "aggregator/weighted_mean: weighting", "algorithm/fedacg: mu",
     "attack/sign_flip: factor", *(
         f"algorithm/{name}: {key}"
-        for name in ("fedgamma", "fedlesam", "fedlesam_d", "fedlesam_s", "fedspeed", "mofedsam")
+        for name in ("fedgamma", "fedgloss", "fedlesam", "fedlesam_d", "fedlesam_s", "fedspeed", "mofedsam")
         for key in ("rho", "direction")
     ),
 }  # fmt: skip

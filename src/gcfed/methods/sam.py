@@ -11,7 +11,8 @@ FedLESAM's code indexes the flattened d by the number i of a tensor: all its ent
 that gradient centralization removes. ``constant`` does the same with the paper's d; the code's d is the server's last
 step, which is w_old − w₀ for a client that took part in the round before.
 
-FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1.
+FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1 and
+this w̃.
 """
 
 from collections.abc import Callable, Mapping, Sequence
