@@ -7,9 +7,8 @@ import numpy as np
 
 from gcfed.federated.messages import Upload
 from gcfed.federated.training.forward import Params
-from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import per_client
-from gcfed.optim.partial import probe_optimizer
+from gcfed.optim.partial import MakeOptimizer, probe_optimizer
 from gcfed.utils.device import on_device
 
 
@@ -36,7 +35,7 @@ def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = Fals
     return steps + rho * velocities if nesterov else velocities
 
 
-def step_counter(solver: LocalSolver) -> Callable[[np.ndarray], np.ndarray]:
-    """:func:`effective_steps` for the clients' SGD."""
-    settings = probe_optimizer(solver.optimizer).defaults
+def step_counter(sgd: MakeOptimizer) -> Callable[[np.ndarray], np.ndarray]:
+    """:func:`effective_steps` for the momentum of the clients' SGD."""
+    settings = probe_optimizer(sgd).defaults
     return partial(effective_steps, momentum=settings["momentum"], nesterov=settings["nesterov"])

@@ -13,7 +13,7 @@ from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order, Params, ServerPart
 from gcfed.federated.received import Received, Round
 from gcfed.federated.training.stack import client_norms
-from gcfed.methods.requirements import mean_aggregator, plain_step
+from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Weight, checked
 
 
@@ -29,7 +29,7 @@ class FedExP(ServerPart):
     order = Order.MOVES_WEIGHTS
     needs = [
         mean_aggregator("η is for the plain mean of the updates", uniform=True),
-        plain_step("it computes the next model itself"),
+        plain_server("it computes the next model itself", any_start=True),
     ]
 
     def __init__(self, epsilon: Weight = 1e-3) -> None:

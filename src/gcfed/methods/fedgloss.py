@@ -14,7 +14,7 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Method, Order, Params
 from gcfed.federated.received import Received, Round
 from gcfed.methods.feddyn import DynamicPull, UpdateSum
-from gcfed.methods.requirements import mean_aggregator, plain_step
+from gcfed.methods.requirements import plain_server
 from gcfed.methods.sam import along
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -35,7 +35,7 @@ class FedGloSS(Method):
 class AscentSum(UpdateSum):
     facts = {"moves the start"}
     order = Order.MOVES_WEIGHTS
-    needs = [plain_step("it computes the next model itself"), mean_aggregator("h is a plain mean", uniform=True)]
+    needs = [plain_server("it computes the next model itself", any_start=True), *UpdateSum.needs[1:]]
 
     def __init__(self, rho: float) -> None:
         super().__init__(by_clients=True)

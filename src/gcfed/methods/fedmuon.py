@@ -15,9 +15,10 @@ from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, ClientStack, Method, Order, Own, Params
-from gcfed.federated.received import Received, Round
+from gcfed.federated.received import Received
 from gcfed.methods.fedcm import MeanStep
 from gcfed.methods.requirements import full_uploads, local_sgd
+from gcfed.methods.scaffold import MeanVariate
 from gcfed.utils.checked import Share, ShareBelow1, checked
 
 
@@ -31,7 +32,7 @@ class FedMuon(Method):
     """
 
     def __init__(self, momentum: ShareBelow1 = 0.98, *, alpha: Share = 0.5) -> None:
-        super().__init__(OrthogonalSteps(momentum, alpha), MeanMomentum())
+        super().__init__(OrthogonalSteps(momentum, alpha), MeanStep(), MeanMomentum())
 
 
 class OrthogonalSteps(ClientPart):
@@ -45,23 +46,21 @@ class OrthogonalSteps(ClientPart):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """M, ``[K, *shape]``, which the steps edit, and Δ, ``[*shape]``."""
-        momenta = {
-            f"momentum {n}": m.expand(len(stack), *m.shape).clone() for n, m in download.extra["fedmuon"].items()
-        }
-        return momenta | {f"direction {n}": d for n, d in download.extra["fedcm"].items()}
+        means, k = download.extra["fedmuon"], len(stack)
+        momenta = {f"M {name}": mean.expand(k, *mean.shape).clone() for name, mean in means.items()}
+        return momenta | {f"Δ {name}": direction for name, direction in download.extra["fedcm"].items()}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
-        grads, momenta, directions = stack.with_grads(
-            *({n: stack.prepared[self][f"{kind} {n}"] for n in stack.leaves} for kind in ("momentum", "direction"))
-        )
+        tensors = ({name: stack.prepared[self][f"{kind} {name}"] for name in stack.leaves} for kind in "MΔ")
+        grads, momenta, directions = stack.with_grads(*tensors)
         torch._foreach_mul_(momenta, self.momentum)
         torch._foreach_add_(momenta, grads)
         torch._foreach_copy_(grads, [orthogonal(m) if m.dim() > 2 else m for m in momenta])
         torch._foreach_lerp_(grads, directions, self.alpha)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        self._momenta = {name: stack.prepared[self][f"momentum {name}"].clone() for name in stack.leaves}
+        self._momenta = {name: stack.prepared[self][f"M {name}"].clone() for name in stack.leaves}
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         upload.send("fedmuon", self._momenta)
@@ -79,17 +78,11 @@ def orthogonal(momentum: Tensor) -> Tensor:
     return (x.mT if tall else x).reshape(momentum.shape)
 
 
-class MeanMomentum(MeanStep):
-    """FedCM's Δ, and M̄."""
+class MeanMomentum(MeanVariate):
+    """M̄, which is sent and stored as SCAFFOLD's c is."""
 
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        super().on_broadcast(download, round)
-        self.momentum = self.server_state("momentum", self.direction)
-        download.extra["fedmuon"] = self.momentum
-
-    def uploads(self, round: Round) -> dict[str, Params]:
-        return {"fedmuon": self.momentum}
+    message = "fedmuon"
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        super().on_aggregate_end(update, round)
-        torch._foreach_copy_(list(self.momentum.values()), [round.received["fedmuon"][name] for name in self.momentum])
+        mean = [round.received[self.message][name] for name in self.control]
+        torch._foreach_copy_(list(self.control.values()), mean)

@@ -21,7 +21,7 @@ class FedNova(ServerPart):
     needs = [local_sgd("it counts steps", momentum=True), uniform_weights("τ̄ is the plain mean over clients")]
 
     def validate(self, setup: Setup) -> None:
-        self.count = step_counter(setup.solver)
+        self.count = step_counter(setup.solver.optimizer)
 
     def sums(self, round: Round) -> Params:
         return {"steps": round.zeros()}  # Σ τ_k over the clients of all processes

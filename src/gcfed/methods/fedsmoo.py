@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Batch, ClientStack, Kept, Method, Own, Params, ServerPart, like_trained
-from gcfed.federated.received import Received, Round
+from gcfed.federated.method import Batch, ClientStack, Kept, Method, Own, Params, like_trained
+from gcfed.federated.received import Received
 from gcfed.methods.requirements import full_uploads
 from gcfed.methods.sam import Sam, along
+from gcfed.methods.scaffold import MeanVariate
 from gcfed.utils.checked import Positive, checked
 
 
@@ -66,17 +67,14 @@ class DualMove(Sam):
         return {"fedsmoo": self._dual}
 
 
-class CommonMove(ServerPart):
+class CommonMove(MeanVariate):
+    """s, which is sent and stored as SCAFFOLD's c is."""
+
+    message = "fedsmoo"
+
     def __init__(self, rho: float) -> None:
         self.rho = rho
 
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        self.common = self.server_state("s", {name: round.start[name] for name in self.trained_names})
-        download.extra["fedsmoo"] = self.common
-
-    def uploads(self, round: Round) -> dict[str, Params]:
-        return {"fedsmoo": self.common}
-
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        mean = [round.received["fedsmoo"][name].unsqueeze(0) for name in self.common]
-        torch._foreach_copy_(list(self.common.values()), [t.squeeze(0) for t in along(mean, self.rho)])
+        mean = [round.received[self.message][name].unsqueeze(0) for name in self.control]
+        torch._foreach_copy_(list(self.control.values()), [t.squeeze(0) for t in along(mean, self.rho)])

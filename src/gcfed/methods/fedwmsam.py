@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Batch, ClientStack, Method, Own, Params, Setup
+from gcfed.federated.method import Batch, ClientStack, Method, Own, Params
 from gcfed.federated.received import Received, Round
-from gcfed.federated.training.stack import client_norms, per_client
+from gcfed.federated.training.stack import per_client
 from gcfed.methods.fedcm import MeanStep
 from gcfed.methods.requirements import local_sgd
 from gcfed.methods.sam import Sam, along
@@ -47,10 +47,6 @@ class OwnMomentum(ControlVariates, Sam):
         Sam.__init__(self, rho)
         self.momentum_correction = self.two_passes = False
 
-    def validate(self, setup: Setup) -> None:
-        Sam.validate(self, setup)
-        super().validate(setup)
-
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """(1 − α) Δ_k, α, and b/(1 − α), which each step increases."""
         alpha, variates = download.extra["fedwmsam"]["alpha"], super().prepare(stack, own, download)
@@ -75,8 +71,6 @@ class OwnMomentum(ControlVariates, Sam):
 
 
 class WeightedMeanStep(MeanStep):
-    """FedCM's Δ, and α."""
-
     def __init__(self, alpha: float) -> None:
         self.first = alpha
 
@@ -90,10 +84,10 @@ class WeightedMeanStep(MeanStep):
         return super().sums(round) | {"values": round.zeros()}
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
-        deltas = [upload.delta[name] for name in self.direction]
-        products = [(d * m).reshape(len(d), -1).sum(1) for d, m in zip(deltas, self.direction.values(), strict=True)]
-        norms = client_norms(deltas) * client_norms([m.unsqueeze(0) for m in self.direction.values()])
-        values = (1 + sum(products) / norms).where((norms > 0) & upload.finite, 0.0)
+        deltas_KP = torch.cat([upload.delta[name].reshape(len(upload.clients), -1) for name in self.direction], 1)
+        momentum_P = torch.cat([m.flatten() for m in self.direction.values()])
+        values = 1 + torch.cosine_similarity(deltas_KP, momentum_P.unsqueeze(0))
+        values = values.where(momentum_P.any() & upload.finite, 0.0)
         return super().on_receive(upload, round) | {"values": values.double().sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:

@@ -32,31 +32,17 @@ def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concaten
 
 
 @_need
-def plain_step(setup: Setup, *, any_lr: bool = False) -> str:
-    """The server's step is w ← w + Δ; with ``any_lr``, w ← w + lr Δ."""
+def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False) -> str:
+    """The server's step is w ← w + Δ (with ``any_lr``, w ← w + lr Δ), and clients start at w (unless ``any_start``)."""
+    others = [part.title for part in setup.parts if "moves the start" in part.facts]
+    if others and not any_start:
+        return f"does not combine with {others[0]}, whose clients do not start at the server's model"
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
     if not isinstance(optimizer, SGD) or wrong_lr or settings["momentum"] or settings["weight_decay"]:
         return f"needs server=sgd{'' if any_lr else ' with server.lr=1'}"
     return ""
-
-
-@_need
-def _start_at_model(setup: Setup) -> str:
-    """Clients start at w."""
-    others = [part.title for part in setup.parts if "moves the start" in part.facts]
-    return f"does not combine with {others[0]}, whose clients do not start at the server's model" if others else ""
-
-
-def plain_server(reason: str, *, any_lr: bool = False) -> Need:
-    """Clients start at w, and then :func:`plain_step`."""
-
-    def need(setup: Setup, title: str) -> None:
-        _start_at_model(reason)(setup, title)
-        plain_step(reason, any_lr=any_lr)(setup, title)
-
-    return need
 
 
 @_need

@@ -2,17 +2,14 @@
 
     own            d = ∇F_k(w) on the same batch: FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al. 2022)
     last_update    d = w_old − w₀: FedLESAM (Fan et al., ICML 2024, Algorithm 1)
-    constant       one number per tensor: FedLESAM's published code
+    constant       FedLESAM's code: all entries of tensor i move by ρ d_i / Σ_j |d_j|, with entry i of the flattened d
 
-``own`` takes two passes per step, the others one. w_old is the model that the client received when it last took part.
-It is a state of the client, so nothing else is sent. In a client's first round w_old = w₀ and w̃ = w.
+``own`` takes two passes per step, the others one. w_old is the model that the client received when it last took part, a
+state of the client. In its first round w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
+Gradient centralization removes the moves of ``constant``.
 
-FedLESAM's code indexes the flattened d by the number i of a tensor: all its entries move by ρ d_i / Σ_j |d_j|, a move
-that gradient centralization removes. ``constant`` does the same with the paper's d; the code's d is the server's last
-step, which is w_old − w₀ for a client that took part in the round before.
-
-FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1 and
-this w̃.
+FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1 and divides
+by ‖d‖ too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +23,15 @@ from gcfed.federated.method import Batch, ClientPart, ClientStack, Kept, Order, 
 from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.utils.checked import PositiveShare, SettingError, Weight, checked
 
+Direction = Literal["own", "last_update", "constant"]
+
 
 @checked
 class Sam(ClientPart):
     """Computes each client's gradient at w + ρ d/‖d‖; the norm is over all tensors.
 
-    F_k is the task's loss plus the losses that other methods add. Terms that methods add to the gradient (Proximal,
-    SCAFFOLD, …) are computed at w and do not change d. Running statistics come from the first pass.
+    F_k is the task's loss plus the losses that other methods add. What methods add to the gradient (Proximal, SCAFFOLD,
+    …) is computed at w and does not change d. Running statistics come from the first pass.
 
     Args:
         rho: ρ. 0.5 is FedSAM's value in FedSOL's code, which has the same local solver.
@@ -43,10 +42,7 @@ class Sam(ClientPart):
     recordable = "run"
     order = Order.MOVES_WEIGHTS
 
-    def __init__(
-        self, rho: Weight = 0.5, *, direction: Literal["own", "last_update", "constant"] = "own",
-        alpha: PositiveShare = 1.0,
-    ) -> None:  # fmt: skip
+    def __init__(self, rho: Weight = 0.5, *, direction: Direction = "own", alpha: PositiveShare = 1.0) -> None:
         if alpha < 1 and direction != "own":
             raise SettingError("alpha", f"={alpha} needs direction=own: direction={direction} has no gradient at w.")
         self.rho, self.direction, self.alpha, self.two_passes = rho, direction, alpha, direction == "own"

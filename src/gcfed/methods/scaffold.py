@@ -49,7 +49,7 @@ class ControlVariates(ClientPart):
         self.momentum_correction = momentum_correction
 
     def validate(self, setup: Setup) -> None:
-        self.count = step_counter(setup.solver)
+        self.count = step_counter(setup.solver.optimizer)
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         return {name: c - own["scaffold"][name] for name, c in download.extra["scaffold"].items()}
