@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import make_net, sgd, train_rounds, weights
-from plain_reference import batches, cohort, loss_at
+from plain_reference import batches, broken, cohort, loss_at
 from torch.func import grad
 
 from gcfed.methods.fedcm import FedCM
@@ -87,13 +87,13 @@ def test_a_move_and_a_correction(federation, move, correction):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def fedwmsam_by_hand(net, data, alpha):
+def fedwmsam_by_hand(net, data, alpha, absent):
     """In the paper's words, with its Δ_k = Δ + α/(1 − α) (c − c_k)."""
     w0, n = weights(net), len(data.clients)
     c, delta, own = torch.zeros_like(w0), torch.zeros_like(w0), [torch.zeros_like(w0) for _ in range(n)]
     for t in range(ROUNDS):
         ends, changes, steps, values = [], [], [], []
-        for k in cohort(data, t, 3):
+        for k in [k for k in cohort(data, t, 3) if k != absent]:
             w, count, momentum = w0, 0, delta + alpha / (1 - alpha) * (c - own[k])
             for x, y in batches(data, sgd(), k, t):
                 at = w + RHO * unit(w0 + count * momentum - w)
@@ -103,15 +103,15 @@ def fedwmsam_by_hand(net, data, alpha):
             changes.append((w0 - w) / (count * LR) - c)
             own[k] = own[k] + changes[-1]
             values.append(1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0)
-        alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / 3, 0.1), 0.9)
-        w0, c, delta = sum(ends) / 3, c + sum(changes) / n, sum(steps) / len(steps)
+        alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
+        w0, c, delta = sum(ends) / len(ends), c + sum(changes) / n, sum(steps) / len(steps)
     return w0, alpha
 
 
-def test_fedwmsam(federation):
-    method = FedWMSAM(RHO, alpha=0.3)
-    expected, alpha = fedwmsam_by_hand(make_net(), federation, 0.3)
-    found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=[method], k=2)
+def test_fedwmsam_without_a_client_that_is_not_finite(federation):
+    method, data = FedWMSAM(RHO, alpha=0.3), broken(federation, 3)
+    expected, alpha = fedwmsam_by_hand(make_net(), data, 0.3, absent=3)
+    found = train_rounds(make_net(), data, sgd(lr=LR), rounds=ROUNDS, methods=[method], k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     change = method.parts[-1].server_state("alpha", {})["change"]
     assert 0.3 + change.item() == pytest.approx(alpha, abs=1e-12)
