@@ -25,7 +25,7 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 
-ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml") if path.stem != "gcfed")
+ALGORITHMS = sorted({path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed", "fedzmg"})
 CPU = torch.device("cpu")
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
 

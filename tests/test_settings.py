@@ -12,7 +12,11 @@ GROUPS = ("aggregator", "algorithm", "attack", "client", "gc", "metrics", "parti
 # A class with two groups has the defaults of the other one.
 OTHERS = {
     "aggregator/bulyan: hostile", "aggregator/weighted_mean: weighting", "algorithm/fedacg: mu",
-    "attack/sign_flip: factor",
+    "attack/sign_flip: factor", *(
+        f"algorithm/{name}: {key}"
+        for name in ("fedgamma", "fedgloss", "fedlesam", "fedlesam_d", "fedlesam_s", "fedspeed", "mofedsam")
+        for key in ("rho", "direction")
+    ),
 }  # fmt: skip
 
 

@@ -33,13 +33,17 @@ def fedavg(**run):
 @pytest.mark.parametrize("method", [
     FedCM(1.0), FedCurv(0.0), FedDecorr(0.0), FedGC(cgc=False, sgc=False), FedLC(0.0), FedMLB(0.0, 0.0), FedNTD(0.0),
     FedReg(1.0, pseudo=False, perturbed=False), FedSol(0.0), Moon(0.0), Proximal(0.0), Sam(0.0),
+    Sam(0.0, direction="last_update"),
 ], ids=lambda method: type(method).__name__)  # fmt: skip
 def test_strength_0(method):
     found = train_rounds(Net(), federation(), sgd(), rounds=3, methods=[method], k=2)
     assert torch.equal(found, fedavg(rounds=3))
 
 
-@pytest.mark.parametrize("cls", [FedCurv, FedVARP, Moon, Scaffold])
+LESAM = [partial(Sam, direction=direction) for direction in ("last_update", "constant")]
+
+
+@pytest.mark.parametrize("cls", [FedCurv, FedVARP, Moon, Scaffold, *LESAM])
 def test_a_first_round(cls):
     found = train_rounds(Net(), federation(), sgd(), rounds=1, methods=[cls()], k=2)
     assert torch.equal(found, fedavg(rounds=1))

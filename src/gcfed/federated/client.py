@@ -91,7 +91,6 @@ class ClientProgram:
             loss_K = self.solver.train(steps, data, download.lr, parts, hook, autocast)
             del steps  # frees the optimizer's state
             module.clients = None
-            stack.prepared.clear()
             owns = {part: own if part.overrides("send", "keep") else Own() for part, own in owns.items()}
             with in_turn():
                 return self._pack(stack, owns, download, loss_K, plan.counts.sum(1), sends)
@@ -119,6 +118,7 @@ class ClientProgram:
                 if sends:
                     part.stores[name].write(stack.clients, values, download.round, finite_clients(stack.full))
         notes = {part.title: note for part in self.parts if (note := part.observe(stack, download)) is not None}
+        stack.prepared.clear()
         delta, narrow = stack.delta(), narrow_of(self.aggregator)
         upload = Upload(
             stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta, narrow), download.round,

@@ -1,10 +1,14 @@
 """Estimates of a client's gradients from its update."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from gcfed.federated.messages import Upload
 from gcfed.federated.training.forward import Params
 from gcfed.federated.training.stack import per_client
+from gcfed.optim.partial import MakeOptimizer, probe_optimizer
 from gcfed.utils.device import on_device
 
 
@@ -29,3 +33,9 @@ def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = Fals
     rho = momentum
     velocities = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
     return steps + rho * velocities if nesterov else velocities
+
+
+def step_counter(sgd: MakeOptimizer) -> Callable[[np.ndarray], np.ndarray]:
+    """:func:`effective_steps` for the momentum of the clients' SGD."""
+    settings = probe_optimizer(sgd).defaults
+    return partial(effective_steps, momentum=settings["momentum"], nesterov=settings["nesterov"])

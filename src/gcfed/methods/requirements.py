@@ -32,9 +32,10 @@ def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concaten
 
 
 @_need
-def plain_server(setup: Setup, *, any_lr: bool = False) -> str:
-    """Clients start at w, and the server's step is w ← w + Δ; with ``any_lr``, w ← w + lr Δ."""
-    if others := [part.title for part in setup.parts if "moves the start" in part.facts]:
+def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False) -> str:
+    """The server's step is w ← w + Δ (with ``any_lr``, w ← w + lr Δ), and clients start at w (unless ``any_start``)."""
+    others = [part.title for part in setup.parts if "moves the start" in part.facts]
+    if others and not any_start:
         return f"does not combine with {others[0]}, whose clients do not start at the server's model"
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
@@ -46,13 +47,15 @@ def plain_server(setup: Setup, *, any_lr: bool = False) -> str:
 
 @_need
 def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
-    """The clients' optimizer is SGD (with momentum only if ``momentum``), and no other method moves the weights."""
+    """The clients' optimizer is SGD, and no other method moves the weights. ``momentum`` allows undamped momentum."""
     for other in setup.parts:
         if isinstance(other, ClientPart) and type(other).after_step is not ClientPart.after_step:
             return f"does not combine with {other.title}, which also moves the weights"
     optimizer = probe_optimizer(setup.solver.optimizer)
     if not isinstance(optimizer, SGD):
         return f"needs client=sgd, not {type(optimizer).__name__}"
+    if optimizer.defaults["momentum"] and optimizer.defaults["dampening"]:
+        return "needs client.optimizer.dampening=0"
     return "needs client.optimizer.momentum=0" if optimizer.defaults["momentum"] and not momentum else ""
 
 

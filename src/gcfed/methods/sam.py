@@ -1,50 +1,84 @@
-"""Sharpness-aware local steps: FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al., ECCV 2022).
+"""Sharpness-aware local steps: w ← w − η ∇F_k(w̃), with w̃ = w + ρ d/‖d‖ and a direction d.
 
-w̃ = w + ρ g/‖g‖ with g = ∇F_k(w), then w ← w − η ∇F_k(w̃), both on the same mini-batch: a step costs two passes.
+    own            d = ∇F_k(w) on the same batch: FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al. 2022)
+    last_update    d = w_old − w₀: FedLESAM (Fan et al., ICML 2024, Algorithm 1)
+    constant       FedLESAM's code: all entries of tensor i move by ρ d_i / Σ_j |d_j|, with entry i of the flattened d
+
+``own`` takes two passes per step, the others one. w_old is the model that the client received when it last took part, a
+state of the client. In its first round w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
+Gradient centralization removes the moves of ``constant``.
+
+FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1 and divides
+by ‖d‖ too.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Params, Setup
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Kept, Order, Own, Params, Setup, like_trained
 from gcfed.federated.training.stack import client_norms, per_client
-from gcfed.utils.checked import Weight, checked
+from gcfed.utils.checked import PositiveShare, SettingError, Weight, checked
+
+Direction = Literal["own", "last_update", "constant"]
 
 
 @checked
 class Sam(ClientPart):
-    """Computes each client's gradient at w + ρ g/‖g‖. g is its objective's gradient; the norm is over all tensors.
+    """Computes each client's gradient at w + ρ d/‖d‖; the norm is over all tensors.
 
-    The objective is the task's loss plus the losses that other methods add. Terms that methods add to the gradient
-    (Proximal, SCAFFOLD, …) are computed at w and do not change g. Running statistics come from the pass at w.
+    F_k is the task's loss plus the losses that other methods add. What methods add to the gradient (Proximal, SCAFFOLD,
+    …) is computed at w and does not change d. Running statistics come from the first pass.
 
     Args:
         rho: ρ. 0.5 is FedSAM's value in FedSOL's code, which has the same local solver.
+        direction: d, as above.
+        alpha: α, the weight of the gradient at w̃; below 1 only with ``own``.
     """
 
     recordable = "run"
     order = Order.MOVES_WEIGHTS
 
-    def __init__(self, rho: Weight = 0.5) -> None:
-        self.rho = rho
+    def __init__(self, rho: Weight = 0.5, *, direction: Direction = "own", alpha: PositiveShare = 1.0) -> None:
+        if alpha < 1 and direction != "own":
+            raise SettingError("alpha", f"={alpha} needs direction=own: direction={direction} has no gradient at w.")
+        self.rho, self.direction, self.alpha, self.two_passes = rho, direction, alpha, direction == "own"
+        if direction != "own":
+            self.keeps = {"sam": Kept(like_trained, starts_at_model=True)}  # w_old
 
     def validate(self, setup: Setup) -> None:
         movers = [part.title for part in setup.parts if isinstance(part, ClientPart) and part.moves_weights]
         if len(movers) > 1:
             raise ValueError(f"methods: {' and '.join(movers)} both move the weights of a local step: keep one.")
 
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params | None:
+        """Returns ρ d/‖d‖ if it is the same in all steps."""
+        if self.direction == "own":
+            return None
+        back = {name: old - stack.start[name] for name, old in own["sam"].items()}
+        if self.direction == "last_update":
+            return dict(zip(back, along(list(back.values()), self.rho), strict=True))
+        first_KT = torch.cat([d.reshape(len(d), -1) for d in back.values()], 1)[:, : len(back)]
+        move_KT = first_KT * (self.rho / first_KT.abs().sum(1, keepdim=True).clamp(min=1e-12))
+        return {name: per_client(move_K, back[name]) for name, move_K in zip(back, move_KT.T, strict=True)}
+
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         moves = self.perturbation(stack, batch, objective)
-        self._unmoved: Params = {name: t[: stack.active].clone() for name, t in stack.full.items()}
+        # The first of two passes has updated the running statistics, so they come back too.
+        back = stack.full if self.two_passes else stack.leaves
+        self._unmoved: Params = {name: stack.full[name][: stack.active].clone() for name in back}
         with torch.no_grad():
             torch._foreach_add_(list(stack.leaves.values()), list(moves))
 
     def perturbation(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> Sequence[Tensor]:
         """How far to move the weights ``stack.leaves``, ``[n, *shape]`` each."""
-        return along(list(stack.gradients(objective()).values()), self.rho)
+        if self.direction != "own":
+            return [move[: stack.active] for move in stack.prepared[self].values()]
+        self._at_w = stack.gradients(objective())
+        return along(list(self._at_w.values()), self.rho)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
@@ -52,7 +86,16 @@ class Sam(ClientPart):
         with torch.no_grad():
             moved = [stack.full[name][: stack.active] for name in self._unmoved]
             torch._foreach_copy_(moved, list(self._unmoved.values()))
-        self._unmoved = {}
+        if self.alpha < 1:
+            grads, at_w = stack.with_grads(self._at_w)
+            torch._foreach_lerp_(grads, at_w, 1 - self.alpha)
+        self._unmoved, self._at_w = {}, {}
+
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
+        k = len(upload.clients)
+        return {
+            name: {n: download.model[n].expand(k, *t.shape[1:]) for n, t in old.items()} for name, old in own.items()
+        }
 
 
 def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:

@@ -17,9 +17,8 @@ from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Kept, Method, Own, Params, ServerPart, Setup, like_trained
 from gcfed.federated.received import Received, Round
 from gcfed.federated.training.stack import ClientStack
-from gcfed.methods.estimates import effective_steps, gradients_beyond
+from gcfed.methods.estimates import gradients_beyond, step_counter
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import checked
 
 
@@ -28,8 +27,8 @@ class Scaffold(Method):
     """Adds c − c_k to each client's gradients and keeps both variates up to date.
 
     Args:
-        momentum_correction: divide w₀ − w_k by :func:`effective_steps` instead of τ_k, because local momentum moves a
-            client further than τ_k plain steps. Without momentum both are equal. False: the paper's rule as printed.
+        momentum_correction: divide w₀ − w_k by :func:`~gcfed.methods.estimates.effective_steps` instead of τ_k, because
+            local momentum moves a client further. Without momentum both are equal. False: the paper's rule as printed.
     """
 
     def __init__(self, *, momentum_correction: bool = True) -> None:
@@ -50,10 +49,7 @@ class ControlVariates(ClientPart):
         self.momentum_correction = momentum_correction
 
     def validate(self, setup: Setup) -> None:
-        settings = probe_optimizer(setup.solver.optimizer).defaults
-        if settings["momentum"] and settings["dampening"]:
-            raise ValueError(f"{self.title} assumes momentum without dampening: set client.optimizer.dampening=0.")
-        self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
+        self.count = step_counter(setup.solver.optimizer)
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         return {name: c - own["scaffold"][name] for name, c in download.extra["scaffold"].items()}
@@ -63,9 +59,7 @@ class ControlVariates(ClientPart):
         torch._foreach_add_(*stack.with_grads(stack.prepared[self]))
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        steps = upload.num_steps
-        if self.momentum_correction:
-            steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
+        steps = self.count(upload.num_steps) if self.momentum_correction else upload.num_steps
         upload.send("scaffold", gradients_beyond(download.extra["scaffold"], upload, steps * download.lr))
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:

@@ -1,0 +1,62 @@
+"""A longer server step where clients disagree: FedExP (Jhunjhunwala et al., ICLR 2023, Algorithm 1).
+
+    w⁺ = w + η Δ    with η = max(1, Σ_k ‖Δ_k‖² / (2 M (‖Δ‖² + ε))), for M clients with the mean update Δ
+
+The global model, which is tested and saved, is the average θ = (w⁺ + w)/2 of the last two iterates, as in the paper:
+successive iterates may oscillate. Clients start at w = 2 θ − w_before. The server keeps w_before. The authors' code has
+M ε instead of ε and lowers it from round to round. Its first model is w⁺ without an average.
+"""
+
+import torch
+
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import Order, Params, ServerPart
+from gcfed.federated.received import Received, Round
+from gcfed.federated.training.stack import client_norms
+from gcfed.methods.requirements import mean_aggregator, plain_server
+from gcfed.utils.checked import Weight, checked
+
+
+@checked
+class FedExP(ServerPart):
+    """Lengthens the server's step, and averages the last two iterates.
+
+    Args:
+        epsilon: ε; limits η where the updates are short.
+    """
+
+    facts = {"moves the start"}
+    order = Order.MOVES_WEIGHTS
+    needs = [
+        mean_aggregator("η is for the plain mean of the updates", uniform=True),
+        plain_server("it computes the next model itself", any_start=True),
+    ]
+
+    def __init__(self, epsilon: Weight = 1e-3) -> None:
+        self.epsilon = epsilon
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        theta = {name: round.start[name] for name in self.trained_names}
+        known = "before" in self._server
+        self.before = list(self.server_state("before", theta).values())
+        if not known:
+            torch._foreach_copy_(self.before, list(theta.values()))
+        self.iterate = torch._foreach_sub(torch._foreach_mul(list(theta.values()), 2.0), self.before)
+        download.model |= dict(zip(theta, self.iterate, strict=True))
+
+    def sums(self, round: Round) -> Params:
+        return {"squares": round.zeros()}  # Σ_k ‖Δ_k‖²
+
+    def on_receive(self, upload: Upload, round: Round) -> Params:
+        square_K = client_norms([upload.delta[name].double() for name in self.trained_names]).square()
+        return {"squares": square_K.where(upload.finite, 0.0).sum()}
+
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
+        """Makes Δ the step of θ: (η Δ + w − w_before) / 2."""
+        deltas = [update[name] for name in self.trained_names]
+        square = client_norms([delta.double().unsqueeze(0) for delta in deltas]).square()
+        eta = (round.sums[self]["squares"] / (2 * round.num_finite * (square + self.epsilon))).clamp(min=1.0)
+        torch._foreach_mul_(deltas, float(eta))
+        torch._foreach_add_(deltas, torch._foreach_sub(self.iterate, self.before))
+        torch._foreach_mul_(deltas, 0.5)
+        torch._foreach_copy_(self.before, self.iterate)

@@ -1,0 +1,47 @@
+"""FedMuon against a plain loop over matrices; its iteration against the singular vectors."""
+
+import torch
+from harness import make_net, sgd, train_rounds, weights
+from plain_reference import batches, cohort, loss_at, tensors
+from torch.func import grad
+
+from gcfed.methods.fedmuon import FedMuon, orthogonal
+
+
+def newton_schulz(m):
+    """Keller Jordan's iteration for one matrix, by its polynomial of singular values."""
+    if m.dim() < 2:
+        return m
+    u, s, vt = torch.linalg.svd(m.flatten(1), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+    return (u * s @ vt).view(m.shape)
+
+
+def test_it_is_the_plain_loop(federation):
+    beta, alpha, lr, net = 0.9, 0.3, 0.1, make_net()
+    w, direction = weights(net), 0.0
+    mean_momentum = torch.zeros_like(w)
+    for t in range(3):
+        ends, momenta, steps = [], [], []
+        for k in cohort(federation, t, 3):
+            v, m = w, mean_momentum
+            for x, y in batches(federation, sgd(), k, t):
+                m = beta * m + grad(lambda u, x=x, y=y: loss_at(net, u, x, y))(v)
+                step = torch.cat([newton_schulz(one).flatten() for one in tensors(net, m).values()])
+                steps.append((1 - alpha) * step + alpha * direction)
+                v = v - lr * steps[-1]
+            ends.append(v)
+            momenta.append(m)
+        w, mean_momentum, direction = sum(ends) / 3, sum(momenta) / 3, sum(steps) / len(steps)
+    found = train_rounds(make_net(), federation, sgd(lr), rounds=3, methods=[FedMuon(beta, alpha=alpha)], k=2)
+    torch.testing.assert_close(found, w, rtol=0, atol=1e-9)
+
+
+def test_the_iteration_is_near_the_product_of_singular_vectors():
+    m = torch.randn(3, 8, 4, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    s = torch.linalg.svdvals(orthogonal(m).flatten(2))
+    assert ((s > 0.6) & (s < 1.3)).all()  # the iteration does not aim at 1 exactly
+    tall = m.flatten(2).mT
+    torch.testing.assert_close(orthogonal(tall), orthogonal(tall.mT).mT)

@@ -1,0 +1,24 @@
+import pytest
+import torch
+from harness import make_net, sgd, train_rounds, weights
+from plain_reference import batches, cohort, local_sgd
+
+from gcfed.methods.fednova import FedNova
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_each_client_counts_as_one_average_step(federation, momentum):
+    solver, w = sgd(momentum=momentum), weights(make_net())
+    for t in range(3):
+        directions, lengths = [], []
+        for k in cohort(federation, t, 3):
+            w_k, steps = local_sgd(make_net(), w, batches(federation, solver, k, t), lr=0.1, momentum=momentum)
+            velocity = length = 0.0
+            for _ in range(steps):  # along a constant gradient of one
+                velocity = momentum * velocity + 1
+                length += velocity
+            directions.append((w_k - w) / length)
+            lengths.append(length)
+        w = w + sum(lengths) / 3 * sum(directions) / 3
+    found = train_rounds(make_net(), federation, solver, rounds=3, methods=[FedNova()], k=2)
+    torch.testing.assert_close(found, w, rtol=0, atol=1e-10)

@@ -1,0 +1,126 @@
+"""SAM's moves with the corrections of SCAFFOLD, FedDyn and FedCM, against the papers' rules on flat vectors."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from harness import make_net, sgd, train_rounds, weights
+from plain_reference import batches, broken, cohort, loss_at
+from torch.func import grad
+
+from gcfed.methods.fedcm import FedCM
+from gcfed.methods.feddyn import FedDyn
+from gcfed.methods.fedsmoo import DualSam
+from gcfed.methods.fedwmsam import FedWMSAM
+from gcfed.methods.sam import Sam
+from gcfed.methods.scaffold import Scaffold
+
+RHO, LR, ROUNDS, TENSORS = 0.3, 0.1, 3, 4
+
+
+def unit(v):
+    return v / v.norm() if v.any() else v
+
+
+def by_hand(net, data, move, correction="", alpha=1.0):
+    """Three of five clients a round. SCAFFOLD's c, FedDyn's h (strength 0.5), FedCM's Δ (weight 0.4)."""
+    w0, n = weights(net), len(data.clients)
+    zero = torch.zeros_like(w0)
+    clients = [SimpleNamespace(old=None, c=zero, h=zero, mu=zero) for _ in range(n)]
+    c = h = momentum = s = zero
+    for t in range(ROUNDS):
+        sent = []
+        for k in cohort(data, t, 3):
+            own, w, steps, shift = clients[k], w0, [], zero
+            back = zero if own.old is None else own.old - w0
+            for x, y in batches(data, sgd(), k, t):
+                gradient = grad(lambda v, x=x, y=y: loss_at(net, v, x, y))
+                g = gradient(w)
+                if move == "own":
+                    shift = RHO * unit(g)
+                elif move == "last_update":
+                    shift = RHO * unit(back)
+                elif move == "constant":
+                    first = back[:TENSORS] / max(back[:TENSORS].abs().sum(), 1e-12)
+                    sizes = [p.numel() for p in net.parameters()]
+                    shift = RHO * torch.cat([v.expand(size) for v, size in zip(first, sizes, strict=True)])
+                elif move == "dual":
+                    shift = RHO * unit(g - own.mu - s)
+                    own.mu = own.mu + shift - s
+                step = alpha * gradient(w + shift) + (1 - alpha) * g
+                if correction == "scaffold":
+                    step = step - own.c + c
+                elif correction == "feddyn":
+                    step = step - own.h + 0.5 * (w - w0)
+                elif correction == "fedcm":
+                    step = 0.4 * step + 0.6 * momentum
+                w = w - LR * step
+                steps.append(step)
+            new_c = own.c - c + (w0 - w) / (len(steps) * LR)
+            sent.append(SimpleNamespace(w=w, c=new_c - own.c, steps=steps, mu=own.mu - shift))
+            own.c, own.h, own.old = new_c, own.h - 0.5 * (w - w0), w0
+        mean = torch.stack([one.w for one in sent]).mean(0)
+        c = c + sum(one.c for one in sent) / n
+        h = h - 0.5 * sum(one.w - w0 for one in sent) / n
+        momentum = torch.stack([step for one in sent for step in one.steps]).mean(0)
+        s = RHO * unit(sum(one.mu for one in sent))
+        w0 = mean - h / 0.5 if correction == "feddyn" else mean
+    return w0
+
+
+MOVES = {
+    "own": lambda: Sam(RHO), "last_update": lambda: Sam(RHO, direction="last_update"),
+    "constant": lambda: Sam(RHO, direction="constant"), "dual": lambda: DualSam(RHO),
+}  # fmt: skip
+CORRECTIONS = {"": list, "scaffold": lambda: [Scaffold()], "feddyn": lambda: [FedDyn(0.5)],
+               "fedcm": lambda: [FedCM(0.4)]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("move", "correction"), [
+    ("own", "scaffold"), ("own", "fedcm"), ("last_update", ""), ("last_update", "scaffold"), ("last_update", "feddyn"),
+    ("constant", ""), ("dual", "feddyn"),
+])  # fmt: skip
+def test_a_move_and_a_correction(federation, move, correction):
+    expected = by_hand(make_net(), federation, move, correction)
+    methods = [MOVES[move](), *CORRECTIONS[correction]()]
+    found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def fedwmsam_by_hand(net, data, alpha, absent):
+    """In the paper's words, with its Δ_k = Δ + α/(1 − α) (c − c_k)."""
+    w0, n = weights(net), len(data.clients)
+    c, delta, own = torch.zeros_like(w0), torch.zeros_like(w0), [torch.zeros_like(w0) for _ in range(n)]
+    for t in range(ROUNDS):
+        ends, changes, steps, values = [], [], [], []
+        for k in [k for k in cohort(data, t, 3) if k != absent]:
+            w, count, momentum = w0, 0, delta + alpha / (1 - alpha) * (c - own[k])
+            for x, y in batches(data, sgd(), k, t):
+                at = w + RHO * unit(w0 + count * momentum - w)
+                steps.append(alpha * grad(lambda v, x=x, y=y: loss_at(net, v, x, y))(at) + (1 - alpha) * momentum)
+                w, count = w - LR * steps[-1], count + 1
+            ends.append(w)
+            changes.append((w0 - w) / (count * LR) - c)
+            own[k] = own[k] + changes[-1]
+            values.append(1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0)
+        alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
+        w0, c, delta = sum(ends) / len(ends), c + sum(changes) / n, sum(steps) / len(steps)
+    return w0, alpha
+
+
+def test_fedwmsam_without_a_client_that_is_not_finite(federation):
+    method, data = FedWMSAM(RHO, alpha=0.3), broken(federation, 3)
+    expected, alpha = fedwmsam_by_hand(make_net(), data, 0.3, absent=3)
+    found = train_rounds(make_net(), data, sgd(lr=LR), rounds=ROUNDS, methods=[method], k=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    change = method.parts[-1].server_state("alpha", {})["change"]
+    assert 0.3 + change.item() == pytest.approx(alpha, abs=1e-12)
+
+
+def test_fedspeed_mixes_the_gradient_at_the_weights(federation):
+    expected = by_hand(make_net(), federation, "own", "feddyn", alpha=0.3)
+    methods = [Sam(RHO, alpha=0.3), FedDyn(0.5)]
+    found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match=r"alpha=0\.3 needs direction=own"):
+        Sam(direction="constant", alpha=0.3)
