@@ -1,16 +1,22 @@
-"""The answers of sites."""
+"""The answers of sites, and checks of what they contain. A site may send anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from typing import Any, NamedTuple
 
-from gcfed.federated.messages import MessageError
-from gcfed.federated.wire import unpack
+import numpy as np
+import torch
+
+from gcfed.federated.messages import Expected, MessageError, Upload, refuse_misfit, refuse_other
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.wire import read_upload, unpack
 
 RESUME = "The same command with ckpt_path=last continues after the last finished round."
 NONE = -1  # the version of a client that has no state
+MOST = 1e20  # of a loss: times a weight it is still finite in float32
 About = dict[str, Any]
 """The plain values of a question or an answer."""
 
@@ -47,3 +53,56 @@ def counted_against(site: str, failures: dict[str, str], failed: str = "failed")
     except Exception as error:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         failures[site] = f"{failed}: {''.join(c if c.isprintable() else ' ' for c in why[:500])}"  # the site's words
+
+
+def require(right: bool, what: str, value: Any) -> None:
+    """Raises MessageError for a value that a site may not send."""
+    if not right:
+        raise MessageError(f"{what} cannot be {value}.")
+
+
+def check_whole(what: str, numbers: Any, least: int, most: int) -> None:
+    """Raises MessageError for anything but a list of whole numbers within these bounds."""
+    right = isinstance(numbers, list) and all(type(number) is int and least <= number <= most for number in numbers)
+    require(right, what, numbers)
+
+
+def check_versions(states: Any, names: Iterable[str], clients: list[int], round: int) -> None:
+    """Raises MessageError for anything but a version of each of these clients' states, by name of the state."""
+    require(isinstance(states, dict) and states.keys() == {*names}, "states", states)
+    for name, versions in states.items():
+        check_whole(f"states.{name}", versions, NONE, round)
+        require(len(versions) == len(clients), f"states.{name}", versions)
+
+
+def checked_upload(
+    content: Mapping[str, Any], round: int, expected: Expected, sizes_N: np.ndarray, solver: LocalSolver
+) -> Upload:
+    """The upload of K clients. Its tensors have the expected shapes, and its numbers are possible in this round.
+
+    Args:
+        sizes_N: number of samples of each client of the run, as the sites reported them.
+
+    Raises:
+        Exception: something else was sent; names it.
+    """
+    for name, (bits, _) in content["levels"].items():
+        check_whole(f"the bits of {name}", [bits], 2, 22)
+    upload = read_upload(content, expected.shapes["delta"])
+    k, sizes = len(upload.clients), sizes_N[upload.clients]
+    assert upload.num_seen is not None
+    assert upload.loss is not None
+    require(upload.round == round, "round", upload.round)
+    require(np.array_equal(upload.num_samples, sizes), "num_samples", upload.num_samples)
+    steps = solver.num_steps(sizes)
+    most = {"num_steps": (upload.num_steps, steps), "num_seen": (upload.num_seen, steps * float(solver.batch_size))}
+    for name, (number_K, most_K) in most.items():
+        require(number_K.shape == (k,) and bool(((number_K >= 0) & (number_K <= most_K)).all()), name, number_K)
+    losses = upload.loss.tolist()
+    require(all(abs(loss) <= MOST or not isfinite(loss) for loss in losses), "loss", losses)
+    numbers = {"loss": upload.loss.double(), "finite": upload.finite}
+    refuse_other("an upload", numbers, {"loss": torch.zeros((), dtype=torch.float64), "finite": torch.tensor(True)}, k)
+    refuse_misfit(upload, expected.shapes)
+    for name in {**expected.notes, **upload.notes}:
+        refuse_other(f"the note {name}", upload.notes.get(name, {}), expected.notes.get(name, {}))
+    return upload

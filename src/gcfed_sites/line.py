@@ -5,7 +5,6 @@ If all sites are on this machine, this module also provisions and starts them, o
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -14,8 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Sequence
+from contextlib import closing, redirect_stdout, suppress
 from io import StringIO
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -44,20 +43,14 @@ ENDING = 20.0  # seconds for a job to end
 ALLOWED = [f"{kind.__module__}.{kind.__name__}" for kind in (Relay, SiteEnd, CollabController, CollabExecutor)]
 
 
-@contextmanager
-def session_of(kit: Path) -> Iterator[Session]:
-    """A short session with NVFlare's server, because an open session keeps a process from ending."""
+def session_of(kit: Path) -> closing[Session]:
+    """A session with NVFlare's server. It must be closed, because an open one keeps a process from ending."""
     try:
         user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
         with redirect_stdout(StringIO()):
-            session = new_secure_session(user, str(kit), timeout=30.0)
+            return closing(new_secure_session(user, str(kit), timeout=30.0))
     except Exception as error:
         raise ConnectionError(f"federation.kit={kit} reaches no NVFlare server: {error}") from error
-    try:
-        yield session
-    finally:
-        with suppress(Exception):
-            session.close()
 
 
 def connected(kit: Path) -> list[str]:
@@ -97,7 +90,7 @@ class FlareLine:
                     self.pipe = listener.accept()
                 except TimeoutError:
                     status = session.get_job_status(self._job)
-                    self._abort(session)
+                    session.abort_job(self._job)
                     raise ConnectionError(f"NVFlare has not started the job in {START:g} s: {status}.") from None
         if missing := sorted(set(self.sites) - set(self.pipe.recv())):
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
@@ -116,29 +109,25 @@ class FlareLine:
             self.lost = True
             raise ConnectionError(f"NVFlare's server has ended the job {self._job}. {RESUME}") from None
 
-    def _abort(self, session: Session) -> None:
-        with suppress(Exception):  # the job may have ended just now
-            session.abort_job(self._job)
-
     def close(self) -> None:
         """Closes the pipe, which ends the job, and waits for its end."""
         self.pipe.close()
-        with session_of(self.kit) as session:
+        with session_of(self.kit) as session, suppress(Exception):  # the job may have ended just now
             session.monitor_job(self._job, ENDING, poll_interval=0.5)
-            self._abort(session)
+            session.abort_job(self._job)
 
 
-_lines: dict[tuple[Path, int | tuple[str, ...]], FlareLine] = {}
+_lines: dict[str, FlareLine] = {}
 
 
-def line_of(kit: Path, sites: int | tuple[str, ...]) -> FlareLine:
+def line_of(kit: Path, sites: int | list[str]) -> FlareLine:
     """The line of this process to these sites. It is a new one if a site was lost."""
-    line = _lines.pop((kit, sites), None)
+    line = _lines.pop(key := f"{kit} {sites}", None)
     if line is not None and line.lost:
         line.close()
         line = None
-    _lines[kit, sites] = line or FlareLine(kit, sites)
-    return _lines[kit, sites]
+    _lines[key] = line or FlareLine(kit, sites)
+    return _lines[key]
 
 
 def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
@@ -156,14 +145,11 @@ def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
 
 # ----------------------------------------------------------------------------------------- all on this machine
 class LocalFederation:
-    """The processes of a server and its sites, which end with this process. The folder has kits, keys and logs."""
+    """The processes of a server and its sites. They end with this process. The folder has kits, keys and logs."""
 
     def __init__(self, folder: Path, sites: list[str]) -> None:
         self.sites, self.kits = sites, provision(folder, sites)
-        self.processes: dict[str, subprocess.Popen] = {}
-        atexit.register(self.stop)
-        for name in (SERVER, *sites):
-            self.processes[name] = _start(self.kits / name)
+        self.processes = {name: _start(self.kits / name) for name in (SERVER, *sites)}
         until, there = time.monotonic() + START, set[str]()
         while set(sites) - there:
             if time.monotonic() > until:
@@ -172,48 +158,36 @@ class LocalFederation:
             with suppress(ConnectionError):  # not yet
                 there = set(connected(self.kits / ADMIN))
 
-    def stop(self) -> None:
-        """Ends all processes, and so their jobs."""
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
-
 
 def _start(kit: Path) -> subprocess.Popen:
     kind = "server" if kit.name == SERVER else "client"
     words = ["-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit), "-s", f"fed_{kind}.json"]
     settings = ["--set", "secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
     places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)  # it imports what this process can
-    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": places}
-    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    known = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (kit / "log").open("a") as file:
         return subprocess.Popen(
-            [sys.executable, *words, *settings], env=os.environ | environment, cwd=kit, stdout=file, stderr=file,
+            [sys.executable, *words, *settings], env=known, cwd=kit, stdout=file, stderr=file,
             start_new_session=True, preexec_fn=end_with_parent,
         )  # fmt: skip
 
 
-_federation: LocalFederation | None = None
+_federations: dict[str, LocalFederation] = {}
 
 
 def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine:
-    """The line to this process's federation, which starts with the first run and serves later runs too.
-
-    Args:
-        output: the run's folder. The sites keep their clients' states there.
-        sites: their number or names.
+    """The line to this process's federation of these sites. It starts with the first run and serves later runs too.
+    The clients' states are in the run's folder, ``output``.
     """
-    global _federation
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
-    if _federation is not None and _federation.sites != names:
-        _federation.stop()
-        _federation = None
-    _federation = _federation or LocalFederation(output / "federation", names)
+    if (key := " ".join(names)) not in _federations:
+        _federations[key] = LocalFederation(output / "federation", names)
+    kits = _federations[key].kits
     for site in names:
         own = {"config": str(output / CONFIG), "data_dir": str(Path(data_dir).resolve())}
         own["states"] = str(output / "sites" / site)
-        OmegaConf.save(OmegaConf.create(own), _federation.kits / site / "local" / "gcfed.yaml")
-    return line_of(_federation.kits / ADMIN, tuple(names))
+        OmegaConf.save(OmegaConf.create(own), kits / site / "local" / "gcfed.yaml")
+    return line_of(kits / ADMIN, names)
 
 
 def provision(folder: Path, sites: list[str]) -> Path:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
-from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import assemble
@@ -23,10 +22,9 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
 from gcfed.federated.messages import refuse_other
-from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.wire import ClientEnd, pack, unpack_download
 from gcfed.runs.identity import digest
-from gcfed.utils.checked import Count, Whole, checked, validated
+from gcfed.utils.checked import Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.files import in_words
 from gcfed_sites.answers import NONE, About
@@ -102,15 +100,14 @@ class Site:
             raise ValueError(f"the run {about['run']!r} has a name that cannot name a folder.")
         self.run, own = "", Settings.read(self.settings)
         vars(self).pop("end", None)  # frees its memory
-        num_clients: int = validated("num_clients", about["num_clients"], Count)
-        share: list[int] = validated("share", about["share"], list[Whole])
+        share: list[int] = validated("share", about["share"], list[Whole])  # it becomes part of a config
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         end = ClientEnd(self._config(own, folder, about), assemble, own.accelerator)
         for store in end.stores.opened.values():
             store.shared = True  # states are files, which this site's next process reads
-        if end.data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
-            raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from 0 on.")
+        if end.data.num_clients != (n := about["num_clients"]) or not set(self.clients) <= set(range(n)):
+            raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {n}, from 0 on.")
         path, checksum = folder / "data.txt", digest(fingerprint(end.data))
         if about["resumed"] and path.is_file() and path.read_text() != checksum:
             raise ValueError(f"the data of {self.name} have changed since the run began: restore them.")
@@ -137,15 +134,13 @@ class Site:
         odd: list[str] = []
         config = adopted(config, sent, odd)
         if odd:
-            raise ValueError(
-                f"{self.name} takes only numbers from the server, and its gcfed.yaml has another run: "
-                f"{'; '.join(odd[:8])}{f'; and {len(odd) - 8} more' * (len(odd) > 8)}. Name the same choices in both."
-            )
+            takes = f"{self.name} takes only numbers from the server, and its gcfed.yaml has another run"
+            raise ValueError(f"{takes}: {'; '.join(odd)}. Name the same choices in both.")
         if own.arrays:
-            data, classes = config["data"], validated("classes", about["classes"], list[str] | None)
+            data = config["data"]
             means = {key: value for key, value in about["transform"].items() if key in data["transform"]}
             data["transform"] = adopted(data["transform"], data["transform"] | means, odd)
-            load = partial(own_samples, own.arrays, classes, data.get("standardize"))
+            load = partial(own_samples, own.arrays, about["classes"], data.get("standardize"))
             dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients}
             data |= {
                 "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule", "dataset": load,
@@ -159,18 +154,21 @@ class Site:
         return cfg
 
     def fit(self, about: About, message: bytes) -> About:
-        """Trains some of its clients, from the states that the server considers valid."""
+        """Trains some of its clients, from the states that the server considers valid. Deletes older ones."""
         clients, states, stores = about["clients"], about["states"], self.end.stores.opened
         if not set(clients) <= set(self.clients):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and asked were {clients}.")
         download = unpack_download(message)
-        validated("round", download.round, Whole)  # it becomes part of file names
         refuse_other("the server's model", download.model, self.end.module.broadcast_state())
-        validated("states", states, dict[str, list[list[Annotated[int, Field(ge=NONE)]]]])
         if states.keys() != stores.keys():
             raise ValueError(f"{self.name} has the states {[*stores]}, and asked were {[*states]}.")
         for name, store in stores.items():
-            adopt(store, clients, states[name])
+            for client, versions in zip(clients, states[name], strict=True):  # the valid one first
+                written = store.path(client, 0).parent.glob(f"{client}-*.bin")
+                for path in {*written} - {store.path(client, v) for v in versions}:
+                    path.unlink()
+            valid = {client: versions[0] for client, versions in zip(clients, states[name], strict=True)}
+            store.take({client: version for client, version in valid.items() if version != NONE})
         uploads = [*self.end.fit(download, np.array(clients, dtype=np.int64))]
         return {"uploads": uploads, "states": self._written(clients)}
 
@@ -215,19 +213,6 @@ def adopted(own: Any, sent: Any, odd: list[str], key: str = "") -> Any:
 
 def _is_number(value: Any) -> bool:
     return all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float)
-
-
-def adopt(store: ClientStore, clients: Sequence[int], references: Sequence[Sequence[int]]) -> None:
-    """Makes the server's versions the valid ones, and deletes those that nobody needs any more.
-
-    Args:
-        references: for each client the valid version, followed by all that checkpoints need.
-    """
-    for client, kept in zip(clients, references, strict=True):
-        for path in store.path(client, 0).parent.glob(f"{client}-*.bin"):
-            if int(path.stem.split("-")[1]) not in kept:
-                path.unlink()
-    store.take({client: kept[0] for client, kept in zip(clients, references, strict=True) if kept[0] != NONE})
 
 
 def deal(

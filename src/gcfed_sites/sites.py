@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +27,8 @@ from gcfed.federated.wire import pack
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
+from gcfed_sites import answers
 from gcfed_sites.answers import NONE, RESUME, About, Answer, counted_against
-from gcfed_sites.checks import check_versions, check_whole, checked_upload, require
 from gcfed_sites.site import clients_config
 
 log = logging.getLogger(__name__)
@@ -43,19 +43,13 @@ class Index(ClientStore):
     _before: Mapping[int, int] = {}  # the versions of the checkpoint before the last, which may still be being written
 
     def references(self, clients: Sequence[int]) -> list[list[int]]:
-        """For each client the valid version, followed by all that checkpoints need."""
-        kept: dict[int, list[int]] = {client: [self._version.get(client, NONE)] for client in clients}
-        for versions in (self._last, self._before):
-            for client in kept.keys() & versions.keys():
-                kept[client].append(versions[client])
-        return list(kept.values())
+        """For each client the valid version, followed by those of the last two checkpoints."""
+        return [[of.get(client, NONE) for of in (self._version, self._last, self._before)] for client in clients]
 
     def note(self, clients: Sequence[int], versions: Sequence[int]) -> None:
         """Makes these versions the valid ones."""
-        for client, version in zip(clients, versions, strict=True):
-            self._version[client] = version
-            if version == NONE:
-                del self._version[client]
+        known = self._version | dict(zip(clients, versions, strict=True))
+        self._version = {client: version for client, version in known.items() if version != NONE}
 
     def rotate(self) -> list[Path]:
         self._before = self._last
@@ -71,14 +65,10 @@ class Sites(Stacks):
     """Asks the sites that hold clients of the cohort, and waits for them until a deadline.
 
     configs/federation/nvflare.yaml explains the settings.
-
-    Raises:
-        ValueError: a setting cannot work; names the key.
     """
 
     stacks: Stacks
     cfg: DictConfig
-    _: KW_ONLY
     sites: Count | list[str] = 5
     kit: str | None = None
     deadline: Annotated[float, Field(ge=SMALLEST, le=86_400)] = 600.0
@@ -103,7 +93,7 @@ class Sites(Stacks):
 
         if self.kit is None:
             return local_line(self.output, self.sites, str(self.cfg.paths.data_dir))
-        return line_of(Path(self.kit), self.sites if isinstance(self.sites, int) else tuple(self.sites))
+        return line_of(Path(self.kit), self.sites)
 
     def start(self) -> None:
         """Tells every site which run this is, and learns which clients it holds.
@@ -116,14 +106,6 @@ class Sites(Stacks):
         self.indices = {name: Index(store.folder) for name, store in self.stores.of_clients.items()}
         self.stores.opened |= self.indices
         self.line = self.open_line()
-        self._configure()
-        for client in range(len(self._sizes)):
-            holders = sorted(site for site, clients in self._held.items() if client in clients)
-            if len(holders) != 1:
-                who = f"client {client} is held by {' and '.join(holders) or 'no site'}"
-                raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
-
-    def _configure(self) -> None:
         data, module, names = self.program.data, self.program.module, self.line.sites
         transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
         cfg = described(self.cfg, data).copy()
@@ -140,15 +122,19 @@ class Sites(Stacks):
             with counted_against(answer.site, lost, "refuses this run"):
                 said = answer.content
                 clients, sizes = said["clients"], said["sizes"]
-                check_whole("clients", clients, 0, n - 1)
-                check_whole("sizes", sizes, 0, SAMPLES)
-                require(len(sizes) == len(clients), "sizes", sizes)
+                answers.check_whole("clients", clients, 0, n - 1)
+                answers.check_whole("sizes", sizes, 0, SAMPLES)
+                answers.require(len(sizes) == len(clients), "sizes", sizes)
                 self._held[answer.site], self._sizes[clients] = {*clients}, sizes
                 log.info("%s holds the clients %s with %s samples", answer.site, clients, sizes)
         for site, why in lost.items():
             raise ValueError(f"federation: {site} {why}")
+        for client in range(len(self._sizes)):
+            holders = sorted(site for site, clients in self._held.items() if client in clients)
+            if len(holders) != 1:
+                who = f"client {client} is held by {' and '.join(holders) or 'no site'}"
+                raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
-    # ------------------------------------------------------------------------------------------------------ a round
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self._sizes[clients])
 
@@ -175,13 +161,12 @@ class Sites(Stacks):
             with counted_against(answer.site, missing):
                 task, said = tasks[answer.site], answer.content
                 own = task["clients"]
-                check_versions(said["states"], self.indices, own, download.round)
                 sent = [
-                    checked_upload(content, download.round, expected, self._sizes, self.program.solver)
+                    answers.checked_upload(content, download.round, expected, self._sizes, self.program.solver)
                     for content in said.pop("uploads")
                 ]
                 ids = sorted(client for upload in sent for client in upload.clients.tolist())
-                require(ids == own, "clients", f"{ids}, because asked were {own}")
+                answers.require(ids == own, "clients", f"{ids}, because asked were {own}")
                 self._note(own, said["states"])
                 uploads, self._done[answer.site] = sent, task
             yield from (uploads.pop(0).to(self.program.module.device) for _ in range(len(uploads)))
@@ -195,6 +180,7 @@ class Sites(Stacks):
             raise ConnectionError(f"{few}, and federation.least is {least}. {reasons}. {RESUME}")
 
     def _note(self, clients: list[int], versions: Mapping[str, list[int]]) -> None:
+        answers.check_versions(versions, self.indices, clients, self._round)
         for name, index in self.indices.items():
             index.note(clients, versions[name])
 
@@ -206,14 +192,12 @@ class Sites(Stacks):
         for answer in self._answers("reply", pack(reply), self._done, self.deadline, self._round):
             with counted_against(answer.site, unheard):
                 own, states = self._done[answer.site]["clients"], answer.content["states"]
-                check_versions(states, self.indices, own, self._round)
                 self._note(own, states)
         for site, why in unheard.items():
             log.warning("round %d: %s did not hear how it ended: it %s", self._round + 1, site, why)
             before = {name: [kept[0] for kept in own] for name, own in self._done[site]["states"].items()}
             self._note(self._done[site]["clients"], before)
 
-    # ------------------------------------------------------------------------------------------- questions, answers
     def _answers(
         self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float, round: int
     ) -> Iterator[Answer]:
@@ -221,9 +205,6 @@ class Sites(Stacks):
 
         An answer that arrives in time counts, also if it is read later. A silent site gets no new task before it has
         answered, and that answer is refused.
-
-        Args:
-            round: index of the round.
         """
         waiting, until = set(tasks), time.monotonic() + seconds
         for site, task in sorted(tasks.items()):
@@ -246,6 +227,6 @@ class Sites(Stacks):
             self._busy[answer.site] = -1, ""
         if expected and answer.site in waiting:
             return True
-        question = question if expected else "another run, or twice"
-        log.warning("%s answers %s, which is too late: refused", answer.site, question)
+        asked = question if expected else "another run, or twice"
+        log.warning("%s answers %s, which is too late: refused", answer.site, asked)
         return False

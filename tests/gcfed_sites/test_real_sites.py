@@ -45,9 +45,12 @@ def federation(tmp_path_factory):
     """The processes of five sites and their server, which the runs of this module share."""
     folder = tmp_path_factory.mktemp("federation")
     line.local_line(folder, 5, str(folder))
-    yield line._federation
-    line._federation.stop()
-    line._federation = None
+    (federation,) = line._federations.values()
+    yield federation
+    for process in federation.processes.values():
+        process.kill()
+        process.wait()
+    line._federations.clear()
 
 
 @pytest.fixture

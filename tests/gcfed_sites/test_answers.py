@@ -7,8 +7,7 @@ import torch
 from gcfed.federated.messages import Expected, Levels, MessageError, Upload
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.wire import pack, unpack, upload_content
-from gcfed_sites.answers import Answer, counted_against
-from gcfed_sites.checks import check_versions, checked_upload
+from gcfed_sites.answers import Answer, check_versions, checked_upload, counted_against
 
 SHAPES = {"delta": {"w": torch.zeros(2, 3), "b": torch.zeros(2)}, "control": {"w": torch.zeros(3).double()}}
 EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}})
