@@ -4,6 +4,7 @@ Each runs GC-Fed for two rounds of three local steps with full batches: with one
 and 11 samples in a stack (``client.stack=3``).
 """
 
+import copy
 import re
 
 import numpy as np
@@ -88,6 +89,7 @@ SETTING = (
 )  # fmt: skip
 IMAGES = ("data.transform.mean=[0.3]", "data.transform.std=[0.4]")
 PLAIN = ("gc=none", "precision=64-true")
+COMPOSED = {}  # configs, by their overrides
 
 
 def find(name):
@@ -98,9 +100,12 @@ def run(config, folder, name, *overrides, clients=1, callback="", whole=True):
     """A run of a network of this name; without checkpoints and rows of metrics, it is a third faster."""
     net = find(name)
     images = IMAGES if getattr(net, "images", False) else ()
-    words = (f"model._target_={net.__module__}.{name}", f"participation.per_round={clients}", *images, *overrides)
-    cfg = config(*SETTING, *words, folder=folder)
+    words = (*SETTING, f"participation.per_round={clients}", *images, *overrides)
+    if words not in COMPOSED:
+        COMPOSED[words] = config("model._target_=users_networks.Small", *words)
+    cfg = copy.deepcopy(COMPOSED[words])
     with open_dict(cfg):
+        cfg.model._target_, cfg.paths.output_dir = f"{net.__module__}.{name}", str(folder)
         cfg.data.dataset.clients, cfg.data.dataset.images = clients, bool(images)
         if not whole:
             cfg.callbacks, cfg.logger = {}, {}

@@ -89,7 +89,7 @@ class Lent:
         }
 
     def settle(self) -> None:
-        """Called after local training: copies tensors that forward passes have replaced into the client's.
+        """After local training, copies tensors that forward passes have replaced into the client's.
 
         Raises:
             ValueError: a forward pass gave a trained parameter new memory, or changed a shared tensor.

@@ -174,7 +174,7 @@ class _Probe:
 
     # The checks below return why clients cannot train in one stack; empty if they can.
     def hidden_state(self, first: _Pass, test: _Pass) -> str:
-        """Whether a pass depends on earlier ones through more than parameters, buffers and global generators."""
+        """Repeats both passes with the same tensors and seeds. Warns of whatever else earlier passes have changed."""
         again, tested = self.run(self.x), self.run(self.x, training=False)
         same = _close(again.out, first.out) and _close(tested.out, test.out)
         kept = {n: value for n, (value, mark) in _attributes(self.net).items() if self.marks.get(n, mark) != mark}
@@ -188,7 +188,7 @@ class _Probe:
         return "" if same else "state in plain attributes"
 
     def rows_meet(self, first: _Pass) -> str:
-        """Whether a sample's output, or a buffer, depends on the other samples of its batch, as on padding."""
+        """Compares the outputs and buffers of two batches with the same first half."""
         half, x = len(self.x) // 2, self.x.clone()
         x[half:] = self.x[: len(x) - half].flip(0)
         other = self.run(x)

@@ -69,7 +69,7 @@ class LocalSolver:
         self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
 
     def check(self, traits: Traits, data: Any) -> None:
-        """Raises ValueError if a network with these traits cannot train K clients at once, or a client's last batch."""
+        """Raises ValueError if a network with these traits cannot train K clients at once, or a batch of one sample."""
         if traits.alone and self.stack != "auto" and int(self.stack) > 1:
             raise ValueError(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
         sizes = data.sizes(np.arange(data.num_clients)).tolist()

@@ -64,7 +64,7 @@ class ClientStack:
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
         own = self.lent.tensors
         self._trained = [name for name, t in own.items() if t.requires_grad]
-        # Buffers that do not travel are copied too, so that no client changes the global network's. So are integers.
+        # Buffers that do not travel, and integers, whose floats do: each client has copies of the network's.
         self._counters = {
             name: t for name, t in own.items()
             if not (isinstance(t, nn.Parameter) or (name in start and t.is_floating_point()))
@@ -139,7 +139,7 @@ class ClientStack:
         return out
 
     def _side_by_side(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> tuple[Output, Params]:
-        """Runs each client's network on its own tensors and batch; also returns the buffers that forward replaced."""
+        """Runs each client's network on its own tensors and batch. Also returns the tensors that forward replaced."""
         if self.active == 1:  # also where torch cannot batch the network
             out, assigned = tap.on({name: t.squeeze(0) for name, t in state.items()}, x_KB.squeeze(0), first)
             return tap.output([t.unsqueeze(0) for t in out]), {name: t.unsqueeze(0) for name, t in assigned.items()}
@@ -218,7 +218,7 @@ class ClientStack:
         optimizer.param_groups[0]["params"] = list(self.leaves.values())
 
     def settle(self) -> None:
-        """Called after local training: copies what forward passes replaced, and integer buffers, into ``full``."""
+        """After local training, copies integer buffers, and tensors that forward passes replaced, into ``full``."""
         if self._lent:
             self.lent.settle()
         for name in self._counters.keys() & self.full.keys():
