@@ -48,7 +48,7 @@ DRY = (
     "trainer=cpu", "trainer.devices=1", "data.limit_train=80", "data.limit_test=20", "participation.num_clients=5",
     "participation.per_round=2", "client.steps=2", "rounds=2", "eval_every=2",
 )  # fmt: skip
-SECONDS = {"tests": 180, "w1": 240}  # limits of groups; 120 for others
+SECONDS = {"tests": 180, "w1": 240, "memory": 150}  # limits of groups; 120 for others
 Part = Callable[[], Any]
 
 
