@@ -1,11 +1,9 @@
 """``import gcfed``: results agree with the runs' folders, and comparisons with those made by hand."""
 
 import logging
-import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from os.path import relpath
 from types import ModuleType
 
@@ -46,13 +44,6 @@ def test_packages_are_imported_when_they_are_needed(tmp_path):
     """None by ``import gcfed``, no torch by ``configure``, and those of a run's end not before its first round."""
     command = [sys.executable, "-c", f"{SMALL=}{EARLY}", str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stderr.endswith("set()\n")
-
-
-def test_a_package_that_draws_a_random_number_while_it_is_imported_changes_nothing(monkeypatch):
-    state = random.getstate()
-    monkeypatch.setattr(gcfed, "import_module", lambda name: (random.random(), import_module(name))[1])
-    assert callable(gcfed.train)
-    assert random.getstate() == state
 
 
 def test_a_run_from_python_and_its_folder_agree(tmp_path):

@@ -92,7 +92,7 @@ def train(cfg: DictConfig) -> RunResult:
                 logger.log_hyperparams(hyperparameters(cfg))
             try:
                 trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
-            finally:  # nothing is being written once the folder is unlocked, even if Lightning's own end fails
+            finally:  # nothing may be written after the folder is unlocked, even if Lightning fails at its end
                 trainer.strategy.checkpoint_io.teardown()
             if leads:
                 stopped = why_stopped(parts.callbacks)

@@ -44,16 +44,16 @@ def test_the_interval_is_student_s(n, t):
 @pytest.mark.parametrize(
     ("parts", "headline"),
     [
-        ([runs(FEDAVG), runs(BETTER, **GCFED)], "gcfed leads +4.0 points over fedavg (1.5 to 6.5)"),
+        ([runs(FEDAVG), runs(BETTER, **GCFED)], "gcfed leads; gcfed +4.00 points (1.52 to 6.48) against fedavg"),
         (
             [runs(FEDAVG), runs((0.6, 0.58, 0.72), **GCFED)],
-            "No method leads clearly; gcfed +3.3 points over fedavg (−11.8 to 18.5), uncertain",
+            "No method leads clearly; gcfed +3.33 points (−11.84 to 18.51) against fedavg, uncertain",
         ),
         (  # the best one is not clearly above FedAvg, the second one is
             [runs(FEDAVG), runs((0.5, 0.622, 0.744), **SCAFFOLD), runs((0.51, 0.614, 0.718), **GCFED)],
-            "scaffold and gcfed lead; gcfed +1.4 points over fedavg (0.4 to 2.4), scaffold +2.2, uncertain",
+            "scaffold and gcfed lead; scaffold +2.20 points (−3.27 to 7.67) against fedavg, uncertain",
         ),
-        ([runs(BETTER), runs(FEDAVG, **GCFED)], "fedavg leads; gcfed −4.0 points against fedavg (−6.5 to −1.5)"),
+        ([runs(BETTER), runs(FEDAVG, **GCFED)], "fedavg leads; gcfed −4.00 points (−6.48 to −1.52) against fedavg"),
         (
             [runs(FEDAVG), [run_of(seed=s, values=(0.9,), **GCFED) for s in (3, 4, 5)]],
             "Not ranked: fewer than 3 common seeds",
@@ -149,7 +149,8 @@ def test_lower_is_better_of_an_error(column, title):
 
     errors = {1: 0.011, 2: 0.0132, 3: 0.0121}
     found = of(*([regression(e, seed=s, **GCFED), regression(2 * e, seed=s)] for s, e in errors.items()))
-    assert found.headline == f"gcfed leads −0.01210 {title} against fedavg (−0.01483 to −0.00937), lower is better"
+    against = "(−0.01483 to −0.00937) against fedavg, lower is better"
+    assert found.headline == f"gcfed leads; gcfed −0.01210 {title} {against}"
     assert found.direction == f"{title[0].upper()}{title[1:]}, lower is better"
     assert of([regression(0.145)]).headline == f"fedavg: {title} 0.1450, lower is better"
     assert found.scale.text(0.0121) == "0.01210"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -117,48 +117,34 @@ class Verdict:
 
     @property
     def headline(self) -> str:
-        """What the intervals allow: ``SCAFFOLD and GC-Fed lead; GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``."""
-        better = self.better * (self.scale.unit != "%")
+        """What the intervals allow: ``SCAFFOLD and GC-Fed lead; GC-Fed +1.42 points (0.41 to 2.43) against FedAvg``."""
+        better, unit = self.better * (self.scale.unit != "%"), self.scale.unit
         if len(self.table) == 1:
             method, row = self.table.index[0], self.table.iloc[0]
-            number = f"{self.scale.title.partition(',')[0]} {self.scale.text(row['mean'])} {self.scale.unit}".rstrip()
+            number = f"{self.scale.title.partition(',')[0]} {self.scale.text(row['mean'])} {unit}".rstrip()
             return f"{method}: {number}{better}" if row["n"] else f"{method}: no result yet"
         if not self.ranked:
             return f"Not ranked: fewer than {FEWEST} common seeds"
         *others, last = self.leaders
         first = f"{', '.join(others)} and {last} lead" if others else f"{last} leads"
-        if len(self.leaders) > 3:
-            first = f"{len(self.leaders)} of {len(self.ranked)} methods lead, {self.leaders[0]} first"
         if len(self.leaders) == len(self.ranked):
             first = "No method leads clearly"
-        shown = [m for m in self.leaders if m != self.reference] or self.ranked[1:2]
-        shown = sorted(shown, key=self.uncertain)[:3]  # stable: the best first
-        if [last] == self.leaders == shown:
-            return first + self.gap(last).removeprefix(last) + better
-        return f"{first}; {', '.join(self.gap(method, i == 0) for i, method in enumerate(shown))}{better}"
+        elif len(self.leaders) > 3:
+            first = f"{len(self.leaders)} of {len(self.ranked)} methods lead, {self.leaders[0]} first"
+        best = next(method for method in self.ranked if method != self.reference)
+        gap, _, ends = self.difference(best).partition(" ")
+        gap += f" {'points' if unit == '%' else self.scale.title} {ends} against {self.reference}"
+        uncertain = ", uncertain" * bool(self.table["low"][best] <= 0 <= self.table["high"][best])
+        return f"{first}; {best} {gap}{uncertain}{better}"
 
-    def uncertain(self, method: str) -> bool:
-        """Whether the interval of its difference to the reference includes 0."""
-        return bool(self.table["low"][method] <= 0 <= self.table["high"][method])
-
-    def gap(self, method: str, first: bool = True) -> str:
-        """``GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``; ``SCAFFOLD +2.2, uncertain``; ``… −0.1 RMSE against …``."""
-        difference, _, ends = self.difference(method, 1).partition(" ")
-        is_over = self.table["difference"][method] > 0 and higher_is_better(self.measure)
-        unit = "points" if self.scale.unit == "%" else self.scale.title
-        words = f" {unit} {'over' if is_over else 'against'} {self.reference}" * first
-        unsure = self.uncertain(method)
-        return f"{method} {difference}{words}{f' {ends}' * (first or not unsure)}{', uncertain' * unsure}"
-
-    def difference(self, method: str, digits: int | None = None) -> str:
-        """``+1.42 (0.41 to 2.43)``, the difference to the reference; ``digits`` of percentages."""
-        scale = replace(self.scale, digits=digits) if digits and self.scale.unit == "%" else self.scale
+    def difference(self, method: str) -> str:
+        """``+1.42 (0.41 to 2.43)``, the difference to the reference."""
         gap, low, high = self.table.loc[method, ["difference", "low", "high"]]
-        return f"{scale.text(gap, '+')} ({scale.text(low)} to {scale.text(high)})"
+        return f"{self.scale.text(gap, '+')} ({self.scale.text(low)} to {self.scale.text(high)})"
 
 
 def verdict(rows: pd.DataFrame) -> Verdict:
-    """``rows`` are those of one place in :func:`gcfed.report.frame.frame_of`."""
+    """Compares the methods of one place. ``rows`` are its rows of :func:`gcfed.report.frame.frame_of`."""
     measure = main_measure(rows)
     values, higher = per_seed(rows, measure), higher_is_better(measure)
     counts = values.notna().sum().sort_values(ascending=False, kind="stable")
