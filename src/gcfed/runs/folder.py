@@ -207,8 +207,8 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
 
 
 def brief(overrides: str) -> str:
-    """The first 80 bytes of the overrides. A digest tells longer ones apart that begin alike."""
-    kept = overrides.encode()[:80].decode(errors="ignore")
+    """The first 160 bytes of the overrides. A digest tells longer ones apart that begin alike."""
+    kept = overrides.encode()[:160].decode(errors="ignore")
     return kept if kept == overrides else f"{kept}-{digest({'': overrides})}"
 
 
