@@ -15,7 +15,7 @@ from torch import nn
 from gcfed.assemble import assemble, build_module, build_trainer, described
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
-from gcfed.checkpoints.reading import RunRecord, fitting, load_weights, resume
+from gcfed.checkpoints.reading import RunRecord, checkpoint_of, fitting, load_weights, resume
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.parallel.strategy import trains_on_cpu
@@ -84,9 +84,10 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     with taken(folder):
         check_folder(cfg, folder)
+        checkpoint = checkpoint_of(cfg, folder)
         parts = assemble(cfg)
         record = RunRecord(cfg, parts.data)
-        checkpoint, done = resume(cfg, folder, record, parts.module, parts.loop)
+        done = resume(cfg, checkpoint, record, parts.module, parts.loop)
         trainer = build_trainer(cfg, parts, [*parts.callbacks, record], done)
         leads = trainer.is_global_zero
         with failure_recorded(folder, write=leads):  # from here on the settings are accepted
@@ -98,7 +99,7 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
                 logger.log_hyperparams(hyperparameters(cfg))
             try:
                 trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
-            finally:  # nothing is being written once the folder is unlocked, even if Lightning's own end fails
+            finally:  # nothing may be written after the folder is unlocked, even if Lightning fails at its end
                 trainer.strategy.checkpoint_io.teardown()
             if leads:
                 stopped = why_stopped(parts.callbacks)

@@ -67,15 +67,8 @@ def checksum(*arrays: np.ndarray) -> str:
     return f"{value:08x}"
 
 
-def resume(
-    cfg: DictConfig, folder: Path, record: RunRecord, module: FederatedModule, loop: FederatedLoop
-) -> tuple[Path | None, int]:
-    """The checkpoint from which this run continues, and its number of rounds; None and 0 to start anew.
-
-    ``ckpt_path=last`` is ``last.ckpt`` in the run's folder.
-
-    Raises ValueError if it belongs to another model, run or data set, or has more rounds than this run.
-    """
+def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
+    """The checkpoint to continue from; None to start anew. ``ckpt_path=last`` is ``last.ckpt`` in the run's folder."""
     path = folder / CHECKPOINT if cfg.ckpt_path == "last" else cfg.ckpt_path and Path(cfg.ckpt_path)
     if cfg.ckpt_path == "last" and not path.is_file():
         if not in_sweep():
@@ -84,9 +77,19 @@ def resume(
                 f"Repeat the overrides of the run to continue, or set ckpt_path=<run>/{CHECKPOINT}."
             )
         log.warning("ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder)
-        path = None
+        return None
+    if path is not None and not path.is_file():
+        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
+    return path
+
+
+def resume(cfg: DictConfig, path: Path | None, record: RunRecord, module: FederatedModule, loop: FederatedLoop) -> int:
+    """The number of rounds in the checkpoint from which this run continues; 0 if it starts anew.
+
+    Raises ValueError if it belongs to another model, run or data set, or has more rounds than this run.
+    """
     if path is None:
-        return None, 0
+        return 0
     checkpoint = load_checkpoint(path)
     fitting(module, net_of(checkpoint), path)
     there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
@@ -104,8 +107,8 @@ def resume(
         raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
     if leads() and not loop.transport.remote:
         loop.stores.check(checkpoint["callbacks"][loop.state_key]["stores"])
-    log.info("resuming %s after round %d of %d", folder, rounds, cfg.rounds)
-    return path, rounds
+    log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
+    return rounds
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def plot_partition(
 
 @styled
 def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str | Path, title: str = "") -> Figure:
-    """The share of each class's samples that was predicted as each class; up to 20 classes have it in percent.
+    """The share of each class's samples by predicted class. Up to 20 classes show it in percent.
 
     ``counts`` [C, C] has true classes as rows and predictions as columns; ``names`` are the classes'. The title gets
     the accuracy over all samples.
@@ -145,7 +145,7 @@ def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str 
     axes.set_xticks(ticks, labels, rotation=90 if max(map(len, words)) > 3 else 0, fontsize=size)
     axes.set_yticks(ticks, labels, fontsize=size)
     accuracy = counts_CC.trace() / max(counts_CC.sum(), 1)
-    axes.set(xlabel="taken for", ylabel="class", title=f"{title}\naccuracy {accuracy:.1%}".strip())
+    axes.set(xlabel="predicted class", ylabel="class", title=f"{title}\naccuracy {accuracy:.1%}".strip())
     axes.grid(visible=False)
     save(figure, path)
     return figure

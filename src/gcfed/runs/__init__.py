@@ -1,1 +1,1 @@
-"""A run on disk: identity, folder, measures, summary."""
+"""A run on disk: identity, folder, lock, files, measures, summary."""

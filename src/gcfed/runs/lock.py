@@ -27,7 +27,7 @@ def taken(folder: Path) -> Iterator[None]:
             if holder:
                 raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or name another folder.")
             for place in (folder, (folder / CHECKPOINT).parent):
-                for left in place.glob(".*.[0-9]*.*"):  # by a killed process (utils/files.py)
+                for left in place.glob(".*.[0-9]*.*"):  # temporary files of a killed process (utils/files.py)
                     left.unlink()
             yield
     finally:
