@@ -105,9 +105,7 @@ class RecordedSteps(Steps):
 
     def __init__(self, graph: Any, room: int, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
         super().__init__(stack, plan, optimizer)
-        for group in optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = plan.index.is_cuda
+        optimizer.param_groups[0]["capturable"] = plan.index.is_cuda  # SGD ignores it
         self._graph, self.lasts = graph, room > 0
         self.stack.stays = self.lasts
         room = max(room, len(plan.kinds))
