@@ -105,9 +105,7 @@ class RecordedSteps(Steps):
 
     def __init__(self, graph: Any, room: int, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
         super().__init__(stack, plan, optimizer)
-        for group in optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = plan.index.is_cuda
+        optimizer.param_groups[0]["capturable"] = plan.index.is_cuda  # SGD ignores it
         self._graph, self.lasts = graph, room > 0
         room = max(room, len(plan.kinds))
         self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step

@@ -19,7 +19,6 @@ from gcfed.utils.rng import generator
 
 AHEAD = 1 << 18
 """Values of samples that a single client fetches at once. They stay in a core's cache."""
-STEP = 8  # recorded batches have a multiple of it as their size
 
 
 class Kind(NamedTuple):
@@ -71,13 +70,12 @@ class BatchPlan:
         return (self.counts > 0).sum(1)
 
     def padded(self) -> BatchPlan:
-        """This plan with padded short batches, so that it has few kinds of steps. Results change in the last bits."""
+        """This plan with few kinds of steps: pads batches to multiples of 8 samples, which changes the last bits."""
         plan, full = copy(self), self.index.shape[2]
-
-        def longer(kind: Kind) -> Kind:
-            return kind if kind.size == full else Kind(kind.active, min(-(-kind.size // STEP) * STEP, full), False)
-
-        plan.kinds = list(map(longer, self.kinds))
+        plan.kinds = [
+            kind if kind.size == full else Kind(kind.active, min(-(-kind.size // 8) * 8, full), False)
+            for kind in self.kinds
+        ]
         return plan
 
     def cut(self, steps: np.ndarray) -> BatchPlan:

@@ -155,11 +155,8 @@ class LocalSolver:
             Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
         """
         stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
-        for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+        (group,) = optimizer.param_groups
+        group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
         update, movers = unprofiled_step(optimizer), [part for part in parts if part.moves_weights]
 
         def step(number: int | Tensor, kind: Kind) -> None:
