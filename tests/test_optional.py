@@ -13,7 +13,7 @@ from conftest import forked
 from gcfed.utils.resolvers import ROOT
 
 OPTIONAL = {
-    "reproductions": ["reproductions", "tests/reproductions"],
+    "reproductions": ["reproductions", "tests/reproductions", "configs/metrics/leakage.yaml"],
     "examples": ["examples", "tests/examples"],
     "gcfed_sites": ["src/gcfed_sites", "tests/gcfed_sites", "configs/federation/nvflare.yaml", "docs/federation.md"],
 }

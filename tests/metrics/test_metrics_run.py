@@ -31,13 +31,13 @@ TINY = (
     "data.client_test=0.2",
 )  # fmt: skip
 NAMES = (
-    "drift", "cka", "gap", "clients", "angle", "coherence", "forgetting", "personal", "surface", "leakage", "classes",
+    "drift", "cka", "gap", "clients", "angle", "coherence", "forgetting", "personal", "surface", "classes",
     "cohorts", "updates", "gc_share",
 )  # fmt: skip
 ALL = (
     f"metrics=[{','.join(NAMES)}]", *(f"metrics.{name}.every=1" for name in NAMES),
-    "metrics.cka.samples=20", "metrics.forgetting.samples=9", "metrics.surface.grid=3", "metrics.leakage.images=2",
-    "metrics.surface.samples=null", "metrics.surface.split=test", "metrics.leakage.iterations=1",
+    "metrics.cka.samples=20", "metrics.forgetting.samples=9", "metrics.surface.grid=3",
+    "metrics.surface.samples=null", "metrics.surface.split=test",
 )  # fmt: skip
 GC = ("rho", "share_gradient", "share_update", "share_model")
 COLUMNS = {
@@ -45,7 +45,7 @@ COLUMNS = {
     "clients": "acc_before acc_after loss_before loss_after", "angle": "server above_90 update",
     "forgetting": "before after own others", "gc": " ".join(f"{name}/fc{i}.weight" for name in GC for i in (1, 2)),
     "personal": "global_acc global_worst10 global_std local_acc local_worst10 local_std",
-    "leakage": "mse psnr labels mismatch", "classes": "worst_acc mean_acc best_acc",
+    "classes": "worst_acc mean_acc best_acc",
 }  # fmt: skip
 COLUMNS = {f"{metric}/{name}" for metric, names in COLUMNS.items() for name in names.split()}
 NOT_FIRST = {"angle/server", "angle/above_90"}  # there is no round before the first
@@ -108,7 +108,7 @@ def test_a_run_that_is_measured_is_the_same_on_one_process_and_on_two(config, tm
         assert np.isfinite([row[name] for name in measured]).all()
         assert {name: of_two[name] for name in measured} == pytest.approx({n: row[n] for n in measured}, rel=1e-9)
         assert 0 < row["time/train_s"] < row["time/round_s"]
-    pictures = [(f"{name}_round_{t}.png", t) for t in (1, 2) for name in ("surface", "leakage")]
+    pictures = [(f"surface_round_{t}.png", t) for t in (1, 2)]
     assert sorted((path.name, number) for path, number in shown) == sorted([("confusion.png", 2), *pictures])
     for name in ("cohorts.csv", "classes.csv", "confusion.csv"):
         assert table(tmp_path / "1" / name) == table(tmp_path / "2" / name)

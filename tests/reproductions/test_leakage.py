@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import make_setup
+from harness import final_weights, make_setup
 from omegaconf import open_dict
 from torch import nn
 
 from gcfed.data.augment import ImageTransform, PlainTransform
 from gcfed.methods.ssf import ProjectedMean
-from gcfed.metrics.leakage import OPTIMIZERS, Leakage, invert_gradient
 from gcfed.run import train
+from reproductions.leakage import OPTIMIZERS, Leakage, invert_gradient
 
 TINY = (
     "model.hidden=[12]", "gc.boundary=fc2", "rounds=1", "participation.num_clients=5", "participation.per_round=3",
@@ -79,9 +79,11 @@ def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
     torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-5)
 
 
-def test_it_recovers_an_image_from_fedavg(config, tmp_path):
+def test_it_recovers_an_image_from_fedavg_and_changes_no_bit_of_the_run(config, tmp_path):
     attack = ("metrics=leakage", "metrics.leakage.iterations=40", "metrics.leakage.restarts=2", "gc=none")
-    _, (row,) = run(config, tmp_path, *attack, model="Smooth")
+    attacked, (row,) = run(config, tmp_path / "attacked", *attack, model="Smooth")
+    without, _ = run(config, tmp_path / "without", "gc=none", model="Smooth")
+    assert torch.equal(final_weights(attacked), final_weights(without))
     assert row["leakage/psnr"] > 30
     assert row["leakage/labels"] == 1
     assert row["leakage/psnr"] == pytest.approx(-10 * np.log10(row["leakage/mse"]))
