@@ -11,7 +11,6 @@ This file must import with torch alone, because it also runs in those environmen
 import argparse
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -189,7 +188,6 @@ def blazefl(case: Any) -> tuple[list[float], nn.Module]:
 
 def measure(name: str, workload: str, file: str) -> dict[str, float]:
     """Samples per processor second, the median over rounds after the first, and the accuracy after the last."""
-    random.seed(0)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if name == "ours":

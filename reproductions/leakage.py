@@ -21,13 +21,12 @@ from torch.func import functional_call
 from gcfed.federated.method import Download, Params, Received, Round, Setup
 from gcfed.methods.requirements import class_logits, functional_network
 from gcfed.metrics.base import ServerMetric, evaluating
+from gcfed.plots.pictures import plot_recovered
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator, torch_seed
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "lbfgs": partial(torch.optim.LBFGS, lr=1.0, line_search_fn="strong_wolfe"),
-    "adam": partial(torch.optim.Adam, lr=0.1),
-}
+LBFGS, ADAM = partial(torch.optim.LBFGS, lr=1.0, line_search_fn="strong_wolfe"), partial(torch.optim.Adam, lr=0.1)
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"lbfgs": LBFGS, "adam": ADAM}
 
 
 @checked
@@ -47,8 +46,7 @@ class Leakage(ServerMetric):
     ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²; near 0: the search succeeded (the image may still be another)
     =====================  ======================================================================================
 
-    ``leakage_round_<t>.png`` shows the originals above the recovered images. A failed search (``mismatch`` not near 0)
-    does not prove privacy: the gradients of ReLU and max-pooling jump, so the search may end in a local minimum. The
+    ``leakage_round_<t>.png`` shows the originals above the recovered images. A failed search proves no privacy. The
     attack uses evaluation mode; with dropout or batch statistics, clients train with other gradients.
 
     Raises:
@@ -61,8 +59,6 @@ class Leakage(ServerMetric):
     iterations: Count = 300
     restarts: Count = 4
     optimizer: Literal["lbfgs", "adam"] = "lbfgs"
-    figures: bool = True
-
     facts = {"rehearses"}
     needs = [class_logits]
 
@@ -107,20 +103,16 @@ class Leakage(ServerMetric):
                 random=torch.Generator().manual_seed(torch_seed(round.seed, "leakage", round.index)),
             )  # fmt: skip
         original, recovered = self._pixels(x), self._pixels(found.x)
-        order = nearest(original, recovered)
-        recovered, labels_B = recovered[order], found.labels[order].argmax(1)
+        recovered = recovered[order := nearest(original, recovered)]
         mse_B = (original - recovered).square().flatten(1).mean(1)
         psnr_B = -10 * mse_B.log10()
         above = [f"client {client}, class {label}" for label in y.tolist()]
         below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
-        if self.figures:
-            from gcfed.plots.pictures import plot_recovered  # matplotlib: only in the rounds that draw
-
-            path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
-            plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
-            self.show(path, round)
-        means = [mse_B.mean(), psnr_B.mean(), (labels_B == y).double().mean()]
-        return *torch.stack([mean.double() for mean in means]).tolist(), found.mismatch
+        path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
+        plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
+        self.show(path, round)
+        right_B = (found.labels[order].argmax(1) == y).double()
+        return *(float(values_B.mean()) for values_B in (mse_B, psnr_B, right_B)), found.mismatch
 
     def _pixels(self, x: Tensor) -> Tensor:
         """Images before the transform, ``[B, C, H, W]`` in 0…1."""
@@ -140,10 +132,10 @@ def nearest(original: Tensor, recovered: Tensor) -> Tensor:
 
 
 class Recovered(NamedTuple):
-    """What an attack found."""
+    """Inputs ``[B, *input]`` as the network takes them, probabilities of the classes ``[B, C]``, and the mismatch."""
 
-    x: Tensor  # inputs [B, *input] as the network takes them
-    labels: Tensor  # probabilities of the classes [B, C]
+    x: Tensor
+    labels: Tensor
     mismatch: float
 
 

@@ -18,6 +18,7 @@ from contextlib import closing, redirect_stdout, suppress
 from io import StringIO
 from multiprocessing.connection import Listener
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import nvflare.lighter
@@ -31,7 +32,6 @@ from omegaconf import OmegaConf
 
 from gcfed.federated.parallel.launch import end_with_parent
 from gcfed.runs.folder import CONFIG
-from gcfed.utils.files import scratch
 from gcfed_sites.answers import RESUME, About, Answer
 from gcfed_sites.flare import Relay, SiteEnd
 
@@ -80,7 +80,7 @@ class FlareLine:
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
             raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
         key = secrets.token_bytes(32)
-        with scratch() as folder:  # which only this user can open
+        with TemporaryDirectory(prefix="gcfed_") as folder:  # which only this user can open
             address = f"{folder}/run"
             job = write_job(folder, self.sites, address, key.hex())
             with Listener(address, "AF_UNIX", authkey=key) as listener, session_of(self.kit) as session:

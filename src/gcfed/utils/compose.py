@@ -83,8 +83,8 @@ def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:
         known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
-        hint = suggestion(option, known, f"{group}=")
-        return f"{group}={option}: there is no such option{hint} There are {', '.join(known)}."
+        meant = suggestion(option, known, f"{group}=")
+        return f"{group}={option}: there is no such option{meant} There are {', '.join(known)}."
     message, word = " ".join(str(error).partition("\nSee https://")[0].split()), getattr(error, "override", None)
     if word and "/" in (value := word.partition("=")[2]):  # as a shell takes it
         quoted = QuotedString(value, Quote.double).with_quotes()
@@ -97,8 +97,8 @@ def undashed(flags: list[str], words: Sequence[str], path: Path) -> str:
     for flag in get_args_parser().parse_known_args(flags)[1]:
         key, _, value = flag.lstrip("-").partition("=")
         value = value or "".join(flags[flags.index(flag) + 1 :][:1])
-        hint = suggestion(key.replace("-", "_"), _known(words, path), after=f"={value}")
-        return f"{flag}: a setting has no dashes{hint}"
+        meant = suggestion(key.replace("-", "_"), _known(words, path), after=f"={value}")
+        return f"{flag}: a setting has no dashes{meant}"
     return ""
 
 

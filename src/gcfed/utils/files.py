@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 
 @contextmanager
@@ -26,11 +25,6 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def scratch() -> TemporaryDirectory:
-    """A temporary folder, which is deleted when this process ends."""
-    return TemporaryDirectory(prefix="gcfed_")
 
 
 def in_words(error: BaseException) -> str:

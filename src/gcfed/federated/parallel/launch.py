@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from gcfed.utils.files import scratch
 from gcfed.utils.machine import cores
 
 _STOP = signal.SIGUSR2  # nobody else sends it: a process that dies of another signal was killed
@@ -50,7 +50,7 @@ class ForkLauncher(_Launcher):
         environment, threads = dict(os.environ), torch.get_num_threads()
         own, world = max(1, cores() // self.num_processes), str(self.num_processes)
         os.environ |= {"NODE_RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": "lo"}
-        folder = scratch()
+        folder = TemporaryDirectory(prefix="gcfed_")
         self.store = Path(folder.name) / "store"
         try:
             for rank in range(1, self.num_processes):

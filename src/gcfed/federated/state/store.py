@@ -13,7 +13,6 @@ from lightning.pytorch.strategies import Strategy
 
 from gcfed.federated.state.client_store import ClientStore
 from gcfed.utils.checked import checked
-from gcfed.utils.files import scratch
 
 
 @checked
@@ -40,7 +39,7 @@ class ClientStores:
 
     @cached_property
     def _temporary(self) -> TemporaryDirectory:
-        return scratch()
+        return TemporaryDirectory(prefix="gcfed_")
 
     def check(self, checkpoint: Mapping[str, Any]) -> None:
         """Raises ValueError if a file that a checkpoint needs is lost, and names it."""
