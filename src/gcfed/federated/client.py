@@ -94,7 +94,6 @@ class ClientProgram:
             loss_K = self.solver.train(steps, data, download.lr, parts, hook, autocast)
             del steps  # frees the optimizer's state
             module.clients = None
-            stack.prepared.clear()
             owns = {part: own if part.overrides("send", "keep") else Own() for part, own in owns.items()}
             with in_turn():
                 return self._pack(stack, owns, download, loss_K, plan.counts.sum(1), sends)
@@ -120,7 +119,9 @@ class ClientProgram:
         for part in self.parts:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
-                    part.stores[name].write(stack.clients, values, download.round, finite_clients(stack.full))
+                    finite = finite_clients(stack.full) & finite_clients(values)
+                    part.stores[name].write(stack.clients, values, download.round, finite)
+        stack.prepared.clear()
         notes = {part.title: note for part in self.parts if (note := part.observe(stack, download)) is not None}
         delta, narrow = stack.delta(), narrow_of(self.aggregator)
         upload = Upload(

@@ -45,6 +45,7 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``.
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of ``full``.
         prepared: what each client part returned from ``prepare``, by part.
+        personal: tensors of each client's personal model that differ from ``full``, set after local training.
         stays: whether the next clients train in the same memory (:meth:`load`).
 
     Raises:
@@ -86,6 +87,7 @@ class ClientStack:
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start = dict(start)
         self.prepared: dict[Any, Any] = {}
+        self.personal: Params = {}
         torch._foreach_copy_([self.full[name] for name in start], list(start.values()))
         self.lent.home()  # buffers that do not travel begin with the network's own values
         for name in self._counters.keys() - self.full.keys():
@@ -249,6 +251,7 @@ class ClientStack:
     def delta(self) -> Params:
         """The clients' updates w_k − w, name → ``[K, *shape]``. They use the stack's memory, unless it stays."""
         self.end()
+        self.personal = {}
         if self.stays:
             moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
             return dict(zip(self.full, moved, strict=True))
