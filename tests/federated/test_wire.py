@@ -19,7 +19,7 @@ TINY = (  # at least two clients take part twice
 )  # fmt: skip
 CLIP = tuple(f"+methods.clip_update.{key}" for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3"))
 BITS = ("quantization=fedpaq", "quantization.bits=3")
-EXACT = ("fedcurv", "feddc", "scaffold")  # they refuse quantization
+EXACT = ("fedcurv", "feddc", "scaffold", "topk")  # they refuse quantization, or are one
 SERVERS = {"fedadagrad", "fedadam", "fedavgm", "fedyogi"}  # these differ from fedavg only in the server's step
 OTHERS = sorted({*ALGORITHMS} - SERVERS)
 HOSTILE = ("attack.clients=0.4", "client.stack=3", "algorithm=scaffold", "gc=none")
