@@ -10,8 +10,7 @@ Which model is tested: ``test/*`` is the global model. ``personal/local_*`` (``m
 after local training, on its own test split; ``personal/global_*`` is w₀ there.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -39,12 +38,17 @@ class SecondModel(ClientPart):
         return own["second_model"]
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
-        with held(stack, stack.prepared[self]) as w:
-            grads = self.gradients(stack, objective, w)
-            with torch.no_grad():
-                v = list(stack.leaves.values())
-                torch._foreach_add_(grads, v, alpha=self.weight_decay)
-                torch._foreach_add_(v, grads, alpha=-self.lr)
+        """Makes v's step: the network has v's tensors meanwhile, and then w's again."""
+        w = {name: t[: stack.active].clone() for name, t in stack.full.items()}
+        here, there = ([t[name][: stack.active] for name in w] for t in (stack.full, stack.prepared[self]))
+        torch._foreach_copy_(here, there)
+        grads = self.gradients(stack, objective, w)
+        with torch.no_grad():
+            v = list(stack.leaves.values())
+            torch._foreach_add_(grads, v, alpha=self.weight_decay)
+            torch._foreach_add_(v, grads, alpha=-self.lr)
+        torch._foreach_copy_(there, here)
+        torch._foreach_copy_(here, list(w.values()))
 
     def gradients(self, stack: ClientStack, objective: Callable[[], Tensor], w: Params) -> list[Tensor]:
         """v's gradients, ``[n, *shape]`` each; v is in ``stack.leaves``, before and after the call."""
@@ -73,17 +77,3 @@ class Ditto(SecondModel):
         drift = [leaf.detach() - stack.start[name] for name, leaf in stack.leaves.items()]
         torch._foreach_add_(grads, drift, alpha=self.lam)
         return grads
-
-
-@contextmanager
-def held(stack: ClientStack, own: Mapping[str, Tensor]) -> Iterator[Params]:
-    """In the block, which may change them, the active clients' network has the tensors ``own``, ``[K, *shape]``.
-
-    Yields the network's own tensors, ``[n, *shape]``, which it gets back.
-    """
-    w = {name: t[: stack.active].clone() for name, t in stack.full.items()}
-    here, there = ([t[name][: stack.active] for name in w] for t in (stack.full, own))
-    torch._foreach_copy_(here, there)
-    yield w
-    torch._foreach_copy_(there, here)
-    torch._foreach_copy_(here, list(w.values()))

@@ -12,19 +12,19 @@ after local training, on its own test split.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Order, Own, Params, Setup
+from gcfed.federated.method import Batch, ClientStack, Download, Order, Own, Params, Setup
+from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import local_sgd
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, Positive, Weight, checked
 
 
 @checked
-class PFedMe(ClientPart):
+class PFedMe(Proximal):
     """Trains θ in the network and moves w towards it.
 
     Args:
@@ -39,7 +39,8 @@ class PFedMe(ClientPart):
     needs = [local_sgd("its inner steps are plain")]
 
     def __init__(self, lam: Weight = 15.0, *, lr: Positive = 0.005, inner_steps: Count = 5) -> None:
-        self.lam, self.lr, self.inner_steps = lam, lr, inner_steps
+        super().__init__(lam)  # around w, which ``prepare`` returns
+        self.rate, self.inner_steps = lr * lam, inner_steps
 
     def validate(self, setup: Setup) -> None:
         if setup.solver.clip_norm is not None:
@@ -66,14 +67,10 @@ class PFedMe(ClientPart):
                 torch._foreach_add_(theta, grads, alpha=-self.inner_lr)
             stack.drop_grads()
 
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        grads, theta, w = pl_module.clients.with_grads(pl_module.clients.full, pl_module.clients.prepared[self])
-        torch._foreach_add_(grads, torch._foreach_sub(theta, w), alpha=self.lam)
-
     def move(self, stack: ClientStack, n: int) -> None:
         """The step of w, of the first n clients. It does nothing before the first batch, where θ = w."""
         for name, w in stack.prepared[self].items():
-            w[:n].lerp_(stack.full[name][:n], self.lr * self.lam)
+            w[:n].lerp_(stack.full[name][:n], self.rate)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self.move(stack, len(stack))

@@ -32,8 +32,9 @@ class TopK(ClientPart):
         self.ratio = ratio
 
     def validate(self, setup: Setup) -> None:
-        if others := [part.title for part in setup.parts if part.order is Order.PROJECTS]:
-            raise ValueError(f"TopK does not combine with {others[0]}: its residual is one of whole updates.")
+        orders = Order.PROJECTS, Order.QUANTIZES
+        if others := [part.title for part in setup.parts if part.order in orders and part is not self]:
+            raise ValueError(f"TopK does not combine with {others[0]}: its residual is one of whole, exact updates.")
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Also makes the new residuals, in ``own``."""
