@@ -12,6 +12,7 @@ GROUPS = ("aggregator", "algorithm", "attack", "client", "gc", "metrics", "parti
 # A class with two groups has the defaults of the other one.
 OTHERS = {
     "aggregator/bulyan: hostile", "aggregator/weighted_mean: weighting", "algorithm/fedacg: mu",
+    "algorithm/fedbabu: head_share", "algorithm/lgfedavg: keep",
     "attack/sign_flip: factor", *(
         f"algorithm/{name}: {key}"
         for name in ("fedgamma", "fedgloss", "fedlesam", "fedlesam_d", "fedlesam_s", "fedspeed", "mofedsam")

@@ -17,16 +17,10 @@ TINY = (  # at least two clients take part twice
     "client.batch_size=8", "data.limit_train=90", "data.limit_test=40", "eval_every=3",
 )  # fmt: skip
 BITS = ("quantization=fedpaq", "quantization.bits=3")
-EXACT = (
-    "fedcurv",
-    "feddc",
-    "fedgamma",
-    "fedlesam_s",
-    "fedmuon",
-    "fedsmoo",
-    "fedwmsam",
-    "scaffold",
-)  # they refuse quantization
+# They refuse quantization, or are one.
+EXACT = {
+    "fedcurv", "feddc", "fedgamma", "fedlesam_s", "fedmuon", "fedsmoo", "fedwmsam", "scaffold", "topk",
+}  # fmt: skip
 SERVERS = {"fedadagrad", "fedadam", "fedavgm", "fedyogi"}  # these differ from fedavg only in the server's step
 OTHERS = sorted({*ALGORITHMS} - SERVERS - {"fedpaq"})
 FEDGC = ("algorithm=fedgc", *BITS, "participation.per_round=4")

@@ -55,13 +55,15 @@ def rows(folder):
     return [{key: row.get(key) for key in KEYS} for row in read_rows(folder / "metrics.csv")]
 
 
-def bytes_in_the_table(byte):
-    """algorithm → (down, up) in models, as ``docs/methods.md`` says, where ¼ is a byte a weight (of float32)."""
-    table = {}
+def bytes_in_the_table(byte, head):
+    """algorithm → (down, up) in models, as ``docs/methods.md`` says. ¼ is a byte a weight (of float32), ⅕ a weight of
+    float32 and an index for each tenth weight, and ``head`` the share of the head.
+    """
+    table, words = {}, {"¼": byte, "⅕": 0.1 * (1 + 4 * byte), "head": head, "body": 1 - head}
     for line in (ROOT / "docs/methods.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 6 and re.match("`(?!gc=|algorithm=)", cells[0]):
-            down, up = (float({"¼": byte}.get(c, c)) for c in cells[4:])
+            down, up = (float(words.get(c, c)) for c in cells[4:])
             table |= dict.fromkeys(re.findall(r"`(\w+)`", cells[0]), (down, up))
     return table
 
@@ -141,7 +143,8 @@ def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path
     if "sub" not in algorithm and algorithm != "ssf":  # their own tests count a quarter of a larger model
         parameters = [*reference.module.net.parameters()]
         model = sum(p.nbytes for p in parameters)
-        table = bytes_in_the_table(1 / parameters[0].itemsize)[algorithm]
+        head = sum(p.nbytes for p in parameters[-2:]) / model
+        table = bytes_in_the_table(1 / parameters[0].itemsize, head)[algorithm]
         for row in expected[1:]:  # a client that drops out has received the model
             sent = [row[way] / (model * n) for way, n in zip(COMM, (3, row["train/clients"]), strict=True)]
             assert sent == pytest.approx(table, rel=0.03)

@@ -79,7 +79,7 @@ class Levels(NamedTuple):
 
     def nbytes(self, entries: int) -> int:
         """Size of one client's tensor with this number of entries."""
-        return -(-entries * self.bits // 8) + 4
+        return -(-entries * self.bits // 8) + 4 * (entries > 0)
 
     @property
     def unit(self) -> Tensor:
@@ -101,6 +101,7 @@ class Upload(Message):
         num_seen: number of samples in their local steps, counted in every epoch, ``[K]``.
         extra: what they send in addition to Δ, by name; see :meth:`send`.
         levels: the quantized entries of Δ.
+        packed: size in bytes of one client's entries of Δ that are sent in fewer bytes than tensors have.
         notes: what clients measured, by the measurement's name; not counted.
     """
 
@@ -114,6 +115,7 @@ class Upload(Message):
     num_seen: np.ndarray | None = None
     extra: dict[str, Params] = field(default_factory=dict)
     levels: dict[str, Levels] = field(default_factory=dict)
+    packed: dict[str, int] = field(default_factory=dict)
     notes: dict[str, Params] = field(default_factory=dict)
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
@@ -127,8 +129,8 @@ class Upload(Message):
     @property
     def bytes_per_client(self) -> int:
         """Size of one client's message."""
-        whole = {name: t for name, t in self.delta.items() if name not in self.levels}
-        sent = sum(map(nbytes, (whole, *self.extra.values()))) // len(self.clients)
+        whole = {name: t for name, t in self.delta.items() if name not in self.levels and name not in self.packed}
+        sent = sum(map(nbytes, (whole, *self.extra.values()))) // len(self.clients) + sum(self.packed.values())
         return sent + sum(own.nbytes(self.delta[name][0].numel()) for name, own in self.levels.items())
 
 

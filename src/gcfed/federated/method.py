@@ -160,7 +160,8 @@ class ClientPart(Part):
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params] | None:
         """Called after local training: ``stack.full`` has each client's w_k, ``[K, *shape]``.
 
-        May return new states by the names in ``keeps``. They are stored for clients with finite w_k.
+        May return new states by the names in ``keeps``. They are stored for clients whose w_k and states are finite.
+        A personal model besides w_k goes into ``stack.personal``, where metrics find it.
         """
         return None
 

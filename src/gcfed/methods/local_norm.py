@@ -7,43 +7,43 @@ without Global GC.
 
 from collections.abc import Mapping
 
-from torch import nn
-
 from gcfed.federated.method import ClientPart, ClientStack, Download, Kept, Own, Params, Setup
 from gcfed.methods.requirements import plain_server
 from gcfed.models.own import batch_norms
 
 
 class LocalNorm(ClientPart):
+    """Keeps some tensors on the client. A subclass chooses other tensors, and must name its own store in ``keeps``."""
+
     method = "model.norm_policy=local"
     keeps = {"batch_norm": Kept(lambda part, download: {n: download.model[n] for n in part.kept}, starts_at_model=True)}
     needs = [plain_server("the global model has the mean of the clients' batch norms")]
 
+    def choose(self, setup: Setup) -> list[str]:
+        """The names of the tensors to keep. Those that do not travel are equal on all clients."""
+        layers = batch_norms(setup.module.net)
+        return [name for name in setup.module.net.state_dict() if name.rpartition(".")[0] in layers]
+
     def validate(self, setup: Setup) -> None:
         if others := [part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts]:
             raise ValueError(
-                f"{self.method} does not combine with {others[0]}, which compares a client with the broadcast model: "
-                "clients start from other values. Choose average, fixed or group."
+                f"{self.title} does not combine with {others[0]}, which compares a client with the broadcast model: "
+                "clients start from other values."
             )
-        travels = setup.module.travels  # frozen entries are equal on all clients
-        self.kept = [name for name in _of_batch_norms(setup.module.net) if name in travels]
+        self.kept = [name for name in self.choose(setup) if name in setup.module.travels]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        for name, t in own["batch_norm"].items():
-            stack.full[name].copy_(t)
+        for kept in own.values():
+            for name, t in kept.items():
+                stack.full[name].copy_(t)
         return {}
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
         """A diverged client keeps its old values."""
-        return {"batch_norm": {name: stack.full[name] for name in self.kept}}
+        return {store: {name: stack.full[name] for name in self.kept} for store in self.keeps}
 
 
 def no_steps(setup: Setup) -> set[str]:
     """Entries of Δ that are no optimizer steps and often larger: running statistics, and entries that clients keep."""
-    kept = any(isinstance(part, LocalNorm) for part in setup.parts)
-    return {*setup.module.travels} - {*setup.names} | {*(_of_batch_norms(setup.module.net) if kept else ())}
-
-
-def _of_batch_norms(net: nn.Module) -> list[str]:
-    layers, tensors = batch_norms(net), net.state_dict()
-    return [n for n in tensors if n.rpartition(".")[0] in layers]
+    kept = {name for part in setup.parts if isinstance(part, LocalNorm) for name in part.choose(setup)}
+    return {*setup.module.travels} - {*setup.names} | kept

@@ -69,7 +69,7 @@ class ByName(OwnNumbers):
         return outputs.flatten(0, -2)[real := y.flatten() >= 0], y.flatten()[real]
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        device = device_of(own)
+        device, own = device_of(own), own | {name: t[row] for name, t in stack.personal.items()}
         samples = self.data.tests_of_clients.client(int(stack.clients[row])) if self.numbers else []
         if not len(samples):
             return torch.full((len(self.numbers),), torch.nan, dtype=torch.float64, device=device)

@@ -56,6 +56,8 @@ class Clients(OwnNumbers):
 class Personal(Clients):
     """Accuracy of the global model and of each client's own model on its own test split: ``personal/*``.
 
+    The own model is the one after local training, or the personal model of a method that trains one besides.
+
     ``{global,local}_{acc,worst10,std}``: mean, mean of the worst tenth (at least one client) and standard deviation of
     a client's accuracy on its test split (``data.client_test``), over the cohort's clients that have one: the usual
     fairness measures (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020). A client whose losses
@@ -72,6 +74,10 @@ class Personal(Clients):
 
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
+
+    def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
+        own = own | {name: t[row] for name, t in stack.personal.items()}
+        return super().measure(stack, row, own, download)
 
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)

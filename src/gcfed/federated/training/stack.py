@@ -44,6 +44,7 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``.
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of ``full``.
         prepared: what each client part returned from ``prepare``, by part.
+        personal: tensors of each client's personal model that differ from ``full``, set after local training.
 
     Raises:
         ValueError: K > 1, and the network cannot be stacked.
@@ -80,6 +81,7 @@ class ClientStack:
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start = dict(start)
         self.prepared: dict[Any, Any] = {}
+        self.personal: Params = {}
         torch._foreach_copy_([self.full[name] for name in start], list(start.values()))
         self.lent.home()  # buffers that do not travel begin with the network's own values
         for name in self._counters.keys() - self.full.keys():
@@ -231,6 +233,7 @@ class ClientStack:
     def delta(self) -> Params:
         """The clients' updates w_k − w, name → ``[K, *shape]``."""
         self.end()
+        self.personal = {}
         self.drop_grads()
         moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
         return dict(zip(self.full, moved, strict=True))

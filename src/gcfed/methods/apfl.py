@@ -1,0 +1,65 @@
+"""A mixture of a personal and the global model: APFL (Deng, Kamani and Mahdavi 2020, arXiv 2003.13461, Algorithm 1).
+
+    mixture        v̄ = αv + (1 − α)w
+    local step     v ← v − η α ∇F_k(v̄),   α ← α − η ⟨v − w, ∇F_k(v̄)⟩ in [0, 1],   and FedAvg's on w
+
+All three are on the same mini-batch. A client keeps v and its α; v starts at the broadcast model of its first round. In
+the authors' code (FedTorch) α moves in a round's first step only, with another gradient and a term 0.02 α. For other
+methods and GC see :mod:`~gcfed.methods.ditto`.
+
+Which model is tested: ``test/*`` is the global model. ``personal/local_*`` (``metrics=personal``) is each client's v̄
+after local training, on its own test split.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from gcfed.federated.method import ClientStack, Download, Kept, Own, Params
+from gcfed.federated.training.stack import per_client
+from gcfed.methods.ditto import SecondModel
+from gcfed.utils.checked import Share, checked
+
+ALPHA = "/alpha"  # an extra entry: each client's α
+
+
+@checked
+class APFL(SecondModel):
+    """Trains v and α beside w.
+
+    Args:
+        alpha: α in a client's first round. The authors' code: 0.5.
+    """
+
+    recordable = "run"
+    keeps = SecondModel.keeps | {  # α − ``alpha``
+        "apfl": Kept(lambda part, download: {ALPHA: next(iter(download.model.values())).new_zeros(())})
+    }
+
+    def __init__(self, alpha: Share = 0.5) -> None:
+        self.alpha = alpha
+
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+        return own["second_model"] | {ALPHA: own["apfl"][ALPHA] + self.alpha}
+
+    def gradients(self, stack: ClientStack, objective: Callable[[], Tensor], w: Params) -> list[Tensor]:
+        alpha, leaves = stack.prepared[self][ALPHA][: stack.active], list(stack.leaves.values())
+        v = [leaf.detach().clone() for leaf in leaves]
+        alphas, apart = [per_client(alpha, t) for t in v], torch._foreach_sub(v, [w[name] for name in stack.leaves])
+        with torch.no_grad():
+            torch._foreach_copy_(leaves, [t + (a - 1) * d for t, a, d in zip(v, alphas, apart, strict=True)])
+        grads = list(stack.gradients(objective()).values())
+        with torch.no_grad():
+            torch._foreach_copy_(leaves, v)
+        slopes = [t.reshape(len(t), -1).sum(1) for t in torch._foreach_mul(apart, grads)]
+        torch._foreach_mul_(grads, alphas)
+        alpha.sub_(torch.stack(slopes).sum(0), alpha=self.lr).clamp_(0, 1)
+        return grads
+
+    def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
+        states, alpha = super().on_clients_end(stack, download), stack.prepared[self][ALPHA]
+        for name in self.trained_names:
+            w, v = stack.full[name], states["second_model"][name]
+            stack.personal = stack.personal | {name: torch.lerp(w, v, per_client(alpha, w))}
+        return {**states, "apfl": {ALPHA: alpha - self.alpha}}

@@ -1,0 +1,54 @@
+"""Uploads with the largest entries only, and the rest kept for later: Top-k with error feedback, the classic variant.
+
+    send   C(e_k + Δ_k), the k entries of each tensor that are largest in absolute value
+    keep   e_k ← e_k + Δ_k − C(e_k + Δ_k), the residual
+
+This is Qsparse-local-SGD (Basu et al., NeurIPS 2019, Algorithm 1) without its quantizer: Sparsified SGD with memory
+(Stich et al., NeurIPS 2018) after local steps. It is not EF21, whose server keeps an estimate of each gradient.
+A client that does not take part keeps its e_k. ``comm/up_bytes`` counts each entry's own bytes and 4 for its place; a
+real wire also carries the zeros.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from gcfed.federated.method import ClientPart, Download, Kept, Order, Own, Params, Setup, Upload, like_trained
+from gcfed.utils.checked import PositiveShare, checked
+
+
+@checked
+class TopK(ClientPart):
+    """Makes each client's update Δ sparse; messages of other methods and running statistics are sent whole.
+
+    Args:
+        ratio: k/d, the share of the d entries of each tensor that is sent; at least one entry.
+    """
+
+    order = Order.QUANTIZES
+    keeps = {"topk": Kept(like_trained)}
+
+    def __init__(self, ratio: PositiveShare = 0.1) -> None:
+        self.ratio = ratio
+
+    def validate(self, setup: Setup) -> None:
+        orders = Order.PROJECTS, Order.QUANTIZES
+        if others := [part.title for part in setup.parts if part.order in orders and part is not self]:
+            raise ValueError(f"TopK does not combine with {others[0]}: its residual is one of whole, exact updates.")
+
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
+        """Also makes the new residuals, in ``own``."""
+        for name, residual in own["topk"].items():
+            delta = upload.delta[name]
+            if delta.numel():  # not of a tensor that stays on the client
+                flat = residual.add_(delta).reshape(len(delta), -1)
+                count = max(1, round(self.ratio * flat.shape[1]))
+                places = flat.abs().topk(count, 1).indices
+                sent = torch.zeros_like(flat).scatter_(1, places, flat.gather(1, places)).view(delta.shape)
+                delta.copy_(sent)
+                residual.sub_(sent)
+                upload.packed[name] = count * (delta.element_size() + 4)
+
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+        """A client whose upload does not count keeps its old residual."""
+        return {"topk": dict(own["topk"])}

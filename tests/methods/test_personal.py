@@ -1,0 +1,283 @@
+"""Personalised methods against plain loops in float64: what the server has, what clients keep, and what is tested."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import Sizes, make_net, make_setup, random_federation, sgd, train_rounds, weights
+from plain_reference import batches, cohort
+
+from gcfed.federated.method import ClientPart, Order
+from gcfed.federated.refusals import validate_parts
+from gcfed.methods.apfl import APFL
+from gcfed.methods.centralization import GradientCentralization
+from gcfed.methods.ditto import Ditto
+from gcfed.methods.fedntd import FedNTD
+from gcfed.methods.fedrep import FedRep
+from gcfed.methods.personal import Personal
+from gcfed.methods.pfedme import PFedMe
+from gcfed.methods.proximal import Proximal
+from gcfed.methods.scaffold import Scaffold
+from gcfed.metrics.local_models import Personal as PersonalMetric
+
+ROUNDS, LR, DECAY, WEIGHT_DECAY = 3, 0.1, 0.8, 0.03
+HEAD = (2, 3)  # the places of the head's weight and bias among the four tensors
+
+
+def logits(w, x):
+    return (x @ w[0].T + w[1]).tanh() @ w[2].T + w[3]
+
+
+def gradients(w, x, y):
+    """Of the mean loss with weight decay."""
+    leaves = [t.detach().requires_grad_() for t in w]
+    grads = torch.autograd.grad(F.cross_entropy(logits(leaves, x), y), leaves)
+    return [g + WEIGHT_DECAY * t.detach() for g, t in zip(grads, leaves, strict=True)]
+
+
+def moved(w, grads, lr):
+    return [t - lr * g for t, g in zip(w, grads, strict=True)]
+
+
+def apart(a, b):
+    return [s - t for s, t in zip(a, b, strict=True)]
+
+
+class Plain:
+    """FedAvg. A method's ``local`` trains one client: it returns what the server averages, and the personal model."""
+
+    momentum, kept = 0.0, ()
+
+    def __init__(self):
+        self.states = {}
+
+    def local(self, k, w0, steps, lr):
+        w, velocity = [*w0], [0.0] * 4
+        for i in self.kept:
+            w[i] = self.states.get((k, i), w0[i])
+        for s, (x, y) in enumerate(steps):
+            decay, frozen = [WEIGHT_DECAY * t for t in w], self.frozen(s, len(steps))
+            full = gradients(w, x, y)
+            velocity = [
+                self.momentum * v + (d if i in frozen else g)
+                for i, (v, d, g) in enumerate(zip(velocity, decay, full, strict=True))
+            ]
+            w = [t if i in frozen else t - lr * v for i, (t, v) in enumerate(zip(w, velocity, strict=True))]
+        self.states |= {(k, i): w[i] for i in self.kept}
+        return w, w
+
+    def frozen(self, step, count):
+        return ()
+
+
+class PlainFedPer(Plain):
+    momentum, kept = 0.6, HEAD
+
+
+class PlainLG(Plain):
+    momentum, kept = 0.6, (0, 1)
+
+
+class PlainFedRep(PlainFedPer):
+    """The share 0.6 of 2, 4 and 6 steps."""
+
+    def frozen(self, step, count):
+        return (0, 1) if step < {2: 1, 4: 2, 6: 3}[count] else HEAD
+
+
+class PlainFedBABU(PlainFedPer):
+    def frozen(self, step, count):
+        return HEAD
+
+
+class PlainDitto(Plain):
+    lam = 0.7
+
+    def local(self, k, w0, steps, lr):
+        w, v = w0, self.states.get(k, w0)
+        for x, y in steps:
+            v = moved(moved(v, gradients(v, x, y), lr), apart(v, w0), lr * self.lam)
+            w = moved(w, gradients(w, x, y), lr)
+        self.states[k] = v
+        return w, v
+
+
+class PlainAPFL(Plain):
+    alpha = 0.4
+
+    def local(self, k, w0, steps, lr):
+        w, (v, alpha) = w0, self.states.get(k, (w0, self.alpha))
+        for x, y in steps:
+            mixed = [alpha * a + (1 - alpha) * b for a, b in zip(v, w, strict=True)]
+            grads = [g - WEIGHT_DECAY * t for g, t in zip(gradients(mixed, x, y), mixed, strict=True)]
+            slope = sum(((a - b) * g).sum() for a, b, g in zip(v, w, grads, strict=True))
+            v = moved(v, [alpha * g + WEIGHT_DECAY * t for g, t in zip(grads, v, strict=True)], lr)
+            w = moved(w, gradients(w, x, y), lr)
+            alpha = float((alpha - lr * slope).clamp(0, 1))
+        self.states[k] = v, alpha
+        return w, [alpha * a + (1 - alpha) * b for a, b in zip(v, w, strict=True)]
+
+
+class PlainAPFLFromOne(PlainAPFL):
+    """Some clients' α would exceed 1."""
+
+    alpha = 1.0
+
+
+class PlainPFedMe(Plain):
+    lam, lr, inner_steps = 4.0, 0.05, 3
+
+    def local(self, k, w0, steps, lr):
+        w = theta = w0
+        for x, y in steps:
+            for _ in range(self.inner_steps):
+                grads = [g + self.lam * d for g, d in zip(self.inner(theta, x, y), apart(theta, w), strict=True)]
+                theta = moved(theta, self.projected(grads, theta), lr)
+            w = moved(w, apart(w, theta), self.lr * self.lam)
+        return w, theta
+
+    inner = staticmethod(gradients)
+
+    def projected(self, grads, theta):
+        return grads
+
+
+class PlainPFedMeGC(PlainPFedMe):
+    """Local GC in the body acts on each inner gradient, without weight decay, which SGD adds later."""
+
+    def projected(self, grads, theta):
+        weight = grads[0] - WEIGHT_DECAY * theta[0]
+        return [weight - weight.mean(1, keepdim=True) + WEIGHT_DECAY * theta[0], *grads[1:]]
+
+
+class Seen(ClientPart):
+    """The last personal model of each client that took part in the round."""
+
+    order = Order.MEASURES
+
+    def __init__(self):
+        self.models = {}
+
+    def on_clients_end(self, stack, download):
+        for row, k in enumerate(stack.clients.tolist()):
+            self.models[k] = [t[row].clone() for t in (stack.full | stack.personal).values()]
+
+
+def with_tests(data):
+    """The first third of each client's samples is also its test split."""
+    data.client_test = 0.3
+    tests = [own[: len(own) // 3] for own in data.clients]
+    data.tests_of_clients = SimpleNamespace(client=lambda k: tests[k])
+    return data
+
+
+CASES = {  # the method, its plain loop, and the number of sent and of received values, of 59
+    "fedper": ([Personal()], PlainFedPer, 35),
+    "lgfedavg": ([Personal("body", ["2"])], PlainLG, 24),
+    "fedrep": ([FedRep(0.6)], PlainFedRep, 35),
+    "fedbabu": ([FedRep(0.0)], PlainFedBABU, 35),
+    "ditto": ([Ditto(0.7)], PlainDitto, 59),
+    "apfl": ([APFL(0.4)], PlainAPFL, 59),
+    "apfl, α = 1": ([APFL(1.0)], PlainAPFLFromOne, 59),
+    "pfedme": ([PFedMe(4.0, lr=0.05, inner_steps=3)], PlainPFedMe, 59),
+    "pfedme, GC": (
+        [PFedMe(4.0, lr=0.05, inner_steps=3), GradientCentralization(server=False, boundary="2")], PlainPFedMeGC, 59
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_the_plain_loop(case):
+    """In stacks of two clients and of one, whose numbers of steps differ: models, tests and bytes."""
+    methods, plain, sent = CASES[case]
+    plain, net, data = plain(), make_net(), with_tests(random_federation())
+    seen, sizes, rows = Seen(), Sizes(), []
+    solver = sgd(lr=LR, momentum=plain.momentum, weight_decay=WEIGHT_DECAY, lr_decay=DECAY)
+    expected = [p.detach().clone() for p in net.parameters()]
+    ours = train_rounds(
+        net, data, solver, rounds=ROUNDS, methods=[*methods, seen, sizes, PersonalMetric(every=1)], k=2,
+        on_round=lambda round, row: rows.append(row),
+    )  # fmt: skip
+    personal = {}
+    for t in range(ROUNDS):
+        lr, uploads, now = LR * DECAY**t, [], {}
+        for k in cohort(data, t, 3):
+            w, now[k] = plain.local(k, expected, list(batches(data, solver, k, t)), lr)
+            uploads.append(w)
+        accuracies = [
+            float((logits(w, data.x[i]).argmax(1) == data.y[i]).double().mean())
+            for k, w in now.items() if len(i := data.tests_of_clients.client(k))
+        ]  # fmt: skip
+        assert rows[t]["personal/local_acc"] == pytest.approx(np.mean(accuracies))
+        assert rows[t]["personal/local_worst10"] == pytest.approx(min(accuracies))
+        means = [sum(ts) / len(uploads) for ts in zip(*uploads, strict=True)]
+        expected = [old if i in plain.kept else new for i, (old, new) in enumerate(zip(expected, means, strict=True))]
+        personal |= now
+    torch.testing.assert_close(ours, torch.cat([t.flatten() for t in expected]), rtol=0, atol=1e-10)
+    assert seen.models.keys() == personal.keys()
+    for k, model in personal.items():
+        torch.testing.assert_close(seen.models[k], model, rtol=0, atol=1e-10)
+    assert {*sizes.up} == {*sizes.down} == {sent * 8}
+
+
+class Poison(ClientPart):
+    """Makes client 1's v infinite in the first round, and notes whose v is its w at the start of a round."""
+
+    order = Order.MOVES_WEIGHTS
+
+    def __init__(self):
+        self.same = []
+
+    def prepare(self, stack, own, download):
+        v = next(prepared for part, prepared in stack.prepared.items() if isinstance(part, Ditto))["0.bias"]
+        self.same.append((v == stack.full["0.bias"]).all(1).tolist())
+        if download.round == 0:
+            v[stack.clients == 1] = torch.inf
+
+
+def test_a_personal_model_may_diverge_alone():
+    """Its client does not keep it, and the global model is FedAvg's."""
+    data, poison = random_federation(sizes=(8, 8, 8)), Poison()
+    runs = [train_rounds(make_net(), data, sgd(), rounds=2, methods=m, k=3) for m in ([], [Ditto(0.5), poison])]
+    assert torch.equal(*runs)
+    assert poison.same == [[True, True, True], [False, True, False]]
+
+
+@pytest.mark.parametrize(("methods", "message"), [
+    ([Personal(head=["2", "3"])], r"Personal: head=\['2', '3'\] must be modules with tensors, and not all, of 0, 1, 2"),
+    ([Personal(head=["0", "2"])], r"Personal: head=\['0', '2'\] must be"),
+    ([Personal(), Scaffold()], "Personal does not combine with Scaffold, which compares"),
+    ([FedRep(), Proximal()], "FedRep does not combine with Proximal, which compares"),
+    ([Personal("body"), FedNTD()], "Personal does not combine with FedNTD: no broadcast model is complete"),
+    ([Ditto(), FedRep()], "Ditto does not combine with FedRep, which also moves the weights"),
+])  # fmt: skip
+def test_what_would_compute_something_else_is_refused(methods, message):
+    with pytest.raises(ValueError, match=message):
+        validate_parts(make_setup(make_net(), methods=methods, data=random_federation()))
+
+
+def test_second_models_need_plain_steps():
+    for method in (Ditto(), APFL(), PFedMe()):
+        with pytest.raises(ValueError, match=r"needs client\.optimizer\.momentum=0"):
+            validate_parts(make_setup(make_net(), methods=[method], solver=sgd(momentum=0.9)))
+    with pytest.raises(ValueError, match=r"PFedMe needs client\.clip_norm=null"):
+        validate_parts(make_setup(make_net(), methods=[PFedMe()], solver=sgd(clip_norm=1.0)))
+
+
+def test_without_a_pull_ditto_is_local_training_and_the_strongest_pull_of_pfedme_is_none():
+    """λ = 0: v never sees another client. ηλ = 0: w stays where it is."""
+    data = random_federation(sizes=(8, 12))
+    seen, net = Seen(), make_net()
+    train_rounds(net, data, sgd(), rounds=2, methods=[Ditto(0.0), seen], cohort_of=2)
+    for k in (0, 1):
+        w = [p.detach() for p in make_net().parameters()]
+        for t in range(2):
+            for x, y in batches(data, sgd(), k, t):
+                leaves = [p.clone().requires_grad_() for p in w]
+                grads = torch.autograd.grad(F.cross_entropy(logits(leaves, x), y), leaves)
+                w = moved(w, grads, 0.1)
+        torch.testing.assert_close(seen.models[k], w, rtol=0, atol=1e-12)
+    start = weights(make_net())
+    assert torch.equal(train_rounds(make_net(), data, sgd(), rounds=1, methods=[PFedMe(0.0)], cohort_of=2), start)

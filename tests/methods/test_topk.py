@@ -1,0 +1,52 @@
+"""Top-k with error feedback against a plain loop: what is sent, what is kept for later, and its bytes."""
+
+import numpy as np
+import pytest
+import torch
+from harness import Sizes, make_net, make_setup, random_federation, sgd, train_rounds, weights
+from plain_reference import batches, cohort, local_sgd, tensors
+
+from gcfed.federated.refusals import validate_parts
+from gcfed.federated.state.store import ClientStores
+from gcfed.methods.quantization import Quantization
+from gcfed.methods.ssf import SSF
+from gcfed.methods.topk import TopK
+
+
+def compressed(p, ratio):
+    """The largest entries of a tensor, by a sort on the host."""
+    flat, kept = p.flatten().tolist(), torch.zeros_like(p).flatten()
+    for i in sorted(range(len(flat)), key=lambda i: -abs(flat[i]))[: max(1, round(ratio * len(flat)))]:
+        kept[i] = flat[i]
+    return kept.view(p.shape)
+
+
+def test_it_is_the_plain_loop():
+    data, net, solver, sizes, stores = random_federation(), make_net(), sgd(momentum=0.5), Sizes(), ClientStores()
+    w, errors, like = weights(net), {}, dict(net.named_parameters())
+    ours = train_rounds(net, data, solver, rounds=4, methods=[TopK(0.1), sizes], k=2, stores=stores)
+    for t in range(4):
+        sent = []
+        for k in cohort(data, t, 3):
+            w_k, _ = local_sgd(net, w, batches(data, solver, k, t), lr=0.1, momentum=0.5)
+            wanted = tensors(net, w_k - w + errors.get(k, torch.zeros_like(w)))
+            chosen = torch.cat([compressed(p, 0.1).flatten() for p in wanted.values()])
+            errors[k] = torch.cat([p.flatten() for p in wanted.values()]) - chosen
+            sent.append(chosen)
+        w = w + sum(sent) / 3
+    torch.testing.assert_close(ours, w, rtol=0, atol=1e-10)
+    kept = stores.open("topk").read(np.arange(5), {n: p.detach() for n, p in like.items()})
+    for k, error in errors.items():
+        torch.testing.assert_close(torch.cat([t[k].flatten() for t in kept.values()]), error, rtol=0, atol=1e-10)
+    assert {*sizes.up} == {(3 + 1 + 2 + 1) * (8 + 4)}  # of 30 + 5 + 20 + 4 entries: a value and an index each
+
+
+def test_all_entries_are_fedavg_and_leave_no_residual():
+    runs = [train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=m) for m in ([], [TopK(1.0)])]
+    assert torch.equal(*runs)
+
+
+@pytest.mark.parametrize("other", [SSF, Quantization])
+def test_other_compressions_are_refused(other):
+    with pytest.raises(ValueError, match=f"TopK does not combine with {other.__name__}"):
+        validate_parts(make_setup(make_net(), methods=[other(), TopK()]))
