@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from gcfed.utils.resolvers import CONFIGS
 
-GROUPS = ("aggregator", "algorithm", "attack", "client", "gc", "metrics", "partition", "quantization")
+GROUPS = ("aggregator", "algorithm", "attack", "client", "gc", "metrics", "partition", "privacy", "quantization")
 # A class with two groups has the defaults of the other one.
 OTHERS = {
     "aggregator/bulyan: hostile", "aggregator/weighted_mean: weighting", "algorithm/fedacg: mu",

@@ -52,6 +52,19 @@ class UniformSampler:
         return np.sort(cohort)
 
 
+@dataclass(frozen=True)
+class PoissonSampler(UniformSampler):
+    """Each client with probability ``per_round`` / N, independently of the others. A round may have no client.
+
+    The size of the cohort is binomial with mean ``per_round``.
+    """
+
+    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
+        rng = generator(seed, "cohort", round)
+        size = rng.binomial(num_clients, self.per_round / num_clients)
+        return np.sort(rng.choice(num_clients, size, replace=False, shuffle=False))
+
+
 @checked
 @dataclass(frozen=True)
 class DynamicPopulation(UniformSampler):

@@ -118,7 +118,6 @@ class ClientProgram:
                 if sends:
                     finite = finite_clients(stack.full) & finite_clients(values)
                     part.stores[name].write(stack.clients, values, download.round, finite)
-        stack.prepared.clear()
         notes = {part.title: note for part in self.parts if (note := part.observe(stack, download)) is not None}
         stack.prepared.clear()
         delta, narrow = stack.delta(), narrow_of(self.aggregator)

@@ -51,6 +51,7 @@ FACTS = {
     "corrects drift": "it estimates the clients' drift from their updates; two such methods would correct each other",
     "anchors": "it compares a client's weights with the broadcast ones, so the client must start there",
     "sees the cohort": "it looks at all clients of the cohort at once, as colluding clients do",
+    "steps without clients": "its step must not show whether a client answered, so it also happens if none did",
     "rehearses": "it asks the transport what clients would send",
     "long updates": "its updates may have entries of 2¹¹ and more, for which the mean needs a wider grid",
 }
@@ -220,7 +221,9 @@ class ServerPart(Part):
         return None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        """May edit the aggregated update Δ, name → ``[*shape]``. Not called in a round without a finite client."""
+        """May edit the aggregated update Δ, name → ``[*shape]``. Not called in a round without a finite client, unless
+        a part has the fact "steps without clients".
+        """
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         """A batch of the test split: outputs of the new global model, ``[B, …, C]``, and labels, ``[B, …]``.

@@ -88,6 +88,7 @@ class Received(Round):
         counts: the counts of the uploads.
         sums: the sums of each server part (``ServerPart.sums``), over all processes.
         reply: the server's message to the cohort after the round, by name; ``on_aggregate_end`` fills it.
+        always: whether the server steps without a finite client too; Δ is then 0 before parts edit it.
     """
 
     answered: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -96,6 +97,7 @@ class Received(Round):
     counts: Counts = Counts()
     sums: Mapping[Any, Params] = field(default_factory=dict)
     reply: dict[str, Params] = field(default_factory=dict)
+    always: bool = False
 
     @property
     def cohort(self) -> np.ndarray:
@@ -108,5 +110,5 @@ class Received(Round):
 
     @property
     def usable(self) -> bool:
-        """Whether the update is finite and comes from at least one client."""
-        return self.counts.finite > 0 and not self.counts.overflown
+        """Whether the update is finite and comes from at least one client, which ``always`` does not require."""
+        return (self.counts.finite > 0 or self.always) and not self.counts.overflown

@@ -166,4 +166,5 @@ class RoundSums:
         return Received(
             **vars(round), answered=answered, update=update, received=extra, sums=sums,
             counts=Counts(mean, finite, up_bytes, samples, steps, overflows > 0),
+            always=any("steps without clients" in part.facts for part in self.parts),
         )  # fmt: skip

@@ -7,9 +7,11 @@ C · exp(−η_C (b̄ − γ)); C converges to the γ-quantile of the norms.
 Running statistics of batch norm are not clipped and do not count in the norm: they are no steps, and often larger.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Method, Order, Own, Params, Received, Round, ServerPart, Setup
@@ -40,12 +42,17 @@ class Clip(ClientPart):
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         bound = download.extra["clip_update"]["bound"]
-        steps = [t for name, t in upload.delta.items() if name not in self._no_steps]
-        norms = client_norms(steps)
-        scale = (bound / norms.double()).clamp(max=1.0)
-        for t in steps:
-            t.mul_(per_client(scale, t).to(t.dtype))
+        norms = clip_([t for name, t in upload.delta.items() if name not in self._no_steps], bound)
         upload.send("clip_update", {"whole": norms <= bound})
+
+
+def clip_(tensors_K: Sequence[Tensor], bound: Tensor) -> Tensor:
+    """Clips the norm of each client's tensors, ``[K, *shape]``, in place. Returns the norms before, ``[K]``."""
+    norms = client_norms(tensors_K)
+    scale = (bound / norms.double()).clamp(max=1.0)
+    for t in tensors_K:
+        t.mul_(per_client(scale, t).to(t.dtype))
+    return norms
 
 
 class Bound(ServerPart):

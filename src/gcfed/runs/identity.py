@@ -26,8 +26,8 @@ NEUTRAL = (
 #: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
 REPEATED = ("seed", "rounds")
 #: Sections whose class is a hyperparameter.
-CLASSES = ("aggregator", "attack", "client.optimizer", "partition", "quantization", "server", "task")
-_INGREDIENT = re.compile(r"(gc|attack|quantization|methods\.[^.]+)\.")
+CLASSES = ("aggregator", "attack", "client.optimizer", "partition", "privacy", "quantization", "server", "task")
+_INGREDIENT = re.compile(r"(gc|attack|privacy|quantization|methods\.[^.]+)\.")
 _NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})([./]|$)")
 
 

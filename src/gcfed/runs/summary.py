@@ -64,6 +64,7 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
         "acc_diff/min": float(change.min()),
         **{name: _last(error) for name, error in errors.items()},
         **{f"{name}_best": float(error.min()) for name, error in errors.items()},
+        **{name: _last(column(metrics, name)) for name in metrics if name.startswith("privacy/")},
         "rounds_to_target": reached,
         "bytes_to_target": {t: r and int(traffic[r]) for t, r in reached.items()},
         "client_seconds": float((metrics["time/train_s"] * processes / metrics["train/clients"]).median()),

@@ -1,0 +1,211 @@
+"""Differential privacy: the noise's scale and bits, ε against other accountants, and what ε would not cover."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+from statistics import NormalDist
+from types import SimpleNamespace
+
+import harness
+import numpy as np
+import pytest
+import torch
+from conftest import read_rows
+from harness import final_weights, make_net, make_received, make_setup, random_federation, sgd, train_rounds
+
+from gcfed.aggregators.coordinates import Median
+from gcfed.attacks.byzantine import Scale
+from gcfed.data.sampling import PoissonSampler, UniformSampler
+from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.module import FederatedModule
+from gcfed.federated.refusals import validate_parts
+from gcfed.methods import client_dp
+from gcfed.methods.centralization import GlobalGC
+from gcfed.methods.client_dp import ClientDP
+from gcfed.methods.clip_update import ClipUpdate
+from gcfed.methods.fedcm import FedCM
+from gcfed.methods.feddyn import FedDyn
+from gcfed.methods.lookahead import LookAhead
+from gcfed.methods.quantization import Quantization
+from gcfed.methods.scaffold import Scaffold
+from gcfed.metrics.updates import Drift
+from gcfed.models.mlp import MLP
+from gcfed.run import train
+from gcfed.utils.rng import torch_seed
+
+RDPAccountant = pytest.importorskip("opacus.accountants").RDPAccountant
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, request):
+    """Poisson cohorts; a cheap accountant, except in the tests of ε."""
+    monkeypatch.setattr(harness, "Cohorts", lambda n, order=1: PoissonSampler(n))
+    if "epsilon" not in request.function.__name__:
+        monkeypatch.setattr(client_dp, "LARGE", 0.0)
+        monkeypatch.setattr(RDPAccountant, "DEFAULT_ALPHAS", [2, 4])
+
+
+def updates(data, method, rounds=1, cohort_of=2, **kwargs):
+    """The number of clients and Δ of each round."""
+    found = []
+    train_rounds(
+        make_net(), data, sgd(), rounds=rounds, methods=[method], cohort_of=cohort_of, **kwargs,
+        on_round=lambda round, row: found.append((row["train/clients"], [t.clone() for t in round.update.values()])),
+    )  # fmt: skip
+    return found
+
+
+def test_poisson_cohorts_are_independent_draws():
+    taken = np.zeros((3000, 6))
+    for round in range(len(taken)):
+        cohort = PoissonSampler(2)(round, 6, 3)
+        assert (np.diff(cohort) > 0).all()
+        taken[round, cohort] = 1
+    error = 4 * np.sqrt(2 / 9 / len(taken))
+    assert taken.mean(0) == pytest.approx(np.full(6, 1 / 3), abs=error)
+    pairs = (taken.T @ taken / len(taken))[~np.eye(6, dtype=bool)]
+    assert pairs == pytest.approx(np.full(30, 1 / 9), abs=error)
+
+
+def test_without_noise_it_is_the_clipped_run_bit_for_bit(federation):
+    """If all clients take part; otherwise it is the clipped mean times n / qN."""
+    clipped, private = partial(ClipUpdate, 0.05), partial(ClientDP, 0.05, noise_multiplier=0.0)
+    one, other = (updates(federation, make(), rounds=3, cohort_of=5)[-1][1] for make in (clipped, private))
+    assert all(map(torch.equal, one, other))
+    [(n, clip)], [(_, own)] = (updates(federation, make(), seed=1) for make in (clipped, private))
+    assert n == 3
+    torch.testing.assert_close(own, [t * 3 / 2 for t in clip], rtol=1e-12, atol=0)
+
+
+def test_each_round_adds_its_own_noise_even_without_clients(federation):
+    empty = next(t for t in range(99) if not len(PoissonSampler(2)(t, 5, 5)))
+    noisy, plain = (updates(federation, ClientDP(0.5, noise_multiplier=s), rounds=1 + empty) for s in (1e-7, 0.0))
+    assert plain[0][0] > plain[-1][0] == 0
+    for round in (0, empty):
+        random = torch.Generator().manual_seed(torch_seed(5, "privacy", round))
+        for with_noise, without in zip(noisy[round][1], plain[round][1], strict=True):
+            expected = torch.randn(without.shape, generator=random, dtype=torch.float64) * 1e-7 * 0.5 / 2
+            torch.testing.assert_close(with_noise - without, expected, rtol=1e-6, atol=1e-15)
+
+
+def test_the_noise_on_the_mean_has_the_stated_deviation():
+    update, noise = {"w": torch.zeros(400, 500)}, ClientDP(0.3, noise_multiplier=1.7).parts[1]
+    noise.expected, noise.trained_names = 8, ["w"]
+    noise.on_aggregate_end(update, make_received(update))
+    assert float(update["w"].std()) == pytest.approx(1.7 * 0.3 / 8, rel=4 / math.sqrt(2 * 200_000))
+
+
+def test_two_processes_give_the_same_bits():
+    data, method = random_federation(dtype=torch.float32), partial(ClientDP, 0.1, noise_multiplier=0.5)
+    one, two = (train_rounds(make_net(dtype=torch.float32), data, sgd(), rounds=3, cohort_of=2, methods=[method()],
+                             world=world) for world in (1, 2))  # fmt: skip
+    assert torch.equal(one, two)
+
+
+def test_a_resumed_run_draws_the_same_noise(config, tmp_path):
+    def run(folder, rounds, *more):
+        small = ("model.hidden=[8]", "data.limit_train=100", "data.limit_test=40", "client.epochs=1", *more)
+        given = ("privacy=client_dp", "privacy.noise_multiplier=0.5", f"rounds={rounds}", *small)
+        return final_weights(train(config(*given, folder=tmp_path / folder)))
+
+    straight, _ = run("straight", 3), run("resumed", 1)
+    assert torch.equal(run("resumed", 3, "ckpt_path=last"), straight)
+    rows = [row["privacy/epsilon_rdp"] for row in read_rows(tmp_path / "resumed/metrics.csv")]
+    assert len({*rows}) == 3
+    assert rows == sorted(rows)
+    assert json.loads((tmp_path / "straight/summary.json").read_text())["privacy/epsilon_rdp"] == rows[-1]
+
+
+def epsilon_of(sigma, q, rounds, delta, tight=True):
+    """By numerical integration of the Rényi divergences (Mironov et al. 2019, Theorem 4), and the conversion of Balle
+    et al. (2020, Theorem 21), or of Mironov (2017, Proposition 3).
+    """
+    x, bounds = np.linspace(-10 * sigma, 64 + 10 * sigma, 20_000), []
+    density = -(x**2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
+    for a in np.r_[1.1:11:0.1, 11:64]:
+        log = density + a * np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * sigma**2))
+        rdp = (log.max() + math.log(np.exp(log - log.max()).sum() * (x[1] - x[0]))) / (a - 1)
+        gain = math.log1p(-1 / a) - math.log(a) / (a - 1)
+        bounds.append(rounds * rdp - math.log(delta) / (a - 1) + tight * gain)
+    return min(bounds)
+
+
+def accounted(rounds, clients, per_round, **settings):
+    method, data = ClientDP(**settings), random_federation(sizes=(1,) * clients)
+    method.meet(make_setup(make_net(), methods=[method], data=data, rounds=rounds, cohort_of=per_round))
+    return method.parts[1]
+
+
+def test_epsilon_agrees_with_published_values_and_another_accountant():
+    assert epsilon_of(4.0, 0.01, 10_000, 1e-5, tight=False) == pytest.approx(1.26, abs=0.005)  # Abadi et al. 2016
+    noise = accounted(800, 20, 1, noise_multiplier=1.0)
+    assert noise.total["privacy/epsilon_rdp"] == pytest.approx(epsilon_of(1.0, 0.05, 800, 1e-5), rel=0.01)
+    assert noise.spent(100) == pytest.approx(epsilon_of(1.0, 0.05, 100, 1e-5), rel=0.01)
+    assert noise.total["privacy/epsilon_prv"] == pytest.approx(9.697, rel=0.01)  # Google's dp-accounting, by PLD
+    assert accounted(3, 5, 2, noise_multiplier=0.0).spent(1) == math.inf
+
+
+def test_a_target_epsilon_finds_the_noise_for_its_rounds():
+    """If all clients take part, δ is known exactly (Balle & Wang 2018, Theorem 8, with σ / √T)."""
+
+    def delta(epsilon):
+        ratio = math.sqrt(50) / noise.sigma
+        low, high = (NormalDist().cdf(sign * ratio / 2 - epsilon / ratio) for sign in (-1, 1))
+        return high - math.exp(epsilon) * low
+
+    noise = accounted(50, 5, 5, epsilon=8.0)
+    assert delta(8.0) <= 1e-5 < delta(7.92)
+    assert noise.total["privacy/epsilon_prv"] <= 8.0
+    with pytest.raises(ValueError, match=r"^rounds=50: privacy\.epsilon=8\.0 needs σ="):
+        noise.load_state_dict({"sigma": noise.sigma * 1.1})
+    for given in ({}, {"epsilon": 8.0, "noise_multiplier": 1.0}):
+        with pytest.raises(ValueError, match=r"^epsilon=.* and noise_multiplier=.*: set one of them"):
+            ClientDP(**given)
+
+
+@pytest.mark.parametrize(("methods", "changes", "message"), [
+    ([Scaffold()], {}, "does not combine with Scaffold, which reads"),
+    ([FedDyn()], {}, "does not combine with FedDyn, which reads"),
+    ([FedCM()], {}, "does not combine with FedCM, which reads"),
+    ([ClipUpdate(quantile=0.5)], {}, "does not combine with ClipUpdate, which reads"),
+    ([Quantization()], {}, "does not combine with Quantization, which changes"),
+    ([Scale()], {}, "does not combine with Scale, which changes"),
+    ([], {"module": FederatedModule(harness.with_batch_norm(), harness.PLAIN_SERVER)}, r".* 1\.running_mean"),
+    ([], {"aggregator": Median()}, "needs aggregator=mean, not Median"),
+    ([], {"aggregator": MeanAggregator("samples")}, r"needs aggregator\.weighting=uniform"),
+    ([], {"sampler": UniformSampler(3)}, "needs participation=poisson"),
+    ([], {"cohort": 2}, r"needs participation\.faults\.extra=null"),
+    ([], {"transport": SimpleNamespace(remote=True)}, "needs federation=none"),
+])  # fmt: skip
+def test_what_would_break_the_guarantee_is_refused(methods, changes, message):
+    allowed, refused = (
+        make_setup(make_net(), data=random_federation(), methods=[*more, Drift(), ClientDP(noise_multiplier=1.0)])
+        for more in ([LookAhead(update="delta")], methods)
+    )
+    validate_parts(allowed)
+    with pytest.raises(ValueError, match=f"^ClientDP {message}"):
+        validate_parts(replace(refused, **changes))
+
+
+def test_global_gc_removes_one_direction_per_output():
+    """Of isotropic noise on a weight [out, in], P removes 1/in of the squared norm on average: out of out · in."""
+
+    def norm(tensors):
+        return sum(float(t.square().sum()) for t in tensors)
+
+    net = MLP(input_shape=(20,), num_classes=30, hidden=(40,))
+    noise, gc, norms = ClientDP(noise_multiplier=1.0).parts[1], GlobalGC(None, "out", 2), []
+    setup = make_setup(net, methods=[noise, gc], data=random_federation(features=20))
+    gc.validate(setup)
+    noise.expected, noise.trained_names = 1, setup.names
+    for seed in range(40):
+        update = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+        noise.on_aggregate_end(update, replace(make_received(update), seed=seed))
+        norms.append(norm(update.values()))
+        setup.module.set_update(update)
+        gc.on_before_optimizer_step(None, setup.module, None)
+        norms.append(norm(p.grad for p in net.parameters()))
+    before, after = sum(norms[::2]), sum(norms[1::2])
+    outputs, entries = 40 + 30, sum(p.numel() for p in net.parameters())
+    assert 1 - after / before == pytest.approx(outputs / entries, rel=4 * math.sqrt(2 / (outputs * 40)))
