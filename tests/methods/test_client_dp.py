@@ -18,14 +18,13 @@ from gcfed.aggregators.coordinates import Median
 from gcfed.attacks.byzantine import Scale
 from gcfed.data.sampling import PoissonSampler, UniformSampler
 from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.method import ServerPart
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.refusals import validate_parts
 from gcfed.methods import client_dp
 from gcfed.methods.centralization import GlobalGC
 from gcfed.methods.client_dp import ClientDP
 from gcfed.methods.clip_update import ClipUpdate
-from gcfed.methods.fedcm import FedCM
-from gcfed.methods.feddyn import FedDyn
 from gcfed.methods.lookahead import LookAhead
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
@@ -156,8 +155,8 @@ def test_a_target_epsilon_finds_the_noise_for_its_rounds():
 
 @pytest.mark.parametrize(("methods", "changes", "message"), [
     ([Scaffold()], {}, "does not combine with Scaffold, which reads"),
-    ([FedDyn()], {}, "does not combine with FedDyn, which reads"),
-    ([FedCM()], {}, "does not combine with FedCM, which reads"),
+    *(([type("Own", (ServerPart,), {hook: print})()], {}, "does not combine with Own, which reads")
+      for hook in ("uploads", "notes", "on_receive", "on_aggregate_end", "decode")),
     ([ClipUpdate(quantile=0.5)], {}, "does not combine with ClipUpdate, which reads"),
     ([Quantization()], {}, "does not combine with Quantization, which changes"),
     ([Scale()], {}, "does not combine with Scale, which changes"),
