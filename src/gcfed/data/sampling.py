@@ -13,7 +13,7 @@ from gcfed.utils.rng import generator
 class ClientSampler(Protocol):
     """``sampler(round, num_clients, seed)`` returns the ids of the cohort, int64 [K], ascending and distinct."""
 
-    per_round: int
+    per_round: int  # size of a cohort; with PoissonSampler its mean
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray: ...
 
@@ -54,10 +54,7 @@ class UniformSampler:
 
 @dataclass(frozen=True)
 class PoissonSampler(UniformSampler):
-    """Each client with probability ``per_round`` / N, independently of the others. A round may have no client.
-
-    The size of the cohort is binomial with mean ``per_round``.
-    """
+    """Each client with probability ``per_round`` / N, independently of the others. A round may have no client."""
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         rng = generator(seed, "cohort", round)
