@@ -21,7 +21,8 @@ CLIP = tuple(f"+methods.clip_update.{key}" for key in ("_target_=gcfed.methods.c
 BITS = ("quantization=fedpaq", "quantization.bits=3")
 EXACT = ("fedcurv", "feddc", "scaffold", "topk")  # they refuse quantization, or are one
 SERVERS = {"fedadagrad", "fedadam", "fedavgm", "fedyogi"}  # these differ from fedavg only in the server's step
-OTHERS = sorted({*ALGORITHMS} - SERVERS)
+ALIKE = {"fedbabu", "lgfedavg"}  # these differ from fedrep and fedper only in their settings
+OTHERS = sorted({*ALGORITHMS} - SERVERS - ALIKE)
 HOSTILE = ("attack.clients=0.4", "client.stack=3", "algorithm=scaffold", "gc=none")
 FAULTS = ("participation.faults.dropout=0.3", "participation.faults.stragglers=0.5", "client.epochs=2")
 NOTES = tuple(f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface"))
