@@ -22,7 +22,8 @@ EXACT = {
     "fedcurv", "feddc", "fedgamma", "fedlesam_s", "fedmuon", "fedsmoo", "fedwmsam", "scaffold", "topk",
 }  # fmt: skip
 SERVERS = {"fedadagrad", "fedadam", "fedavgm", "fedyogi"}  # these differ from fedavg only in the server's step
-OTHERS = sorted({*ALGORITHMS} - SERVERS - {"fedpaq"})
+ALIKE = {"fedbabu", "fedpaq", "lgfedavg"}  # these differ from fedrep, quantization=fedpaq and fedper only in settings
+OTHERS = sorted({*ALGORITHMS} - SERVERS - ALIKE)
 FEDGC = ("algorithm=fedgc", *BITS, "participation.per_round=4")
 NOBODY = ("participation.num_clients=2", "participation.per_round=2", "participation.faults.dropout=0.4", "rounds=5")
 LATE = ("participation.faults.dropout=0.3", "participation.faults.stragglers=0.5", "client.epochs=2")

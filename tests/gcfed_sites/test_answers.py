@@ -43,7 +43,7 @@ def test_what_clients_send_comes_through():
     {"delta": UPLOAD["delta"] | {"b": 1.0}}, {"delta": UPLOAD["delta"] | {"x": torch.zeros(2)}},
     {"delta": {"w": UPLOAD["delta"]["w"]}}, {"delta": UPLOAD["delta"] | {"w": torch.ones(2, 2, 3)}},
     {"levels": {}}, {"levels": {"w": [10**9, torch.ones(2)]}}, {"levels": {"b": [3, torch.ones(2)]}},
-    {"extra": {}}, {"extra": UPLOAD["extra"] | {"x": {"y": torch.zeros(2)}}},
+    {"extra": {}}, {"extra": UPLOAD["extra"] | {"x": {"y": torch.zeros(2)}}}, {"packed": {"b": -1}}, {"packed": 1},
     {"notes": {}}, {"notes": {"drift": {"": torch.zeros(5)}}}, {"evil": 1},
 ])  # fmt: skip
 def test_what_no_client_sends_is_refused(changes):

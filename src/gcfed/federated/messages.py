@@ -101,8 +101,8 @@ class Upload(Message):
         num_seen: number of samples in their local steps, counted in every epoch, ``[K]``.
         extra: what they send in addition to Δ, by name; see :meth:`send`.
         levels: the quantized entries of Δ.
-        packed: size in bytes of one client's entries of Δ that are sent in fewer bytes than tensors have.
         notes: what clients measured, by the measurement's name; not counted.
+        packed: size in bytes of one client's entries of Δ that are sent in fewer bytes than tensors have.
     """
 
     clients: np.ndarray
@@ -115,8 +115,8 @@ class Upload(Message):
     num_seen: np.ndarray | None = None
     extra: dict[str, Params] = field(default_factory=dict)
     levels: dict[str, Levels] = field(default_factory=dict)
-    packed: dict[str, int] = field(default_factory=dict)
     notes: dict[str, Params] = field(default_factory=dict)
+    packed: dict[str, int] = field(default_factory=dict)
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Sends ``tensors``, name → ``[K, *shape]``, in addition to Δ.

@@ -3,8 +3,8 @@
 FedPer keeps the head of the network, LG-FedAvg its body. Clients train the whole network. Personal tensors are never
 sent or counted. They begin with the server's initial values, in FedPer's paper at random.
 
-Which model is tested: ``test/*`` is the global model, whose personal tensors keep their initial values. It says
-nothing. ``personal/local_*`` (``metrics=personal``) is each client's model after local training, on its own test split.
+Which model is tested: ``test/*`` is the global model, whose personal tensors have their initial values: no client uses
+it. ``personal/local_*`` (``metrics=personal``) is each client's model after local training, on its own test split.
 """
 
 from collections.abc import Sequence
