@@ -10,17 +10,16 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.training.forward import Params, hand_copies
+from gcfed.federated.training.forward import Params, Tap, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, new_memory
 from gcfed.models.facts import cannot_stack, is_known, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
@@ -217,7 +216,9 @@ class _Probe:
             found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
             return "" if all(map(_close, found, expected)) else "other outputs or gradients"
 
-        call = partial(functional_call, self.net)
+        def call(state: Params, x: Tensor) -> Tensor:
+            return Tap(self.net, False, False).on(state, x)[0][0]
+
         functional = differs(call, x_KB[0], y_KB[0], states[0], [each[0].out, *each[0].grads])
         both = {name: torch.stack([state[name] for state in states]) for name in self.before}
         expected = [torch.stack(pair) for pair in zip(*([p.out, *p.grads] for p in each), strict=True)]
