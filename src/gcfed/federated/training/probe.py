@@ -143,8 +143,8 @@ class _Probe:
         """Why a batch of a single sample fails; empty if it works."""
         try:
             self.run(self.x[:1])
-        except ValueError as error:
-            return f"{type(self.net).__name__} cannot train on a single sample ({error})"
+        except Exception as error:
+            return f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
         return ""
 
     def moved(self, first: _Pass) -> tuple[str, ...]:
