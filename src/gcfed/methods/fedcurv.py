@@ -95,8 +95,7 @@ class CurvaturePenalty(ClientPart):
         params = {name: state.pop(name) for name in self.trained_names}
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
-            ((logits,), _) = Tap(stack.net, False, False).on(params | state, x)
-            losses = stack.task.losses(logits, y)
+            losses = stack.task.losses(Tap(stack.net, False, False).on(params | state, x)[0][0], y)
             return losses.sum() / stack.task.real(y).sum().clamp(min=1)
 
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))

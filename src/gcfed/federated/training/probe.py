@@ -203,22 +203,20 @@ class _Probe:
         states = [self.before | {name: self.before[name] * scale for name in self.trained} for scale in (1.1, 1.2)]
         each = [self.run(x_KB[k], fixed, y_KB[k], states[k]) for k in (0, 1)]
 
-        def differs(call: Callable[..., Tensor], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]) -> str:
+        def differs(call: Callable[..., Any], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]) -> str:
             try:
                 for training in (True, fixed):
                     seed_generators(x.device, 0)
                     self.net.train(training)
                     leaves = {name: t.clone().requires_grad_(name in self.trained) for name, t in state.items()}
-                    out = call(leaves, x)
+                    out = call(leaves, x)[0][0]
                     self.task.losses(out, y).sum().backward()
             except Exception as error:
                 return f"{type(error).__name__}: {_short(error)}"
             found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
             return "" if all(map(_close, found, expected)) else "other outputs or gradients"
 
-        def call(state: Params, x: Tensor) -> Tensor:
-            return Tap(self.net, False, False).on(state, x)[0][0]
-
+        call = Tap(self.net, False, False).on
         functional = differs(call, x_KB[0], y_KB[0], states[0], [each[0].out, *each[0].grads])
         both = {name: torch.stack([state[name] for state in states]) for name in self.before}
         expected = [torch.stack(pair) for pair in zip(*([p.out, *p.grads] for p in each), strict=True)]

@@ -111,8 +111,7 @@ class LocalSolver:
             if any(float(group["lr"]) != self._lr for group in optimizer.param_groups):
                 raise ValueError("client.optimizer: all its groups need one lr, the clients' learning rate η_l.")
             for group in optimizer.param_groups if room and self.lr_decay < 1 else ():
-                # in float32, as the kernels of fused optimizers on a GPU read it
-                group["lr"] = torch.zeros((), device=plan.index.device)
+                group["lr"] = torch.zeros((), device=plan.index.device)  # float32, as fused kernels on a GPU read it
             return stack, plan, optimizer
 
         room = 0
