@@ -52,6 +52,7 @@ NETWORKS = {
     "Clamped": (EQUAL, EQUAL),
     "ClampedData": (r"fc1\.weight", r"fc1\.weight"),
     "Tied": (EQUAL, EQUAL),
+    "SharedModule": (EQUAL, EQUAL),
     "TiedInForward": (EQUAL, ALONE),
     "LayerDrop": (EQUAL, ALONE),
     "EarlyExit": (EQUAL, ALONE),

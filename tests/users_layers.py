@@ -108,6 +108,13 @@ class Tied(Small):
         return self.fc3(self.fc2(super().features(x)).tanh()).tanh()
 
 
+class SharedModule(Tied):
+    """One module under two names; torch's functional_call does not give it its weights back."""
+
+    def tie(self):
+        self.fc3 = self.fc2
+
+
 class TiedInForward(Tied):
     def tie(self): ...
 

@@ -86,12 +86,21 @@ class OwnSGD(torch.optim.Optimizer):
                 p -= group["lr"] * p.grad
 
 
+def grouped(params, lr, other=None):
+    """SGD in two groups of parameters."""
+    first, *rest = params
+    return torch.optim.SGD([{"params": [first]}, {"params": rest, "lr": other or lr}], lr=lr)
+
+
 def test_a_users_own_optimizer_steps_as_torchs_does(federation):
-    ends = [
-        train_rounds(make_net(), federation, LocalSolver(partial(kind, lr=0.1), epochs=2, batch_size=4), rounds=2)
-        for kind in (OwnSGD, torch.optim.SGD)
-    ]
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-14)
+    expected, *ends = (
+        train_rounds(make_net(), federation, LocalSolver(partial(make, lr=0.1), epochs=2, batch_size=4), rounds=2, k=k)
+        for make, k in [(torch.optim.SGD, 1), (OwnSGD, 1), (grouped, 1), (grouped, 5)]
+    )
+    for end in ends:
+        torch.testing.assert_close(end, expected, rtol=0, atol=1e-14)
+    with pytest.raises(ValueError, match=r"client\.optimizer: all its groups need one lr"):
+        train_rounds(make_net(), federation, LocalSolver(partial(grouped, lr=0.1, other=0.2)), rounds=1)
 
 
 @pytest.mark.parametrize(("last_batch", "counts"), [("keep", [4, 4, 1]), ("drop", [4, 4]), ("wrap", [4, 4, 4])])

@@ -17,7 +17,7 @@ UPLOAD = upload_content(
         np.array([5, 2]), np.array([20, 9]), np.array([3, 2]), {"w": torch.ones(2, 2, 3), "b": torch.zeros(2, 2)},
         torch.tensor([True, False]), 3, torch.tensor([0.5, torch.nan]), np.array([20, 9]),
         {"control": {"w": torch.rand(2, 3).double()}}, {"w": Levels(3, torch.full((2,), 3.0))},
-        {"drift": {"": torch.rand(4)}},
+        notes={"drift": {"": torch.rand(4)}},
     )
 )  # fmt: skip
 
@@ -43,7 +43,8 @@ def test_what_clients_send_comes_through():
     {"delta": UPLOAD["delta"] | {"b": 1.0}}, {"delta": UPLOAD["delta"] | {"x": torch.zeros(2)}},
     {"delta": {"w": UPLOAD["delta"]["w"]}}, {"delta": UPLOAD["delta"] | {"w": torch.ones(2, 2, 3)}},
     {"levels": {}}, {"levels": {"w": [10**9, torch.ones(2)]}}, {"levels": {"b": [3, torch.ones(2)]}},
-    {"extra": {}}, {"extra": UPLOAD["extra"] | {"x": {"y": torch.zeros(2)}}}, {"packed": {"b": -1}}, {"packed": 1},
+    {"packed": {"b": "8"}}, {"packed": {"b": 25}}, {"packed": {"x": 1}}, {"packed": None},
+    {"extra": {}}, {"extra": UPLOAD["extra"] | {"x": {"y": torch.zeros(2)}}},
     {"notes": {}}, {"notes": {"drift": {"": torch.zeros(5)}}}, {"evil": 1},
 ])  # fmt: skip
 def test_what_no_client_sends_is_refused(changes):

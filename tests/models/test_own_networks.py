@@ -1,5 +1,7 @@
 """Networks from elsewhere: do they match the data, and what each policy does to batch normalisation."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -75,6 +77,14 @@ class Pooled(Net):
     def forward(self, x):
         h = self.norm(self.conv(x).mean((2, 3), keepdim=True))
         return self.head(h.expand(-1, -1, 3, 3).flatten(1))
+
+
+class Squeezed(Net):
+    """Its code needs several samples."""
+
+    def forward(self, x):
+        h = self.norm(self.conv(x)).squeeze().mean((2, 3))
+        return self.head(h[:, :, None, None].expand(-1, -1, 3, 3).flatten(1))
 
 
 class Pair(Net):
@@ -213,8 +223,11 @@ def test_local_statistics_survive_a_kill(config, tmp_path):
     assert a["test/loss"] == b["test/loss"]
 
 
-def test_clients_of_one_sample_are_named_with_the_policy_to_choose(config, tmp_path):
+@pytest.mark.parametrize(
+    ("net", "remedy"), [("Pooled", "model.norm_policy=group"), ("Squeezed", "client.last_batch=wrap")]
+)
+def test_clients_of_one_sample_are_named_with_the_policy_to_choose(config, tmp_path, net, remedy):
     """Of 40 clients some have one, which batch normalisation cannot train on."""
-    with pytest.raises(ValueError, match=r"Pooled cannot train .*, and \d+ of 40 clients .*model\.norm_policy=group"):
-        assemble(own(config, tmp_path, "participation.num_clients=40", net="Pooled"))
-    assemble(own(config, tmp_path, "participation.num_clients=40", "model.norm_policy=group", net="Pooled"))
+    with pytest.raises(ValueError, match=rf"{net} cannot train .*, and \d+ of 40 clients .*{re.escape(remedy)}"):
+        assemble(own(config, tmp_path, "participation.num_clients=40", net=net))
+    assemble(own(config, tmp_path, "participation.num_clients=40", remedy, net=net))

@@ -46,18 +46,10 @@ class FederatedLoop(Callback):
     """
 
     def __init__(
-        self,
-        *,
-        sampler: ClientSampler,
-        solver: LocalSolver,
-        aggregator: Aggregator,
-        rounds: int,
-        seed: int,
-        eval_every: int = 1,
-        stores: ClientStores | None = None,
-        faults: Faults | None = None,
+        self, *, sampler: ClientSampler, solver: LocalSolver, aggregator: Aggregator, rounds: int, seed: int,
+        eval_every: int = 1, stores: ClientStores | None = None, faults: Faults | None = None,
         federation: Callable[[Stacks], Stacks] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.sampler, self.solver, self.aggregator = sampler, solver, aggregator
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
         self.stores, self.faults = stores or ClientStores(), faults or Faults()

@@ -37,14 +37,9 @@ class FederatedModule(LightningModule):
     """
 
     def __init__(
-        self,
-        net: nn.Module,
-        server: Callable[[Iterable[nn.Parameter]], Optimizer],
-        *,
-        task: Task = CLASSIFICATION,
-        channels_last: bool = True,
-        eval_precision: str | None = None,
-    ) -> None:
+        self, net: nn.Module, server: Callable[[Iterable[nn.Parameter]], Optimizer], *, task: Task = CLASSIFICATION,
+        channels_last: bool = True, eval_precision: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.automatic_optimization = False
         self.eval_precision = eval_precision

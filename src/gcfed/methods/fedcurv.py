@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Kept, Method, Own, Params, Prepared, ServerPart, Setup, like_trained
 from gcfed.federated.received import Received, Round
-from gcfed.federated.training.forward import evaluating
+from gcfed.federated.training.forward import Tap, evaluating
 from gcfed.federated.training.stack import ClientStack, per_client
 from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.models.facts import is_recurrent
@@ -95,7 +95,7 @@ class CurvaturePenalty(ClientPart):
         params = {name: state.pop(name) for name in self.trained_names}
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
-            losses = stack.task.losses(functional_call(stack.net, params | state, (x,)), y)
+            losses = stack.task.losses(Tap(stack.net, False, False).on(params | state, x)[0][0], y)
             return losses.sum() / stack.task.real(y).sum().clamp(min=1)
 
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))

@@ -105,7 +105,8 @@ class RecordedSteps(Steps):
 
     def __init__(self, graph: Any, room: int, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
         super().__init__(stack, plan, optimizer)
-        optimizer.param_groups[0]["capturable"] = plan.index.is_cuda  # SGD ignores it
+        for group in optimizer.param_groups:
+            group["capturable"] = plan.index.is_cuda  # SGD ignores it
         self._graph, self.lasts = graph, room > 0
         room = max(room, len(plan.kinds))
         self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
@@ -123,14 +124,14 @@ class RecordedSteps(Steps):
 
     def restart(self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan) -> None:
         """Begins with the next K clients, in the state before the first step."""
-        start = self.stack.start
+        start, old = self.stack.start, list(self.stack.leaves.values())
         torch._foreach_copy_(list(start.values()), [download.model[name] for name in start])
         self.stack.load(start, clients, sizes, plan.steps)
         tensors = [t for own in self._state for t in own.values() if isinstance(t, Tensor)]
         torch._foreach_zero_([self._number, *self._tables, *tensors])
         leaves = list(self.stack.leaves.values())
         self.optimizer.state = defaultdict(dict, zip(leaves, map(dict, self._state), strict=True))
-        self.optimizer.param_groups[0]["params"] = leaves
+        self.stack.regroup(self.optimizer, old)
         self._place(plan)
 
     def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -110,10 +110,8 @@ class BatchPlan:
         if not 0 <= step - first < len(fetched):
             width = int(self.counts.max())
             span = slice(step, step + max(1, AHEAD // (width * prod(data.input_shape))))
-            x, y = data.fetch(
-                self.index[:, span, :width], None if self.augment is None else self.augment[:, span, :width]
-            )
-            tables = (x, y, self._counts[:, span])
+            draws = None if self.augment is None else self.augment[:, span, :width]
+            tables = (*data.fetch(self.index[:, span, :width], draws), self._counts[:, span])
             self._ahead = first, fetched = step, list(zip(*(t.unbind(1) for t in tables), strict=True))
         x, y, counts = fetched[step - first]
         if size < y.shape[1]:

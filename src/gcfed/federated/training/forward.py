@@ -40,6 +40,16 @@ class Output(NamedTuple):
     stages: tuple[Tensor, ...] = ()
 
 
+def _places(net: nn.Module) -> dict[str, str]:
+    """Where modules keep tensors → the name of the tensor, one of its places. A module with two names counts once,
+    because ``functional_call`` would not give it its tensors back.
+    """
+    names: dict[Tensor, str] = {}
+    kept = ((prefix, own) for prefix, m in net.named_modules() for own in (m._parameters, m._buffers))
+    places = [(f"{prefix}.{key}".lstrip("."), t) for prefix, own in kept for key, t in own.items() if t is not None]
+    return {place: names.setdefault(t, place) for place, t in places}
+
+
 class Tap(nn.Module):
     """Calls a network, and also returns its features or the outputs of its stages.
 
@@ -68,8 +78,8 @@ class Tap(nn.Module):
         """The same with these tensors in place of the network's own, by name. Also returns the tensors that the network
         has put in their place (``self.mean = …``).
         """
-        given = {f"net.{name}": t for name, t in state.items()}
-        out = functional_call(self, given, (x, first))
+        given = {f"net.{place}": state[name] for place, name in _places(self.net).items() if name in state}
+        out = functional_call(self, given, (x, first), tie_weights=False)
         return out, {name: t for name in state if (t := given[f"net.{name}"]) is not state[name]}
 
     def _features(self, x: Tensor) -> Tensor:

@@ -10,17 +10,16 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.training.forward import Params, hand_copies
+from gcfed.federated.training.forward import Params, Tap, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, new_memory
 from gcfed.models.facts import cannot_stack, is_known, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
@@ -144,8 +143,8 @@ class _Probe:
         """Why a batch of a single sample fails; empty if it works."""
         try:
             self.run(self.x[:1])
-        except ValueError as error:
-            return f"{type(self.net).__name__} cannot train on a single sample ({error})"
+        except Exception as error:
+            return f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
         return ""
 
     def moved(self, first: _Pass) -> tuple[str, ...]:
@@ -204,20 +203,20 @@ class _Probe:
         states = [self.before | {name: self.before[name] * scale for name in self.trained} for scale in (1.1, 1.2)]
         each = [self.run(x_KB[k], fixed, y_KB[k], states[k]) for k in (0, 1)]
 
-        def differs(call: Callable[..., Tensor], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]) -> str:
+        def differs(call: Callable[..., Any], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]) -> str:
             try:
                 for training in (True, fixed):
                     seed_generators(x.device, 0)
                     self.net.train(training)
                     leaves = {name: t.clone().requires_grad_(name in self.trained) for name, t in state.items()}
-                    out = call(leaves, x)
+                    out = call(leaves, x)[0][0]
                     self.task.losses(out, y).sum().backward()
             except Exception as error:
                 return f"{type(error).__name__}: {_short(error)}"
             found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
             return "" if all(map(_close, found, expected)) else "other outputs or gradients"
 
-        call = partial(functional_call, self.net)
+        call = Tap(self.net, False, False).on
         functional = differs(call, x_KB[0], y_KB[0], states[0], [each[0].out, *each[0].grads])
         both = {name: torch.stack([state[name] for state in states]) for name in self.before}
         expected = [torch.stack(pair) for pair in zip(*([p.out, *p.grads] for p in each), strict=True)]

@@ -108,8 +108,10 @@ class LocalSolver:
         def fresh(start: Params) -> tuple[ClientStack, BatchPlan, Optimizer]:
             stack = make(start, clients, sizes, plan.steps)
             optimizer = self.optimizer(list(stack.leaves.values()))
-            if room and self.lr_decay < 1:  # in float32, as the kernels of fused optimizers on a GPU read it
-                optimizer.param_groups[0]["lr"] = torch.zeros((), device=plan.index.device)
+            if any(float(group["lr"]) != self._lr for group in optimizer.param_groups):
+                raise ValueError("client.optimizer: all its groups need one lr, the clients' learning rate η_l.")
+            for group in optimizer.param_groups if room and self.lr_decay < 1 else ():
+                group["lr"] = torch.zeros((), device=plan.index.device)  # float32, as fused kernels on a GPU read it
             return stack, plan, optimizer
 
         room = 0
@@ -155,8 +157,8 @@ class LocalSolver:
             Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
         """
         stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
-        (group,) = optimizer.param_groups
-        group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
         update, movers = unprofiled_step(optimizer), [part for part in parts if part.moves_weights]
 
         def step(number: int | Tensor, kind: Kind) -> None:

@@ -217,7 +217,13 @@ class ClientStack:
             optimizer.state[new] = {
                 key: v[:n] if isinstance(v, Tensor) and v.shape == leaf.shape else v for key, v in state.items()
             }
-        optimizer.param_groups[0]["params"] = list(self.leaves.values())
+        self.regroup(optimizer, old)
+
+    def regroup(self, optimizer: Optimizer, old: Sequence[Tensor]) -> None:
+        """Puts the present leaves in place of the old ones into the optimizer's groups."""
+        now = dict(zip(old, self.leaves.values(), strict=True))
+        for group in optimizer.param_groups:
+            group["params"] = [now[leaf] for leaf in group["params"]]
 
     def settle(self) -> None:
         """After local training, copies integer buffers, and tensors that forward passes replaced, into ``full``."""
