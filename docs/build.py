@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import griffe
 import nbformat
+import yaml
 from hydra.utils import get_object
 from jinja2 import Template
 from nbconvert import MarkdownExporter
@@ -235,7 +236,7 @@ def method_cards() -> None:
     algorithms = [path for path in CONFIGS.glob("algorithm/*.yaml") if path.stem != "gcfed"]  # the card of gc=gcfed
     for path in sorted([*algorithms, *CONFIGS.glob("gc/[!bn]*.yaml")]):
         text, name, group = path.read_text(), path.stem, path.parent.name
-        label = re.search(rf"labels:\n  {group}: (.*)", text)[1]  # type: ignore[index]
+        label = yaml.safe_load(text)["labels"][group]
         head, _, link = about(path).partition("[The paper]")
         commands = [f"{group}={name}", *["algorithm=gcfed"] * (name == "gcfed")]
         what, _, when = (" ".join(part.split()) for part in head.partition("When: "))
@@ -247,7 +248,9 @@ def method_cards() -> None:
         rows += [row for row in set_by_others("gc") if group == "gc" and row[0] not in known]
         targets = [key.default for file in files for key in keys(file) if key.name.endswith("_target_")]
         built = [paper(target) for target in targets if re.match(r"gcfed\.(methods|optim)", target)]
-        refusals = [row for row in rows_of("docs/methods.md", 2) if f"`{name}`" in row[0] and row[0] != f"`{name}`"]
+        bases = re.findall(r"^defaults: \[(\w+), _self_\]", text, re.MULTILINE)  # fedspeed is feddyn with more
+        named = re.compile(f"`({'|'.join([name, *bases])})`")
+        refusals = [row for row in rows_of("docs/methods.md", 2) if named.search(row[0]) and row[0] != f"`{name}`"]
         measured = "\n".join(f"- [{title}](../../{page})" for page, title in measurements(label))
         fills = {"rows": table(HEAD, rows), "refused": table(["refused", "because"], refusals), "measured": measured}
         write(f"reference/methods/{name}.md", card.render(locals() | fills))

@@ -216,6 +216,7 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     [
         (["gc.lam=2"], [1], "gc.lam=2: "),
         ([], [1, 1], "different seeds"),
+        ([], [], "different seeds"),
         ([], [1.5], "seed=1.5: "),
         (["ckpt_path=run/checkpoints/last.ckpt"], [1], "continues its own folders, by ckpt_path=last"),
     ],

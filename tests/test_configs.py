@@ -112,6 +112,7 @@ def test_the_default_is_gc_fed_and_other_algorithms_have_no_gc(config):
         assert (cfg.name, cfg.gc._target_ is not None) == (f"digits_mlp_{name}", target)
     assert identity(config("algorithm=fedavg", "gc=gcfed")) == identity(config())
     assert identity(config("algorithm=fedavg", "gc=local")) == identity(config("algorithm=fedzmg"))
+    assert config("algorithm=fedzmg", "gc=gcfed").labels.gc == "GC-Fed"
 
 
 @pytest.mark.parametrize(

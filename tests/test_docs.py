@@ -29,6 +29,13 @@ def test_the_method_that_the_page_adds_is_in_the_project():
         assert content.replace(f"# {name}\n", "", 1) == (ROOT / name).read_text()
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+def test_a_page_counts_the_algorithms(page):
+    """GC-Fed counts as a kind of GC, not as an algorithm."""
+    count = re.search(r"(\d+) algorithms|\[all (\d+)\]\(methods", (ROOT / page).read_text())
+    assert int(count[1] or count[2]) == len([*(ROOT / "configs/algorithm").glob("*.yaml")]) - 1
+
+
 OWN = (ROOT / "docs/bring-your-own.md").read_text()
 COMMANDS = re.findall(r"^    gcfed-train (.*)$", OWN, re.MULTILINE)
 

@@ -68,15 +68,15 @@ def compare(
             ``ckpt_path=last``, else refused. None: a new folder in ``logs/compare/``.
         quiet: as in :func:`gcfed.train`.
 
-    Raises ValueError before any run if names or seeds are equal, a setting cannot work or a folder holds another run.
+    Raises ValueError before any run if names or seeds are missing or equal, a setting cannot work or a folder is taken.
     """
     import pandas as pd
 
     from gcfed.check import check
     from gcfed.run import train
 
-    names = {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs}
-    if len({*names.values()}) < len(names) or len({*(seeds := [*seeds])}) < len(seeds):
+    seeds, names = [*seeds], {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs}
+    if not (names and seeds) or len({*names.values()}) < len(names) or len({*seeds}) < len(seeds):
         raise ValueError(f"A comparison needs different names and different seeds: {', '.join(names)}; {seeds}.")
     logs = next(iter(configs.values())).paths.log_dir
     root = Path(folder or Path(logs, "compare", job() or f"{datetime.now():{NOW}}")).absolute()

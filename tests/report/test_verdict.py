@@ -120,13 +120,15 @@ def test_a_method_with_fewer_than_three_seeds_is_listed_below():
 
 def test_how_runs_ended_and_what_differs_is_said():
     moon = {"tags.algorithm": "moon", "client.optimizer.lr": 0.5}
+    private = {"privacy._target_": "gcfed.methods.client_dp.ClientDP"}
     lost = [run_of("failed", values=(0.1,), **moon)]
     table = table_of(
-        runs(FEDAVG), [*runs(BETTER[:2], **GCFED), run_of("diverged", seed=3, values=(0.1,), **GCFED)], lost
+        runs(FEDAVG, **private), [*runs(BETTER[:2], **GCFED), run_of("diverged", seed=3, values=(0.1,), **GCFED)], lost
     )
     assert table.frame.iloc[:, 1].tolist() == ["60.00 ± 10.00", "43.00 ± 29.10 †", "failed"]
     assert "Not ranked, with fewer than 3 common seeds: moon." in table.notes
     assert "Different η: 0.01 (fedavg, gcfed); 0.5 (moon)." in table.notes
+    assert "Different privacy: none (gcfed, moon); ClientDP (fedavg)." in table.notes
 
 
 def test_the_last_ten_rounds_decide_if_they_are_a_third_of_the_run():

@@ -26,8 +26,8 @@ METHODS = (
     "FedCM", "FedSAM", "FedAvgM", "FedAdam", "FedNTD", "FedAdagrad", "FedCurv", "FedDecorr", "FedLC", "FedMLB",
     "FedPAQ", "FedReg", "FedSOL", "FedSub", "FedVARP", "FedYogi", "GC warm-up",
     "FedExP", "FedNova", "FedGAMMA", "FedLESAM", "FedLESAM-D", "FedLESAM-S", "FedSpeed", "FedSMOO", "FedWMSAM",
-    "MoFedSAM", "FedGloSS", "FedMuon", "FedZMG", "Ditto", "APFL", "pFedMe", "FedPer", "FedRep", "FedBABU", "LG-FedAvg",
-    "Top-k",
+    "MoFedSAM", "FedGloSS", "FedMuon", "FedZMG + Local GC", "Ditto", "APFL", "pFedMe", "FedPer", "FedRep", "FedBABU",
+    "LG-FedAvg", "Top-k",
 )  # fmt: skip
 _DASHES = (
     "-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)), (0, (4, 1.5, 1, 1.5, 1, 1.5)), (0, (2, 2)),

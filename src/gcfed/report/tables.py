@@ -107,7 +107,7 @@ def _notes(found: Verdict, rows: pd.DataFrame) -> list[str]:
     if rows["repeated"].any():
         names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])
         said.append(f"Of a seed that was run twice, only the last run counts. Left out: {names}.")
-    texts = varying(rows.set_index("method").loc[:, lambda frame: frame.columns.str.match(r"client\.|precision")])
+    texts = varying(rows.set_index("method").loc[:, lambda f: f.columns.str.match(r"client\.|precision|privacy")])
     for key in texts:
         if not any(described(key, text) in method for method, text in texts[key].items()):
             who = [f"{text or 'none'} ({', '.join(dict.fromkeys(same.index))})" for text, same in texts.groupby(key)]
