@@ -23,8 +23,11 @@ from gcfed.federated.refusals import validate_parts
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.clip_update import ClipUpdate
+from gcfed.methods.fedcm import FedCM
 from gcfed.methods.feddc import FedDC
 from gcfed.methods.feddyn import FedDyn
+from gcfed.methods.fedexp import FedExP
+from gcfed.methods.fednova import FedNova
 from gcfed.methods.fedreg import FedReg
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.lookahead import LookAhead
@@ -184,7 +187,9 @@ class Steps(ClientPart):
 
 
 @pytest.mark.parametrize(("methods", "message"), [
-    ([Scaffold(), FedVARP()], "Scaffold and FedVARP each correct"),
+    ([Scaffold(), FedVARP()], "each of Scaffold and FedVARP corrects drift"),
+    ([FedExP(), LookAhead(update="delta")], "each of LookAhead and FedExP moves the start"),
+    ([FedCM(), FedNova()], "each of FedCM and FedNova edits the mean"),
     ([Scaffold(), FedReg()], "Scaffold does not combine with FedReg, which also moves the weights"),
     ([FedDyn(), LookAhead(update="delta")], "FedDyn does not combine with LookAhead, whose clients do not start at"),
     ([StepsByItself()], r"StepsByItself\.after_step is called only with order = Order\.MOVES_WEIGHTS"),

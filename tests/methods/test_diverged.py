@@ -1,5 +1,7 @@
 """Nothing of a client whose weights become infinite stays with server or client; statistics are no steps to correct."""
 
+from functools import partial
+
 import pytest
 import torch
 from harness import Spy, random_federation, sgd, train_rounds, with_batch_norm
@@ -13,13 +15,19 @@ from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.feddc import FedDC
 from gcfed.methods.feddyn import FedDyn
 from gcfed.methods.fedgc import FedGC
+from gcfed.methods.fedgloss import FedGloSS
+from gcfed.methods.fedmuon import FedMuon
+from gcfed.methods.fedsmoo import DualSam
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.moon import Moon
 from gcfed.methods.quantization import Quantization
+from gcfed.methods.sam import Sam
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
+
+FedLESAM = partial(Sam, direction="last_update")
 
 
 class Diverges(ClientPart):
@@ -39,7 +47,9 @@ class DropsOut(Faults):
         return drawn[(round != 1) | (drawn != 2)]
 
 
-@pytest.mark.parametrize("cls", [FedCM, FedCurv, FedDC, FedDyn, FedGC, FedSub, FedVARP, Moon, Scaffold, SSF])
+@pytest.mark.parametrize("cls", [
+    DualSam, FedCM, FedCurv, FedDC, FedDyn, FedGC, FedGloSS, FedLESAM, FedMuon, FedSub, FedVARP, Moon, Scaffold, SSF,
+])  # fmt: skip
 def test_who_diverges_is_as_one_who_drops_out(cls):
     """Its next round is as it would have been."""
     runs, lost = [], []

@@ -7,6 +7,8 @@ from plain_reference import batches, broken, cohort, local_sgd
 
 from gcfed.methods.centralization import GlobalGC
 from gcfed.methods.fedexp import FedExP
+from gcfed.methods.personal import Personal
+from gcfed.methods.scaffold import Scaffold
 
 
 def by_hand(data, lr, rounds, epsilon, absent=(), project=lambda step: step):
@@ -47,3 +49,10 @@ def test_a_broken_client_does_not_count_and_global_gc_projects_the_step(federati
     methods = [FedExP(1e-3), GlobalGC(None, "out", 2)]
     trained = train_rounds(make_net(), data, sgd(0.5), rounds=4, methods=methods, k=2)
     torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("other", [Personal, Scaffold])
+def test_with_steps_that_are_not_longer_the_clients_train_as_without_it(federation, other):
+    before, last = (train_rounds(make_net(), federation, sgd(), rounds=t, methods=[other()]) for t in (2, 3))
+    found = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[other(), FedExP(1e9)])
+    torch.testing.assert_close(found, (before + last) / 2, rtol=0, atol=1e-10)

@@ -1,10 +1,12 @@
 """FedMuon against a plain loop over matrices; its iteration against the singular vectors."""
 
+import pytest
 import torch
 from harness import make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at, tensors
 from torch.func import grad
 
+from gcfed.methods.centralization import LocalGC
 from gcfed.methods.fedmuon import FedMuon, orthogonal
 
 
@@ -19,7 +21,9 @@ def newton_schulz(m):
     return (u * s @ vt).view(m.shape)
 
 
-def test_it_is_the_plain_loop(federation):
+@pytest.mark.parametrize("gc", [False, True])
+def test_it_is_the_plain_loop(federation, gc):
+    """Local GC centralizes the gradients before they become orthogonal steps."""
     beta, alpha, lr, net = 0.9, 0.3, 0.1, make_net()
     w, direction = weights(net), 0.0
     mean_momentum = torch.zeros_like(w)
@@ -28,19 +32,22 @@ def test_it_is_the_plain_loop(federation):
         for k in cohort(federation, t, 3):
             v, m = w, mean_momentum
             for x, y in batches(federation, sgd(), k, t):
-                m = beta * m + grad(lambda u, x=x, y=y: loss_at(net, u, x, y))(v)
+                g = tensors(net, grad(lambda u, x=x, y=y: loss_at(net, u, x, y))(v)).values()
+                g = [t - t.mean(1, keepdim=True) if gc and t.dim() > 1 else t for t in g]
+                m = beta * m + torch.cat([t.flatten() for t in g])
                 step = torch.cat([newton_schulz(one).flatten() for one in tensors(net, m).values()])
                 steps.append((1 - alpha) * step + alpha * direction)
                 v = v - lr * steps[-1]
             ends.append(v)
             momenta.append(m)
         w, mean_momentum, direction = sum(ends) / 3, sum(momenta) / 3, sum(steps) / len(steps)
-    found = train_rounds(make_net(), federation, sgd(lr), rounds=3, methods=[FedMuon(beta, alpha=alpha)], k=2)
+    methods = [FedMuon(beta, alpha=alpha), *([LocalGC(None, None, None, "out", 2)] if gc else [])]
+    found = train_rounds(make_net(), federation, sgd(lr), rounds=3, methods=methods, k=2)
     torch.testing.assert_close(found, w, rtol=0, atol=1e-9)
 
 
 def test_the_iteration_is_near_the_product_of_singular_vectors():
-    m = torch.randn(3, 8, 4, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    m = 1e-6 * torch.randn(3, 8, 4, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     s = torch.linalg.svdvals(orthogonal(m).flatten(2))
     assert ((s > 0.6) & (s < 1.3)).all()  # the iteration does not aim at 1 exactly
     tall = m.flatten(2).mT

@@ -18,11 +18,17 @@ from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.feddc import FedDC
 from gcfed.methods.feddecorr import FedDecorr
 from gcfed.methods.feddyn import FedDyn
+from gcfed.methods.fedexp import FedExP
 from gcfed.methods.fedgc import FedGC
+from gcfed.methods.fedgloss import FedGloSS
 from gcfed.methods.fedlc import FedLC
 from gcfed.methods.fedmlb import FedMLB
+from gcfed.methods.fedmuon import FedMuon
+from gcfed.methods.fednova import FedNova
+from gcfed.methods.fedsmoo import DualSam
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.fedvarp import FedVARP
+from gcfed.methods.fedwmsam import FedWMSAM
 from gcfed.methods.moon import Moon
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
@@ -51,6 +57,9 @@ REFUSED = {
     FedCM: "adam momentum samples median", FedVARP: "samples median",
     FedDyn: f"samples median half {SERVER}", Scaffold: "adam samples quantized", FedCurv: "median quantized",
     SSF: f"adam momentum samples median {SERVER}", FedSub: f"adam momentum median {SERVER}",
+    FedNova: "adam samples", FedExP: f"samples median half {SERVER}", FedGloSS: f"samples median half {SERVER}",
+    FedMuon: "adam momentum samples median quantized", FedWMSAM: "adam momentum samples median quantized",
+    DualSam: "samples quantized",
     FedDecorr: "layers", FedMLB: "layers", Moon: "layers",
 }  # fmt: skip
 

@@ -87,8 +87,8 @@ def test_a_move_and_a_correction(federation, move, correction):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def fedwmsam_by_hand(net, data, alpha, absent):
-    """In the paper's words, with its Δ_k = Δ + α/(1 − α) (c − c_k)."""
+def fedwmsam_by_hand(net, data, alpha, lr, absent):
+    """In the paper's words, with its Δ_k = Δ + α/(1 − α) (c − c_k). Also returns the last mean of v_k."""
     w0, n = weights(net), len(data.clients)
     c, delta, own = torch.zeros_like(w0), torch.zeros_like(w0), [torch.zeros_like(w0) for _ in range(n)]
     for t in range(ROUNDS):
@@ -98,23 +98,25 @@ def fedwmsam_by_hand(net, data, alpha, absent):
             for x, y in batches(data, sgd(), k, t):
                 at = w + RHO * unit(w0 + count * momentum - w)
                 steps.append(alpha * grad(lambda v, x=x, y=y: loss_at(net, v, x, y))(at) + (1 - alpha) * momentum)
-                w, count = w - LR * steps[-1], count + 1
+                w, count = w - lr * steps[-1], count + 1
             ends.append(w)
-            changes.append((w0 - w) / (count * LR) - c)
+            changes.append((w0 - w) / (count * lr) - c)
             own[k] = own[k] + changes[-1]
             values.append(1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0)
         alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
         w0, c, delta = sum(ends) / len(ends), c + sum(changes) / n, sum(steps) / len(steps)
-    return w0, alpha
+    return w0, alpha, sum(values) / len(values)
 
 
-def test_fedwmsam_without_a_client_that_is_not_finite(federation):
-    method, data = FedWMSAM(RHO, alpha=0.3), broken(federation, 3)
-    expected, alpha = fedwmsam_by_hand(make_net(), data, 0.3, absent=3)
-    found = train_rounds(make_net(), data, sgd(lr=LR), rounds=ROUNDS, methods=[method], k=2)
+@pytest.mark.parametrize(("alpha", "lr", "low", "high"), [(0.3, LR, 0.0, 0.9), (0.9, 5.0, 0.9, 2.0)])
+def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low, high):
+    method, data = FedWMSAM(RHO, alpha=alpha), broken(federation, 3)
+    expected, last, value = fedwmsam_by_hand(make_net(), data, alpha, lr, absent=3)
+    assert low < value < high  # above 0.9 it is clipped
+    found = train_rounds(make_net(), data, sgd(lr=lr), rounds=ROUNDS, methods=[method], k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     change = method.parts[-1].server_state("alpha", {})["change"]
-    assert 0.3 + change.item() == pytest.approx(alpha, abs=1e-12)
+    assert alpha + change.item() == pytest.approx(last, abs=1e-12)
 
 
 def test_fedspeed_mixes_the_gradient_at_the_weights(federation):

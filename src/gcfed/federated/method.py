@@ -31,7 +31,7 @@ class Order(IntEnum):
     corrections of the gradient, GC last. A projection on a subspace follows, because a gradient that is edited later
     would leave the subspace. Clipping shortens an update after the others have read it. Attacks change the finished
     update. Quantization rounds the result, and measurements see the upload. A server part that moves the clients' start
-    also comes first.
+    comes before parts that read the broadcast model.
     """
 
     MOVES_WEIGHTS = 0
@@ -49,6 +49,7 @@ Prepared = Mapping[str, Any]
 FACTS = {
     "moves the start": "its clients do not start at the server's model",
     "corrects drift": "it estimates the clients' drift from their updates; two such methods would correct each other",
+    "edits the mean": "its ``on_aggregate_end`` reads or edits Δ; another such part would see only the result",
     "anchors": "it compares a client's weights with the broadcast ones, so the client must start there",
     "sees the cohort": "it looks at all clients of the cohort at once, as colluding clients do",
     "steps without clients": "its step must not show whether a client answered, so it also happens if none did",

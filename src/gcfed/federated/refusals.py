@@ -41,12 +41,11 @@ def validate_parts(setup: Setup) -> None:
     for part in setup.parts:
         for name in part.keeps:
             if (other := keepers.setdefault(name, part)) is not part:
-                raise ValueError(
-                    f"methods: {other.title} and {part.title} both keep {name!r}: rename it in one's keeps."
-                )
-    corrections = list(dict.fromkeys(part.title for part in setup.parts if "corrects drift" in part.facts))
-    if len(corrections) > 1:
-        raise ValueError(f"methods: {' and '.join(corrections)} each correct the clients' drift: keep one.")
+                raise ValueError(f"methods: {other.title} and {part.title} both keep {name!r}: rename it in keeps.")
+    for fact in ("corrects drift", "moves the start", "edits the mean"):
+        titles = list(dict.fromkeys(part.title for part in setup.parts if fact in part.facts))
+        if len(titles) > 1:
+            raise ValueError(f"methods: each of {' and '.join(titles)} {fact}: keep one.")
     for part in setup.parts:
         if unknown := sorted(part.facts - FACTS.keys()):
             raise ValueError(f"{part.title}.facts: {unknown[0]!r} is none of {', '.join(FACTS)}.")

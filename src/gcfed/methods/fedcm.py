@@ -50,6 +50,7 @@ class ClientMomentum(ClientPart):
 
 
 class MeanStep(ServerPart):
+    facts = {"edits the mean"}
     needs = [mean_aggregator("with other weights Δ is not the mean of local steps and can grow", uniform=True)]
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -77,6 +77,7 @@ class LocalDrift(ControlVariates):
 
 
 class MeanDrift(MeanVariate):
+    facts = {"edits the mean"}
     needs = [
         mean_aggregator("the server follows the mean drift through the plain mean of the updates", uniform=True),
         plain_server("it sets the model to the clients' mean plus the mean drift"),

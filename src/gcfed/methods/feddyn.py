@@ -51,6 +51,7 @@ class DynamicPull(Proximal):
 
 
 class UpdateSum(ServerPart):
+    facts = {"edits the mean"}
     needs = [
         plain_server("it sets the model to the clients' mean minus h/α"),
         mean_aggregator("h is the plain mean of the clients' states", uniform=True),

@@ -25,8 +25,8 @@ class FedExP(ServerPart):
         epsilon: ε; limits η where the updates are short.
     """
 
-    facts = {"moves the start"}
-    order = Order.MOVES_WEIGHTS
+    facts = {"moves the start", "edits the mean"}
+    order = Order.PROJECTS  # after Personal has completed Δ
     needs = [
         mean_aggregator("η is for the plain mean of the updates", uniform=True),
         plain_server("it computes the next model itself", any_start=True),

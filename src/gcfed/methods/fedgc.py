@@ -75,7 +75,7 @@ class ClientConstraint(ClientPart):
     A layer that hardly moved, such as a bias before batch normalisation, needs a large update to reach the margin.
     """
 
-    facts = {"corrects drift", "long updates"}
+    facts = {"corrects drift", "edits the mean", "long updates"}
     needs = [local_sgd("it computes a pseudo-gradient from w_k − w", momentum=True)]
 
     def __init__(self, margin: float, layerwise: str, cgc: bool) -> None:

@@ -33,7 +33,7 @@ class FedGloSS(Method):
 
 
 class AscentSum(UpdateSum):
-    facts = {"moves the start"}
+    facts = {"moves the start", "edits the mean"}
     order = Order.MOVES_WEIGHTS
     needs = [plain_server("it computes the next model itself", any_start=True), *UpdateSum.needs[1:]]
 

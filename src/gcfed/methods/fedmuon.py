@@ -84,5 +84,4 @@ class MeanMomentum(MeanVariate):
     message = "fedmuon"
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        mean = [round.received[self.message][name] for name in self.control]
-        torch._foreach_copy_(list(self.control.values()), mean)
+        torch._foreach_copy_(list(self.control.values()), [round.received[self.message][n] for n in self.control])

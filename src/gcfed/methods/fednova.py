@@ -18,6 +18,7 @@ class FedNova(ServerPart):
     With local momentum, τ_k is the paper's ‖a_k‖₁, the number of plain steps that move as far.
     """
 
+    facts = {"edits the mean"}
     needs = [local_sgd("it counts steps", momentum=True), uniform_weights("τ̄ is the plain mean over clients")]
 
     def validate(self, setup: Setup) -> None:

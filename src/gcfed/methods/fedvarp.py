@@ -18,7 +18,7 @@ from gcfed.methods.requirements import mean_aggregator
 class FedVARP(ServerPart):
     """Uses each client's last update in the rounds that it misses."""
 
-    facts = {"corrects drift"}
+    facts = {"corrects drift", "edits the mean"}
     keeps = {"fedvarp": Kept(like_trained)}
     needs = [mean_aggregator("y is the plain mean of the table", uniform=True)]
 

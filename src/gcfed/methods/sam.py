@@ -92,10 +92,7 @@ class Sam(ClientPart):
         self._unmoved, self._at_w = {}, {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
-        k = len(upload.clients)
-        return {
-            name: {n: download.model[n].expand(k, *t.shape[1:]) for n, t in old.items()} for name, old in own.items()
-        }
+        return {name: {n: download.model[n].expand_as(t) for n, t in old.items()} for name, old in own.items()}
 
 
 def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:

@@ -143,7 +143,7 @@ class SubspaceServer(ServerPart):
     """
 
     order = Order.PROJECTS
-    facts = {"corrects drift"}
+    facts = {"corrects drift", "edits the mean"}
     needs = [
         plain_server("the part outside the subspace must not change", any_lr=True),
         mean_aggregator("clients upload coordinates"),
