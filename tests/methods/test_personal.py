@@ -9,8 +9,11 @@ import torch.nn.functional as F
 from harness import Sizes, make_net, make_setup, random_federation, sgd, train_rounds, weights
 from plain_reference import batches, cohort
 
+from benchmarks.tape import Tape
+from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.method import ClientPart, Order
 from gcfed.federated.refusals import validate_parts
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.apfl import APFL
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.ditto import Ditto
@@ -22,7 +25,7 @@ from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
 from gcfed.metrics.local_models import Personal as PersonalMetric
 
-ROUNDS, LR, DECAY, WEIGHT_DECAY = 3, 0.1, 0.8, 0.03
+ROUNDS, LR, DECAY, WEIGHT_DECAY = 3, 0.25, 0.5, 0.03  # recorded steps read η in float32
 HEAD = (2, 3)  # the places of the head's weight and bias among the four tensors
 
 
@@ -188,9 +191,12 @@ CASES = {  # the method, its plain loop, and the number of sent and of received 
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_plain_loop(case):
+def test_it_is_the_plain_loop(case, recorded, monkeypatch):
     """In stacks of two clients and of one, whose numbers of steps differ: models, tests and bytes."""
+    recorder = Recorder(Tape()) if recorded else None
+    monkeypatch.setattr(LocalSolver, "recorder", lambda *_: recorder)
     methods, plain, sent = CASES[case]
     plain, net, data = plain(), make_net(), with_tests(random_federation())
     seen, sizes, rows = Seen(), Sizes(), []
