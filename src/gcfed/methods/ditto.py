@@ -42,16 +42,20 @@ class SecondModel(ClientPart):
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         """Makes v's step: the network has v's tensors meanwhile, and then w's again."""
+        stack.settle()
         w = {name: t[: stack.active].clone() for name, t in stack.full.items()}
         here, there = ([t[name][: stack.active] for name in w] for t in (stack.full, stack.prepared[self]))
         torch._foreach_copy_(here, there)
+        stack.count_from_full()
         grads = self.gradients(stack, objective, w)
+        stack.settle()
         with torch.no_grad():
             v = list(stack.leaves.values())
             torch._foreach_add_(grads, v, alpha=self.weight_decay)
             torch._foreach_sub_(v, torch._foreach_mul(grads, stack.prepared[self][LR]))
         torch._foreach_copy_(there, here)
         torch._foreach_copy_(here, list(w.values()))
+        stack.count_from_full()
 
     def gradients(self, stack: ClientStack, objective: Callable[[], Tensor], w: Params) -> list[Tensor]:
         """v's gradients, ``[n, *shape]`` each; v is in ``stack.leaves``, before and after the call."""

@@ -220,7 +220,7 @@ class ClientStack:
         optimizer.param_groups[0]["params"] = list(self.leaves.values())
 
     def settle(self) -> None:
-        """After local training, copies integer buffers, and tensors that forward passes replaced, into ``full``."""
+        """Copies integer buffers, and tensors that forward passes replaced, into ``full``."""
         if self._lent:
             self.lent.settle()
         for name in self._counters.keys() & self.full.keys():
