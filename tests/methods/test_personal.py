@@ -1,5 +1,6 @@
 """Personalised methods against plain loops in float64: what the server has, what clients keep, and what is tested."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from harness import Sizes, make_net, make_setup, random_federation, sgd, train_rounds
 from plain_reference import batches, cohort
+from torch.nn.utils.parametrizations import weight_norm
 
 from benchmarks.tape import Tape
 from gcfed.federated.graphs.recorder import Recorder
@@ -17,6 +19,7 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.apfl import APFL
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.ditto import Ditto
+from gcfed.methods.fedexp import FedExP
 from gcfed.methods.fedntd import FedNTD
 from gcfed.methods.fedrep import FedRep
 from gcfed.methods.personal import Personal
@@ -232,6 +235,7 @@ def test_it_is_the_plain_loop(case, recorded, monkeypatch):
     ([Personal(head=["2", "3"])], r"Personal: head=\['2', '3'\] must be modules with tensors, and not all, of 0, 1, 2"),
     ([Personal(head=["0", "2"])], r"Personal: head=\['0', '2'\] must be"),
     ([Personal(), Scaffold()], "Personal does not combine with Scaffold, which compares"),
+    ([Personal(), Ditto()], "Personal does not combine with Ditto, which compares"),
     ([FedRep(), Proximal()], "FedRep does not combine with Proximal, which compares"),
     ([Personal("body"), FedNTD()], "Personal does not combine with FedNTD: no broadcast model is complete"),
     ([Ditto(), FedRep()], "methods: Ditto and FedRep both move the weights of a local step"),
@@ -240,3 +244,30 @@ def test_it_is_the_plain_loop(case, recorded, monkeypatch):
 def test_what_would_compute_something_else_is_refused(methods, message):
     with pytest.raises(ValueError, match=message):
         validate_parts(make_setup(make_net(), methods=methods, data=random_federation()))
+
+
+def test_the_head_is_the_last_module_with_a_weight():
+    first, tanh, last = make_net()
+    for net in (make_net(), torch.nn.Sequential(first, torch.nn.Sequential(tanh, weight_norm(last)))):
+        own = [
+            f"{place}.{name}" for place, m in net.named_modules() if place in {"2", "1.1"} for name in m.state_dict()
+        ]
+        setup = make_setup(net, methods=[method := Personal()], data=random_federation())
+        assert method.parts[0].choose(setup) == own
+
+
+def test_the_server_must_not_decay_personal_tensors():
+    server = partial(torch.optim.SGD, lr=1.0, weight_decay=0.1)
+    with pytest.raises(ValueError, match=r"FedRep needs server\.weight_decay=0"):
+        validate_parts(make_setup(make_net(), methods=[FedRep()], data=random_federation(), server=server))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_fedbabu_is_a_frozen_head(first):
+    """Also for a server that lengthens its step."""
+    runs = []
+    for methods in ([FedExP()], [FedRep(0.0), FedExP()] if first else [FedExP(), FedRep(0.0)]):
+        net = make_net()
+        net[2].requires_grad_(len(methods) > 1)
+        runs.append(train_rounds(net, random_federation(), sgd(), rounds=3, methods=methods))
+    assert torch.equal(*runs)

@@ -75,6 +75,7 @@ class Ditto(SecondModel):
     """
 
     recordable = "run"
+    facts = {"anchors"}
 
     def __init__(self, lam: Weight = 0.1) -> None:
         self.lam = lam
