@@ -10,6 +10,7 @@ from harness import make_download, make_upload
 
 from gcfed.attacks.byzantine import Scale, hostile
 from gcfed.attacks.colluding import ALIE, IPM, z_max
+from gcfed.data.sampling import PoissonSampler
 from gcfed.run import train
 
 N = 10
@@ -58,11 +59,17 @@ def test_colluding_clients_send_what_they_make_of_the_honest():
 def test_colluding_clients_need_the_whole_cohort_in_one_stack():
     with pytest.raises(ValueError, match=r"client\.stack=10 or more, trainer\.devices=1"):
         attacked(ALIE(), clients=[1, 2, 3])
-    data = SimpleNamespace(num_clients=9)
+
+    def validate(stack, sampler=None):
+        solver, data = SimpleNamespace(stack=stack), SimpleNamespace(num_clients=9)
+        ALIE().validate(SimpleNamespace(solver=solver, cohort=5, data=data, sampler=sampler))
+
     for stack in ("auto", 5, 1000):  # auto is what the device holds
-        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=stack), cohort=5, data=data, aggregator=None))
+        validate(stack)
     with pytest.raises(ValueError, match=r"client\.stack=5 or more"):
-        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=4), cohort=5, data=data, aggregator=None))
+        validate(4)
+    with pytest.raises(ValueError, match="attack=ALIE needs participation=uniform"):
+        validate(1000, PoissonSampler(5))
 
 
 TINY = ("rounds=2", "model.hidden=[12,8]", "client.epochs=1", "data.limit_train=200", "data.limit_test=50")

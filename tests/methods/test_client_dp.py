@@ -18,7 +18,7 @@ from gcfed.aggregators.coordinates import Median
 from gcfed.attacks.byzantine import Scale
 from gcfed.data.sampling import PoissonSampler, UniformSampler
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import ServerPart
+from gcfed.federated.method import ClientPart, Order, ServerPart
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.refusals import validate_parts
 from gcfed.methods import client_dp
@@ -77,6 +77,34 @@ def test_without_noise_it_is_the_clipped_run_bit_for_bit(federation):
     torch.testing.assert_close(own, [t * 3 / 2 for t in clip], rtol=1e-12, atol=0)
 
 
+class Longer(ClientPart):
+    """Sends long updates, and of client 1 none that counts."""
+
+    def send(self, upload, own, download):
+        for t in upload.delta.values():
+            t.mul_(1e3)
+            t[upload.clients == 1] = torch.nan
+
+
+class Sent(harness.Spy):
+    order = Order.MEASURES
+
+    def on_receive(self, upload, round):
+        rows = torch.cat([t.flatten(1) for t in upload.delta.values()], 1)[upload.finite]
+        self.rows = [*getattr(self, "rows", []), *rows]
+
+
+def test_no_client_adds_more_than_the_bound(federation):
+    """A client that does not count adds nothing: the sum is divided by qN, whoever counts."""
+    found, sent, method = [], Sent(), ClientDP(0.05, noise_multiplier=0.0)
+    train_rounds(
+        make_net(), federation, sgd(), rounds=1, methods=[method, Longer(), sent], cohort_of=5,
+        on_round=lambda round, row: found.append(torch.cat([t.flatten() for t in round.update.values()])),
+    )  # fmt: skip
+    assert [float(row.norm()) for row in sent.rows] == pytest.approx([0.05] * 4)
+    torch.testing.assert_close(found[0], torch.stack(sent.rows).sum(0) / 5, rtol=1e-12, atol=0)
+
+
 def test_each_round_adds_its_own_noise_even_without_clients(federation):
     empty = next(t for t in range(99) if not len(PoissonSampler(2)(t, 5, 5)))
     noisy, plain = (updates(federation, ClientDP(0.5, noise_multiplier=s), rounds=1 + empty) for s in (1e-7, 0.0))
@@ -130,7 +158,11 @@ def test_epsilon_agrees_with_published_values_and_another_accountant():
     assert epsilon_of(4.0, 0.01, 10_000, 1e-5, tight=False) == pytest.approx(1.26, abs=0.005)  # Abadi et al. 2016
     noise = accounted(800, 20, 1, noise_multiplier=1.0)
     assert noise.total["privacy/epsilon_rdp"] == pytest.approx(epsilon_of(1.0, 0.05, 800, 1e-5), rel=0.01)
-    assert noise.spent(100) == pytest.approx(epsilon_of(1.0, 0.05, 100, 1e-5), rel=0.01)
+    for done in (1, 100):
+        assert noise.spent(done) == pytest.approx(epsilon_of(1.0, 0.05, done, 1e-5), rel=0.01)
+    for done, expected in ((100, {"privacy/epsilon_rdp": noise.spent(100)}), (800, noise.total)):
+        noise.on_round_end(row := {}, replace(make_received({}), index=done - 1))
+        assert row == expected
     assert noise.total["privacy/epsilon_prv"] == pytest.approx(9.697, rel=0.01)  # Google's dp-accounting, by PLD
     assert accounted(3, 5, 2, noise_multiplier=0.0).spent(1) == math.inf
 
@@ -160,6 +192,7 @@ def test_a_target_epsilon_finds_the_noise_for_its_rounds():
     ([ClipUpdate(quantile=0.5)], {}, "does not combine with ClipUpdate, which reads"),
     ([Quantization()], {}, "does not combine with Quantization, which changes"),
     ([Scale()], {}, "does not combine with Scale, which changes"),
+    ([type("Own", (ClientPart,), {"order": Order.SHORTENS, "send": print})()], {}, "does not combine with Own, which"),
     ([], {"module": FederatedModule(harness.with_batch_norm(), harness.PLAIN_SERVER)}, r".* 1\.running_mean"),
     ([], {"aggregator": Median()}, "needs aggregator=mean, not Median"),
     ([], {"aggregator": MeanAggregator("samples")}, r"needs aggregator\.weighting=uniform"),

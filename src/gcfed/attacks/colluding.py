@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
+from gcfed.data.sampling import PoissonSampler
 from gcfed.federated.method import Download, Own, Setup, Upload
 from gcfed.utils.checked import Weight, checked
 
@@ -28,6 +29,9 @@ class Collusion(Attack):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
+        if isinstance(setup.sampler, PoissonSampler):
+            name = type(self).__name__
+            raise ValueError(f"attack={name} needs participation=uniform: a stack has at most per_round clients.")
         if setup.solver.stack != "auto":
             self._see_all(int(setup.solver.stack), setup.cohort)
 

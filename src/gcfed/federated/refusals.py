@@ -46,14 +46,18 @@ def validate_parts(setup: Setup) -> None:
         titles = list(dict.fromkeys(part.title for part in setup.parts if fact in part.facts))
         if len(titles) > 1:
             raise ValueError(f"methods: each of {' and '.join(titles)} {fact}: keep one.")
+    movers = [p for p in setup.parts if isinstance(p, ClientPart) and p.overrides("before_step", "after_step")]
+    if len(movers) > 1:
+        names = " and ".join(part.title for part in movers)
+        raise ValueError(f"methods: {names} both move the weights of a local step: keep one.")
     for part in setup.parts:
         if unknown := sorted(part.facts - FACTS.keys()):
             raise ValueError(f"{part.title}.facts: {unknown[0]!r} is none of {', '.join(FACTS)}.")
         if setup.transport.remote and (does := {"sees the cohort", "rehearses"} & part.facts):
             only = "which works in simulations only (federation=none)"
             raise ValueError(f"{part.title} {does.pop()}, {only}: leave it out.")
-        moves = part.overrides("before_step", "after_step") if isinstance(part, ClientPart) else []
-        if moves and part.order is not Order.MOVES_WEIGHTS:
-            raise ValueError(f"{part.title}.{moves[0]} is called only with order = Order.MOVES_WEIGHTS.")
+        if part in movers and part.order is not Order.MOVES_WEIGHTS:
+            (hook, *_) = part.overrides("before_step", "after_step")
+            raise ValueError(f"{part.title}.{hook} is called only with order = Order.MOVES_WEIGHTS.")
         check_hooks(part)
         part.meet(setup)

@@ -93,8 +93,8 @@ class Server:
         return received
 
     def finish(self, received: Received) -> None:
-        """Lets the parts edit the aggregated update."""
-        for part in self.parts:
+        """Lets the parts edit the aggregated update; first those that give it the model's coordinates."""
+        for part in sorted(self.parts, key=lambda part: type(part).decode is ServerPart.decode):
             part.on_aggregate_end(received.update, received)
 
     def step(self, received: Received) -> bool:

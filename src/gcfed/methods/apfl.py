@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gcfed.federated.method import ClientStack, Download, Kept, Own, Params
 from gcfed.federated.training.stack import per_client
-from gcfed.methods.ditto import SecondModel
+from gcfed.methods.ditto import LR, SecondModel
 from gcfed.utils.checked import Share, checked
 
 ALPHA = "/alpha"  # an extra entry: each client's α
@@ -41,7 +41,7 @@ class APFL(SecondModel):
         self.alpha = alpha
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        return own["second_model"] | {ALPHA: own["apfl"][ALPHA] + self.alpha}
+        return super().prepare(stack, own, download) | {ALPHA: own["apfl"][ALPHA] + self.alpha}
 
     def gradients(self, stack: ClientStack, objective: Callable[[], Tensor], w: Params) -> list[Tensor]:
         alpha, leaves = stack.prepared[self][ALPHA][: stack.active], list(stack.leaves.values())
@@ -54,7 +54,7 @@ class APFL(SecondModel):
             torch._foreach_copy_(leaves, v)
         slopes = [t.reshape(len(t), -1).sum(1) for t in torch._foreach_mul(apart, grads)]
         torch._foreach_mul_(grads, alphas)
-        alpha.sub_(torch.stack(slopes).sum(0), alpha=self.lr).clamp_(0, 1)
+        alpha.sub_(torch.stack(slopes).sum(0) * stack.prepared[self][LR]).clamp_(0, 1)
         return grads
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:

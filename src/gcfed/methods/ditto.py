@@ -20,6 +20,12 @@ from gcfed.methods.requirements import local_sgd
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Weight, checked
 
+LR = "/lr"  # an extra entry: η, a tensor, because a recorded step would repeat a number
+
+
+def rate(download: Download) -> Params:
+    return {LR: next(iter(download.model.values())).new_full((), download.lr)}
+
 
 class SecondModel(ClientPart):
     """Each client keeps and trains a second model, v."""
@@ -31,24 +37,25 @@ class SecondModel(ClientPart):
     def validate(self, setup: Setup) -> None:
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
 
-    def on_download(self, download: Download) -> None:
-        self.lr = download.lr
-
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        return own["second_model"]
+        return own["second_model"] | rate(download)
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         """Makes v's step: the network has v's tensors meanwhile, and then w's again."""
+        stack.settle()
         w = {name: t[: stack.active].clone() for name, t in stack.full.items()}
         here, there = ([t[name][: stack.active] for name in w] for t in (stack.full, stack.prepared[self]))
         torch._foreach_copy_(here, there)
+        stack.count_from_full()
         grads = self.gradients(stack, objective, w)
+        stack.settle()
         with torch.no_grad():
             v = list(stack.leaves.values())
             torch._foreach_add_(grads, v, alpha=self.weight_decay)
-            torch._foreach_add_(v, grads, alpha=-self.lr)
+            torch._foreach_sub_(v, torch._foreach_mul(grads, stack.prepared[self][LR]))
         torch._foreach_copy_(there, here)
         torch._foreach_copy_(here, list(w.values()))
+        stack.count_from_full()
 
     def gradients(self, stack: ClientStack, objective: Callable[[], Tensor], w: Params) -> list[Tensor]:
         """v's gradients, ``[n, *shape]`` each; v is in ``stack.leaves``, before and after the call."""
@@ -68,6 +75,7 @@ class Ditto(SecondModel):
     """
 
     recordable = "run"
+    facts = {"anchors"}
 
     def __init__(self, lam: Weight = 0.1) -> None:
         self.lam = lam

@@ -16,6 +16,7 @@ from torch import Tensor
 from gcfed.federated.method import Download, Method, Own, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.requirements import teacher
+from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import checked
 
 
@@ -48,8 +49,8 @@ class Private(LocalNorm):
     def choose(self, setup: Setup) -> list[str]:
         """Raises ValueError if a module of the head has no tensors, or the body none."""
         order, travels = setup.forward_order, setup.module.travels
-        last = (order.weights or order.names)[-1].partition(".parametrizations.")[0]
-        modules = [last.rpartition(".")[0] or last] if self.head is None else self.head
+        last, parametrized, _ = (order.weights or order.names)[-1].partition(".parametrizations.")
+        modules = [last if parametrized else last.rpartition(".")[0] or last] if self.head is None else self.head
         found = {module: [name for name in travels if f"{name}.".startswith(f"{module}.")] for module in modules}
         head = [name for names in found.values() for name in names]
         body = [name for name in travels if name not in head]
@@ -69,7 +70,9 @@ class Withheld(ServerPart):
         self.choose = client.choose
 
     def validate(self, setup: Setup) -> None:
-        params = dict(setup.module.net.state_dict())
+        if probe_optimizer(setup.module.server).defaults.get("weight_decay"):
+            raise ValueError(f"{self.title} needs server.weight_decay=0: the server must not change personal tensors.")
+        params = setup.module.net.state_dict()
         self.kept = {name: params[name].shape for name in self.choose(setup)}
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientStack, Download, Order, Own, Params, Setup
+from gcfed.methods.ditto import LR, rate
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import local_sgd
 from gcfed.optim.partial import probe_optimizer
@@ -48,11 +49,8 @@ class PFedMe(Proximal):
         self.module = setup.module
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
 
-    def on_download(self, download: Download) -> None:
-        self.inner_lr = download.lr
-
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        return {name: stack.full[name].clone() for name in self.trained_names}
+        return {name: stack.full[name].clone() for name in self.trained_names} | rate(download)
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         """Makes the last batch's step of w, and all inner steps but the last, which is the engine's step."""
@@ -64,16 +62,16 @@ class PFedMe(Proximal):
             with torch.no_grad():
                 grads, theta = stack.with_grads(stack.leaves)
                 torch._foreach_add_(grads, theta, alpha=self.weight_decay)
-                torch._foreach_add_(theta, grads, alpha=-self.inner_lr)
+                torch._foreach_sub_(theta, torch._foreach_mul(grads, stack.prepared[self][LR]))
             stack.drop_grads()
 
     def move(self, stack: ClientStack, n: int) -> None:
         """The step of w, of the first n clients. It does nothing before the first batch, where θ = w."""
-        for name, w in stack.prepared[self].items():
-            w[:n].lerp_(stack.full[name][:n], self.rate)
+        for name in self.trained_names:
+            stack.prepared[self][name][:n].lerp_(stack.full[name][:n], self.rate)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self.move(stack, len(stack))
-        for name, w in stack.prepared[self].items():
+        for name in self.trained_names:
             stack.personal[name] = stack.full[name].clone()
-            stack.full[name].copy_(w)
+            stack.full[name].copy_(stack.prepared[self][name])

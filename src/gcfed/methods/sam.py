@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Kept, Order, Own, Params, Setup, like_trained
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Kept, Order, Own, Params, like_trained
 from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.utils.checked import PositiveShare, SettingError, Weight, checked
 
@@ -48,11 +48,6 @@ class Sam(ClientPart):
         self.rho, self.direction, self.alpha, self.two_passes = rho, direction, alpha, direction == "own"
         if direction != "own":
             self.keeps = {"sam": Kept(like_trained, starts_at_model=True)}  # w_old
-
-    def validate(self, setup: Setup) -> None:
-        movers = [part.title for part in setup.parts if isinstance(part, ClientPart) and part.moves_weights]
-        if len(movers) > 1:
-            raise ValueError(f"methods: {' and '.join(movers)} both move the weights of a local step: keep one.")
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params | None:
         """Returns ρ d/‖d‖ if it is the same in all steps."""

@@ -226,7 +226,7 @@ class ClientStack:
             group["params"] = [now[leaf] for leaf in group["params"]]
 
     def settle(self) -> None:
-        """After local training, copies integer buffers, and tensors that forward passes replaced, into ``full``."""
+        """Copies integer buffers, and tensors that forward passes replaced, into ``full``."""
         if self._lent:
             self.lent.settle()
         for name in self._counters.keys() & self.full.keys():

@@ -1,0 +1,88 @@
+"""Ditto, APFL and pFedMe: what the second model must not change, and what it needs."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import make_net, make_setup, random_federation, sgd, train_rounds, weights
+from plain_reference import batches
+from test_personal import Seen, logits, moved
+
+from gcfed.federated.method import ClientPart, Order
+from gcfed.federated.refusals import validate_parts
+from gcfed.methods.apfl import APFL
+from gcfed.methods.ditto import Ditto
+from gcfed.methods.pfedme import PFedMe
+
+
+class OwnMean(torch.nn.Module):
+    """Replaces its running mean instead of changing it in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5, dtype=torch.float64))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("method", [Ditto(0.0), APFL(1.0)])
+def test_both_models_have_their_own_running_statistics(method):
+    """w is FedAvg's. Of a single client, v is w."""
+    seen, found = Seen(), []
+    for methods in ([], [method, seen]):
+        first, _, last = make_net()
+        net = torch.nn.Sequential(first, OwnMean(), torch.nn.BatchNorm1d(5, momentum=None).double(), last)
+        train_rounds(net, random_federation(sizes=(10,)), sgd(), rounds=2, methods=methods, cohort_of=1)
+        found.append([t.double() for t in (*net.parameters(), *net.buffers())])
+    assert all(map(torch.equal, *found))
+    torch.testing.assert_close([t.double() for t in seen.models[0]], found[0], rtol=0, atol=1e-12)
+
+
+class Poison(ClientPart):
+    """Makes client 1's v infinite in the first round, and notes whose v is its w at the start of a round."""
+
+    order = Order.MOVES_WEIGHTS
+
+    def __init__(self):
+        self.same = []
+
+    def prepare(self, stack, own, download):
+        v = next(prepared for part, prepared in stack.prepared.items() if isinstance(part, Ditto))["0.bias"]
+        self.same.append((v == stack.full["0.bias"]).all(1).tolist())
+        if download.round == 0:
+            v[stack.clients == 1] = torch.inf
+
+
+def test_a_personal_model_may_diverge_alone():
+    """Its client does not keep it, and the global model is FedAvg's."""
+    data, poison = random_federation(sizes=(8, 8, 8)), Poison()
+    runs = [train_rounds(make_net(), data, sgd(), rounds=2, methods=m, k=3) for m in ([], [Ditto(0.5), poison])]
+    assert torch.equal(*runs)
+    assert poison.same == [[True, True, True], [False, True, False]]
+
+
+def test_second_models_need_plain_steps():
+    for method in (Ditto(), APFL(), PFedMe()):
+        with pytest.raises(ValueError, match=r"needs client\.optimizer\.momentum=0"):
+            validate_parts(make_setup(make_net(), methods=[method], solver=sgd(momentum=0.9)))
+    with pytest.raises(ValueError, match=r"PFedMe needs client\.clip_norm=null"):
+        validate_parts(make_setup(make_net(), methods=[PFedMe()], solver=sgd(clip_norm=1.0)))
+
+
+def test_without_a_pull_ditto_is_local_training_and_the_strongest_pull_of_pfedme_is_none():
+    """λ = 0: v never sees another client. ηλ = 0: w stays where it is."""
+    data = random_federation(sizes=(8, 12))
+    seen, net = Seen(), make_net()
+    train_rounds(net, data, sgd(), rounds=2, methods=[Ditto(0.0), seen], cohort_of=2)
+    for k in (0, 1):
+        w = [p.detach() for p in make_net().parameters()]
+        for t in range(2):
+            for x, y in batches(data, sgd(), k, t):
+                leaves = [p.clone().requires_grad_() for p in w]
+                grads = torch.autograd.grad(F.cross_entropy(logits(leaves, x), y), leaves)
+                w = moved(w, grads, 0.1)
+        torch.testing.assert_close(seen.models[k], w, rtol=0, atol=1e-12)
+    start = weights(make_net())
+    assert torch.equal(train_rounds(make_net(), data, sgd(), rounds=1, methods=[PFedMe(0.0)], cohort_of=2), start)
