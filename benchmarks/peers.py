@@ -3,9 +3,7 @@
 Each simulator runs FedAvg in one process with one thread, from the same weights, on the same clients and cohorts, with
 plain SGD. The two arguments are interpreters: one with ``pfl[pytorch]``, one with ``blazefl``, numpy and tqdm. The
 simulators run in turn. A figure is the processor time of a whole round without its test, because other programs
-disturb it less than the time on a clock.
-
-This file must import with torch alone, because it also runs in those environments.
+disturb it less than the time on a clock. This file also runs in those environments, so it imports torch alone.
 """
 
 import argparse
