@@ -4,8 +4,8 @@
     server        Δ, FedCM's mean local step of the last round, and M̄, the mean of the clients' last M
 
 A client's M starts at M̄. Newton and Schulz's iteration with torch.optim.Muon's coefficients approximates UVᵀ, as in
-the authors' code. A weight ``[out, in, …]`` is a matrix of its outputs. Tensors with one axis step along M itself; the
-authors' code trains them with Adam.
+the authors' code. A weight ``[out, in, …]`` is a matrix of its outputs. Tensors with one axis step along M itself. The
+authors' code trains these with Adam, adds Nesterov's step, and lengthens the steps of tall matrices by √(out/in).
 """
 
 from typing import Any
