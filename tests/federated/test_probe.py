@@ -103,6 +103,8 @@ def test_what_it_finds(net, expected):
          "Net changes top, which begins at ±∞"),
         (Net(lambda net, x: setattr(net.head.weight, "data", net.head.weight.data.clamp(-1, 1))),
          r"forward gives the trained parameter head.weight new memory.*self.head.weight.data.copy_"),
+        (Net(lambda net, x: net.register_buffer("first", x.detach().mean(0))),
+         "Net makes the buffer first in forward: register its value in __init__"),
         (Net(lambda net, x: x.sum() * np.nan), "Net fails .*: its loss is not a number before anything is trained"),
         (Net(lambda net, x: x @ torch.ones(5)), "Net fails on 8 samples in training mode: .*size"),
     ],

@@ -81,12 +81,10 @@ class Lent:
     def replaced(self) -> set[str]:
         """Names of the client's tensors that a forward pass has replaced, other than by a tensor of the network."""
         return {
-            name
-            for tensors, key, name in self._slots
-            if (row := self._rows.get(name)) is not None
-            and (now := tensors[key]).data_ptr() != row.data_ptr()
+            name for tensors, key, name in self._slots
+            if (row := self._rows.get(name)) is not None and (now := tensors[key]).data_ptr() != row.data_ptr()
             and (now is self.tensors[name] or id(now) not in self._ids)
-        }
+        }  # fmt: skip
 
     def settle(self) -> None:
         """After local training, copies tensors that forward passes have replaced into the client's.

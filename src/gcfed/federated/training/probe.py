@@ -151,7 +151,10 @@ class _Probe:
         """The constants that training changes, which are then averaged. Refuses what cannot be averaged."""
         if replaced := sorted(self.replaced & {*self.trained}):
             raise new_memory(replaced[0])
-        constants, saved = [name for name in first.changed if name not in self.trained], self.net.state_dict()
+        saved = self.net.state_dict()
+        if new := {name for name, _ in self.net.named_buffers() if name in saved} - self.before.keys():
+            raise ValueError(f"{self.name} makes the buffer {_few(new)} in forward: register its value in __init__.")
+        constants = [name for name in first.changed if name not in self.trained]
         if lost := [name for name in constants if name not in saved]:
             self.warn(f"changes {_few(lost)}, which no checkpoint has (persistent=False): "
                       "clients begin each round with its first value.")  # fmt: skip
