@@ -86,3 +86,12 @@ def test_without_a_pull_ditto_is_local_training_and_the_strongest_pull_of_pfedme
         torch.testing.assert_close(seen.models[k], w, rtol=0, atol=1e-12)
     start = weights(make_net())
     assert torch.equal(train_rounds(make_net(), data, sgd(), rounds=1, methods=[PFedMe(0.0)], cohort_of=2), start)
+
+
+def test_a_second_model_counts_its_own_batches():
+    """w begins its second round with the mean count of both clients, 9, and v with its own, 6 or 12."""
+    seen, (first, _, last) = Seen(), make_net()
+    net = torch.nn.Sequential(first, torch.nn.BatchNorm1d(5).double(), last)
+    train_rounds(net, random_federation(sizes=(10, 22)), sgd(), rounds=2, methods=[Ditto(), seen], cohort_of=2)
+    assert [float(seen.models[k][-1]) for k in (0, 1)] == [12, 24]
+    assert float(net[1].num_batches_tracked) == 18
