@@ -108,7 +108,7 @@ class LocalSolver:
         def fresh(start: Params) -> tuple[ClientStack, BatchPlan, Optimizer]:
             stack = make(start, clients, sizes, plan.steps)
             optimizer = self.optimizer(list(stack.leaves.values()))
-            if any(float(group["lr"]) != self._lr for group in optimizer.param_groups):
+            if len({float(group["lr"]) for group in optimizer.param_groups}) > 1:
                 raise ValueError("client.optimizer: all its groups need one lr, the clients' learning rate η_l.")
             for group in optimizer.param_groups if room and self.lr_decay < 1 else ():
                 group["lr"] = torch.zeros((), device=plan.index.device)  # float32, as fused kernels on a GPU read it
