@@ -5,7 +5,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from harness import CPU, make_download, make_net, make_setup, sgd, train_rounds, weights, with_batch_norm
+from harness import (
+    CPU,
+    make_download,
+    make_net,
+    make_setup,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+    with_batch_norm,
+)  # fmt: skip
 from plain_reference import batches, cohort, loss_at
 from torch.func import grad
 
@@ -71,3 +81,29 @@ def test_weights_and_running_statistics_come_back(federation, method):
 def test_two_that_move_the_weights_are_refused_by_name():
     with pytest.raises(ValueError, match=r"methods: Sam and FedSol"):
         validate_parts(make_setup(make_net(), methods=[Sam(), FedSol()]))
+
+
+class Counted(torch.nn.Module):
+    """Counts training steps in a buffer that it replaces."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.steps = self.steps + 1
+        return x
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_running_statistics_come_from_the_first_pass(k):
+    """With ρ = 0 they and the weights are FedAvg's, also counts and buffers that forward replaces."""
+    found = []
+    for methods in ([], [Sam(0.0)]):
+        first, _, last = make_net()
+        middle = [Counted()] if k > 1 else [Counted(), torch.nn.BatchNorm1d(5, momentum=None).double()]
+        net = torch.nn.Sequential(first, *middle, last)
+        train_rounds(net, random_federation(sizes=(10, 12, 8)), sgd(), rounds=2, methods=methods, k=k)
+        found.append([t.double() for t in (*net.parameters(), *net.buffers())])
+    assert all(map(torch.equal, *found))

@@ -62,7 +62,8 @@ class Sam(ClientPart):
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         moves = self.perturbation(stack, batch, objective)
-        # The first of two passes has updated the running statistics, so they come back too.
+        if self.two_passes:  # the first has updated the running statistics, so they come back too
+            stack.settle()
         back = stack.full if self.two_passes else stack.leaves
         self._unmoved: Params = {name: stack.full[name][: stack.active].clone() for name in back}
         with torch.no_grad():
@@ -78,12 +79,16 @@ class Sam(ClientPart):
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
         stack = pl_module.clients
+        if self.two_passes:
+            stack.settle()
         with torch.no_grad():
             moved = [stack.full[name][: stack.active] for name in self._unmoved]
             torch._foreach_copy_(moved, list(self._unmoved.values()))
         if self.alpha < 1:
             grads, at_w = stack.with_grads(self._at_w)
             torch._foreach_lerp_(grads, at_w, 1 - self.alpha)
+        if self.two_passes:
+            stack.count_from_full()
         self._unmoved, self._at_w = {}, {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
