@@ -188,7 +188,7 @@ class Steps(ClientPart):
 
 @pytest.mark.parametrize(("methods", "message"), [
     ([Scaffold(), FedVARP()], "each of Scaffold and FedVARP corrects drift"),
-    ([FedExP(), LookAhead(update="delta")], "each of LookAhead and FedExP moves the start"),
+    ([FedExP(), LookAhead(update="delta")], "each of FedExP and LookAhead moves the start"),
     ([FedCM(), FedNova()], "each of FedCM and FedNova edits the mean"),
     ([Scaffold(), FedReg()], "Scaffold does not combine with FedReg, which also moves the weights"),
     ([FedDyn(), LookAhead(update="delta")], "FedDyn does not combine with LookAhead, whose clients do not start at"),

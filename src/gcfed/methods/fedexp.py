@@ -26,7 +26,7 @@ class FedExP(ServerPart):
     """
 
     facts = {"moves the start", "edits the mean"}
-    order = Order.PROJECTS  # after Personal has completed Δ
+    order = Order.MOVES_WEIGHTS
     needs = [
         mean_aggregator("η is for the plain mean of the updates", uniform=True),
         plain_server("it computes the next model itself", any_start=True),

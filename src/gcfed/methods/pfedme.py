@@ -50,6 +50,7 @@ class PFedMe(Proximal):
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+        self.after_backward = self.module.after_backward()
         return {name: stack.full[name].clone() for name in self.trained_names} | rate(download)
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
@@ -58,7 +59,7 @@ class PFedMe(Proximal):
         for _ in range(self.inner_steps - 1):
             torch.clear_autocast_cache()  # it has older weights
             stack.backward(objective())
-            self.module.after_backward()()
+            self.after_backward()
             with torch.no_grad():
                 grads, theta = stack.with_grads(stack.leaves)
                 torch._foreach_add_(grads, theta, alpha=self.weight_decay)
