@@ -34,6 +34,8 @@ NETWORKS = {
     # buffers
     "RunningMean": (EQUAL, ALONE),
     "AssignedBuffer": (EQUAL, ALONE),
+    "ChangesPlaces": (EQUAL, ALONE),
+    "KeepsPrevious": (EQUAL, ALONE),
     "UnsavedBuffer": ("average", "average"),
     "BufferInList": (EQUAL, ALONE),
     "MeanForTests": (EQUAL, ALONE),

@@ -115,6 +115,35 @@ class AssignedBuffer(RunningMean):
         self.average = 0.9 * self.average + 0.1 * x.mean(0)
 
 
+class ChangesPlaces(Small):
+    """Two buffers take turns: one is read, the other follows the input."""
+
+    def build(self):
+        self.register_buffer("read", torch.zeros(36))
+        self.register_buffer("other", torch.ones(36))
+
+    def features(self, x):
+        if self.training:
+            self.read, self.other = self.other, self.read
+            self.other.add_(0.1 * x.mean(0))
+        return self.fc1(x - self.read).tanh()
+
+
+class KeepsPrevious(RunningMean):
+    """Keeps the mean before the last step."""
+
+    def build(self):
+        super().build()
+        self.register_buffer("previous", torch.zeros(36))
+
+    def follow(self, x):
+        self.previous = self.average
+        self.average = 0.9 * self.average + 0.1 * x.mean(0)
+
+    def features(self, x):
+        return super().features(x) + self.fc1(self.previous)
+
+
 class UnsavedBuffer(AssignedBuffer):
     persistent = False
 

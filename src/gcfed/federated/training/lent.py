@@ -79,11 +79,13 @@ class Lent:
         return {name: tensors[key].detach() for tensors, key, name in self._slots}
 
     def replaced(self) -> set[str]:
-        """Names of the client's tensors that a forward pass has replaced, other than by a tensor of the network."""
+        """Names of the client's tensors that a forward pass has replaced. A parameter may become one of the network's
+        other tensors, which ties them.
+        """
         return {
             name for tensors, key, name in self._slots
             if (row := self._rows.get(name)) is not None and (now := tensors[key]).data_ptr() != row.data_ptr()
-            and (now is self.tensors[name] or id(now) not in self._ids)
+            and (now is (own := self.tensors[name]) or id(now) not in self._ids or not own.requires_grad)
         }  # fmt: skip
 
     def settle(self) -> None:
@@ -93,12 +95,14 @@ class Lent:
             ValueError: a forward pass gave a trained parameter new memory, or changed a shared tensor.
         """
         replaced = self.replaced()
+        # Copies, because two buffers may have changed places.
+        values = {name: tensors[key].detach().clone() for tensors, key, name in self._slots if name in replaced}
         for tensors, key, name in self._slots:
             own = self.tensors[name]
             if name in replaced:
                 if own.requires_grad:
                     raise new_memory(name)
-                self._rows[name].copy_(tensors[key].detach())
+                self._rows[name].copy_(values[name])
                 own.data = self._rows[name]
             tensors[key] = own
         for name, (version, memory) in self._versions.items():

@@ -136,8 +136,8 @@ class ClientStack:
             if self._lent:
                 return self._tap.output([t.unsqueeze(0) for t in self._tap(x_KB.squeeze(0))])
             out, assigned = self._side_by_side(self._tap, self._state, x_KB)
-        for name, value in assigned.items():
-            self._state[name].copy_(value.detach())
+        for name, value in {name: t.detach().clone() for name, t in assigned.items()}.items():  # two may change places
+            self._state[name].copy_(value)
         return out
 
     def _side_by_side(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> tuple[Output, Params]:
