@@ -41,7 +41,12 @@ NETWORKS = {
     "MeanForTests": (EQUAL, ALONE),
     "Maximum": ("average", "average"),
     "StepCounter": ("warmup", None),  # how clients' counters become one is the engine's choice
+    "SeldomChanged": ("flag", ALONE),
+    "TurningComplex": (r"phase.*view_as_real", "phase"),
+    "IndexFirst": (EQUAL, EQUAL),
     # parameters reached by another way
+    "SparseTable": ("sparse=False", "sparse=False"),
+    "OwnParameters": ("requires_grad", "requires_grad"),
     "WeightInList": (EQUAL, ALONE),
     "Penalty": (EQUAL, ALONE),
     "Closure": (EQUAL, ALONE),
@@ -61,6 +66,9 @@ NETWORKS = {
     "Spare": (None, EQUAL),
     # state elsewhere
     "Counter": (EQUAL, "calls"),  # the clients share it
+    "CountsInList": ("means", ALONE),
+    "LastOutputs": ("outputs", "attribute"),
+    "LastOutputsInPlace": ("attribute", "attribute"),
     "Lock": (None, EQUAL),
     "KeepsHidden": (EQUAL, ALONE),
     "Teacher": (EQUAL, ALONE),

@@ -54,9 +54,10 @@ def test_networks_of_one_function_train_alike(config, tmp_path, name, twin, algo
         torch.testing.assert_close(final_weights(result), expected, rtol=0, atol=1e-12)
 
 
-def test_a_resumed_run_has_the_same_bits(config, tmp_path):
+@pytest.mark.parametrize("name", ["RandomTeacher", "ExtraState"])
+def test_a_resumed_run_has_the_same_bits(config, tmp_path, name):
     """Whatever the global generators did before."""
-    name, words = "RandomTeacher", ("gc=none", "rounds=2")
+    words = ("gc=none", "rounds=2")
     straight = run(config, tmp_path / "straight", name, *words, clients=3)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(99)

@@ -185,7 +185,95 @@ class StepCounter(Small):
         return self.fc1(10 * x / (10 + self.warmup)).tanh()
 
 
+class SeldomChanged(Small):
+    """A flag that no sample of the first batch sets."""
+
+    def build(self):
+        self.register_buffer("flag", torch.zeros(6, dtype=torch.bool))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def features(self, x):
+        hidden = self.fc1(x)
+        if self.training:
+            self.steps += 1
+            self.flag |= self.steps > 2
+        return (hidden + self.flag).tanh()
+
+
+class TurningComplex(Small):
+    def build(self):
+        self.register_buffer("phase", torch.ones(6, dtype=torch.cfloat))
+
+    def features(self, x):
+        if self.training:
+            self.phase.mul_(1j)
+        return (self.fc1(x) * (1 + self.phase.imag)).tanh()
+
+
+class IndexFirst(Small):
+    """Its first parameter is no floating-point number."""
+
+    def build(self):
+        self.order = nn.Parameter(torch.arange(6).flip(0), requires_grad=False)
+
+    def features(self, x):
+        return super().features(x)[:, self.order]
+
+
+class SparseTable(Small):
+    def build(self):
+        self.table = nn.Embedding(3, 6, sparse=True)
+
+    def features(self, x):
+        return super().features(x) + self.table((x[:, 0] > 0).long())
+
+
+class OwnParameters(Small):
+    """Optimizers get a part of its parameters."""
+
+    def parameters(self, recurse=True):
+        return self.head.parameters(recurse)
+
+
 # --------------------------------------------------------------------------------------------------- state elsewhere
+class CountsInList(Small):
+    def build(self):
+        self.means = []
+
+    def features(self, x):
+        if self.training:
+            self.means.append(float(x.mean()))
+        return self.fc1(x - sum(self.means) / max(1, len(self.means))).tanh()
+
+
+class LastOutputs(Small):
+    """Keeps its last outputs. Those of a pass of torch.func cannot be read later."""
+
+    def build(self):
+        self.outputs = []
+
+    def features(self, x):
+        hidden = self.fc1(x)
+        if self.training:
+            self.outputs = [*self.outputs[-1:], hidden.detach().mean(0)]
+        return (hidden + sum(self.outputs)).tanh()
+
+
+class LastOutputsInPlace(LastOutputs):
+    def features(self, x):
+        hidden = self.fc1(x)
+        if self.training:
+            self.outputs.append(hidden.detach().mean(0))
+        return (hidden + sum(self.outputs)).tanh()
+
+
+class ExtraState(Small):
+    def get_extra_state(self):
+        return {"version": 2}
+
+    def set_extra_state(self, state): ...
+
+
 class Counter(Small):
     def build(self):
         self.calls = 0

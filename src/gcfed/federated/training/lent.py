@@ -42,6 +42,7 @@ class Lent:
 
     Attributes:
         tensors: its parameters and buffers, by name; always the same objects.
+        saved: the names of those that checkpoints have.
     """
 
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
@@ -57,6 +58,7 @@ class Lent:
         if self._slots and all(tensors[key] is self.tensors[name] for tensors, key, name in self._slots):
             return
         self.tensors: Params = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
+        self.saved = self.net.state_dict().keys()
         self._ids = names = {id(t): name for name, t in self.tensors.items()}
         places = [own for module in self.net.modules() for own in (module._parameters, module._buffers)]
         self._slots = [(own, key, names[id(t)]) for own in places for key, t in own.items() if t is not None]
