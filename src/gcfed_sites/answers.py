@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from gcfed.federated.messages import Expected, MessageError, Upload, refuse_misfit, refuse_other
+from gcfed.federated.state.store import NONE
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.wire import read_upload, unpack
 
 RESUME = "The same command with ckpt_path=last continues after the last finished round."
-NONE = -1  # the version of a client that has no state
 MOST = 1e20  # of a loss: times a weight it is still finite in float32
 About = dict[str, Any]
 """The plain values of a question or an answer."""
