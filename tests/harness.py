@@ -201,7 +201,8 @@ def train_rounds(
 
 
 def make_upload(delta, sizes, finite=None):
-    return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite_clients(delta) if finite is None else finite)
+    finite = finite_clients(delta) if finite is None else finite
+    return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite, 0, torch.ones(len(sizes)), sizes)
 
 
 def make_round(start, reduce=list, lr=0.1):
@@ -213,7 +214,7 @@ def make_received(start, num_finite=2, received=None, **kwargs):
     cohort = np.array([1, 4])
     return Received(
         0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, answered=cohort, received=received or {},
-        num_finite=num_finite,
+        num_finite=num_finite, usable=num_finite > 0,
     )  # fmt: skip
 
 

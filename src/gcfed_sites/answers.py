@@ -92,8 +92,6 @@ def checked_upload(
         check_whole(f"the size of {name}", [size], 0, 3 * expected.shapes["delta"][name].nbytes)  # with places
     upload = read_upload(content, expected.shapes["delta"])
     k, sizes = len(upload.clients), sizes_N[upload.clients]
-    assert upload.num_seen is not None
-    assert upload.loss is not None
     require(upload.round == round, "round", upload.round)
     require(np.array_equal(upload.num_samples, sizes), "num_samples", upload.num_samples)
     steps = solver.num_steps(sizes)

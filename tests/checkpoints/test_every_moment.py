@@ -62,6 +62,7 @@ def test_the_last_checkpoint_is_whole_whenever_files_change(config, tmp_path, mo
 def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path):
     """Also one that writes no checkpoint itself."""
     stores = ClientStores(folder=tmp_path)
+    stores.names = {"c"}
     loop = FederatedLoop(sampler=Cohorts(1), solver=sgd(), aggregator=MeanAggregator(), rounds=9, seed=1, stores=stores)
     state = {"w": torch.ones(1, 3)}
     trainer = SimpleNamespace(

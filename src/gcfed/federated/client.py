@@ -99,7 +99,7 @@ class ClientProgram:
 
     def _own(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
         """The states that these clients keep for a part."""
-        own = Own(part.stores.versions(next(iter(part.keeps)), clients.tolist()) if part.keeps else ())
+        own = Own(part.stores.versions(next(iter(part.keeps)), clients) if part.keeps else ())
         for name, kept in part.keeps.items():
             like = kept.like(part, download)
             start = {key: download.model[key] for key in like} if kept.starts_at_model else None

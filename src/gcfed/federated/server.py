@@ -143,8 +143,6 @@ class RoundSums:
         for name, aggregator in self.extra.items():
             aggregator.add(replace(upload, delta=upload.extra[name]), round)
         self.delta.add(upload, round)
-        assert upload.loss is not None
-        assert upload.num_seen is not None
         both = upload.finite & upload.loss.isfinite()
         of_device = torch.stack([both.sum(), upload.loss.where(both, 0.0).double().sum(), upload.finite.sum()])
         of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]

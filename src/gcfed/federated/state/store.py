@@ -64,9 +64,14 @@ class ClientStores:
         name, client = key
         return self.root / name / f"{client // 1000:d}" / f"{client:d}-{version:d}.bin"
 
-    def versions(self, name: str, clients: Sequence[int]) -> list[int]:
+    def versions(self, name: str, clients: Sequence[int] | np.ndarray) -> list[int]:
         """Index of the round in which each of these clients' states was last written, or ``NONE``."""
-        return [self._version.get((name, client), NONE) for client in clients]
+        return [self._version.get(key, NONE) for key in self._keys(name, clients)]
+
+    def _keys(self, name: str, clients: Sequence[int] | np.ndarray) -> list[Key]:
+        if name not in self.names:  # a method reads or writes what is not in its ``keeps``
+            raise KeyError(name)
+        return [(name, int(client)) for client in clients]
 
     def read(
         self, name: str, clients: np.ndarray, like: Mapping[str, Tensor], *, default: Params | None = None
@@ -79,8 +84,8 @@ class ClientStores:
         """
         out = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
         sizes, dtype = [t.numel() for t in like.values()], next(iter(like.values())).dtype
-        for row, client in enumerate(clients.tolist()):
-            vector = self._held.get(key := (name, client))
+        for row, key in enumerate(self._keys(name, clients)):
+            vector = self._held.get(key)
             if vector is None and key in self._version:
                 content = self._load(key)
                 if len(content) != sum(sizes) * dtype.itemsize:
@@ -103,9 +108,9 @@ class ClientStores:
         """
         rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
         dtype = next(iter(values.values())).dtype
-        for row, client in zip(rows, clients[rows].tolist(), strict=True):
+        for row, key in zip(rows, self._keys(name, clients[rows]), strict=True):
             vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
-            if (key := (name, client)) in self._held:
+            if key in self._held:
                 self._held[key].copy_(vector)  # a new tensor could reuse memory that another stream still reads
             elif not self.shared and _fits(vector.device):
                 self._held[key] = vector
