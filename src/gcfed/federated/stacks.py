@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
-from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.graphs.streams import STREAMS, Streams
+from gcfed.federated.graphs.layout import STREAMS, Layout
 from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.parallel.strategy import rank_and_world
@@ -60,14 +58,14 @@ class Stacks:
         Args:
             expected: the tensors of an upload. A transport to sites refuses other ones.
         """
-        streams = self.layout.streams
+        layout = self.layout
         self.program.receive(download)
-        with streams.round():
-            for ids in self.share(download, clients):
-                with streams.stack():
-                    trained = [self.program.train(download, ids, streams.in_turn)]
-                    with streams.in_turn():
-                        yield trained.pop()  # so that its memory is free while the next stack trains
+        layout.begin_round()
+        for ids in self.share(download, clients):
+            with layout.stack():
+                trained = [self.program.train(download, ids, layout.in_turn)]
+                with layout.in_turn():
+                    yield trained.pop()  # so that its memory is free while the next stack trains
 
     def rehearse(
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
@@ -99,20 +97,26 @@ class Stacks:
 
     @cached_property
     def layout(self) -> Layout:
-        """How stacks use the device; the network and the data must be there."""
-        solver, module, data = self.program.solver, self.program.module, self.program.data
-        largest = int(data.sizes(np.arange(data.num_clients)).max())  # no batch is larger
-        batch_size = min(solver.batch_size, largest)
-        alone = bool(module.traits.alone)
-        k, streams = layout(solver.stack, batch_size, self.per_round, module.net, module.device, data, alone)
-        return Layout(k, Streams(module.device, streams))
+        """How stacks use the device; the network and the data must be there.
 
-
-class Layout(NamedTuple):
-    """K, the number of clients in a stack, and the streams that stacks train on."""
-
-    k: int
-    streams: Streams
+        With ``client.stack=auto`` on a GPU, networks with convolutions (slow in a stack) or dropout train one client at
+        a time. Networks that draw random numbers use one stream, because all streams share a generator. A user's
+        network may draw.
+        """
+        solver, module, data, cohort = self.program.solver, self.program.module, self.program.data, self.per_round
+        net, device, chosen = module.net, module.device, None if solver.stack == "auto" else min(solver.stack, cohort)
+        if device.type != "cuda":
+            return Layout(chosen or 1, device, 0)
+        # A client needs memory for weights, gradients, momentum, a method's terms, and twice a batch's activations.
+        batch_size = min(solver.batch_size, int(data.sizes(np.arange(data.num_clients)).max()))
+        sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
+        client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
+        fit = max(1, min(cohort, free_memory(device) // client))
+        # Dropout in a stack depends on K, and K depends on the free memory, which must not change a run.
+        alone = module.traits.alone or has_dropout(net) or has_convolutions(net)
+        k = chosen or (1 if alone else fit)
+        draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
+        return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS)))
 
 
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
@@ -127,28 +131,6 @@ def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.n
         if target == rank:
             mine.append(i)
     return clients[np.array(mine, dtype=np.int64)]
-
-
-def layout(
-    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: FederatedDataModule,
-    alone: bool = False,
-) -> tuple[int, int]:  # fmt: skip
-    """K, the number of clients in a stack (``client.stack``), and the number of streams.
-
-    With ``auto`` on a GPU, networks with convolutions (slow in a stack) or dropout train one client at a time. Networks
-    that draw random numbers use one stream, because all streams share a generator. A user's network may draw.
-    """
-    if device.type != "cuda":
-        return (1 if stack == "auto" else min(int(stack), cohort)), 1
-    # A client needs memory for weights, gradients, momentum, a method's terms, and twice the activations of a batch.
-    sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
-    client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
-    fit = max(1, min(cohort, free_memory(device) // client))
-    # Dropout in a stack depends on K, and K depends on the free memory, which must not change a run.
-    alone = alone or has_dropout(net) or has_convolutions(net)
-    k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
-    draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
-    return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))
 
 
 def activation_bytes(net: nn.Module, sample: Tensor) -> int:
