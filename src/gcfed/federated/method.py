@@ -17,8 +17,7 @@ from torch import Tensor
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.received import Received, Round
 from gcfed.federated.setup import Setup
-from gcfed.federated.state.kept import Kept, Own, like_trained  # noqa: F401 (methods import it from here)
-from gcfed.federated.state.store import ClientStores
+from gcfed.federated.state.store import ClientStores, Kept, Own, like_trained  # noqa: F401 (methods import it from here)
 from gcfed.federated.training.forward import Output, Params
 from gcfed.federated.training.stack import ClientStack
 from gcfed.tasks import Batch

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -13,7 +15,6 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.graphs.layout import STREAMS, Layout
 from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.parallel.strategy import rank_and_world
@@ -22,6 +23,8 @@ from gcfed.federated.training.forward import Params, evaluating
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import has_convolutions, has_dropout
 from gcfed.utils.device import free_memory
+
+STREAMS = 8  # at most; a GPU has no room for more at once
 
 
 class Stacks:
@@ -117,6 +120,45 @@ class Stacks:
         k = chosen or (1 if alone else fit)
         draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
         return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS)))
+
+
+class Layout:
+    """K clients in a stack, and the streams of a GPU, on which the stacks of a round train in turn; on a CPU, none.
+
+    Each stack trains on one stream. The hooks after local training and the sums of uploads run on the round's stream,
+    one stack after the other, in the host's order. So equal runs have equal numbers, and one stack at a time writes
+    client states. The stack's stream waits for them, because the next stack reuses the memory.
+
+    A single stack also gets a stream, because no CUDA graph can be recorded on the default stream.
+    """
+
+    def __init__(self, k: int, device: torch.device, streams: int) -> None:
+        self.k = k
+        self.streams = [torch.cuda.Stream(device) for _ in range(streams)] if device.type == "cuda" else []
+
+    def begin_round(self) -> None:
+        """The present stream becomes the round's. The stacks wait for its earlier work."""
+        self._turns = cycle(self.streams)
+        if self.streams:
+            self._round = torch.cuda.current_stream()
+        for stream in self.streams:
+            stream.wait_stream(self._round)
+
+    def stack(self) -> AbstractContextManager:
+        """Encloses a stack, on the next stream. The last that it does must be :meth:`in_turn`."""
+        return torch.cuda.stream(next(self._turns)) if self.streams else nullcontext()
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Within :meth:`stack`, encloses what follows local training, on the round's stream."""
+        if not self.streams:
+            yield
+            return
+        trained = torch.cuda.current_stream()
+        self._round.wait_stream(trained)
+        with torch.cuda.stream(self._round):
+            yield
+        trained.wait_stream(self._round)
 
 
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Per-client state that survives rounds (control variates, previous models), in files.
+"""What clients keep from one round to the next (control variates, previous models): for methods, and in files.
 
 A client's state under one name is a vector. Each version of it is a file ``<name>/<thousand>/<client>-<round>.bin``.
 It ends in a checksum of its name, client, round and content, which every read compares. The processes of a run share
@@ -11,7 +11,8 @@ import itertools
 import os
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +23,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
-from gcfed.federated.training.stack import Params, broadcast_like
+from gcfed.federated.messages import Download, Params
+from gcfed.federated.training.stack import broadcast_like, per_client
 from gcfed.utils.checked import checked
 from gcfed.utils.device import free_memory
 from gcfed.utils.files import replacing
@@ -33,6 +35,42 @@ _SUM = 4  # bytes of the checksum
 
 Key = tuple[str, int]
 """The name of a state, and its client."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Declares what each client keeps under one name. The engine reads, writes and checkpoints it.
+
+    Attributes:
+        like: takes the part and the download; returns tensors like those of one client, name → ``[*shape]``.
+        starts_at_model: whether a client that has kept nothing yet has the broadcast model's tensors instead of zeros.
+    """
+
+    like: Callable[[Any, Download], Params]
+    starts_at_model: bool = False
+
+
+class Own(dict[str, Params]):
+    """The states of K clients, by the names in ``keeps``: name → ``[K, *shape]``. The part may edit them.
+
+    Attributes:
+        version: index of the round in which each client wrote its state, ``[K]``; −1 if it has none yet.
+    """
+
+    def __init__(self, version: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.version = np.array(version, dtype=np.int64)
+
+    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
+        """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``. Returns the tensors of this name."""
+        for key, t in self[name].items():
+            t.add_(torch.where(per_client(finite, t), change[key], 0.0))
+        return self[name]
+
+
+def like_trained(part: Any, download: Download) -> Params:
+    """``Kept.like`` of a part that keeps tensors like the trained parameters."""
+    return {name: download.model[name] for name in part.trained_names}
 
 
 @checked
