@@ -339,11 +339,11 @@ class Misfit(Spy):
 @pytest.mark.parametrize(
     ("sends", "words"),
     [
-        ([], "^an upload's more lacks v"),
-        ([("more", "v", torch.zeros(2))], r"^an upload's more has v as \(1, 2\), and here it is \(1,\)"),
+        ([], "^an upload's more is .* model or method: v is missing"),
+        ([("more", "v", torch.zeros(2))], r"v is torch.float32 \(1, 2\), and here it is torch.float32 \(1,\)"),
         (
             [("more", "v", torch.zeros(())), ("less", "u", torch.zeros(()))],
-            "^an upload's less has u, which is not known here",
+            r"^an upload's less .* u is torch.float32 \(1,\), and here it is unknown",
         ),
     ],
 )
@@ -379,7 +379,7 @@ class TermOfClasses(ClientPart):
     [
         (KeepsOther(reads=True), "'yours'$"),
         (KeepsOther(reads=False), "'yours'$"),
-        (OnlySends(), "an upload's mine has loss, which is not known here"),
+        (OnlySends(), "an upload's mine .* loss is torch.float64 .*, and here it is unknown"),
         (TermOfClasses(), r"TermOfClasses\.local_loss returns a tensor of shape \[4\], not \[1\]"),
     ],
 )

@@ -186,12 +186,9 @@ def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
 
     With ``clients``, K, tensors have a leading axis K that the known ones lack.
     """
-    for name, like in known.items():
-        if name not in sent:
-            raise MessageError(f"{what} lacks {name}: it is of another model or method.")
-        if (shape := (*sent[name].shape,)) != (expected := (*clients, *like.shape)):
-            raise MessageError(f"{what} has {name} as {shape}, and here it is {expected}.")
-        if sent[name].dtype != like.dtype:
-            raise MessageError(f"{what} has {name} in {sent[name].dtype}, and here it is in {like.dtype}.")
-    if unknown := sorted(set(sent) - set(known)):
-        raise MessageError(f"{what} has {unknown[0]}, which is not known here: it is of another model or method.")
+    here = {name: f"{t.dtype} {(*clients, *t.shape)}" for name, t in known.items()}
+    there = {name: f"{t.dtype} {(*t.shape,)}" for name, t in sent.items()}
+    for name in [*known, *sorted(there.keys() - here.keys())]:
+        if there.get(name) != here.get(name):
+            differs = f"{name} is {there.get(name, 'missing')}, and here it is {here.get(name, 'unknown')}"
+            raise MessageError(f"{what} is of another model or method: {differs}.")

@@ -96,7 +96,7 @@ class Stacks:
         """The ids of the clients of each stack that this process trains."""
         work = self.program.faults.steps(self.planned(clients), clients, download.round, download.seed)
         mine = assign(clients, work, *rank_and_world())
-        return np.split(mine, range(self.layout.k, len(mine), self.layout.k)) if len(mine) else []
+        return [mine[i : i + self.layout.k] for i in range(0, len(mine), self.layout.k)]
 
     @cached_property
     def layout(self) -> Layout:
@@ -166,13 +166,11 @@ def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.n
 
     Each client, largest first, goes to the process with the least work so far. All processes compute the same result.
     """
-    load, mine = np.zeros(world), []
-    for i in np.lexsort((clients, -work)):
-        target = int(load.argmin())
-        load[target] += work[i]
-        if target == rank:
-            mine.append(i)
-    return clients[np.array(mine, dtype=np.int64)]
+    order, load, owner = np.lexsort((clients, -work)), np.zeros(world), np.zeros(len(clients), dtype=np.int64)
+    for i in order:
+        owner[i] = load.argmin()
+        load[owner[i]] += work[i]
+    return clients[order[owner[order] == rank]]
 
 
 def activation_bytes(net: nn.Module, sample: Tensor) -> int:
