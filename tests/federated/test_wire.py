@@ -62,9 +62,12 @@ class Both(Wire):
     """Sends every question over the wire, and then to the simulation's clients. Each side has its own states."""
 
     def __init__(self, stacks, cfg, assemble):
-        (cfg := cfg.copy()).client_store.folder = f"{cfg.paths.output_dir}/wire"
         super().__init__(stacks, cfg, assemble)
-        self.simulation, self.stores = stacks, ClientStores()
+        self.simulation = stacks
+
+    def start(self):
+        self.stores = ClientStores()
+        super().start()
 
     def fit(self, download, clients, expected):
         received = list(super().fit(download, clients, expected))
