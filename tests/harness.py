@@ -218,6 +218,11 @@ def make_received(start, num_finite=2, received=None, **kwargs):
     )  # fmt: skip
 
 
+def plan_of(data, clients, seed=1, index=0, **solver):
+    """The batches of these clients in a round."""
+    return sgd(**solver).plan(data, np.array(clients), Download(index, seed, 0.0, {}, np.array(clients)), CPU)
+
+
 def make_download(start, index=0, lr=0.1, cohort=(1, 4)):
     return Download(index, 1, lr, dict(start), np.array(cohort))
 

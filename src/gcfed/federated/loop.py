@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -29,7 +28,6 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
 
 log = logging.getLogger(__name__)
-KINDS = (int, float, str, np.ndarray, torch.Tensor)  # of a part's attributes that a resumed run would lose
 
 
 class FederatedLoop(Callback):
@@ -56,7 +54,6 @@ class FederatedLoop(Callback):
         self.federation = federation
         self.data: Any = None
         self._row: dict[str, Any] = {}  # of the last round in this process
-        self._attributes: list[dict[str, str]] = []  # of users' parts, after the first two rounds in this process
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -126,24 +123,7 @@ class FederatedLoop(Callback):
             for name in before:
                 if row[name] is not before[name] and name != "time/train_s":  # measurements take their time off
                     raise ValueError(f"{part.title} gives the row a second {name}: take another name for its column.")
-        if len(self._attributes) < 2 and module.trainer.is_global_zero:
-            self._warn_of_attributes(module.trainer.callbacks)  # type: ignore[attr-defined]
         return numbers(row) | {"time/round_s": time.perf_counter() - started}
-
-    def _warn_of_attributes(self, callbacks: Sequence[Callback]) -> None:
-        """Warns if a user's part changed plain attributes in the second round, because no checkpoint has them."""
-        now: dict[str, str] = {}
-        for part in callbacks:
-            own = isinstance(part, Part) and not type(part).__module__.startswith("gcfed.")
-            if own and type(part).state_dict in (Callback.state_dict, ServerPart.state_dict):
-                kept = {key: v for key, v in vars(part).items() if isinstance(v, KINDS)}
-                now |= {f"{type(part).__name__}.{key}": repr(v) for key, v in kept.items()}
-        self._attributes.append(now)
-        if changed := [name for name, text in now.items() if self._attributes[0].get(name, text) != text]:
-            log.warning(
-                "%s changed in the second round, and no checkpoint has it. If later rounds read it, a resumed run "
-                "differs: use server_state, keeps or state_dict.", ", ".join(changed),
-            )  # fmt: skip
 
     def tested(self, round_number: int) -> bool:
         """Whether the global model is tested after the round with this number (the first is 1)."""
