@@ -14,7 +14,7 @@ from gcfed.federated.method import ClientPart, Kept, like_trained
 from gcfed.federated.stacks import assign, layout
 from gcfed.federated.training import batches
 from gcfed.federated.training.batches import Kind
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.lent import broadcast_state
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.centralization import GradientCentralization

@@ -11,7 +11,7 @@ from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, local_sgd, loss_at
 from torch import nn
 
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.lent import broadcast_state
 from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.fedcurv import FedCurv
 

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.training.forward import evaluating, hand_copies
-from gcfed.federated.training.lent import Lent, Traits
-from gcfed.federated.training.network import broadcast_state, travelling
+from gcfed.federated.training.lent import Lent, Traits, broadcast_state, travelling
 from gcfed.federated.training.stack import ClientStack, Params, unedited
 from gcfed.models.spectral import restore_unit_norms
 from gcfed.optim.partial import try_optimizer

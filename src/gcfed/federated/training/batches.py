@@ -54,12 +54,12 @@ class BatchPlan:
     @property
     def tables(self) -> list[Tensor]:
         """The tensors that steps read, ``[K, T, …]`` on the device."""
-        return [self.index, self._counts, *([] if self.augment is None else [self.augment])]
+        return [self._counts, self.index, *([] if self.augment is None else [self.augment])]
 
     def on(self, tables: Sequence[Tensor]) -> BatchPlan:
         """This plan with its tensors in these tables, ``[K, ≥ T, …]``."""
         plan = copy(self)
-        plan.index, plan._counts, *draws = tables
+        plan._counts, plan.index, *draws = tables
         plan.augment = draws[0] if draws else None
         return plan
 
