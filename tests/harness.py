@@ -104,6 +104,12 @@ def make_setup(
     )  # fmt: skip
 
 
+def meet(method, setup):
+    """The parts of a method check what they need."""
+    for part in method.parts:
+        part.meet(setup)
+
+
 def with_batch_norm():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()

@@ -16,7 +16,7 @@ from gcfed.data.faults import Faults
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.method import ClientPart, Part, ServerPart, Setup
+from gcfed.federated.method import ClientPart, Part, Setup
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.round import run_round
@@ -76,7 +76,6 @@ class FederatedLoop(Callback):
         Raises:
             ValueError: a combination cannot work; names the config key and the reason.
         """
-        servers = [part for part in callbacks if isinstance(part, ServerPart)]
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
         self.stacks = Stacks(program, self.stores, self.sampler.per_round)
@@ -93,10 +92,7 @@ class FederatedLoop(Callback):
         self.solver.check(module.traits, data)
         validate_parts(setup)
         self.data = data
-        self.server = Server(
-            module, servers, self.aggregator, self.sampler, self.solver, self.faults, self.stores, self.transport,
-            data.num_clients, self.seed,
-        )  # fmt: skip
+        self.server = Server(setup, self.faults, self.seed)
         module.run = self.run_and_test
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -114,7 +110,7 @@ class FederatedLoop(Callback):
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
         row, received = run_round(t, self.server)
-        module = self.server.module
+        module = self.server.setup.module
         if self.tested(t + 1) or module.trainer.should_stop:
             row |= module.test([part.on_test_batch for part in self.server.parts])
         for part in self.server.parts:
@@ -140,21 +136,18 @@ class FederatedLoop(Callback):
         if "test/loss" not in outputs:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, EarlyStopping | ModelCheckpoint) and self._has(callback.monitor, outputs):
-                callback.on_validation_end(trainer, pl_module)
-
-    def _has(self, monitor: str | None, row: dict[str, Any]) -> bool:
-        """Whether a tested round's row has the column. Raises ValueError if no later row can have it."""
-        if monitor is None or monitor in row:
-            return True
-        if all(getattr(part, "every", 1) == 1 for part in self.server.parts):
-            raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
-        return False
+            if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                if callback.monitor in (None, *outputs):
+                    callback.on_validation_end(trainer, pl_module)
+                elif all(getattr(part, "every", 1) == 1 for part in self.server.parts):  # no later row has it either
+                    raise ValueError(
+                        f"monitor={callback.monitor} is no column of this run. There are {', '.join(outputs)}."
+                    )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""
         if trainer.global_step < self.rounds and self._row and "test/loss" not in self._row:
-            self._log(trainer, {"round": self._row["round"]} | self.server.module.test())
+            self._log(trainer, {"round": self._row["round"]} | self.server.setup.module.test())
 
     def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         for logger in trainer.loggers:

@@ -182,7 +182,8 @@ class LocalSolver:
         stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
         for group in optimizer.param_groups:
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
-        update, movers = unprofiled_step(optimizer), [part for part in parts if part.moves_weights]
+        update = unprofiled_step(optimizer)
+        movers = [part for part in parts if part.overrides("before_step", "after_step")]
 
         def step(number: int | Tensor, kind: Kind) -> None:
             batch = plan.batch(data, number, kind)
