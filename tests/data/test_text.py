@@ -7,13 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import DATA_DIR
-from harness import ArrayData, sgd, train_rounds, weights
+from harness import ArrayData, plan_of, sgd, train_rounds, weights
 
 from gcfed.data.augment import PlainTransform
 from gcfed.data.base import IGNORE
 from gcfed.data.sets import leaf
 from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
-from gcfed.federated.training.batches import plan_batches
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
@@ -106,10 +105,7 @@ def test_rounds_on_sequences_equal_an_independent_loop():
         cohort = np.sort(np.random.default_rng(t).choice(4, 3, replace=False))
         for k in cohort:
             net.load_state_dict(start)
-            plan = plan_batches(
-                data, np.array([k]), seed=5, round_index=t, batch_size=2, epochs=2, steps=None, last_batch="keep",
-                to_device=torch.from_numpy,
-            )  # fmt: skip
+            plan = plan_of(data, [k], 5, t, batch_size=2)
             for step, count in enumerate(plan.counts[0]):
                 index = plan.index[0, step, :count]
                 losses = F.cross_entropy(net(data.x[index]).transpose(1, 2), data.y[index], reduction="none")

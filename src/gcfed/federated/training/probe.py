@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, Tap, hand_copies
-from gcfed.federated.training.lent import Lent, Traits, new_memory
-from gcfed.federated.training.network import travelling
+from gcfed.federated.training.lent import Lent, Traits, new_memory, travelling
 from gcfed.models.facts import cannot_stack, first_weight, is_known, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
 from gcfed.models.unchanged import CONTAINERS, GENERATORS, OWN, unchanged
