@@ -136,7 +136,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_is_the_plain_loop(config, tmp_path, case):
+def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     overrides, differs = CASES[case]
     model = {"special": "dropout" in case} if "model=cnn" in overrides else None
     names = {"overrides": ("data.limit_test=null", *overrides), "model": model, **differs}

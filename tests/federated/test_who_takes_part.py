@@ -78,7 +78,7 @@ def population(n, live, every, replace, cohort, t):
 
 
 @pytest.mark.parametrize("case", [Faulty, FaultyDrop, Changing])
-def test_a_run_is_the_plain_loop(config, tmp_path, case):
+def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     check(case, config, tmp_path)
 
 

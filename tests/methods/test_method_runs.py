@@ -103,5 +103,5 @@ class Own(Plain):
 
 
 @pytest.mark.parametrize("case", [Several, Clipped, Own])
-def test_a_run_is_the_plain_loop(config, tmp_path, case):
+def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     check(case, config, tmp_path)
