@@ -168,5 +168,5 @@ def test_every_other_experiment_instantiates(config, name):
 
 
 @pytest.mark.parametrize(("hidden", "last"), [("64", "fc2"), ("[]", "fc1"), ("[64,32,16]", "fc4")])
-def test_the_borderline_follows_the_hidden_widths(config, hidden, last):
+def test_the_boundary_follows_the_hidden_widths(config, hidden, last):
     assert config(f"model.hidden={hidden}").gc.boundary == last
