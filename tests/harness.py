@@ -87,7 +87,8 @@ def weights(net):
 
 def final_weights(result):
     """The parameters and buffers of a run's last global model, in one vector."""
-    return torch.cat([t.detach().flatten() for t in result.module.net.state_dict().values()])
+    tensors = [t for t in result.module.net.state_dict().values() if isinstance(t, torch.Tensor)]
+    return torch.cat([t.detach().flatten() for t in tensors])
 
 
 def make_setup(

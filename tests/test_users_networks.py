@@ -34,12 +34,19 @@ NETWORKS = {
     # buffers
     "RunningMean": (EQUAL, ALONE),
     "AssignedBuffer": (EQUAL, ALONE),
+    "ChangesPlaces": (EQUAL, ALONE),
+    "KeepsPrevious": (EQUAL, ALONE),
     "UnsavedBuffer": ("average", "average"),
     "BufferInList": (EQUAL, ALONE),
     "MeanForTests": (EQUAL, ALONE),
     "Maximum": ("average", "average"),
     "StepCounter": ("warmup", None),  # the engine decides how to combine the clients' counters
+    "SeldomChanged": ("flag", ALONE),
+    "TurningComplex": (r"phase.*view_as_real", "phase"),
+    "IndexFirst": (EQUAL, EQUAL),
     # parameters reached by another way
+    "SparseTable": ("sparse=False", "sparse=False"),
+    "OwnParameters": ("requires_grad", "requires_grad"),
     "WeightInList": (EQUAL, ALONE),
     "Penalty": (EQUAL, ALONE),
     "Closure": (EQUAL, ALONE),
@@ -59,6 +66,9 @@ NETWORKS = {
     "Spare": (None, EQUAL),
     # state elsewhere
     "Counter": (EQUAL, "calls"),  # the clients share the count
+    "CountsInList": ("means", ALONE),
+    "LastOutputs": ("outputs", "attribute"),
+    "LastOutputsInPlace": ("attribute", "attribute"),
     "Lock": (None, EQUAL),
     "KeepsHidden": (EQUAL, ALONE),
     "Teacher": (EQUAL, ALONE),

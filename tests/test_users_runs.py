@@ -54,9 +54,10 @@ def test_equivalent_networks_train_equally(config, tmp_path, name, twin, algorit
         torch.testing.assert_close(final_weights(result), expected, rtol=0, atol=1e-12)
 
 
-def test_a_resumed_run_has_the_same_bits(config, tmp_path):
+@pytest.mark.parametrize("name", ["RandomTeacher", "ExtraState"])
+def test_a_resumed_run_has_the_same_bits(config, tmp_path, name):
     """The earlier state of the global generators does not matter."""
-    name, words = "RandomTeacher", ("gc=none", "rounds=2")
+    words = ("gc=none", "rounds=2")
     straight = run(config, tmp_path / "straight", name, *words, clients=3)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(99)

@@ -115,6 +115,35 @@ class AssignedBuffer(RunningMean):
         self.average = 0.9 * self.average + 0.1 * x.mean(0)
 
 
+class ChangesPlaces(Small):
+    """Two buffers take turns: one is read, the other follows the input."""
+
+    def build(self):
+        self.register_buffer("read", torch.zeros(36))
+        self.register_buffer("other", torch.ones(36))
+
+    def features(self, x):
+        if self.training:
+            self.read, self.other = self.other, self.read
+            self.other.add_(0.1 * x.mean(0))
+        return self.fc1(x - self.read).tanh()
+
+
+class KeepsPrevious(RunningMean):
+    """Keeps the mean before the last step."""
+
+    def build(self):
+        super().build()
+        self.register_buffer("previous", torch.zeros(36))
+
+    def follow(self, x):
+        self.previous = self.average
+        self.average = 0.9 * self.average + 0.1 * x.mean(0)
+
+    def features(self, x):
+        return super().features(x) + self.fc1(self.previous)
+
+
 class UnsavedBuffer(AssignedBuffer):
     persistent = False
 
@@ -156,7 +185,95 @@ class StepCounter(Small):
         return self.fc1(10 * x / (10 + self.warmup)).tanh()
 
 
+class SeldomChanged(Small):
+    """Its flag changes only after the second step."""
+
+    def build(self):
+        self.register_buffer("flag", torch.zeros(6, dtype=torch.bool))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def features(self, x):
+        hidden = self.fc1(x)
+        if self.training:
+            self.steps += 1
+            self.flag |= self.steps > 2
+        return (hidden + self.flag).tanh()
+
+
+class TurningComplex(Small):
+    def build(self):
+        self.register_buffer("phase", torch.ones(6, dtype=torch.cfloat))
+
+    def features(self, x):
+        if self.training:
+            self.phase.mul_(1j)
+        return (self.fc1(x) * (1 + self.phase.imag)).tanh()
+
+
+class IndexFirst(Small):
+    """Its first parameter is an integer tensor."""
+
+    def build(self):
+        self.order = nn.Parameter(torch.arange(6).flip(0), requires_grad=False)
+
+    def features(self, x):
+        return super().features(x)[:, self.order]
+
+
+class SparseTable(Small):
+    def build(self):
+        self.table = nn.Embedding(3, 6, sparse=True)
+
+    def features(self, x):
+        return super().features(x) + self.table((x[:, 0] > 0).long())
+
+
+class OwnParameters(Small):
+    """``parameters()`` returns only a part of its parameters."""
+
+    def parameters(self, recurse=True):
+        return self.head.parameters(recurse)
+
+
 # ---------------------------------------------------------------------------------------------- state in attributes
+class CountsInList(Small):
+    def build(self):
+        self.means = []
+
+    def features(self, x):
+        if self.training:
+            self.means.append(float(x.mean()))
+        return self.fc1(x - sum(self.means) / max(1, len(self.means))).tanh()
+
+
+class LastOutputs(Small):
+    """Keeps its last outputs. Outputs that torch.func wraps cannot be read after its pass."""
+
+    def build(self):
+        self.outputs = []
+
+    def features(self, x):
+        hidden = self.fc1(x)
+        if self.training:
+            self.outputs = [*self.outputs[-1:], hidden.detach().mean(0)]
+        return (hidden + sum(self.outputs)).tanh()
+
+
+class LastOutputsInPlace(LastOutputs):
+    def features(self, x):
+        hidden = self.fc1(x)
+        if self.training:
+            self.outputs.append(hidden.detach().mean(0))
+        return (hidden + sum(self.outputs)).tanh()
+
+
+class ExtraState(Small):
+    def get_extra_state(self):
+        return {"version": 2}
+
+    def set_extra_state(self, state): ...
+
+
 class Counter(Small):
     def build(self):
         self.calls = 0

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gcfed.federated.training.lent import Lent
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.network import broadcast_state, travelling
 from gcfed.federated.training.stack import ClientStack
 
 
@@ -48,7 +48,7 @@ def test_the_next_client_in_the_same_memory_begins_as_the_first_one_did():
     """With what was sent and with the network's own values of what was not."""
     net, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(1, 5, 4)
     net.register_buffer("mask", torch.ones(3), persistent=False)
-    start, ones = broadcast_state(net), np.ones(1)
+    start, ones = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"]), np.ones(1)
     stack = ClientStack(net, start, np.arange(1), ones, ones)
     stack(x)
     net.mask.mul_(2)
@@ -58,5 +58,5 @@ def test_the_next_client_in_the_same_memory_begins_as_the_first_one_did():
     for tensors, expected in ((stack.full, fresh.full), (stack._buffers, fresh._buffers)):
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(t, expected[name]) for name, t in tensors.items())
-    assert stack._buffers["1.num_batches_tracked"].tolist() == [0]
+    assert stack._buffers["1.num_batches_tracked"].tolist() == [1]  # other is start + 1
     fresh.end()

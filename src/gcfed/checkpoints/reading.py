@@ -151,7 +151,8 @@ def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Returns ``theirs``, a file's tensors. Raises ValueError if names or shapes differ from the network's."""
-    there, here = ({k: tuple(v.shape) for k, v in state.items()} for state in (theirs, module.net.state_dict()))
+    states = theirs, module.net.state_dict()  # a module's extra state may be no tensor
+    there, here = ({k: tuple(v.shape) for k, v in state.items() if isinstance(v, Tensor)} for state in states)
     if odd := differences(there, here, most=4):
         raise ValueError(
             f"ckpt_path={path} holds another model than {type(module.net).__name__}: {odd}. "

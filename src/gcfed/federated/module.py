@@ -14,6 +14,7 @@ from gcfed.federated.training.forward import evaluating, hand_copies
 from gcfed.federated.training.lent import Lent, Traits
 from gcfed.federated.training.network import broadcast_state, travelling
 from gcfed.federated.training.stack import ClientStack, Params, unedited
+from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
@@ -116,7 +117,7 @@ class FederatedModule(LightningModule):
     def on_validation_start(self) -> None:
         """Moves the data to the device."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        dtype = next(self.net.parameters()).dtype
+        dtype = first_weight(self.net).dtype
         data.to_device(self.device, dtype, self.memory_format)
         if (scale := getattr(data, "scaling", {}).get("y_std")) is not None:  # errors are in the user's units
             self.task.scale = torch.as_tensor(scale, dtype=dtype, device=self.device)  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 from gcfed.federated.messages import Download, Expected, Levels, MessageError, Upload
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.training.forward import Params
+from gcfed.models.facts import first_weight
 
 TENSOR = "tensor|"  # the key of a dict that stands for a tensor; no tensor or part has this name
 
@@ -49,7 +50,7 @@ class ClientEnd:
             enable_progress_bar=False, enable_model_summary=False, callbacks=list(self.stacks.program.parts),
         )  # fmt: skip
         self.module.to(self.module.trainer.strategy.root_device)
-        self.data.to_device(self.module.device, next(self.module.parameters()).dtype, self.module.memory_format)
+        self.data.to_device(self.module.device, first_weight(self.module.net).dtype, self.module.memory_format)
 
     def fit(self, download: Download, clients: np.ndarray) -> Iterator[dict[str, Any]]:
         """Trains these clients. Yields their uploads, as contents of a message."""

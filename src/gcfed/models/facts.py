@@ -2,7 +2,12 @@
 
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
+
+
+def first_weight(net: nn.Module) -> Tensor:
+    """Its first parameter of real floating-point numbers. The inputs have its type and device."""
+    return next(p for p in net.parameters() if p.is_floating_point())
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gcfed.models.facts import first_weight
 from gcfed.models.unchanged import unchanged
 
 log = logging.getLogger(__name__)
@@ -218,7 +219,7 @@ def order_for_gc(net: nn.Module, input_shape: Sequence[int]) -> ForwardOrder:
     """The order in which a forward pass on zeros uses the parameters. Logs what may surprise users."""
     dtype = torch.int64 if hasattr(net, "last_only") else None
     try:
-        order = forward_order(net, next(net.parameters()).new_zeros(2, *input_shape, dtype=dtype))
+        order = forward_order(net, first_weight(net).new_zeros(2, *input_shape, dtype=dtype))
     except Exception as error:  # the network's own, or a mode that it does not support
         order, reason = ForwardOrder(net, declared=True), " ".join(str(error).split())
         log.warning("gc takes the order of declaration: it could not watch the network's forward pass (%s)", reason)

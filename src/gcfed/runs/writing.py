@@ -62,8 +62,9 @@ def finish(
         stopped: why early stopping has ended the run, or "".
     """
     state = {  # copied, because safetensors refuses a weight that two modules share
-        name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensor in net.state_dict().items()
+        name: t.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, t in net.state_dict().items()
+        if isinstance(t, torch.Tensor)  # a module's extra state may be anything
     }
     with replacing(folder / EXPORT) as temporary:
         temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))

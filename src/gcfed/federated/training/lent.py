@@ -42,6 +42,7 @@ class Lent:
 
     Attributes:
         tensors: its parameters and buffers, by name; always the same objects.
+        saved: the names of those that checkpoints have.
     """
 
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
@@ -57,6 +58,7 @@ class Lent:
         if self._slots and all(tensors[key] is self.tensors[name] for tensors, key, name in self._slots):
             return
         self.tensors: Params = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
+        self.saved = self.net.state_dict().keys()
         self._ids = names = {id(t): name for name, t in self.tensors.items()}
         places = [own for module in self.net.modules() for own in (module._parameters, module._buffers)]
         self._slots = [(own, key, names[id(t)]) for own in places for key, t in own.items() if t is not None]
@@ -79,11 +81,13 @@ class Lent:
         return {name: tensors[key].detach() for tensors, key, name in self._slots}
 
     def replaced(self) -> set[str]:
-        """Names of the client's tensors that a forward pass has replaced, other than by a tensor of the network."""
+        """Names of the client's tensors that a forward pass has replaced. A parameter may become one of the network's
+        other tensors, which ties them.
+        """
         return {
             name for tensors, key, name in self._slots
             if (row := self._rows.get(name)) is not None and (now := tensors[key]).data_ptr() != row.data_ptr()
-            and (now is self.tensors[name] or id(now) not in self._ids)
+            and (now is (own := self.tensors[name]) or id(now) not in self._ids or not own.requires_grad)
         }  # fmt: skip
 
     def settle(self) -> None:
@@ -93,12 +97,14 @@ class Lent:
             ValueError: a forward pass gave a trained parameter new memory, or changed a shared tensor.
         """
         replaced = self.replaced()
+        # Copies, because two buffers may have changed places.
+        values = {name: tensors[key].detach().clone() for tensors, key, name in self._slots if name in replaced}
         for tensors, key, name in self._slots:
             own = self.tensors[name]
             if name in replaced:
                 if own.requires_grad:
                     raise new_memory(name)
-                self._rows[name].copy_(tensors[key].detach())
+                self._rows[name].copy_(values[name])
                 own.data = self._rows[name]
             tensors[key] = own
         for name, (version, memory) in self._versions.items():

@@ -17,25 +17,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, Tap, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, new_memory
-from gcfed.models.facts import cannot_stack, is_known, uses_batch_statistics
+from gcfed.federated.training.network import travelling
+from gcfed.models.facts import cannot_stack, first_weight, is_known, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
-from gcfed.models.unchanged import GENERATORS, unchanged
+from gcfed.models.unchanged import CONTAINERS, GENERATORS, OWN, unchanged
 from gcfed.tasks import Task
 from gcfed.utils.rng import seed_generators
 
 log = logging.getLogger(__name__)
 SAMPLES = 8
+PLAIN = (bool, int, float, complex, str, type(None))
 GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
 
 
 def look(module: FederatedModule, data: Any) -> None:
     """Probes a module's network on samples of its largest client. The module adopts the result."""
     sizes = data.sizes(np.arange(data.num_clients))
-    like = next(module.net.parameters())
+    like = first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
     samples = data.client(int(sizes.argmax()))[:SAMPLES]
     x_B, y_B = data.fetch(torch.as_tensor(samples, device=like.device), None)
@@ -89,7 +92,7 @@ class _Probe:
                           "Put it under `if self.training:`.")  # fmt: skip
             with self.net.register_forward_pre_hook(hand_copies) if self.edits else nullcontext():
                 hidden = self.hidden_state(first, test)
-                functional, stacked = self.in_stacks()
+                functional, stacked = self.in_stacks(moved)
                 alone = alone or hidden or functional or self.rows_meet(first) or stacked
             for name, t in self.before.items():  # functional_call reaches these through a list of buffers
                 self.lent.tensors[name].data.copy_(t)
@@ -151,14 +154,22 @@ class _Probe:
         """The constants that training changes, which are then averaged. Refuses what cannot be averaged."""
         if replaced := sorted(self.replaced & {*self.trained}):
             raise new_memory(replaced[0])
-        saved = self.net.state_dict()
+        saved, own = self.net.state_dict(), self.lent.tensors
+        if any(t.layout != torch.strided for t in first.grads):
+            raise ValueError(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
+        if {*map(id, self.net.parameters())} != {id(t) for t in own.values() if isinstance(t, nn.Parameter)}:
+            hint = "to train a part, set requires_grad=False in the others"
+            raise ValueError(f"{self.name}.parameters() and named_parameters() differ: {hint}.")
+        if imaginary := [n for n, t in own.items() if t.is_complex() and n in (*self.trained, *first.changed)]:
+            hint = "keep its real and imaginary part (torch.view_as_real)"
+            raise ValueError(f"{self.name} trains or changes {_few(imaginary)}, which is complex: {hint}.")
         if new := {name for name, _ in self.net.named_buffers() if name in saved} - self.before.keys():
             raise ValueError(f"{self.name} makes the buffer {_few(new)} in forward: register its value in __init__.")
         constants = [name for name in first.changed if name not in self.trained]
         if lost := [name for name in constants if name not in saved]:
             self.warn(f"changes {_few(lost)}, which no checkpoint has (persistent=False): "
                       "clients begin each round with its first value.")  # fmt: skip
-        found, own, repaired = list[str](), self.lent.tensors, unit_vectors(self.net)
+        found, repaired = list[str](), unit_vectors(self.net)
         for name in sorted(name for name in constants if name in saved):
             old, why = self.before[name], ""
             if not old.isfinite().all():
@@ -199,7 +210,7 @@ class _Probe:
             return ""
         return "batches whose samples influence each other, as in batch statistics, which would mix with padding"
 
-    def in_stacks(self) -> tuple[str, str]:
+    def in_stacks(self, moved: Sequence[str]) -> tuple[str, str]:
         """Why a client's numbers differ in ``functional_call``, and why those of two clients differ in a stack."""
         fixed = "torch" not in self.draws  # dropout draws other masks in a stack, so it is compared in evaluation mode
         x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (self.x, self.y))
@@ -221,7 +232,8 @@ class _Probe:
 
         call = Tap(self.net, False, False).on
         functional = differs(call, x_KB[0], y_KB[0], states[0], [each[0].out, *each[0].grads])
-        both = {name: torch.stack([state[name] for state in states]) for name in self.before}
+        constants = self.lent.saved - {*dict(self.net.named_parameters()), *travelling(self.net), *moved}
+        both = {name: torch.stack([state[name] for state in states]) for name in self.before if name not in constants}
         expected = [torch.stack(pair) for pair in zip(*([p.out, *p.grads] for p in each), strict=True)]
         stacked = differs(vmap(call, randomness="different"), x_KB, y_KB, both, expected)
         if functional:
@@ -240,16 +252,18 @@ def _is_known(net: nn.Module) -> bool:
 
 
 def _attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Numbers, tensors and generators in plain attributes of modules: name → value, and a mark of its state."""
-    kinds = (bool, int, float, complex, str, type(None), Tensor, *GENERATORS)
+    """Numbers, tensors, generators and containers in attributes of modules: name → value, and a mark of its state."""
+    kinds = (*PLAIN, *CONTAINERS, Tensor, *GENERATORS)
     return {
         f"{name}.{key}".lstrip("."): (value, _mark(value))
         for name, module in net.named_modules() if not isinstance(module, torch.jit.ScriptModule)
-        for key, value in vars(module).items() if isinstance(value, kinds) and key != "training"
+        for key, value in vars(module).items() if isinstance(value, kinds) and key not in OWN
     }  # fmt: skip
 
 
 def _mark(value: Any) -> Any:
+    if isinstance(value, CONTAINERS):  # without its tensors, because many networks keep features in a list
+        return [pickle.dumps(leaf) for leaf in tree_leaves(value) if isinstance(leaf, PLAIN)]
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     return (id(value), value._version) if isinstance(value, Tensor) else pickle.dumps(value)

@@ -65,10 +65,10 @@ class ClientStack:
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
         own = self.lent.tensors
         self._trained = [name for name, t in own.items() if t.requires_grad]
-        # Buffers that do not travel, and integers, whose floats do: each client has copies of the network's.
+        # Buffers that no checkpoint has, and integers, whose floats travel: each client has copies of the network's.
         self._counters = {
-            name: t for name, t in own.items()
-            if not (isinstance(t, nn.Parameter) or (name in start and t.is_floating_point()))
+            name: t for name, t in own.items() if not isinstance(t, nn.Parameter)
+            and not (t.is_floating_point() if name in start else name in self.lent.saved)
         }  # fmt: skip
         self._buffers = {name: t for name, t in self.full.items() if name not in self._trained}
         self._buffers |= {name: broadcast_like(t, k) for name, t in self._counters.items()}
@@ -109,6 +109,7 @@ class ClientStack:
         else:
             self.leaves = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
             self._state = self.leaves | {name: t[:n] for name, t in self._buffers.items()}
+            self.lent.begin({})  # the network must not change
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -136,8 +137,8 @@ class ClientStack:
             if self._lent:
                 return self._tap.output([t.unsqueeze(0) for t in self._tap(x_KB.squeeze(0))])
             out, assigned = self._side_by_side(self._tap, self._state, x_KB)
-        for name, value in assigned.items():
-            self._state[name].copy_(value.detach())
+        for name, value in {name: t.detach().clone() for name, t in assigned.items()}.items():  # two may change places
+            self._state[name].copy_(value)
         return out
 
     def _side_by_side(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> tuple[Output, Params]:
@@ -227,8 +228,7 @@ class ClientStack:
 
     def settle(self) -> None:
         """Copies integer buffers, and tensors that forward passes replaced, into ``full``."""
-        if self._lent:
-            self.lent.settle()
+        self.lent.settle()
         for name in self._counters.keys() & self.full.keys():
             self.full[name].copy_(self._buffers[name])
 
