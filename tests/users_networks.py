@@ -19,7 +19,7 @@ SIZES = {1: [24], 3: [5, 8, 11], 20: [6] * 20}  # training samples of each clien
 
 @cache
 def pixels(n, seed):
-    """uint8 images [n, 1, 6, 6] and their classes. Each class has other brighter pixels."""
+    """uint8 images [n, 1, 6, 6] and their classes. In each class, different pixels are brighter."""
     rng = np.random.default_rng(seed)
     y = np.sort(rng.integers(0, 3, n))
     bright = 80 * (np.arange(36).reshape(1, 6, 6) % 3 == y[:, None, None, None])

@@ -40,7 +40,7 @@ def files(folder):
     return sorted(p.name for p in (folder / "c" / "0").glob("*"))
 
 
-def test_what_was_written_is_read_in_the_models_layout(tmp_path):
+def test_states_are_read_in_the_models_layout(tmp_path):
     stores = ClientStores(folder=tmp_path)
     store = stores.open("c")
     store.write(ids(7, 3), values(1.0, 2.0), 0)
@@ -56,7 +56,7 @@ def test_what_was_written_is_read_in_the_models_layout(tmp_path):
 
 
 def resumed(folder, state):
-    """The stores of a run that continues from this state, and the store named c."""
+    """The stores of a run that resumes from this state, and the store c."""
     stores = ClientStores(folder=folder)
     store = stores.open("c")
     stores.check(state)
@@ -76,7 +76,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(tmp_path, damage):
-    """Each read checks the state. A resumed run misses a lost one before it changes a file."""
+    """Each read checks the state. A resumed run finds a lost state before it changes a file."""
     stores = ClientStores(folder=tmp_path)
     (running := stores.open("c")).write(ids(1, 2), values(1.0, 2.0), 0)
     state = stores.state_dict()
@@ -108,7 +108,7 @@ def test_a_state_of_another_round_store_or_model_is_refused(tmp_path):
 
 
 class Delete(Spy):
-    """Deletes all clients' states when a round is over."""
+    """Deletes all clients' states after round 2."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -118,7 +118,7 @@ class Delete(Spy):
             path.unlink(missing_ok=True)
 
 
-def test_a_state_that_is_lost_during_a_run_ends_it_with_the_name_of_the_file(config, tmp_path):
+def test_a_state_lost_during_a_run_ends_it_with_the_name_of_the_file(config, tmp_path):
     fast = ("participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "callbacks.checkpoint.every=9")
     cfg = config("algorithm=scaffold", "rounds=4", *fast, *TWO, folder=tmp_path)
     with open_dict(cfg):
@@ -127,8 +127,8 @@ def test_a_state_that_is_lost_during_a_run_ends_it_with_the_name_of_the_file(con
         train(cfg)
 
 
-def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs(tmp_path, monkeypatch):
-    """It also waits until that is on the disk, because a power cut may empty other files."""
+def test_a_checkpoint_writes_only_changed_states_and_keeps_those_of_the_last_one(tmp_path, monkeypatch):
+    """It also waits until these files are on the disk, because a power failure may empty others."""
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
 
@@ -147,7 +147,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs
     store.write(ids(2), values(4.0), 2)  # no checkpoint refers to the version of round 1
     second = stores.state_dict()
     obsolete = stores.rotate()
-    store.write(ids(2), values(5.0), 3)  # the second checkpoint is not on the disk yet
+    store.write(ids(2), values(5.0), 3)  # the second checkpoint is not yet on the disk
     assert files(tmp_path) == ["1-0.bin", "2-0.bin", "2-2.bin", "2-3.bin"]
     for i, (state, number) in enumerate(((first, 2), (second, 4))):
         shutil.copytree(tmp_path / "c", tmp_path / f"killed{i}" / "c")
@@ -162,8 +162,8 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs
         resumed(tmp_path, first)
 
 
-def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
-    """It deletes what a kill left, and nothing else."""
+def test_a_new_run_in_the_same_folder_starts_without_states(tmp_path):
+    """It deletes only the files that a kill left."""
     ClientStores(folder=tmp_path).open("c").write(ids(1), values(1.0), 0)
     for left in (".1-2.bin.77.bin", "notes.txt"):
         (tmp_path / "c" / "0" / left).write_text("left")
@@ -174,15 +174,15 @@ def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
     assert files(tmp_path) == ["notes.txt"]
 
 
-def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypatch):
-    """A checkpoint writes its versions to files; a resumed run reads the same numbers."""
+def test_states_stay_on_the_gpu_of_a_single_process(tmp_path, monkeypatch):
+    """A checkpoint writes its versions to files. A resumed run reads the same numbers."""
     monkeypatch.setattr("gcfed.federated.state.client_store._fits", lambda device: True)
     stores, states = ClientStores(folder=tmp_path), []
     store = stores.open("c")
     stores.start(ALONE)
     for t, there in enumerate(([], ["1-0.bin", "2-0.bin"], ["1-1.bin", "2-0.bin"])):
         store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), t)
-        store.read(ids(1), LIKE)["bias"].fill_(-1)  # a copy
+        store.read(ids(1), LIKE)["bias"].fill_(-1)  # reads return copies
         assert store.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [t, 10 + t - t % 2]
         assert files(tmp_path) == there
         states.append(stores.state_dict())
@@ -193,4 +193,4 @@ def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypa
     again.write(ids(1), values(7.0), 3)
     assert again.read(ids(1), LIKE)["bias"][0, 0] == 7
     again.release()
-    assert again.read(ids(1), LIKE)["bias"][0, 0] == 2  # no checkpoint had the last version
+    assert again.read(ids(1), LIKE)["bias"][0, 0] == 2  # the last version is in no checkpoint
