@@ -234,10 +234,10 @@ def test_the_error_of_an_unknown_boundary_lists_the_names():
         meet(GradientCentralization(boundary="fc9").local)
 
 
-def test_a_tied_weight_belongs_to_the_layer_that_uses_it_first():
+def test_a_tied_weight_belongs_to_the_layer_that_uses_it_last():
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight
-    for boundary, expected in (("2", ["0.weight"]), ("1", [])):  # layer 1 has only the tied weight
+    for boundary, expected in (("2", ["0.weight"]), ("1", [])):  # layer 1 uses it last
         gc = GradientCentralization(boundary=boundary).local
         meet(gc, tied)
         assert [*gc.ndim] == expected
