@@ -36,7 +36,6 @@ API = {  # package → its modules that a user's own parts use; None: all
         "aggregate",
         "training.stack",
         "training.solver",
-        "state.kept",
         "state.store",
     ],
     **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),

@@ -18,7 +18,7 @@ from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Order, ServerPart, Setup, parts_of
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.parallel.strategy import CohortStrategy
-from gcfed.federated.received import Counts, Received, Round
+from gcfed.federated.received import Received, Round
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
@@ -202,7 +202,8 @@ def train_rounds(
 
 
 def make_upload(delta, sizes, finite=None):
-    return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite_clients(delta) if finite is None else finite)
+    finite = finite_clients(delta) if finite is None else finite
+    return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite, 0, torch.ones(len(sizes)), sizes)
 
 
 def make_round(start, reduce=list, lr=0.1):
@@ -212,10 +213,9 @@ def make_round(start, reduce=list, lr=0.1):
 def make_received(start, num_finite=2, received=None, **kwargs):
     """A ``Received`` with ``num_finite`` finite uploads."""
     cohort = np.array([1, 4])
-    counts = Counts(finite=num_finite)
     return Received(
         0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, answered=cohort, received=received or {},
-        counts=counts,
+        num_finite=num_finite, usable=num_finite > 0,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from harness import ALGORITHMS, ArrayData, final_weights, make_download
 
-from gcfed.federated.state.client_store import ClientStore
+from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.network import broadcast_state
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import ClientStack
@@ -74,12 +74,12 @@ def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkey
     args = (*SMALL, "algorithm=scaffold", "precision=64-true")
     cpu = train(config(*args, "trainer=cpu", folder=tmp_path / "cpu"))
     train(config(*args, "trainer=gpu", "rounds=2", folder=tmp_path / "gpu"))
-    held, release = [], ClientStore.release
-    monkeypatch.setattr(ClientStore, "release", lambda store: (held.extend(store._held.values()), release(store)))
+    held, release = [], ClientStores.release
+    monkeypatch.setattr(ClientStores, "release", lambda stores: (held.extend(stores._held.values()), release(stores)))
     gpu = train(config(*args, "trainer=gpu", "ckpt_path=last", folder=tmp_path / "gpu"))
     assert held
     assert all(vector.is_cuda for vector in held)
-    assert not gpu.loop.stores.open("scaffold")._held
+    assert not gpu.loop.stores._held
     for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0, atol=1e-9)
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from gcfed.federated.messages import Expected, MessageError, Upload, refuse_misfit, refuse_other
+from gcfed.federated.state.store import NONE
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.wire import read_upload, unpack
 
 RESUME = "The same command with ckpt_path=last continues after the last finished round."
-NONE = -1  # the version of a client that has no state
 MOST = 1e20  # of a loss: times a weight it is still finite in float32
 About = dict[str, Any]
 """The plain values of a question or an answer."""
@@ -92,8 +92,6 @@ def checked_upload(
         check_whole(f"the size of {name}", [size], 0, 3 * expected.shapes["delta"][name].nbytes)  # with places
     upload = read_upload(content, expected.shapes["delta"])
     k, sizes = len(upload.clients), sizes_N[upload.clients]
-    assert upload.num_seen is not None
-    assert upload.loss is not None
     require(upload.round == round, "round", upload.round)
     require(np.array_equal(upload.num_samples, sizes), "num_samples", upload.num_samples)
     steps = solver.num_steps(sizes)

@@ -30,7 +30,7 @@ from nvflare.lighter.provision import prepare_builders, prepare_packager, prepar
 from nvflare.lighter.provisioner import Provisioner
 from omegaconf import OmegaConf
 
-from gcfed.federated.parallel.launch import end_with_parent
+from gcfed.federated.parallel.strategy import end_with_parent
 from gcfed.runs.folder import CONFIG
 from gcfed_sites.answers import RESUME, About, Answer
 from gcfed_sites.flare import Relay, SiteEnd

@@ -104,8 +104,7 @@ class Site:
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         end = ClientEnd(self._config(own, folder, about), assemble, own.accelerator)
-        for store in end.stores.opened.values():
-            store.shared = True  # states are files, which this site's next process reads
+        end.stores.shared = True  # states are files, which this site's next process reads
         if end.data.num_clients != (n := about["num_clients"]) or not set(self.clients) <= set(range(n)):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {n}, from 0 on.")
         path, checksum = folder / "data.txt", digest(fingerprint(end.data))
@@ -155,20 +154,19 @@ class Site:
 
     def fit(self, about: About, message: bytes) -> About:
         """Trains some of its clients, from the states that the server considers valid. Deletes older ones."""
-        clients, states, stores = about["clients"], about["states"], self.end.stores.opened
+        clients, states, stores = about["clients"], about["states"], self.end.stores
         if not set(clients) <= set(self.clients):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and asked were {clients}.")
         download = unpack_download(message)
         refuse_other("the server's model", download.model, self.end.module.broadcast_state())
-        if states.keys() != stores.keys():
-            raise ValueError(f"{self.name} has the states {[*stores]}, and asked were {[*states]}.")
-        for name, store in stores.items():
-            for client, versions in zip(clients, states[name], strict=True):  # the valid one first
-                written = store.path(client, 0).parent.glob(f"{client}-*.bin")
-                for path in {*written} - {store.path(client, v) for v in versions}:
-                    path.unlink()
-            valid = {client: versions[0] for client, versions in zip(clients, states[name], strict=True)}
-            store.take({client: version for client, version in valid.items() if version != NONE})
+        if states.keys() != stores.names:
+            raise ValueError(f"{self.name} has the states {sorted(stores.names)}, and asked were {[*states]}.")
+        known = {(name, k): of for name, own in states.items() for k, of in zip(clients, own, strict=True)}
+        for key, versions in known.items():  # the valid one first
+            written = stores.path(key, 0).parent.glob(f"{key[1]}-*.bin")
+            for path in {*written} - {stores.path(key, version) for version in versions}:
+                path.unlink()
+        stores.take({key: versions[0] for key, versions in known.items() if versions[0] != NONE})
         uploads = [*self.end.fit(download, np.array(clients, dtype=np.int64))]
         return {"uploads": uploads, "states": self._written(clients)}
 
@@ -179,12 +177,9 @@ class Site:
 
     def _written(self, clients: Sequence[int]) -> About:
         """The versions of these clients' states, after their files have reached the disk."""
-        versions = {}
-        for name, store in self.end.stores.opened.items():
-            store.state_dict()  # waits for the disk
-            found = [store.version(client) for client in clients]
-            versions[name] = [NONE if version is None else version for version in found]
-        return versions
+        stores = self.end.stores
+        stores.state_dict()  # waits for the disk
+        return {name: stores.versions(name, clients) for name in stores.names}
 
 
 def clients_config(whole: Any) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.stacks import Stacks
-from gcfed.federated.state.client_store import ClientStore
+from gcfed.federated.state.store import NONE, ClientStores, Key
 from gcfed.federated.training.forward import Params
 from gcfed.federated.wire import pack
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
 from gcfed_sites import answers
-from gcfed_sites.answers import NONE, RESUME, About, Answer, counted_against
+from gcfed_sites.answers import RESUME, About, Answer, counted_against
 from gcfed_sites.site import clients_config
 
 log = logging.getLogger(__name__)
@@ -37,26 +37,29 @@ SAMPLES = 10**8  # the most samples of a client: a round lists its batches
 _numbers = itertools.count()  # numbers of this process's questions: a line may serve several runs
 
 
-class Index(ClientStore):
-    """The valid versions of the clients' states. The files are at the sites."""
+class Index(ClientStores):
+    """The server's states, and the valid versions of the clients' states, whose files are at the sites."""
 
-    _before: Mapping[int, int] = {}  # the versions of the checkpoint before the last, which may still be being written
+    away: Collection[str] = ()  # the names of the clients' states
+    _before: Mapping[Key, int] = {}  # the versions of the checkpoint before the last, which may still be being written
 
-    def references(self, clients: Sequence[int]) -> list[list[int]]:
-        """For each client the valid version, followed by those of the last two checkpoints."""
-        return [[of.get(client, NONE) for of in (self._version, self._last, self._before)] for client in clients]
+    def references(self, clients: Sequence[int]) -> dict[str, list[list[int]]]:
+        """For each client the valid version, followed by those of the last two checkpoints, by name of the state."""
+        tables = self._version, self._last, self._before
+        return {name: [[of.get((name, k), NONE) for of in tables] for k in clients] for name in self.away}
 
-    def note(self, clients: Sequence[int], versions: Sequence[int]) -> None:
+    def note(self, clients: Sequence[int], versions: Mapping[str, Sequence[int]]) -> None:
         """Makes these versions the valid ones."""
-        known = self._version | dict(zip(clients, versions, strict=True))
-        self._version = {client: version for client, version in known.items() if version != NONE}
+        new = {(name, k): version for name, own in versions.items() for k, version in zip(clients, own, strict=True)}
+        self._version = {key: version for key, version in (self._version | new).items() if version != NONE}
 
     def rotate(self) -> list[Path]:
         self._before = self._last
         return super().rotate()
 
-    def _settle(self) -> None:
-        """Does nothing, because sites wait for their disks."""
+    def _settle(self, key: Key, version: int) -> None:
+        if key[0] not in self.away:  # sites wait for their disks
+            super()._settle(key, version)
 
 
 @checked
@@ -77,7 +80,9 @@ class Sites(Stacks):
     separate_clients = True
 
     def __post_init__(self) -> None:
-        super().__init__(self.stacks.program, self.stacks.stores, self.stacks.per_round)
+        self.index = Index(self.stacks.stores.folder)
+        self.index.away = [name for part in self.stacks.program.parts for name in part.keeps]
+        super().__init__(self.stacks.program, self.index, self.stacks.per_round)
         self.own_data = self.kit is not None
         self.output = Path(self.cfg.paths.output_dir).resolve()
         self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # names the states at the sites
@@ -103,8 +108,6 @@ class Sites(Stacks):
         """
         if self.program.module.trainer.world_size > 1:
             raise ValueError("federation=nvflare needs trainer.devices=1, because the sites train.")
-        self.indices = {name: Index(store.folder) for name, store in self.stores.of_clients.items()}
-        self.stores.opened |= self.indices
         self.line = self.open_line()
         data, module, names = self.program.data, self.program.module, self.line.sites
         transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
@@ -150,7 +153,7 @@ class Sites(Stacks):
         while self._busy and (late := self.line.receive(0.0)):
             self._hear(late, ())
         tasks: dict[str, About] = {
-            site: {"clients": own, "states": {name: index.references(own) for name, index in self.indices.items()}}
+            site: {"clients": own, "states": self.index.references(own)}
             for site, own in asked.items() if site not in self._busy
         }  # fmt: skip
         missing, self._done, self._round = dict.fromkeys(asked, "did not answer"), {}, download.round
@@ -180,9 +183,8 @@ class Sites(Stacks):
             raise ConnectionError(f"{few}, and federation.least is {least}. {reasons}. {RESUME}")
 
     def _note(self, clients: list[int], versions: Mapping[str, list[int]]) -> None:
-        answers.check_versions(versions, self.indices, clients, self._round)
-        for name, index in self.indices.items():
-            index.note(clients, versions[name])
+        answers.check_versions(versions, self.index.away, clients, self._round)
+        self.index.note(clients, versions)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Sends the server's reply to the clients that answered. If a site does not confirm it, the states that its

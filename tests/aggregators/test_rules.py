@@ -196,7 +196,7 @@ def test_extra_tensors_are_reduced_by_the_same_rule(rule, definition):
     train_rounds(
         make_net(), random_federation(), sgd(), rounds=1, cohort_of=5, methods=[method], aggregator=rule, stores=stores
     )
-    own = stores.open("scaffold").read(np.arange(5), server_of(method).control)
+    own = stores.read("scaffold", np.arange(5), server_of(method).control)
     rows = torch.cat([t.flatten(1) for t in own.values()], 1).numpy()
     reduced = torch.cat([t.flatten() for t in server_of(method).control.values()])
     torch.testing.assert_close(reduced, torch.from_numpy(definition(rows)), rtol=0, atol=1e-12)

@@ -14,7 +14,6 @@ from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.state.store import ClientStores
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT
@@ -27,12 +26,10 @@ SETTING = (
 
 def is_whole(run):
     """Raises ValueError if ``last.ckpt`` is damaged, or if one of its clients' states is damaged or lost."""
-    (stores,) = (c["stores"] for c in load_checkpoint(run / CHECKPOINT)["callbacks"].values() if "stores" in c)
-    store = ClientStore(run / "clients" / "scaffold")
-    store.load_state_dict(stores["scaffold"])
-    for client in store._version:
-        store._load(client)
-    return len(store._version) > 0
+    (versions,) = (c["stores"] for c in load_checkpoint(run / CHECKPOINT)["callbacks"].values() if "stores" in c)
+    stores = ClientStores(run / "clients")
+    stores.load_state_dict(versions)
+    return len([stores._load(key) for key in stores._version]) > 0
 
 
 def test_the_last_checkpoint_is_whole_whenever_files_change(config, tmp_path, monkeypatch):
@@ -65,15 +62,16 @@ def test_the_last_checkpoint_is_whole_whenever_files_change(config, tmp_path, mo
 def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path):
     """This process writes no checkpoint itself."""
     stores = ClientStores(folder=tmp_path)
+    stores.names = {"c"}
     loop = FederatedLoop(sampler=Cohorts(1), solver=sgd(), aggregator=MeanAggregator(), rounds=9, seed=1, stores=stores)
-    store, state = stores.open("c"), {"w": torch.ones(1, 3)}
+    state = {"w": torch.ones(1, 3)}
     trainer = SimpleNamespace(
         callbacks=[loop], global_step=1, max_steps=9, should_stop=False, is_global_zero=False,
         save_checkpoint=lambda *_, **__: loop.state_dict(), strategy=SimpleNamespace(),
     )  # fmt: skip
     checkpoint = RoundCheckpoint(str(tmp_path))
     checkpoint.setup(trainer, None, "fit")
-    store.write(np.array([1]), state, 0)
+    stores.write("c", np.array([1]), state, 0)
     checkpoint.on_train_batch_end(trainer)
-    store.write(np.array([1]), state, 1)
+    stores.write("c", np.array([1]), state, 1)
     assert sorted(path.name for path in (tmp_path / "c" / "0").iterdir()) == ["1-0.bin", "1-1.bin"]

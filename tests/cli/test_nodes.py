@@ -57,7 +57,7 @@ def start_agents(work, monkeypatch, folder=None):
 def on_two_nodes(work, monkeypatch):
     """Calls a function on two nodes; returns their exit codes."""
 
-    def in_a_thread():  # as gcfed.federated.parallel.launch does
+    def in_a_thread():  # as in gcfed.federated.parallel.strategy
         failed = []
 
         def attempt():

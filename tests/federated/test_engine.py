@@ -7,13 +7,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from harness import CPU, ArrayData, Spy, make_net, random_federation, sgd, train_rounds, weights
+from harness import ArrayData, Spy, make_net, random_federation, sgd, train_rounds, weights
 from torch import nn
 
 from gcfed.federated.method import ClientPart, Kept, like_trained
-from gcfed.federated.stacks import assign, layout
+from gcfed.federated.stacks import Stacks, assign
 from gcfed.federated.training import batches
 from gcfed.federated.training.batches import Kind, plan_batches
+from gcfed.federated.training.lent import Traits
 from gcfed.federated.training.network import broadcast_state
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import ClientStack
@@ -199,11 +200,21 @@ def test_the_error_of_a_solver_setting_names_its_key(stack, optimizer):
 def test_a_gpu_trains_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes, expected):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gigabytes * 1e9), 0))
     shape = (3, 32, 32) if isinstance(net, CNN) else (1000,)
-    data = SimpleNamespace(fetch=lambda index, augment: (torch.zeros(1, *shape), None))
+    sample = SimpleNamespace(
+        fetch=lambda index, augment: (torch.zeros(1, *shape), None), num_clients=5, sizes=np.square
+    )
     monkeypatch.setattr(torch, "zeros", partial(_on_cpu, torch.zeros))
-    assert layout("auto", 4, 5, net, torch.device("cuda", 0), data) == expected
-    assert layout(2, 4, 5, net, torch.device("cuda", 0), data)[0] == 2
-    assert layout("auto", 4, 5, net, CPU, data) == (1, 1)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+
+    def layout(stack, device):
+        module = SimpleNamespace(net=net, device=torch.device(device), traits=Traits())
+        program = SimpleNamespace(solver=sgd(stack=stack), module=module, data=sample)
+        found = Stacks(program, None, 5).layout
+        return found.k, len(found.streams)
+
+    assert layout("auto", "cuda") == expected
+    assert layout(2, "cuda")[0] == 2
+    assert layout("auto", "cpu") == (1, 0)
 
 
 def _on_cpu(make, *size, device=None, **keywords):
@@ -328,11 +339,11 @@ class Misfit(Spy):
 @pytest.mark.parametrize(
     ("sends", "words"),
     [
-        ([], "^an upload's more lacks v"),
-        ([("more", "v", torch.zeros(2))], r"^an upload's more has v as \(1, 2\), and here it is \(1,\)"),
+        ([], "^an upload's more is .* model or method: v is missing"),
+        ([("more", "v", torch.zeros(2))], r"v is torch.float32 \(1, 2\), and here it is torch.float32 \(1,\)"),
         (
             [("more", "v", torch.zeros(())), ("less", "u", torch.zeros(()))],
-            "^an upload's less has u, which is not known here",
+            r"^an upload's less .* u is torch.float32 \(1,\), and here it is unknown",
         ),
     ],
 )
@@ -368,7 +379,7 @@ class TermOfClasses(ClientPart):
     [
         (KeepsOther(reads=True), "'yours'$"),
         (KeepsOther(reads=False), "'yours'$"),
-        (OnlySends(), "an upload's mine has loss, which is not known here"),
+        (OnlySends(), "an upload's mine .* loss is torch.float64 .*, and here it is unknown"),
         (TermOfClasses(), r"TermOfClasses\.local_loss returns a tensor of shape \[4\], not \[1\]"),
     ],
 )

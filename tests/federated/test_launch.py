@@ -12,13 +12,10 @@ import torch.distributed as dist
 from conftest import TWO
 from harness import final_weights
 from lightning.pytorch import Callback
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import OmegaConf, open_dict
 
-from gcfed.federated.parallel import launch
 from gcfed.federated.parallel import strategy as layout
-from gcfed.federated.parallel.strategy import CohortStrategy, can_fork
+from gcfed.federated.parallel.strategy import CohortStrategy, ForkLauncher, can_fork
 from gcfed.run import train
 
 TINY = ("rounds=2", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")
@@ -94,7 +91,7 @@ def test_a_fork_of_a_process_with_openmp_threads_creates_its_own_threads(monkeyp
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the fork hangs"))
     signal.alarm(60)
     try:
-        launch.ForkLauncher(2).launch(work)
+        ForkLauncher(2).launch(work)
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -112,7 +109,7 @@ def test_killing_the_first_process_ends_all(tmp_path):
         (tmp_path / "new").rename(tmp_path / "pid")
         time.sleep(60)
 
-    process = multiprocessing.get_context("fork").Process(target=lambda: launch.ForkLauncher(2).launch(work))
+    process = multiprocessing.get_context("fork").Process(target=lambda: ForkLauncher(2).launch(work))
     process.start()
     process.join()
     second, end = Path("/proc", (tmp_path / "pid").read_text(), "stat"), time.monotonic() + 5
@@ -149,17 +146,6 @@ def test_gpus_that_the_user_names_are_used(monkeypatch):
     assert [*spread(monkeypatch, 2, accelerator="gpu")] == ["strategy"]
 
 
-def test_an_error_of_nccl_names_mig(monkeypatch):
-    def fails(*_):
-        raise dist.DistBackendError("Duplicate GPU detected")
-
-    strategy = CohortStrategy(parallel_devices=[torch.device("cuda", 0)], cluster_environment=LightningEnvironment())
-    monkeypatch.setattr(DDPStrategy, "setup_distributed", lambda _: None)
-    monkeypatch.setattr(CohortStrategy, "barrier", fails)
-    with pytest.raises(RuntimeError, match="MIG slices of one GPU"):
-        strategy.setup_distributed()
-
-
 @linux
 @pytest.mark.parametrize("found", [
     {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
@@ -172,7 +158,7 @@ def test_several_processes_of_a_job_need_trainer_ddp(monkeypatch, found):
 
 @linux
 def test_a_signal_to_end_ends_all_processes_at_once():
-    launcher = launch.ForkLauncher(3)
+    launcher = ForkLauncher(3)
 
     def work():
         if os.environ["LOCAL_RANK"] == "0":
@@ -201,4 +187,4 @@ def test_the_error_of_several_failures_names_the_cause():
         raise RuntimeError("somebody is gone")
 
     with pytest.raises(ChildProcessError, match="process 2 of this run died of signal 9"):
-        launch.ForkLauncher(4).launch(work)
+        ForkLauncher(4).launch(work)

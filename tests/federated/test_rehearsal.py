@@ -69,9 +69,9 @@ def test_rehearsals_equal_uploads_and_change_neither_states_nor_rows(federation,
         )  # fmt: skip
         assert keeps.sent == 3 * 3
         everybody, like = np.arange(federation.num_clients), {n: p.detach() for n, p in net.named_parameters()}
-        both = [stores.open("scaffold"), stores.open("kept")]
-        states = [t for store in both for t in store.read(everybody, like).values()]
-        found.append((end, rows, states, [[store.version(client) for client in everybody] for store in both]))
+        both = ["scaffold", "kept"]
+        states = [t for kept in both for t in stores.read(kept, everybody, like).values()]
+        found.append((end, rows, states, [stores.versions(kept, everybody) for kept in both]))
     (a, rows, states, versions), (b, others, kept, at) = found
     assert torch.equal(a, b)
     assert rows == others

@@ -7,7 +7,6 @@ import torch
 
 from gcfed.federated import stacks
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.graphs.streams import Streams
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.metrics.updates import Drift
 from gcfed.run import train
@@ -49,8 +48,7 @@ def before(monkeypatch):
 
 
 def test_stacks_train_concurrently_and_are_received_one_after_another(config, before, monkeypatch):
-    lanes = Streams(torch.device("cuda"), 2)
-    monkeypatch.setattr(stacks.Stacks, "layout", stacks.Layout(1, lanes))
+    monkeypatch.setattr(stacks.Stacks, "layout", stacks.Layout(1, torch.device("cuda"), 2))
 
     def counted(owner, name, what):
         plain, calls = getattr(owner, name), iter(range(1, 9))

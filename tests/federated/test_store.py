@@ -12,7 +12,7 @@ from conftest import TWO
 from harness import Spy
 from omegaconf import open_dict
 
-from gcfed.federated.state.store import ClientStores
+from gcfed.federated.state.store import NONE, ClientStores
 from gcfed.run import train
 
 LIKE = {
@@ -31,6 +31,12 @@ def ids(*clients):
     return np.array(clients)
 
 
+def opened(folder):
+    stores = ClientStores(folder=folder)
+    stores.names = {"c"}
+    return stores
+
+
 def prune(stores):
     for path in stores.rotate():
         path.unlink(missing_ok=True)
@@ -41,28 +47,26 @@ def files(folder):
 
 
 def test_states_are_read_in_the_models_layout(tmp_path):
-    stores = ClientStores(folder=tmp_path)
-    store = stores.open("c")
-    store.write(ids(7, 3), values(1.0, 2.0), 0)
-    read = store.read(ids(3, 5, 7), LIKE)
+    stores = opened(tmp_path)
+    stores.write("c", ids(7, 3), values(1.0, 2.0), 0)
+    read = stores.read("c", ids(3, 5, 7), LIKE)
     for name in LIKE:
         assert torch.equal(read[name][0], values(2.0)[name][0])
         assert read[name][1].eq(0).all()
         assert torch.equal(read[name][2], values(1.0)[name][0])
         assert read[name][0].stride() == LIKE[name].stride()
-    default = store.read(ids(5), LIKE, default={n: t + 9 for n, t in LIKE.items()})
+    default = stores.read("c", ids(5), LIKE, default={n: t + 9 for n, t in LIKE.items()})
     assert all(t.eq(9).all() for t in default.values())
-    assert [store.version(client) for client in (3, 5, 7)] == [0, None, 0]
+    assert stores.versions("c", [3, 5, 7]) == [0, NONE, 0]
 
 
 def resumed(folder, state):
-    """The stores of a run that resumes from this state, and the store c."""
-    stores = ClientStores(folder=folder)
-    store = stores.open("c")
+    """The stores of a run that continues from this state."""
+    stores = opened(folder)
     stores.check(state)
     stores.load_state_dict(state)
     stores.start(ALONE)
-    return stores, store
+    return stores
 
 
 DAMAGES = {
@@ -77,8 +81,8 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(tmp_path, damage):
     """Each read checks the state. A resumed run finds a lost state before it changes a file."""
-    stores = ClientStores(folder=tmp_path)
-    (running := stores.open("c")).write(ids(1, 2), values(1.0, 2.0), 0)
+    stores = opened(tmp_path)
+    stores.write("c", ids(1, 2), values(1.0, 2.0), 0)
     state = stores.state_dict()
     paths = [tmp_path / "c" / "0" / f"{client}-0.bin" for client in (1, 2)]
     for path, content in zip(paths, DAMAGES[damage](*(path.read_bytes() for path in paths)), strict=True):
@@ -87,24 +91,24 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
         with pytest.raises(ValueError, match=r"1-0\.bin is not there: it is a client's state"):
             resumed(tmp_path, state)
     with pytest.raises(ValueError, match=r"1-0\.bin is (damaged|not there): it is a client's state"):
-        running.read(ids(1), LIKE)
+        stores.read("c", ids(1), LIKE)
 
 
 def test_a_state_of_another_round_store_or_model_is_refused(tmp_path):
     stores = ClientStores(folder=tmp_path)
-    store, other = stores.open("c"), stores.open("d")
-    for each, t in ((store, 0), (store, 1), (other, 1)):
-        each.write(ids(1), values(1.0), t)
+    stores.names = {"c", "d"}
+    for name, t in (("c", 0), ("c", 1), ("d", 1)):
+        stores.write(name, ids(1), values(1.0), t)
         if t == 0:
             stores.state_dict()
             stores.rotate()
     for source in ("c/0/1-0.bin", "d/0/1-1.bin"):
         shutil.copy(tmp_path / source, tmp_path / "c/0/1-1.bin")
         with pytest.raises(ValueError, match=r"c/0/1-1\.bin is damaged"):
-            store.read(ids(1), LIKE)
-    store.write(ids(1), values(1.0), 1)
+            stores.read("c", ids(1), LIKE)
+    stores.write("c", ids(1), values(1.0), 1)
     with pytest.raises(ValueError, match=r"c/0/1-1\.bin is of another model"):
-        store.read(ids(1), {"bias": LIKE["bias"]})
+        stores.read("c", ids(1), {"bias": LIKE["bias"]})
 
 
 class Delete(Spy):
@@ -135,24 +139,23 @@ def test_a_checkpoint_writes_only_changed_states_and_keeps_those_of_the_last_one
     def inodes(*names):
         return [(tmp_path / "c" / "0" / name).stat().st_ino for name in names]
 
-    stores = ClientStores(folder=tmp_path)
-    store = stores.open("c")
-    store.write(ids(1, 2), values(1.0, 2.0), 0)
+    stores = opened(tmp_path)
+    stores.write("c", ids(1, 2), values(1.0, 2.0), 0)
     first = stores.state_dict()
     assert synced == inodes("1-0.bin", "2-0.bin")
     prune(stores)
     assert files(tmp_path) == ["1-0.bin", "2-0.bin"]
 
-    store.write(ids(2), values(3.0), 1)
-    store.write(ids(2), values(4.0), 2)  # no checkpoint refers to the version of round 1
+    stores.write("c", ids(2), values(3.0), 1)
+    stores.write("c", ids(2), values(4.0), 2)  # no checkpoint refers to the version of round 1
     second = stores.state_dict()
     obsolete = stores.rotate()
-    store.write(ids(2), values(5.0), 3)  # the second checkpoint is not yet on the disk
+    stores.write("c", ids(2), values(5.0), 3)  # the second checkpoint is not yet on the disk
     assert files(tmp_path) == ["1-0.bin", "2-0.bin", "2-2.bin", "2-3.bin"]
     for i, (state, number) in enumerate(((first, 2), (second, 4))):
         shutil.copytree(tmp_path / "c", tmp_path / f"killed{i}" / "c")
-        _, again = resumed(tmp_path / f"killed{i}", state)
-        assert again.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [1, number]
+        again = resumed(tmp_path / f"killed{i}", state)
+        assert again.read("c", ids(1, 2), LIKE)["bias"][:, 0].tolist() == [1, number]
         assert files(tmp_path / f"killed{i}") == ["1-0.bin", f"2-{2 * i}.bin"]
 
     assert obsolete == [tmp_path / "c" / "0" / "2-0.bin"]
@@ -164,33 +167,32 @@ def test_a_checkpoint_writes_only_changed_states_and_keeps_those_of_the_last_one
 
 def test_a_new_run_in_the_same_folder_starts_without_states(tmp_path):
     """It deletes only the files that a kill left."""
-    ClientStores(folder=tmp_path).open("c").write(ids(1), values(1.0), 0)
+    opened(tmp_path).write("c", ids(1), values(1.0), 0)
     for left in (".1-2.bin.77.bin", "notes.txt"):
         (tmp_path / "c" / "0" / left).write_text("left")
-    new = ClientStores(folder=tmp_path)
-    store = new.open("c")
+    new = opened(tmp_path)
     new.start(ALONE)
-    assert store.version(1) is None
+    assert new.versions("c", [1]) == [NONE]
     assert files(tmp_path) == ["notes.txt"]
 
 
 def test_states_stay_on_the_gpu_of_a_single_process(tmp_path, monkeypatch):
     """A checkpoint writes its versions to files. A resumed run reads the same numbers."""
-    monkeypatch.setattr("gcfed.federated.state.client_store._fits", lambda device: True)
-    stores, states = ClientStores(folder=tmp_path), []
-    store = stores.open("c")
+    monkeypatch.setattr("gcfed.federated.state.store._fits", lambda device: True)
+    stores, states = opened(tmp_path), []
     stores.start(ALONE)
     for t, there in enumerate(([], ["1-0.bin", "2-0.bin"], ["1-1.bin", "2-0.bin"])):
-        store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), t)
-        store.read(ids(1), LIKE)["bias"].fill_(-1)  # reads return copies
-        assert store.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [t, 10 + t - t % 2]
+        stores.write("c", ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), t)
+        stores.read("c", ids(1), LIKE)["bias"].fill_(-1)  # reads return copies
+        assert stores.read("c", ids(1, 2), LIKE)["bias"][:, 0].tolist() == [t, 10 + t - t % 2]
         assert files(tmp_path) == there
         states.append(stores.state_dict())
         prune(stores)
     assert files(tmp_path) == ["1-2.bin", "2-2.bin"]
-    _, again = resumed(tmp_path, states[2])
-    assert again.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [2, 12]
-    again.write(ids(1), values(7.0), 3)
-    assert again.read(ids(1), LIKE)["bias"][0, 0] == 7
+    again = resumed(tmp_path, states[2])
+    assert again.read("c", ids(1, 2), LIKE)["bias"][:, 0].tolist() == [2, 12]
+    again.write("c", ids(1), values(7.0), 3)
+    assert again.read("c", ids(1), LIKE)["bias"][0, 0] == 7
     again.release()
-    assert again.read(ids(1), LIKE)["bias"][0, 0] == 2  # the last version is in no checkpoint
+    with pytest.raises(ValueError, match=r"1-3\.bin is not there"):  # the last version is in no checkpoint
+        again.read("c", ids(1), LIKE)

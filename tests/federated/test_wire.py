@@ -5,15 +5,18 @@ import torch
 from conftest import TWO
 from harness import ALGORITHMS, final_weights
 from omegaconf import OmegaConf
+from torch import nn
 
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.wire import Wire, upload_content
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
+from gcfed.models.mlp import MLP
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
 
 TINY = (  # at least two clients take part twice
-    "model.hidden=[12,8]", "rounds=2", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1",
+    "model._target_=test_wire.OddMLP", "model.hidden=[12,8]", "rounds=2", "participation.num_clients=4",
+    "participation.per_round=3", "client.epochs=1",
     "client.batch_size=8", "data.limit_train=90", "data.limit_test=40", "eval_every=3",
 )  # fmt: skip
 BITS = ("quantization=fedpaq", "quantization.bits=3")
@@ -38,13 +41,33 @@ CASES = {
 }  # fmt: skip
 
 
+class OddMLP(MLP):
+    """Also has a number in float64, a vector of length 0, a frozen layer, and a count of its training steps."""
+
+    def __init__(self, input_shape, num_classes, hidden):
+        super().__init__(input_shape=input_shape, num_classes=num_classes, hidden=hidden)
+        self.shift, self.empty = nn.Parameter(torch.zeros((), dtype=torch.float64)), nn.Parameter(torch.zeros(0))
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def stage(self, name, h):
+        if name == "fc3":
+            if self.training:
+                self.steps += 1
+            h = (self.frozen(h) * (1 + self.shift) + self.empty.sum()).to(h.dtype)
+        return super().stage(name, h)
+
+
 class Both(Wire):
     """Sends every message over the wire, and then to the simulation's clients. Each side has its own states."""
 
     def __init__(self, stacks, cfg, assemble):
-        (cfg := cfg.copy()).client_store.folder = f"{cfg.paths.output_dir}/wire"
         super().__init__(stacks, cfg, assemble)
-        self.simulation, self.stores = stacks, ClientStores()
+        self.simulation = stacks
+
+    def start(self):
+        self.stores = ClientStores()
+        super().start()
 
     def fit(self, download, clients, expected):
         received = list(super().fit(download, clients, expected))
@@ -67,7 +90,7 @@ def content(upload):
 
 
 def run(config, folder, *overrides, federation=None, **methods):
-    words = [word for word in (*TINY, *overrides) if "model=cnn" not in overrides or "hidden" not in word]
+    words = [word for word in (*TINY, *overrides) if "model=cnn" not in overrides or not word.startswith("model.")]
     cfg = config(*words, folder=folder)
     cfg.federation, cfg.logger = federation, {}
     for name, target in methods.items():

@@ -229,7 +229,7 @@ def test_the_server_has_the_mean_of_the_states_whatever_becomes_of_uploads(feder
     train_rounds(make_net(), federation, sgd(), rounds=3, methods=[method, change()], stores=stores)
     for store, name in MEANS[cls].items():
         means = method.parts[-1].server_state(name, {})
-        states = stores.open(store).read(np.arange(5), means)
+        states = stores.read(store, np.arange(5), means)
         for tensor, mean in means.items():
             torch.testing.assert_close(states[tensor].mean(0), mean, rtol=1e-12, atol=1e-12)
 

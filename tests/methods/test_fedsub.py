@@ -53,7 +53,7 @@ def test_it_equals_the_plain_loop(federation, ratio, refresh, weight_decay, gamm
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
     for client, dual in duals.items():
-        kept = stores.open("fedsub").read(np.array([client]), server_of(method).coordinates)
+        kept = stores.read("fedsub", np.array([client]), server_of(method).coordinates)
         torch.testing.assert_close(flat(kept), dual, rtol=0, atol=1e-10)
 
 
@@ -69,7 +69,7 @@ def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(federation, othe
     """Duals use the update that the server received, not the one before quantization."""
     method, stores = FedSub(ratio=0.5, refresh=99), ClientStores()
     train_rounds(wide_and_tall(), federation, sgd(), rounds=3, methods=[method, *others], stores=stores, cohort_of=5)
-    for dual in stores.open("fedsub").read(np.arange(5), server_of(method).coordinates).values():
+    for dual in stores.read("fedsub", np.arange(5), server_of(method).coordinates).values():
         torch.testing.assert_close(dual.sum(0), torch.zeros_like(dual[0]), rtol=0, atol=1e-7)
         assert dual.abs().sum() > 0
 

@@ -31,6 +31,6 @@ def test_it_equals_the_plain_loop(federation):
     ours = train_rounds(make_net(), federation, solver, rounds=6, methods=[method], k=2, stores=stores, server=server)
     theirs, table = reference(make_net(), federation, solver, rounds=6, momentum=0.5, server_lr=0.7)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    held = stores.open("fedvarp").read(np.arange(5), method.server_state("y", {}))
+    held = stores.read("fedvarp", np.arange(5), method.server_state("y", {}))
     torch.testing.assert_close(torch.cat([v.flatten(1) for v in held.values()], 1), table, rtol=0, atol=1e-10)
     torch.testing.assert_close(flat(method.server_state("y", {})), table.mean(0), rtol=0, atol=1e-10)

@@ -35,7 +35,7 @@ def test_it_equals_the_plain_loop():
             sent.append(chosen)
         w = w + sum(sent) / 3
     torch.testing.assert_close(ours, w, rtol=0, atol=1e-10)
-    kept = stores.open("topk").read(np.arange(5), {n: p.detach() for n, p in like.items()})
+    kept = stores.read("topk", np.arange(5), {n: p.detach() for n, p in like.items()})
     for k, error in errors.items():
         torch.testing.assert_close(torch.cat([t[k].flatten() for t in kept.values()]), error, rtol=0, atol=1e-10)
     assert {*sizes.up} == {(3 + 1 + 2 + 1) * (8 + 4)}  # of 30 + 5 + 20 + 4 entries, with an index each

@@ -99,13 +99,11 @@ class ClientProgram:
 
     def _own(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
         """The states that these clients keep for a part."""
-        stores = list(part.stores.values())
-        versions = [stores[0].version(client) for client in clients.tolist()] if stores else []
-        own = Own([-1 if version is None else version for version in versions])
+        own = Own(part.stores.versions(next(iter(part.keeps)), clients) if part.keeps else ())
         for name, kept in part.keeps.items():
             like = kept.like(part, download)
             start = {key: download.model[key] for key in like} if kept.starts_at_model else None
-            own[name] = part.stores[name].read(clients, like, default=start)
+            own[name] = part.stores.read(name, clients, like, default=start)
         return own
 
     def _pack(
@@ -117,7 +115,7 @@ class ClientProgram:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
                     finite = finite_clients(stack.full) & finite_clients(values)
-                    part.stores[name].write(stack.clients, values, download.round, finite)
+                    part.stores.write(name, stack.clients, values, download.round, finite)
         notes = {part.title: note for part in self.parts if (note := part.observe(stack, download)) is not None}
         stack.prepared.clear()
         delta, narrow = stack.delta(), narrow_of(self.aggregator)
@@ -133,7 +131,7 @@ class ClientProgram:
             for name, values in (part.keep(upload, owns[part], download) or {}).items():
                 # A part that edits a state in place leaves out clients itself, without a wait for the device.
                 counts = None if values is owns[part].get(name) else upload.finite
-                part.stores[name].write(stack.clients, values, download.round, counts)
+                part.stores.write(name, stack.clients, values, download.round, counts)
         if sends:
             self.sent.append((upload.clients, upload.finite))
         return upload
@@ -144,7 +142,7 @@ class ClientProgram:
             for clients, finite in self.sent if part.overrides("hear") else ():
                 own = self._own(part, clients, self.download)
                 for name, values in (part.hear(reply, own, self.download) or {}).items():
-                    part.stores[name].write(clients, values, self.download.round, finite)
+                    part.stores.write(name, clients, values, self.download.round, finite)
 
     def _recorder(self, in_steps: Sequence[ClientPart]) -> Recorder | None:
         """The recorder of local steps; None if a part, a callback or the network does not allow recording."""

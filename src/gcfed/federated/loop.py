@@ -84,6 +84,7 @@ class FederatedLoop(Callback):
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
         self.stacks = Stacks(program, self.stores, self.sampler.per_round)
         self.transport = self.federation(self.stacks) if self.federation else self.stacks
+        self.stores = self.transport.stores
         self.sampler.validate(data.num_clients)
         parts = [part for part in callbacks if isinstance(part, Part)]
         cohort = self.sampler.per_round - (self.faults.extra or 0)

@@ -17,8 +17,7 @@ from torch import Tensor
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.received import Received, Round
 from gcfed.federated.setup import Setup
-from gcfed.federated.state.client_store import ClientStore
-from gcfed.federated.state.kept import Kept, Own, like_trained  # noqa: F401 (methods import it from here)
+from gcfed.federated.state.store import ClientStores, Kept, Own, like_trained  # noqa: F401 (methods import it from here)
 from gcfed.federated.training.forward import Output, Params
 from gcfed.federated.training.stack import ClientStack
 from gcfed.tasks import Batch
@@ -80,7 +79,7 @@ class Part(Callback):
     keeps: Mapping[str, Kept] = {}
     method = ""
     trained_names: list[str]
-    stores: Mapping[str, ClientStore]
+    stores: ClientStores
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -95,9 +94,8 @@ class Part(Callback):
         self.trained_names = setup.names
         for need in self.needs:
             need(setup, self.title)
-        self.stores = {name: setup.stores.open(name) for name in self.keeps}
-        for store in self.stores.values():
-            store.servers = not isinstance(self, ClientPart)
+        self.stores = setup.stores
+        self.stores.names |= self.keeps.keys()
         self.validate(setup)
 
     def validate(self, setup: Setup) -> None:

@@ -58,57 +58,38 @@ class Round:
         return torch.zeros(shape, dtype=torch.float64, device=next(iter(self.start.values())).device)
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Counts of a round's uploads, over all processes.
-
-    Attributes:
-        loss: mean of the finite training losses, over the clients that count.
-        finite: number of clients that count: those that sent finite numbers only.
-        overflown: whether the aggregate of finite uploads is not finite.
-    """
-
-    loss: float = float("nan")
-    finite: int = 0
-    up_bytes: int = 0
-    samples: int = 0
-    steps: int = 0
-    overflown: bool = False
-
-
 @dataclass(frozen=True, eq=False)
 class Received(Round):
-    """A round after its uploads, on every process.
+    """A round after its uploads, on every process. All numbers are over all processes.
 
     Attributes:
         answered: ids of the clients whose uploads came, sorted.
         update: the aggregated Δ, name → ``[*shape]``; ``on_aggregate_end`` may edit it.
         received: what clients sent in addition to Δ, by the name given to ``Upload.send``: the mean over the finite
             clients, or another aggregator's result, name → ``[*shape]``.
-        counts: the counts of the uploads.
-        sums: the sums of each server part (``ServerPart.sums``), over all processes.
+        sums: the sums of each server part (``ServerPart.sums``).
         reply: the server's message to the cohort after the round, by name; ``on_aggregate_end`` fills it.
-        always: whether the server steps without a finite client too; Δ is then 0 before parts edit it.
+        num_finite: number of clients that count: those that sent finite numbers only.
+        loss: mean of the finite training losses, over the clients that count.
+        up_bytes, samples, steps: of all uploads.
+        overflown: whether the aggregate of finite uploads is not finite.
+        usable: whether the server steps along the update: it is finite, and comes from at least one client, which a
+            part with the fact "steps without clients" does not require.
     """
 
     answered: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     update: Params = field(default_factory=dict)
     received: dict[str, Params] = field(default_factory=dict)
-    counts: Counts = Counts()
     sums: Mapping[Any, Params] = field(default_factory=dict)
     reply: dict[str, Params] = field(default_factory=dict)
-    always: bool = False
+    num_finite: int = 0
+    loss: float = float("nan")
+    up_bytes: int = 0
+    samples: int = 0
+    steps: int = 0
+    overflown: bool = False
+    usable: bool = False
 
     @property
     def cohort(self) -> np.ndarray:
         return self.answered
-
-    @property
-    def num_finite(self) -> int:
-        """How many clients sent finite numbers only."""
-        return self.counts.finite
-
-    @property
-    def usable(self) -> bool:
-        """Whether the update is finite and comes from at least one client, which ``always`` does not require."""
-        return (self.counts.finite > 0 or self.always) and not self.counts.overflown

@@ -33,18 +33,17 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
 
 def row_of(round: Received, download: Download, server: Server, refused: bool, started: float) -> dict[str, Any]:
     """The round's row of metrics, as far as it is known before the test."""
-    counts, answered = round.counts, len(round.cohort)
-    sent = round.drawn - server.transport.unasked
+    answered, sent = len(round.cohort), round.drawn - server.transport.unasked
     return {
         "round": round.index + 1,
-        **({"train/loss": counts.loss} if answered else {}),
+        **({"train/loss": round.loss} if answered else {}),
         "train/clients": answered,
-        "train/nonfinite_clients": answered - counts.finite,
-        "train/refused_steps": int(counts.overflown) + int(refused),
-        "train/samples": counts.samples,
-        "train/steps": counts.steps,
+        "train/nonfinite_clients": answered - round.num_finite,
+        "train/refused_steps": int(round.overflown) + int(refused),
+        "train/samples": round.samples,
+        "train/steps": round.steps,
         "comm/down_bytes": sent * download.nbytes + answered * sum(map(nbytes, round.reply.values())),
-        "comm/up_bytes": counts.up_bytes,
+        "comm/up_bytes": round.up_bytes,
         "time/train_s": time.perf_counter() - started,
         **server.row(round),
     }

@@ -16,7 +16,7 @@ from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.messages import Download, Expected, Upload, finite_clients, refuse_misfit, sendable
 from gcfed.federated.method import Order, ServerPart, upload_shapes
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.received import Counts, Received, Round
+from gcfed.federated.received import Received, Round
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.forward import Params
@@ -143,8 +143,6 @@ class RoundSums:
         for name, aggregator in self.extra.items():
             aggregator.add(replace(upload, delta=upload.extra[name]), round)
         self.delta.add(upload, round)
-        assert upload.loss is not None
-        assert upload.num_seen is not None
         both = upload.finite & upload.loss.isfinite()
         of_device = torch.stack([both.sum(), upload.loss.where(both, 0.0).double().sum(), upload.finite.sum()])
         of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
@@ -161,10 +159,10 @@ class RoundSums:
         rest = iter(totals)
         sums = {part: {name: next(rest) for name in sums} for part, sums in self.parts.items()}
         losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
-        mean = loss / losses if losses else float("nan")
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
+        always = any("steps without clients" in part.facts for part in self.parts)
         return Received(
-            **vars(round), answered=answered, update=update, received=extra, sums=sums,
-            counts=Counts(mean, finite, up_bytes, samples, steps, overflows > 0),
-            always=any("steps without clients" in part.facts for part in self.parts),
+            **vars(round), answered=answered, update=update, received=extra, sums=sums, num_finite=finite,
+            loss=loss / losses if losses else float("nan"), up_bytes=up_bytes, samples=samples, steps=steps,
+            overflown=overflows > 0, usable=(finite > 0 or always) and not overflows,
         )  # fmt: skip

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -13,9 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
-from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.graphs.streams import STREAMS, Streams
 from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.parallel.strategy import rank_and_world
@@ -24,6 +23,8 @@ from gcfed.federated.training.forward import Params, evaluating
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import has_convolutions, has_dropout
 from gcfed.utils.device import free_memory
+
+STREAMS = 8  # at most; a GPU has no room for more at once
 
 
 class Stacks:
@@ -60,14 +61,14 @@ class Stacks:
         Args:
             expected: the tensors of an upload. A transport to sites refuses other ones.
         """
-        streams = self.layout.streams
+        layout = self.layout
         self.program.receive(download)
-        with streams.round():
-            for ids in self.share(download, clients):
-                with streams.stack():
-                    trained = [self.program.train(download, ids, streams.in_turn)]
-                    with streams.in_turn():
-                        yield trained.pop()  # so that its memory is free while the next stack trains
+        layout.begin_round()
+        for ids in self.share(download, clients):
+            with layout.stack():
+                trained = [self.program.train(download, ids, layout.in_turn)]
+                with layout.in_turn():
+                    yield trained.pop()  # so that its memory is free while the next stack trains
 
     def rehearse(
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
@@ -95,24 +96,69 @@ class Stacks:
         """The ids of the clients of each stack that this process trains."""
         work = self.program.faults.steps(self.planned(clients), clients, download.round, download.seed)
         mine = assign(clients, work, *rank_and_world())
-        return np.split(mine, range(self.layout.k, len(mine), self.layout.k)) if len(mine) else []
+        return [mine[i : i + self.layout.k] for i in range(0, len(mine), self.layout.k)]
 
     @cached_property
     def layout(self) -> Layout:
-        """How stacks use the device; the network and the data must be there."""
-        solver, module, data = self.program.solver, self.program.module, self.program.data
-        largest = int(data.sizes(np.arange(data.num_clients)).max())  # no batch is larger
-        batch_size = min(solver.batch_size, largest)
-        alone = bool(module.traits.alone)
-        k, streams = layout(solver.stack, batch_size, self.per_round, module.net, module.device, data, alone)
-        return Layout(k, Streams(module.device, streams))
+        """How stacks use the device; the network and the data must be there.
+
+        With ``client.stack=auto`` on a GPU, networks with convolutions (slow in a stack) or dropout train one client at
+        a time. Networks that draw random numbers use one stream, because all streams share a generator. A user's
+        network may draw.
+        """
+        solver, module, data, cohort = self.program.solver, self.program.module, self.program.data, self.per_round
+        net, device, chosen = module.net, module.device, None if solver.stack == "auto" else min(solver.stack, cohort)
+        if device.type != "cuda":
+            return Layout(chosen or 1, device, 0)
+        # A client needs memory for weights, gradients, momentum, a method's terms, and twice a batch's activations.
+        batch_size = min(solver.batch_size, int(data.sizes(np.arange(data.num_clients)).max()))
+        sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
+        client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
+        fit = max(1, min(cohort, free_memory(device) // client))
+        # Dropout in a stack depends on K, and K depends on the free memory, which must not change a run.
+        alone = module.traits.alone or has_dropout(net) or has_convolutions(net)
+        k = chosen or (1 if alone else fit)
+        draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
+        return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS)))
 
 
-class Layout(NamedTuple):
-    """K, the number of clients in a stack, and the streams that stacks train on."""
+class Layout:
+    """K clients in a stack, and the streams of a GPU, on which the stacks of a round train in turn; on a CPU, none.
 
-    k: int
-    streams: Streams
+    Each stack trains on one stream. The hooks after local training and the sums of uploads run on the round's stream,
+    one stack after the other, in the host's order. So equal runs have equal numbers, and one stack at a time writes
+    client states. The stack's stream waits for them, because the next stack reuses the memory.
+
+    A single stack also gets a stream, because no CUDA graph can be recorded on the default stream.
+    """
+
+    def __init__(self, k: int, device: torch.device, streams: int) -> None:
+        self.k = k
+        self.streams = [torch.cuda.Stream(device) for _ in range(streams)] if device.type == "cuda" else []
+
+    def begin_round(self) -> None:
+        """The present stream becomes the round's. The stacks wait for its earlier work."""
+        self._turns = cycle(self.streams)
+        if self.streams:
+            self._round = torch.cuda.current_stream()
+        for stream in self.streams:
+            stream.wait_stream(self._round)
+
+    def stack(self) -> AbstractContextManager:
+        """Encloses a stack, on the next stream. The last that it does must be :meth:`in_turn`."""
+        return torch.cuda.stream(next(self._turns)) if self.streams else nullcontext()
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Within :meth:`stack`, encloses what follows local training, on the round's stream."""
+        if not self.streams:
+            yield
+            return
+        trained = torch.cuda.current_stream()
+        self._round.wait_stream(trained)
+        with torch.cuda.stream(self._round):
+            yield
+        trained.wait_stream(self._round)
 
 
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
@@ -120,35 +166,11 @@ def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.n
 
     Each client, largest first, goes to the process with the least work so far. All processes compute the same result.
     """
-    load, mine = np.zeros(world), []
-    for i in np.lexsort((clients, -work)):
-        target = int(load.argmin())
-        load[target] += work[i]
-        if target == rank:
-            mine.append(i)
-    return clients[np.array(mine, dtype=np.int64)]
-
-
-def layout(
-    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: FederatedDataModule,
-    alone: bool = False,
-) -> tuple[int, int]:  # fmt: skip
-    """K, the number of clients in a stack (``client.stack``), and the number of streams.
-
-    With ``auto`` on a GPU, networks with convolutions (slow in a stack) or dropout train one client at a time. Networks
-    that draw random numbers use one stream, because all streams share a generator. A user's network may draw.
-    """
-    if device.type != "cuda":
-        return (1 if stack == "auto" else min(int(stack), cohort)), 1
-    # A client needs memory for weights, gradients, momentum, a method's terms, and twice the activations of a batch.
-    sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
-    client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
-    fit = max(1, min(cohort, free_memory(device) // client))
-    # Dropout in a stack depends on K, and K depends on the free memory, which must not change a run.
-    alone = alone or has_dropout(net) or has_convolutions(net)
-    k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
-    draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
-    return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))
+    order, load, owner = np.lexsort((clients, -work)), np.zeros(world), np.zeros(len(clients), dtype=np.int64)
+    for i in order:
+        owner[i] = load.argmin()
+        load[owner[i]] += work[i]
+    return clients[order[owner[order] == rank]]
 
 
 def activation_bytes(net: nn.Module, sample: Tensor) -> int:

@@ -79,7 +79,8 @@ class Wire(Stacks):
         device = self.program.module.device
         with isolate_rng(include_cuda=device.type == "cuda"):
             self.end = ClientEnd(cfg, self.assemble, device.type, 1 if device.index is None else [device.index])
-        self.stores.opened |= self.end.stores.opened  # server parts hold the old stores, which stay empty
+        for part in self.end.stacks.program.parts:  # so that checkpoints contain their states
+            part.stores = self.stores
 
     def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
         assert expected is not None

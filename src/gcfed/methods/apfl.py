@@ -61,5 +61,5 @@ class APFL(SecondModel):
         states, alpha = super().on_clients_end(stack, download), stack.prepared[self][ALPHA]
         for name in self.trained_names:
             w, v = stack.full[name], states["second_model"][name]
-            stack.personal = stack.personal | {name: torch.lerp(w, v, per_client(alpha, w))}
+            stack.personal = stack.personal | {name: torch.lerp(w, v, per_client(alpha, w).to(w.dtype))}
         return {**states, "apfl": {ALPHA: alpha - self.alpha}}

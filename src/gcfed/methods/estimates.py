@@ -22,7 +22,8 @@ def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Par
     like = next(iter(known.values()))
     scale = on_device(-1 / distance, like.device, like.dtype)
     deltas = {name: upload.delta[name] for name in known}
-    return {name: (delta * per_client(scale, delta)).sub_(known[name]) for name, delta in deltas.items()}
+    scaled = {name: delta * per_client(scale, delta).to(delta.dtype) for name, delta in deltas.items()}
+    return {name: t.sub_(known[name]) for name, t in scaled.items()}
 
 
 def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = False) -> np.ndarray:

@@ -24,11 +24,11 @@ class FedVARP(ServerPart):
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Replaces Δ_k by Δ_k − y_k. A client whose numbers are not finite keeps its y_k."""
-        table = self.stores["fedvarp"].read(upload.clients, {name: round.start[name] for name in self.trained_names})
+        table = self.stores.read("fedvarp", upload.clients, {name: round.start[name] for name in self.trained_names})
         new = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
         for name, old in table.items():
             upload.delta[name] = new[name] - old
-        self.stores["fedvarp"].write(upload.clients, new, round.index)
+        self.stores.write("fedvarp", upload.clients, new, round.index)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         news = {name: update[name] for name in self.trained_names}  # mean (Δ_k − y_k)

@@ -98,4 +98,4 @@ class Sam(ClientPart):
 def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
     """Scales each client's gradient to the norm ``length``, a number or ``[n]``, over all its tensors."""
     scale = length / client_norms(grads).clamp(min=1e-12)
-    return [g * per_client(scale, g) for g in grads]
+    return [g * per_client(scale, g).to(g.dtype) for g in grads]

@@ -1,19 +1,124 @@
 """Spreads a run over processes. They share a round's cohort and communicate once a round."""
 
+import multiprocessing
 import os
+import signal
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers.launcher import _Launcher
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from gcfed.federated.parallel.launch import ForkLauncher, end_with_parent
 from gcfed.utils.machine import cores, launched, present_memory
+
+_STOP = signal.SIGUSR2  # nobody else sends it: a process that dies of another signal was killed
+
+
+class ForkLauncher(_Launcher):
+    """Forks a prepared run into processes that share its data and its imports. The calling process is rank 0.
+
+    Lightning's launchers start the whole command again for every process, with its imports and a copy of the data, and
+    cannot do so within a sweep. A fork takes milliseconds. The calling process keeps the trained module and the rows.
+
+    The processes find each other through a file and communicate over the loopback interface. No other machine can
+    connect.
+    """
+
+    is_interactive_compatible = True
+
+    def __init__(self, num_processes: int) -> None:
+        self.num_processes = num_processes
+        self.children: list[BaseProcess] = []  # the processes of ranks 1, 2, …
+
+    def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Calls ``function`` in all processes; returns its result in this one.
+
+        Raises:
+            ChildProcessError: another process failed or was killed.
+        """
+        environment, threads = dict(os.environ), torch.get_num_threads()
+        own, world = max(1, cores() // self.num_processes), str(self.num_processes)
+        os.environ |= {"NODE_RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": "lo"}
+        folder = TemporaryDirectory(prefix="gcfed_")
+        self.meeting = f"{folder.name}/store"
+        try:
+            for rank in range(1, self.num_processes):
+                work = (rank, own, lambda: function(*args, **kwargs))
+                child = multiprocessing.get_context("fork").Process(target=_child, args=work)
+                child.start()
+                self.children.append(child)
+            torch.set_num_threads(own)
+            result = function(*args, **kwargs)
+            if failed := self._join(stop=False):
+                raise ChildProcessError(failed)
+            return result
+        except RuntimeError as error:  # as torch reports that another process is gone
+            if failed := self._join():
+                raise ChildProcessError(f"{failed}; this process reports: {error}") from error
+            raise
+        finally:
+            self._join()
+            _leave_group()
+            folder.cleanup()
+            torch.set_num_threads(threads)
+            os.environ.clear()
+            os.environ.update(environment)
+
+    def kill(self, signum: int) -> None:
+        """Ends the run. Lightning calls it in rank 0 on SIGTERM."""
+        self._join()
+        raise SIGTERMException(128 + signum)
+
+    def _join(self, stop: bool = True) -> str:
+        """Waits for the other processes, or ends them. Describes a failure before that; "" if there is none."""
+        for child in self.children:
+            if stop and child.is_alive():
+                os.kill(child.pid, _STOP)  # type: ignore[arg-type]
+        for child in self.children:
+            child.join()
+        codes = [(child.exitcode or 0, rank) for rank, child in enumerate(self.children, start=1)]
+        self.children = []
+        if not (failed := [(code, rank) for code, rank in codes if code not in (0, -_STOP)]):
+            return ""
+        code, rank = min(failed)  # a signal, as a negative number, comes before the errors that follow from it
+        return f"process {rank} of this run {f'died of signal {-code}' if code < 0 else 'failed'}"
+
+
+def _child(rank: int, threads: int, function: Callable[[], Any]) -> None:
+    """Does the work of a forked process.
+
+    In a new thread, because GNU OpenMP would wait forever for the threads that the parent's main thread had.
+    """
+    end_with_parent()  # a kill of rank 0 ends the run
+    signal.signal(_STOP, signal.SIG_DFL)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # rank 0 handles them, and ends the others
+        signal.signal(signum, signal.SIG_IGN)
+    os.environ["LOCAL_RANK"] = str(rank)
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as thread:
+        thread.submit(function).result()
+        thread.submit(_leave_group).result()  # not after a failure: the others notice that this process has ended
+
+
+def end_with_parent() -> None:
+    """Has Linux kill this process as soon as its parent has ended."""
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 class CohortStrategy(DDPStrategy):
@@ -40,18 +145,13 @@ class CohortStrategy(DDPStrategy):
             super()._configure_launcher()
 
     def setup_distributed(self) -> None:
-        if not dist.is_initialized():
-            if isinstance(self._launcher, ForkLauncher):
-                self._launcher.join_group(self._timeout)
-            elif "TORCHELASTIC_RUN_ID" in os.environ:
-                end_with_parent()  # otherwise the processes of a killed agent would continue
+        if isinstance(self._launcher, ForkLauncher):  # Lightning would open a port on all interfaces
+            rank, world = int(os.environ["LOCAL_RANK"]), self.num_processes
+            store = dist.FileStore(self._launcher.meeting, world)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=self._timeout)
+        elif "TORCHELASTIC_RUN_ID" in os.environ:
+            end_with_parent()  # otherwise the processes of a killed agent would continue
         super().setup_distributed()
-        if self.root_device.type == "cuda":
-            try:
-                self.barrier()  # NCCL connects the GPUs at the first call
-            except dist.DistBackendError as error:
-                text = "trainer=ddp: NCCL cannot connect the GPUs. MIG slices of one GPU need one run each."
-                raise RuntimeError(text) from error
 
     def configure_ddp(self) -> None:
         return

@@ -7,13 +7,11 @@ A term is rounded to a multiple of 2⁻ᵇ, and integers add up to the same sum 
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.training.forward import Params
@@ -56,13 +54,8 @@ class Sums:
 
     def total(self, reduce: Reduce) -> tuple[Params, Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``, and the sum of the weights. Called once."""
-        parts = [grid.parts() for grid in self._grids]
-        *added, weight = reduce([*chain.from_iterable(parts), self._weight])
-        rest = iter(added)
-        total: Params = {}
-        for grid in self._grids:
-            total |= grid.total([next(rest) for _ in grid.totals])
-        return total, weight
+        total = {name: t for grid in self._grids for name, t in grid.total(reduce).items()}
+        return total, reduce([self._weight])[0]
 
     def mean(self, reduce: Reduce) -> Params:
         """The weighted means over all processes, in the types of ``like``; 0 if all weights are 0. Called once."""
@@ -115,13 +108,10 @@ class Grid:
                 piece.mul_(weight).sub_(term.sub_(self._magic), alpha=2.0**-b)
                 weight = 1.0
 
-    def parts(self) -> list[Tensor]:
-        """This process's totals, ``[D]`` for each grid. Called once, after the last term."""
-        offset = self._terms * OFFSET % 2**64 if self.places else 0
-        return [total.sub_(offset - 2**64 * (offset >= 2**63)) for total in self.totals]
-
-    def total(self, parts: Sequence[Tensor]) -> Params:
-        """The sums in float64, from the totals of all processes."""
+    def total(self, reduce: Reduce) -> Params:
+        """The sums over all processes, in float64, name → ``[*shape]``. Called once, after the last term."""
+        offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63 if self.places else 0  # as int64
+        parts = reduce([total.sub_(offset) for total in self.totals])
         *upper, total = (part.double() * 2.0**-b for part, b in zip(parts, self.places or (0,), strict=True))
         for part in upper:
             total.add_(part)
@@ -138,12 +128,11 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     result: list[Tensor] = list(tensors)
     for dtype in dict.fromkeys(t.dtype for t in tensors):  # in the same order on every process
         places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        flat = _flatten_dense_tensors([tensors[i].contiguous() for i in places])
+        flat = torch.cat([tensors[i].reshape(-1) for i in places])
         _wait(dist.all_reduce(flat, async_op=True), flat)
-        parts = _unflatten_dense_tensors(flat, [tensors[i].contiguous() for i in places])
-        for i, part in zip(places, parts, strict=True):
+        for i, part in zip(places, flat.split([tensors[i].numel() for i in places]), strict=True):
             # In the memory format of the original: the server's optimizer needs one layout.
-            result[i] = torch.empty_like(tensors[i]).copy_(part)
+            result[i] = torch.empty_like(tensors[i]).copy_(part.view(tensors[i].shape))
     return result
 
 

@@ -1,77 +1,228 @@
-"""The stores of a run's methods, and their part in its checkpoints."""
+"""What clients keep from one round to the next (control variates, previous models): for methods, and in files.
 
+A client's state under one name is a vector. Each version of it is a file ``<name>/<thousand>/<client>-<round>.bin``.
+It ends in a checksum of its name, client, round and content, which every read compares. The processes of a run share
+the files, and the system caches them in memory. A run with one process and a GPU keeps states on the GPU while they
+fit, and writes files only for checkpoints. A checkpoint contains the versions, and waits until the files are on the
+disk. A state has up to two versions: the present one, and that of the last checkpoint.
+"""
+
+import itertools
+import os
 import secrets
-from collections.abc import Mapping
-from functools import cached_property
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
+from torch import Tensor
 
-from gcfed.federated.state.client_store import ClientStore
+from gcfed.federated.messages import Download, Params
+from gcfed.federated.training.stack import broadcast_like, per_client
 from gcfed.utils.checked import checked
+from gcfed.utils.device import free_memory
+from gcfed.utils.files import replacing
+
+NONE = -1
+"""The version of a client that has no state."""
+_SUM = 4  # bytes of the checksum
+
+Key = tuple[str, int]
+"""The name of a state, and its client."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Declares what each client keeps under one name. The engine reads, writes and checkpoints it.
+
+    Attributes:
+        like: takes the part and the download; returns tensors like those of one client, name → ``[*shape]``.
+        starts_at_model: whether a client that has kept nothing yet has the broadcast model's tensors instead of zeros.
+    """
+
+    like: Callable[[Any, Download], Params]
+    starts_at_model: bool = False
+
+
+class Own(dict[str, Params]):
+    """The states of K clients, by the names in ``keeps``: name → ``[K, *shape]``. The part may edit them.
+
+    Attributes:
+        version: index of the round in which each client wrote its state, ``[K]``; −1 if it has none yet.
+    """
+
+    def __init__(self, version: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.version = np.array(version, dtype=np.int64)
+
+    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
+        """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``. Returns the tensors of this name."""
+        for key, t in self[name].items():
+            t.add_(torch.where(per_client(finite, t), change[key], 0.0))
+        return self[name]
+
+
+def like_trained(part: Any, download: Download) -> Params:
+    """``Kept.like`` of a part that keeps tensors like the trained parameters."""
+    return {name: download.model[name] for name in part.trained_names}
 
 
 @checked
 class ClientStores:
-    """Makes the stores of a run's methods, and saves and loads them with its checkpoints.
+    """The states of all clients, and their part in a run's checkpoints.
 
     Args:
         folder: folder of the files; None for a temporary one, without checkpoints.
 
     Attributes:
-        opened: the stores, by name.
+        names: the names of the states that the run's methods keep.
+        shared: whether other processes read the files.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.opened: dict[str, ClientStore] = {}
-        self._loaded: dict[str, Any] = {}
+        self._temporary = TemporaryDirectory(prefix="gcfed_") if folder is None else None
+        self.names: set[str] = set()
+        self.shared = False
+        self._held: dict[Key, Tensor] = {}  # the present versions on a GPU, ``[P]``
+        self._version: dict[Key, int] = {}  # the present versions
+        self._last: dict[Key, int] = {}  # the versions of the last checkpoint
 
-    def open(self, name: str) -> ClientStore:
-        """The store of this name; the same one each time."""
-        if name not in self.opened:
-            self.opened[name] = ClientStore((self.folder or Path(self._temporary.name)) / name)
-        return self.opened[name]
+    @property
+    def root(self) -> Path:
+        return self.folder or Path(self._temporary.name)  # type: ignore[union-attr]
 
-    @cached_property
-    def _temporary(self) -> TemporaryDirectory:
-        return TemporaryDirectory(prefix="gcfed_")
+    def path(self, key: Key, version: int) -> Path:
+        name, client = key
+        return self.root / name / f"{client // 1000:d}" / f"{client:d}-{version:d}.bin"
 
-    def check(self, checkpoint: Mapping[str, Any]) -> None:
-        """Raises ValueError if a file that a checkpoint needs is lost, and names it."""
-        for name in self.opened.keys() & checkpoint.keys():
-            self.opened[name].load_state_dict(checkpoint[name])
-            self.opened[name].check()
+    def versions(self, name: str, clients: Sequence[int] | np.ndarray) -> list[int]:
+        """Index of the round in which each of these clients' states was last written, or ``NONE``."""
+        return [self._version.get(key, NONE) for key in self._keys(name, clients)]
+
+    def _keys(self, name: str, clients: Sequence[int] | np.ndarray) -> list[Key]:
+        if name not in self.names:  # a method reads or writes what is not in its ``keeps``
+            raise KeyError(name)
+        return [(name, int(client)) for client in clients]
+
+    def read(
+        self, name: str, clients: np.ndarray, like: Mapping[str, Tensor], *, default: Params | None = None
+    ) -> Params:
+        """The states of these clients, ``[K]``: tensor → ``[K, *shape]``, on the device and in the layout of ``like``,
+        tensor → ``[*shape]``. A client without a state has ``default``, or zeros.
+
+        Raises:
+            ValueError: a client's file is lost, damaged, or of another model; names it.
+        """
+        out = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
+        sizes, dtype = [t.numel() for t in like.values()], next(iter(like.values())).dtype
+        for row, key in enumerate(self._keys(name, clients)):
+            vector = self._held.get(key)
+            if vector is None and key in self._version:
+                content = self._load(key)
+                if len(content) != sum(sizes) * dtype.itemsize:
+                    raise self._lost(key, "of another model")
+                vector = torch.from_numpy(content).view(dtype)
+            if vector is None:
+                for tensor, t in out.items():
+                    t[row] = 0 if default is None else default[tensor]
+                continue
+            for (tensor, t), part in zip(like.items(), vector.split(sizes), strict=True):
+                out[tensor][row].copy_(part.view(t.shape), non_blocking=True)
+        return out
+
+    def write(
+        self, name: str, clients: np.ndarray, values: Mapping[str, Tensor], round: int, counts: Tensor | None = None
+    ) -> None:
+        """Replaces the states of these clients, tensor → ``[K, *shape]``, in the round of this index.
+
+        ``counts``, bool ``[K]``, selects clients; None selects all.
+        """
+        rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
+        dtype = next(iter(values.values())).dtype
+        for row, key in zip(rows, self._keys(name, clients[rows]), strict=True):
+            vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
+            if key in self._held:
+                self._held[key].copy_(vector)  # a new tensor could reuse memory that another stream still reads
+            elif not self.shared and _fits(vector.device):
+                self._held[key] = vector
+            else:
+                self._save(key, round, vector)
+            self._mark_written(key, round)
+
+    def finish_round(self, cohort: np.ndarray, round: int) -> None:
+        """Notes on every process the states that others have written in this round."""
+        for key in itertools.product(self.names, cohort.tolist()):
+            if self.path(key, round).is_file():
+                self._mark_written(key, round)
+
+    def _mark_written(self, key: Key, round: int) -> None:
+        before = self._version.get(key, round)
+        if before not in (round, self._last.get(key)):
+            self.path(key, before).unlink(missing_ok=True)
+        self._version[key] = round
+
+    # ----------------------------------------------------------------------------------------------- checkpoints
+    def require_folder(self) -> None:
+        """Raises ValueError if a method keeps states and no folder is named, where checkpoints would find them."""
+        if self.names and self.folder is None:
+            raise ValueError("client_store.folder=null: checkpoints need the clients' states: name a folder.")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Each name's clients and versions, ``[n, 2]``. Waits until all files that changed are on the disk."""
+        self.require_folder()
+        found: dict[str, list[tuple[int, int]]] = {}
+        for key, version in self._version.items():
+            if self._last.get(key) != version:
+                self._settle(key, version)
+            found.setdefault(key[0], []).append((key[1], version))
+        return {name: torch.tensor(pairs) for name, pairs in found.items()}
+
+    def _settle(self, key: Key, version: int) -> None:
+        """Waits until a version is on the disk."""
+        if key in self._held:
+            self._save(key, version, self._held[key])
+        with self.path(key, version).open("rb") as file:
+            os.fsync(file.fileno())
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Goes back to the versions of a checkpoint."""
+        self.take({(name, client): version for name, t in state_dict.items() for client, version in t.tolist()})
+
+    def take(self, versions: Mapping[Key, int]) -> None:
+        """Goes back to these versions, of a checkpoint or of the server."""
+        self._version, self._last, self._held = {**versions}, {**versions}, {}
+
+    def check(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Goes back to a checkpoint. Raises ValueError if one of its files is lost, and names it."""
+        self.load_state_dict(state_dict)
+        for key, version in self._version.items():
+            if not self.path(key, version).is_file():
+                raise self._lost(key, "not there")  # damage is found when it is read
 
     def start(self, trainer: Trainer) -> None:
-        """Called once before the first round, on every process. Goes back to a loaded checkpoint, and deletes the files
-        that an earlier run or a kill has left.
+        """Called once before the first round, on every process. Deletes the files that an earlier run or a kill has
+        left, and that the loaded checkpoint does not need.
 
         Raises:
             ValueError: the processes do not see a common folder.
         """
-        if trainer.world_size > 1 and self.opened:
+        self.shared = trainer.world_size > 1
+        if self.shared and self.names:
             self._require_common_disk(trainer.strategy)
-        for name, store in self.opened.items():
-            store.shared = trainer.world_size > 1
-            if name in self._loaded:
-                store.load_state_dict(self._loaded[name])
-            if trainer.is_global_zero:
-                store.clear()
-        self._loaded = {}
-
-    def require_folder(self) -> None:
-        """Raises ValueError if a method keeps states and no folder is named, where checkpoints would find them."""
-        if self.opened and self.folder is None:
-            raise ValueError("client_store.folder=null: checkpoints need the clients' states: name a folder.")
+        needed = {self.path(*item) for item in self._version.items()}
+        for name in self.names if trainer.is_global_zero else ():
+            for path in {*(self.root / name).glob("*/*.bin")} - needed:  # also temporary ones
+                path.unlink()
 
     def _require_common_disk(self, strategy: Strategy) -> None:
-        folder = next(iter(self.opened.values())).folder.parent
-        mark = folder / strategy.broadcast(f".seen-{secrets.token_hex(8)}")
+        mark = self.root / strategy.broadcast(f".seen-{secrets.token_hex(8)}")
         if strategy.is_global_zero:
             mark.mkdir(parents=True)
         strategy.barrier()
@@ -80,32 +231,47 @@ class ClientStores:
             mark.rmdir()
         if not common:
             raise ValueError(
-                f"client_store.folder={folder} is not the same folder in all processes: clients would lose their "
+                f"client_store.folder={self.root} is not the same folder in all processes: clients would lose their "
                 "states. Name one on a disk that all nodes see, and one run folder (hydra.run.dir, folder=)."
             )
 
-    def finish_round(self, cohort: np.ndarray, round: int) -> None:
-        """Notes on every process the states that others have written in this round."""
-        for store in self.opened.values():
-            for client in cohort.tolist():
-                if store.path(client, round).is_file():
-                    store.mark_written(client, round)
-
-    @property
-    def of_clients(self) -> dict[str, ClientStore]:
-        """The stores that clients write."""
-        return {name: store for name, store in self.opened.items() if not store.servers}
+    def rotate(self) -> list[Path]:
+        """Called after each checkpoint. Returns the files that the one before needed and this one does not."""
+        obsolete = [self.path(*item) for item in self._last.items() - self._version.items()]
+        self._last = dict(self._version)
+        return obsolete
 
     def release(self) -> None:
-        for store in self.opened.values():
-            store.release()
+        """Frees the memory of a GPU. What no checkpoint contains is lost."""
+        self._held.clear()
 
-    def rotate(self) -> list[Path]:
-        return [path for store in self.opened.values() for path in store.rotate()]
+    # ----------------------------------------------------------------------------------------------------- files
+    def _save(self, key: Key, version: int, vector: Tensor) -> None:
+        content = vector.cpu().view(torch.uint8).numpy()
+        with replacing(self.path(key, version)) as temporary:
+            temporary.write_bytes(b"".join([content.data, self._sum(key, version, content)]))
 
-    def state_dict(self) -> dict[str, Any]:
-        self.require_folder()
-        return {name: store.state_dict() for name, store in self.opened.items()}
+    def _load(self, key: Key) -> np.ndarray:
+        """The bytes of a present version, without the checksum."""
+        version = self._version[key]
+        try:
+            content, end = np.split(np.fromfile(self.path(key, version), np.uint8), [-_SUM])
+        except FileNotFoundError:
+            raise self._lost(key, "not there") from None
+        if end.tobytes() != self._sum(key, version, content):
+            raise self._lost(key, "damaged")
+        return content
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._loaded = state_dict
+    def _sum(self, key: Key, version: int, content: np.ndarray) -> bytes:
+        return zlib.crc32(content.data, zlib.crc32(repr((*key, version)).encode())).to_bytes(_SUM, "little")
+
+    def _lost(self, key: Key, how: str) -> ValueError:
+        return ValueError(
+            f"{self.path(key, self._version[key])} is {how}: it is a client's state, which the run needs. "
+            "Restore it, or start anew without ckpt_path. (A folder below client_store.folder belongs to a run's path.)"
+        )
+
+
+def _fits(device: torch.device) -> bool:
+    """Whether the device is a GPU with a quarter of its memory free."""
+    return device.type == "cuda" and 4 * free_memory(device) > torch.cuda.mem_get_info(device)[1]
