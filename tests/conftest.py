@@ -1,6 +1,6 @@
-"""Shared helpers: real runs through the composed config.
+"""Shared helpers for real runs with a composed config.
 
-It does not import torch at its head, because the process that distributes the tests reads it.
+This file does not import torch at its top, because the process that distributes the tests imports it, too.
 """
 
 import importlib.metadata
@@ -32,7 +32,7 @@ from gcfed.utils.resolvers import ROOT
 
 
 def copied(copy: Callable) -> Callable:
-    """Copies a whole config by pickle, which takes a tenth of the time."""
+    """Copies a whole config with pickle, in a tenth of the time."""
     return lambda self, memo: pickle.loads(pickle.dumps(self)) if self._get_parent() is None else copy(self, memo)
 
 
@@ -53,7 +53,7 @@ def read_once(load: Callable) -> Callable:
 
 
 def with_parents(compose: Callable, set_parents: Callable = Box._re_parent) -> Callable:
-    """Sets the parents of all nodes once, not after each of the 35 files."""
+    """Sets the parents of all nodes once, instead of after each of the 35 files."""
 
     def compose_from_defaults_list(self, *args, **kwargs):
         Box._re_parent = lambda self: None
@@ -67,8 +67,8 @@ def with_parents(compose: Callable, set_parents: Callable = Box._re_parent) -> C
     return compose_from_defaults_list
 
 
-# Hydra's composition takes less than half the time. Our lists of defaults have no interpolations, so it needs no table
-# for them. Parsing interpolations, and reading the packages' entry points for Lightning's trainer, take a tenth of a
+# These patches halve the time of Hydra's composition. Our defaults lists have no interpolations, so they need no table
+# of them. Parsing interpolations, and reading the packages' entry points for Lightning's Trainer, take a tenth of a
 # small run.
 ConfigRepository.load_config = read_once(ConfigRepository.load_config)
 ConfigLoaderImpl._compose_config_from_defaults_list = with_parents(ConfigLoaderImpl._compose_config_from_defaults_list)
@@ -78,7 +78,7 @@ importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 
 
 class Dumper(yaml.CDumper):
-    """Writes what OmegaConf's own dumper writes, in half the time."""
+    """Writes the same text as OmegaConf's dumper in half the time."""
 
     yaml_representers = get_omega_conf_dumper().yaml_representers
 
@@ -89,13 +89,13 @@ DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 
 
 def pytest_collection_modifyitems(items):
-    """Runs the slow tests first, so that no worker has to wait for one at the end."""
+    """Runs the slow tests first, so that no worker waits for a slow test at the end."""
     items.sort(key=lambda item: "slow" not in item.keywords)
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    """Small tensors do not need more threads, and two threads are slow if another program uses a core."""
+    """Small tensors need only one thread. Two threads are slow if another program uses a core."""
     import torch
 
     torch.set_num_threads(1)
@@ -116,7 +116,7 @@ def federation():
 
 @pytest.fixture
 def config(tmp_path):
-    """``config("gc=local", rounds=3)``-like: a composed training config that writes to a temporary folder."""
+    """``config("gc=local", folder=…)`` composes a training config whose run writes to a temporary folder."""
 
     def make(*overrides: str, folder: Path | None = None) -> DictConfig:
         GlobalHydra.instance().clear()
@@ -125,7 +125,7 @@ def config(tmp_path):
             cfg.paths.output_dir = str(folder or tmp_path / "run")
             cfg.extras.figures = "extras.figures=true" in overrides
             if "trainer.devices=auto" not in overrides and cfg.trainer.devices == "auto":
-                cfg.trainer.devices = 1  # pytest has a worker on each core
+                cfg.trainer.devices = 1  # each core has a pytest worker
             del cfg.callbacks.progress
             if "tensorboard" in cfg.logger and not any(o.startswith("logger") for o in overrides):
                 del cfg.logger.tensorboard
@@ -137,7 +137,7 @@ def config(tmp_path):
 def pytest_configure(config):
     """Hides GPUs from all tests but those of ``pytest -m cuda -n 0``.
 
-    Puts temporary folders into memory if there is room, because each round would wait for a disk.
+    Puts temporary folders into memory if there is enough, because each round would wait for a disk.
     """
     if config.option.markexpr != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -148,13 +148,13 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True)
 def _no_second_pytest(monkeypatch):
-    """Where a run cannot fork, Lightning would start the present command again, which is pytest."""
+    """If a run cannot fork, Lightning would start the present command, which is pytest, again."""
     launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
     end = pytest.fail if sys.platform == "linux" else pytest.skip
     monkeypatch.setattr(f"{launcher}.launch", lambda *_, **__: end("this run did not fork, as runs do under Linux"))
 
 
-#: Settings of a run with two processes, forked from the test's.
+#: Settings of a run with two processes, which are forks of the test's process.
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
 
 
@@ -168,7 +168,7 @@ def run_script(script: str, *words: str) -> None:
 
 
 def forked(call: Callable[[], object], printed: Path) -> int | None:
-    """Calls in a fork of this process, which needs no imports, and prints to a file. Returns the exit code."""
+    """Runs ``call`` in a fork of this process, which needs no imports. It prints to a file. Returns the exit code."""
 
     def child() -> None:
         with printed.open("w") as file:
@@ -192,7 +192,7 @@ def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
 
 @pytest.fixture
 def unrendered(monkeypatch):
-    """Figures are made, but their files are empty. Tests look at their artists instead."""
-    from gcfed.plots import style  # matplotlib: not for all tests
+    """Figures are not rendered. Tests inspect their artists instead."""
+    from gcfed.plots import style  # imports matplotlib, which few tests need
 
     monkeypatch.setattr(style, "render", lambda figure, path: Path(path).write_bytes(b""))

@@ -1,4 +1,4 @@
-"""Small runs through the real loop, and objects that tests of its parts need."""
+"""Small runs through the real loop, and the objects that tests of its parts need."""
 
 from copy import copy
 from functools import partial
@@ -76,7 +76,7 @@ def make_net(seed=0, dtype=torch.float64):
 
 
 def sgd(lr=0.1, momentum=0.0, weight_decay=0.0, **kwargs):
-    """A local solver: SGD, by default for two epochs with batches of four."""
+    """A local solver with SGD. By default it trains two epochs in batches of four."""
     optimizer = partial(torch.optim.SGD, lr=lr, momentum=momentum, weight_decay=weight_decay)
     return LocalSolver(optimizer, **{"epochs": 2, "batch_size": 4} | kwargs)
 
@@ -129,7 +129,7 @@ class Sizes(Spy):
         self.down, self.up = [], []
 
     def on_broadcast(self, download, round):
-        self.down.append(download)  # other parts may still fill it
+        self.down.append(download)  # other parts may add to it later
 
     def on_receive(self, upload, round):
         self.up.append(upload.bytes_per_client)
@@ -145,7 +145,7 @@ def client_of(method):
 
 
 class Cohorts:
-    """Draws a cohort, sorted; in reverse order for ``order=-1``."""
+    """Draws a sorted cohort, in descending order for ``order=-1``."""
 
     def __init__(self, per_round, order=1):
         self.per_round, self.order = per_round, order
@@ -217,7 +217,7 @@ def make_round(start, reduce=list, lr=0.1):
 
 
 def make_received(start, num_finite=2, received=None, **kwargs):
-    """A round after its uploads."""
+    """A ``Received`` with ``num_finite`` finite uploads."""
     cohort = np.array([1, 4])
     return Received(
         0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, answered=cohort, received=received or {},
@@ -235,7 +235,7 @@ def make_download(start, index=0, lr=0.1, cohort=(1, 4)):
 
 
 def listening(process="self"):
-    """The addresses and ports at which a process listens, in Linux's notation."""
+    """The addresses and ports on which a process listens, in Linux's notation."""
     own = {str(path.readlink()) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()}
     tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
     lines = [line.split() for table in tables for line in table.splitlines()[1:]]
@@ -243,7 +243,7 @@ def listening(process="self"):
 
 
 class Listening(Callback):
-    """Writes the addresses at which a process of a run has begun to listen to a file."""
+    """Writes to a file the addresses on which a process of a run listens."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.before = Path(folder), listening()

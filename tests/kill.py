@@ -1,10 +1,10 @@
-"""Kills real runs at random moments, resumes them, and compares them with undisturbed runs.
+"""Kills real runs at random moments, resumes them, and compares them with runs that were not killed.
 
     python tests/kill.py --times 50 --seed 1
 
-Each sequence is a run of an algorithm on one process or two. SIGKILL ends the whole run, or its second process, up to
-three times, and ``ckpt_path=last`` continues it. The global model and ``metrics.csv``, except times, must be those of
-the undisturbed run bit for bit. Not a part of ``make test``; twenty sequences take about ten minutes on two cores.
+Each sequence runs one algorithm on one or two processes. SIGKILL ends the whole run, or its second process, up to
+three times, and ``ckpt_path=last`` continues it. Bit for bit, the global model and ``metrics.csv``, except times, must
+equal those of a run without kills. ``make test`` does not run it. Twenty sequences take ten minutes on two cores.
 """
 
 import argparse
@@ -27,7 +27,7 @@ ROUNDS = 16
 
 
 def start(*words: str) -> subprocess.Popen:
-    """``python src/train.py <words>`` in a session of its own."""
+    """Starts ``python src/train.py <words>`` in a session of its own."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "src" / "train.py"), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
@@ -35,13 +35,13 @@ def start(*words: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> str:
-    """Waits until all of its processes have ended; returns what they printed. An error or Ctrl-C here kills them."""
+    """Waits until all processes of a run have ended. Returns their output. An error or Ctrl-C here kills them."""
     try:
         printed, _ = process.communicate(timeout=600)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    end = time.monotonic() + 30  # a zombie may stay if nobody waits for it
+    end = time.monotonic() + 30  # a zombie may remain if no process waits for it
     with suppress(ProcessLookupError):
         while time.monotonic() < end:
             os.killpg(process.pid, 0)
@@ -75,7 +75,7 @@ def outcome(logs: Path) -> tuple[bytes, list[dict[str, str]]]:
 
 
 def sequence(words: list[str], logs: Path, rng: random.Random) -> list[int]:
-    """Runs to the end with up to three kills; returns the number of finished rounds at each."""
+    """Runs to the end with up to three kills. Returns the number of finished rounds at each kill."""
     kills: list[int] = []
     planned = rng.randint(1, 3)
     while True:

@@ -1,10 +1,10 @@
-"""Do the tests notice? Draws mutants of ``src/gcfed`` by mutmut's operators and runs the tests that cover their lines.
+"""Draws mutants of ``src/gcfed`` with mutmut's operators, and runs the tests that cover their lines.
 
     make mutants SEED=1 N=200            # or: python tests/mutants.py 1 200 [part of a mutant's name]
 
-The first call after a change records which test runs which line, in ``.cache/mutants``. A mutant is a fork in which
-functions have new code. It runs the covering tests, the fastest first, until one fails or ``BUDGET`` seconds are over.
-``equivalent_mutants.txt`` lists survivors that no test on a CPU can detect, with reasons. Not a part of ``make test``.
+The first call after a change records in ``.cache/mutants`` which test runs which line. A mutant is a fork in which
+functions have new code. It runs the covering tests, fastest first, until one fails or ``BUDGET`` seconds are over.
+``equivalent_mutants.txt`` lists mutants that no test on a CPU can detect, with reasons. ``make test`` runs no mutants.
 """
 
 import importlib
@@ -38,14 +38,14 @@ FILES = [p for folder in FOLDERS for p in sorted((SRC / folder).rglob("*.py"))]
 FILES += [SRC / "tasks.py", *(p for p in sorted((SRC / "data").glob("*.py")) if p.stem not in ("base", "datamodule"))]
 TESTS = [*FOLDERS, "data", "federation", "models", "report", *(f"test_{n}.py" for n in ("failure", "run",
          "settings", "tasks", "train_numbers", "transactions"))]  # fmt: skip
-# Sentences, checks of equal lengths, and what only a GPU can show.
+# Messages, checks of equal lengths, and arguments that matter only on a GPU.
 SAID = re.compile(r'(?P<text>f?"[^"]*")|strict=True|device=[\w.]+')
-BUDGET = float(os.environ.get("BUDGET", "40"))  # seconds of tests a mutant
+BUDGET = float(os.environ.get("BUDGET", "40"))  # seconds of tests per mutant
 code_of = cst.Module([]).code_for_node
 
 
 def unsaid(code, put):
-    """Code with ``put`` instead of the parts that no test on a CPU has to notice."""
+    """Code with ``put`` instead of the parts that no test on a CPU must detect."""
     return SAID.sub(lambda found: found[0] if found["text"] and " " not in found[0] else put, code)
 
 
@@ -55,7 +55,7 @@ def without_call(node):
 
 
 class Visitor(MutationVisitor):
-    """mutmut's visitor, but with decorated functions, and without messages and assertions."""
+    """mutmut's visitor. It also mutates decorated functions, but no messages and no assertions."""
 
     def _skip_node_and_children(self, node):
         code = code_of(node).strip() if isinstance(node, cst.Call | cst.SimpleString | cst.Arg | cst.Expr) else ""
@@ -66,7 +66,7 @@ class Visitor(MutationVisitor):
 
 
 def mutants_of(path):
-    """The mutants of a file: path, name, lines, lines of the function around, and a function that makes the source."""
+    """The mutants of a file: path, name, lines, lines of the enclosing function, a function that makes the source."""
     wrapper = MetadataWrapper(cst.parse_module(path.read_text()))
     ignored = get_ignored_lines(str(path), path.read_text(), wrapper, None)
     visitor = Visitor([*mutation_operators, (cst.Expr, without_call)], ignored)
@@ -94,7 +94,7 @@ def functions_of(space, module, inside=""):
 
 
 def become(path, source):
-    """Gives all functions of an imported module their code in this source."""
+    """Replaces the code of all functions of an imported module by that of this source."""
     name = ".".join(("gcfed", *path.relative_to(SRC).with_suffix("").parts))
     new, old = types.ModuleType(name), dict(functions_of(vars(importlib.import_module(name)), name))
     exec(compile(source, path, "exec"), new.__dict__)
@@ -104,7 +104,7 @@ def become(path, source):
 
 
 def forked(work, limit):
-    """What ``work`` returns or raises, in a child process; "no end" after ``limit`` seconds."""
+    """Runs ``work`` in a child process. Returns its result or its error, or "no end" after ``limit`` seconds."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os.setsid()
@@ -126,7 +126,7 @@ def forked(work, limit):
 
 
 class Campaign:
-    """A pytest plugin that tries mutants in the place of the tests that pytest has collected."""
+    """A pytest plugin that runs mutants instead of the collected tests."""
 
     def pytest_runtestloop(self, session):
         self.session, self.items = session, {item.nodeid: item for item in session.items}
@@ -137,7 +137,7 @@ class Campaign:
             forked(self.record, 3600)
         self.seconds = {test: s for test, s in json.loads(SECONDS.read_text()).items() if test in self.items}
         self.cover.load()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # mutants of code that ends processes may end this one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a mutant may send a signal to this process
         self.draw(int(sys.argv[1]), int(sys.argv[2]), " ".join(sys.argv[3:]))
         return True
 
@@ -147,7 +147,7 @@ class Campaign:
         return self.session.testsfailed == failures
 
     def record(self):
-        """Writes what the tests cover, and the seconds of those that pass."""
+        """Writes the lines that each test covers, and the seconds of the tests that pass."""
         seconds = {}
         self.cover.erase()
         self.cover.start()
@@ -170,7 +170,7 @@ class Campaign:
         return next((item.nodeid for item, then in pairwise(items) if not self.passes(item, then)), "")
 
     def covering(self, path, *scopes):
-        """The tests that ran one of these lines. A line that runs at the import has those that ran its function."""
+        """The tests, fastest first, that ran a line of the first scope. If there are none, the next scope counts."""
         contexts = self.cover.get_data().contexts_by_lineno(str(path))
         found = ({test for line in lines for test in contexts.get(line, ())} & self.seconds.keys() for lines in scopes)
         return sorted(next(filter(None, found), ()), key=self.seconds.get)

@@ -1,7 +1,7 @@
-"""FedAvg as a plain loop that a test's cases change, one setting each, and compare with ``train(cfg)`` in float64.
+"""FedAvg as a plain loop. Each case of a test changes one setting and compares the loop with ``train(cfg)`` in float64.
 
-Of the engine the plain loop uses nothing. It reads the partition that the run wrote, begins at the run's first weights
-and repeats its draws of cohorts and batches, whose streams are thereby pinned too.
+The plain loop uses no code of the engine. It reads the partition that the run wrote, starts from the run's first
+weights, and repeats the draws of cohorts and batches. This also fixes the streams of random numbers.
 """
 
 import copy
@@ -29,7 +29,7 @@ SETTING = (
 
 
 class Net(nn.Module):
-    """Convolutions of one and two axes and linear layers; ``special``: also running statistics and dropout."""
+    """One- and two-dimensional convolutions and linear layers. ``special`` adds running statistics and dropout."""
 
     def __init__(self, special=False):
         super().__init__()
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class FirstWeights(Callback):
-    """Keeps the network as the run begins."""
+    """Keeps a copy of the network at the start of the run."""
 
     def on_fit_start(self, trainer, pl_module):
         self.net = copy.deepcopy(pl_module.net)
@@ -61,7 +61,7 @@ class Breaks(Spy):
 
 
 def run(config, folder, *overrides, net=None, broken=None):
-    """A run's result, and the network that it began with."""
+    """A run's result and its first network."""
     cfg = config(*overrides, folder=folder)
     with open_dict(cfg):
         if net is not None:
@@ -74,7 +74,7 @@ def run(config, folder, *overrides, net=None, broken=None):
 
 
 def seeds(purpose, *ids):
-    """Where the stream of a purpose begins, as the project promises it to whoever repeats a run."""
+    """The seed of a purpose's stream. The project promises it, so that others can repeat a run."""
     return np.random.SeedSequence(SEED, spawn_key=(zlib.crc32(purpose.encode()), *ids))
 
 
@@ -87,7 +87,7 @@ def normalized(x):
 
 
 class Plain:
-    """FedAvg; ``self.net`` is the global model, ``self.rows`` what the rows of metrics should say."""
+    """FedAvg. ``self.net`` is the global model, ``self.rows`` are the expected rows of metrics."""
 
     overrides: tuple[str, ...] = ()
     model: dict | None = None
@@ -108,7 +108,7 @@ class Plain:
         return np.sort(draw("cohort", t).choice(self.n, many, replace=False, shuffle=False)).tolist()
 
     def came(self, t, drawn):
-        """Whose uploads count, and after how many steps each stops."""
+        """The clients whose uploads count, with their largest numbers of steps."""
         return dict.fromkeys(drawn, 10**6)
 
     def batches(self, k, t):
@@ -120,7 +120,7 @@ class Plain:
             yield from parts[:-1] if self.last == "drop" and len(parts) > 1 and len(parts[-1]) < BATCH else parts
 
     def objective(self, w, x, y, k):
-        """The task's loss and what else is descended."""
+        """The task's loss, and the objective whose gradient is used."""
         loss = F.cross_entropy(w(x), y)
         return loss, loss
 
@@ -178,7 +178,7 @@ class Plain:
 
 
 def check(case, config, folder):
-    """Runs ``train(cfg)`` and the plain loop of a case: equal weights, equal rows."""
+    """Runs ``train(cfg)`` and the plain loop of a case. Their weights and rows must be equal."""
     overrides = (
         *(word for word in SETTING if "alpha" not in word or case.skewed),
         f"participation.num_clients={case.n}", f"participation.per_round={case.cohort}", "gc=none",

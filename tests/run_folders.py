@@ -1,4 +1,4 @@
-"""Run folders as runs leave them, and runs in memory, without a run: a config, rows by a formula, how it ended."""
+"""Writes run folders, and makes runs in memory, without training: a config, rows and an end."""
 
 import json
 import math
@@ -18,10 +18,10 @@ ROW = {"train/loss": 1.0, "train/clients": 5, "train/nonfinite_clients": 0, "com
 
 
 def write_run(folder, rows, overrides=None, *, ended=True, failure=None, summary=None, **config):
-    """Writes the folder and returns the run as it is read.
+    """Writes the folder of a run, reads it, and returns the run.
 
-    ``rows`` go over :data:`ROW`; a cell that is None is empty. The config is the composed one of ``overrides`` (words),
-    if there are any, with the keys of ``config``. A run that has ended has a summary; ``failure``: its failure.txt.
+    ``rows`` extend :data:`ROW`. A cell with None is empty. ``overrides`` (one string) are composed to a config, and the
+    keys of ``config`` are added. A run with ``ended`` has a summary. ``failure`` is the text of its failure.txt.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"round": i} | ROW | row for i, row in enumerate(rows, start=1)]
@@ -45,13 +45,13 @@ def write_run(folder, rows, overrides=None, *, ended=True, failure=None, summary
 
 
 def accuracies(*values, **columns):
-    """Rows of tests; None where a round was not tested."""
+    """Rows with these accuracies. None stands for a round without a test."""
     rows = [{} if acc is None else {"test/acc": acc, "test/loss": 2.5 - 2 * acc} for acc in values]
     return [row | {name: column[i] for name, column in columns.items()} for i, row in enumerate(rows)]
 
 
 def curve(level, rounds, seed=1):
-    """A run whose accuracy climbs to ``level``, with waves of its own for each seed."""
+    """Rows whose accuracy rises to ``level``, with other waves for each seed."""
     t = range(1, rounds + 1)
     return accuracies(*(level * (1 - math.exp(-5 * r / rounds)) + 0.01 * math.sin(r * seed) / r for r in t))
 
@@ -67,7 +67,7 @@ PLACE = "digits, mlp, 5 of 20 clients, Dirichlet 0.1"
 
 
 def run_of(state="finished", summary=None, values=(0.5,), folder="/nowhere", **config):
-    """A run in memory with dotted keys over :data:`CONFIG`, tested after each of its rounds."""
+    """A run in memory: :data:`CONFIG` with the dotted keys of ``config``, and a test after each round."""
     tree = {}
     for key, value in (CONFIG | config).items():
         node = tree

@@ -1,4 +1,4 @@
-"""Runs whose local steps are recorded: on a CPU by a tape that plays a step's operations back, as a CUDA graph does."""
+"""Runs with recorded local steps. On a CPU, a tape replays a step's operations as a CUDA graph does on a GPU."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from gcfed.run import train
 
 
 class Listing(Tape):
-    """Keeps the kinds of the steps that are played back."""
+    """Lists the kinds of the replayed steps."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +32,7 @@ class Listing(Tape):
 
 
 class Twice(Spy):
-    """Each cohort rehearses its round without recordings. Compares its uploads with those of recorded steps."""
+    """Rehearses each round without recordings, and compares these uploads with those of recorded steps."""
 
     order = Order.MEASURES
     recording, tolerance = False, 0.0
@@ -41,7 +41,7 @@ class Twice(Spy):
 
     @classmethod
     def recorder(cls):
-        """One for the whole run, as a stream has one."""
+        """One recorder for the whole run, as each stream has one."""
         cls.recorders = cls.recorders or [Recorder(Listing())]
         return cls.recorders[0]
 
@@ -67,11 +67,11 @@ class Twice(Spy):
 
 
 def train_twice(monkeypatch, cfg, tolerance=0.0):
-    """Trains with every step recorded that can be, each round after a rehearsal without recordings.
+    """Rehearses each round without recordings, then trains it with as many recorded steps as possible.
 
-    Recorded batches are padded only if there is a ``tolerance``, because padding changes the last bits.
+    Recorded batches are padded only with a ``tolerance``, because padding changes the last bits.
 
-    Returns the run's result, whether each stack sent what it rehearsed, and the kinds of the steps that were played.
+    Returns the run's result, whether each stack sent what it rehearsed, and the kinds of the replayed steps.
     """
     with open_dict(cfg):
         cfg.callbacks["twice"] = {"_target_": "tapes.Twice"}

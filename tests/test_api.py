@@ -1,4 +1,4 @@
-"""``import gcfed``: results agree with the runs' folders, and comparisons with those made by hand."""
+"""``import gcfed``: results agree with the folders of runs, and comparisons with single runs."""
 
 import random
 import subprocess
@@ -41,13 +41,13 @@ gcfed.train(cfg)
 
 
 @pytest.mark.slow
-def test_packages_are_imported_when_they_are_needed(tmp_path):
-    """None by ``import gcfed``, no torch by ``configure``, and those of a run's end not before its first round."""
+def test_large_packages_are_imported_only_when_they_are_needed(tmp_path):
+    """``import gcfed`` imports none of them, and ``configure`` no torch. Some are imported after the first round."""
     command = [sys.executable, "-c", f"{SMALL=}{EARLY}", str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stderr.endswith("set()\n")
 
 
-def test_a_package_that_draws_a_random_number_while_it_is_imported_changes_nothing(monkeypatch):
+def test_a_package_that_draws_random_numbers_during_its_import_changes_no_state(monkeypatch):
     state = random.getstate()
     monkeypatch.setattr(gcfed, "import_module", lambda name: (random.random(), import_module(name))[1])
     assert callable(gcfed.train)
@@ -81,13 +81,13 @@ def numbers(result):
     return result.frame.loc[:, ["train/loss", "test/loss"]].to_numpy().tolist()
 
 
-def test_each_call_of_train_has_a_folder_of_its_own(tmp_path):
-    """A loop over a setting, another seed, the same config again."""
+def test_each_call_of_train_gets_a_new_folder(tmp_path):
+    """The calls are a loop over a setting, another seed, and the same config again."""
     cfg, results = gcfed.configure(SMALL, f"paths.log_dir={tmp_path}"), {}
     for lr in (0.01, 0.02):
         cfg.client.optimizer.lr = lr
         results[lr] = gcfed.train(cfg)
-        (results[lr].folder / "metrics.csv").rename(tmp_path / f"{lr}.csv")  # the frame was read when the run ended
+        (results[lr].folder / "metrics.csv").rename(tmp_path / f"{lr}.csv")  # result.frame exists already
     cfg.seed = 2
     results["seed"] = gcfed.train(cfg)
     results["again"] = gcfed.train(cfg)
@@ -101,7 +101,7 @@ def test_each_call_of_train_has_a_folder_of_its_own(tmp_path):
     assert gcfed.train(cfg).folder in (results["seed"].folder, results["again"].folder)
 
 
-def test_a_quiet_run_prints_nothing_and_results_are_short_in_a_notebook(tmp_path, caplog, capfd):
+def test_a_quiet_run_prints_nothing_and_results_have_a_short_repr(tmp_path, caplog, capfd):
     noisy = [*SMALL, f"paths.log_dir={tmp_path}", "server.lr=1e30"]  # no client sends finite numbers
     cfg = gcfed.configure(noisy)
     cfg.callbacks.progress = {"_target_": "gcfed.callbacks.after_round.RoundProgressBar"}
@@ -118,8 +118,8 @@ def test_a_quiet_run_prints_nothing_and_results_are_short_in_a_notebook(tmp_path
     assert "numbers that are not finite" in caplog.text
 
 
-def test_threads_train_in_turn_each_in_its_own_folder(tmp_path):
-    """They share torch's generators, from which networks are drawn."""
+def test_threads_train_one_after_another_in_their_own_folders(tmp_path):
+    """They share torch's generators, which initialise networks."""
 
     def one(seed):
         return gcfed.train(gcfed.configure(SMALL, f"seed={seed}", f"paths.log_dir={tmp_path}"))
@@ -131,7 +131,7 @@ def test_threads_train_in_turn_each_in_its_own_folder(tmp_path):
     assert [numbers(result) for result in together] == [numbers(one(seed)) for seed in (1, 2, 1)]
 
 
-def test_a_folder_that_was_named_takes_one_run(tmp_path):
+def test_a_given_folder_holds_only_one_run(tmp_path):
     cfg = gcfed.configure(SMALL, folder=tmp_path / "mine")
     assert gcfed.configure(SMALL, f"paths.output_dir={tmp_path}/mine") == cfg
     gcfed.train(cfg)
@@ -142,7 +142,7 @@ def test_a_folder_that_was_named_takes_one_run(tmp_path):
     with pytest.raises(ValueError, match=r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"):
         gcfed.train(cfg)
     other = gcfed.train(gcfed.configure(SMALL, "seed=2", folder=tmp_path / "other"))
-    cfg.ckpt_path = str(other.folder / "checkpoints/last.ckpt")  # it would continue the other run in this one's folder
+    cfg.ckpt_path = str(other.folder / "checkpoints/last.ckpt")  # the checkpoint of another run
     with pytest.raises(ValueError, match=r"/mine holds another run: seed is 1 there, 2 here"):
         gcfed.train(cfg)
     cfg.ckpt_path = "last"
@@ -153,8 +153,8 @@ def test_a_folder_that_was_named_takes_one_run(tmp_path):
     assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3]
 
 
-def test_a_relative_path_begins_in_the_current_folder(tmp_path, monkeypatch):
-    """Of the data, a checkpoint, a run's folder and a report."""
+def test_relative_paths_start_at_the_current_folder(tmp_path, monkeypatch):
+    """This holds for paths of data, checkpoints, run folders and reports."""
     (here := tmp_path / "here").mkdir()
     monkeypatch.chdir(here)
     y = np.arange(120) % 3
@@ -169,12 +169,12 @@ def test_a_relative_path_begins_in_the_current_folder(tmp_path, monkeypatch):
     assert gcfed.train(gcfed.configure(small, "rounds=3", last)).folder == python.folder
     assert gcfed.report("python", "my", out="page", figures=False) == here / "page" / "index.html"
     assert (here / "page/tables/runs.csv").read_text().count("finished") == 2
-    monkeypatch.chdir(tmp_path)  # what a run returns stays true
+    monkeypatch.chdir(tmp_path)  # the result has absolute paths
     assert read_metrics(named.folder / "metrics.csv").equals(named.frame)
 
 
 @pytest.mark.slow
-def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
+def test_a_comparison_equals_single_runs(tmp_path):
     fedavg, ours = gcfed.configure(SMALL, "gc=none"), gcfed.configure(SMALL, "ckpt_path=last", folder=tmp_path)
     configs = {"GC, Fed": ours, "FedAvg": fedavg}
     comparison = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
@@ -204,8 +204,8 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     assert files(tmp_path / "runs") == before  # refused before any run
     fedavg.ckpt_path = "last"
     again = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
-    pd.testing.assert_frame_equal(again.frame, comparison.frame)  # seconds too: nothing was trained
-    for _ in range(2):  # it is a package, too, once it was imported
+    pd.testing.assert_frame_equal(again.frame, comparison.frame)  # equal seconds: no run trained again
+    for _ in range(2):  # gcfed.report stays callable after its package is imported
         page = gcfed.report(tmp_path / "runs", out=tmp_path / "report", figures=False)
     assert page.read_text().count("seed3") >= 2
     assert isinstance(gcfed.report, ModuleType)
@@ -221,7 +221,7 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
         (["ckpt_path=run/checkpoints/last.ckpt"], [1], "continues its own folders, by ckpt_path=last"),
     ],
 )
-def test_a_comparison_that_cannot_work_is_refused(tmp_path, more, seeds, sentence):
+def test_an_invalid_comparison_is_refused(tmp_path, more, seeds, sentence):
     configs = {"one": gcfed.configure(SMALL, more), "two": gcfed.configure(SMALL)}
     with pytest.raises(ValueError, match=sentence):
         gcfed.compare(configs, seeds, tmp_path / "runs")

@@ -1,4 +1,4 @@
-"""The benchmarks run and print what they promise. No test asserts a speed."""
+"""The benchmarks run and print all their figures. No test asserts a speed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregat
 
 @pytest.fixture
 def bench(monkeypatch, capsys):
-    """``bench(words)`` is what ``python benchmarks/run.py <words>`` prints; the sitting is a process of its own."""
+    """``bench(words)`` returns the output of ``python benchmarks/run.py <words>``. A sitting is a separate process."""
 
     def sit(command, env, stdout, **_):
         def call():
@@ -44,7 +44,7 @@ def bench(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr(plain, "SHAPES", [(256, 256, 256)])  # of the matrix products that it times
+    monkeypatch.setattr(plain, "SHAPES", [(256, 256, 256)])  # smaller matrix products
     said = bench("digits", "--pairs", "1", "--layout", "2x1", "--out", str(tmp_path), "data.limit_train=100")
     assert "| GC-Fed |" in said
     assert (tmp_path / "table.md").read_text() in said
@@ -52,27 +52,27 @@ def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path, mon
     assert (figures["processes"], figures["threads"], figures["precision"]) == (2, 1, "32-true")
     fedavg, gcfed = figures["rounds"]
     assert (fedavg["method"], gcfed["method"]) == ("fedavg", "gcfed")
-    assert fedavg["samples"] == gcfed["samples"] > 0  # one cohort
+    assert fedavg["samples"] == gcfed["samples"] > 0  # the same cohort
     for rows in (fedavg, gcfed):
         assert rows["plain_s"] > 0
         assert rows["time/round_s"] > rows["time/train_s"] > 0
     parts = figures["gcfed"]["parts_s"]
     assert parts.keys() >= PARTS
-    assert min(parts[name] for name in PARTS) > 0  # a part that is wrapped in vain takes no time
+    assert min(parts[name] for name in PARTS) > 0  # zero would mean that it was not measured
     assert 0 < figures["gcfed"]["of_gemm"] < 1
-    # 64·512 + 512·256 + 256·10 weights, two operations each, three products a weight but for the first layer's inputs
+    # Each weight has three products of two operations. The first layer has only two: its inputs need no gradient.
     assert figures["mflop_per_sample"] == pytest.approx(2e-6 * (2 * 64 * 512 + 3 * (512 * 256 + 256 * 10)))
     assert figures["first_round_done_s"] > figures["before_first_round_s"] > 0
 
 
 @pytest.mark.parametrize(("algorithm", "stack"), [("fedavg", 1), ("scaffold", 5)])
-def test_a_step_has_as_many_kernels_as_the_table_says(algorithm, stack):
+def test_a_step_has_as_many_kernels_as_the_table_on_the_page(algorithm, stack):
     rows = re.findall(r"^\| (.*) \| (\d+) \| (\d+) \|$", (ROOT / "docs/performance.md").read_text(), re.MULTILINE)
     ((alone, five),) = [numbers for names, *numbers in rows if f"`{algorithm}`" in names]
     assert kernels.count(algorithm, stack) == pytest.approx(int(alone if stack == 1 else five), rel=0.1)
 
 
-def test_each_kind_of_part_for_a_gpu_can_be_tried_on_a_cpu(tmp_path):
+def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
     chosen = {"w1": ("graphs, five streams, bf16", "kernels, TF32", "floor", "waits", "equal runs"),
               "w2 to w4": ("w2",), "w6, w7": ("minutes, w6",), "memory": ("GB, w1",)}  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_each_kind_of_part_for_a_gpu_can_be_tried_on_a_cpu(tmp_path):
     assert forked(tried, tmp_path / "printed.txt") == 0, (tmp_path / "printed.txt").read_text()
     found = json.loads((tmp_path / "figures.json").read_text())
     assert list(found) == ["torch", "device", *(name for names in chosen.values() for name in names)]
-    assert [name for name, figures in found.items() if "Error" in str(figures)] == ["waits", "GB, w1"]  # need a GPU
+    assert [name for name, figures in found.items() if "Error" in str(figures)] == ["waits", "GB, w1"]  # only on GPUs
     floor = found["floor"]
     assert floor["round_s"] >= floor["train_s"] > 0
     assert floor["longest_us"] == pytest.approx(2 * floor["step_us"])  # two clients with the same number of steps
@@ -124,7 +124,7 @@ def test_synthetic_data_are_drawn_once(monkeypatch, tmp_path):
     ("name", "cohort", "samples", "parameters"), [("w6", 50, 2500, 1_626_442), ("w7", 10, 1975, 1_206_590)]
 )
 def test_the_workloads_have_the_sizes_of_other_simulators(name, cohort, samples, parameters):
-    """The network by its parameters (FLUTE says 1,199,882 for ten digits), a round by its clients and samples."""
+    """Parameters, clients and samples agree. FLUTE's network has 1,199,882 parameters for ten digits."""
     assert sum(p.numel() for p in peers.CNN((1, 28, 28), 10).parameters()) == 1_199_882
     cfg = workloads.compose_workload(name)
     assert sum(p.numel() for p in build_net(cfg).parameters()) == parameters
@@ -135,13 +135,13 @@ def test_the_workloads_have_the_sizes_of_other_simulators(name, cohort, samples,
     assert (cfg.client.epochs, batches) == (1, 5 if name == "w6" else 10)
 
 
-def test_the_tests_for_a_gpu_need_no_package_that_a_borrowed_machine_lacks(tmp_path):
-    """On a machine without a GPU all of them are collected and skipped."""
+def test_the_tests_for_a_gpu_need_no_package_that_the_device_lacks(tmp_path):
+    """A machine without a GPU collects and skips all of them."""
 
     def collect():
         for name in [name for name in sys.modules if name.startswith(LACKING)]:
             del sys.modules[name]
-        sys.modules.update(dict.fromkeys(LACKING))  # an import of these fails
+        sys.modules.update(dict.fromkeys(LACKING))  # their imports fail
         os.chdir(ROOT)
         sys.stdout = os.fdopen(1, "w", closefd=False)
         raise SystemExit(pytest.main([*gpu.TESTS, "-n", "0", "-p", "no:cacheprovider"]))

@@ -37,7 +37,7 @@ def test_valid_values_are_passed_on_unchanged(given):
         ("lr", 1e300), ("kind", "x"), ("on", 1), ("shape", [0, 2]), ("of", 3), ("stack", "on"), ("pair", (1, 0)),
     ],
 )  # fmt: skip
-def test_nothing_is_converted_and_the_argument_is_named(name, value):
+def test_invalid_values_are_not_converted_and_the_error_names_the_argument(name, value):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         Part(**{"rounds": 1, name: value})
     assert str(error.value).startswith(f"{name}={value}: ")
@@ -61,7 +61,7 @@ def test_an_error_names_the_key():
         assert str(error.value).startswith(message)
 
 
-def test_an_error_of_pydantic_within_the_function_is_passed_on():
+def test_an_error_of_pydantic_within_the_function_is_not_caught():
     @checked
     def use(rounds: Count) -> None:
         TypeAdapter(int).validate_python("many")

@@ -1,4 +1,4 @@
-"""Behaviour on real images: CIFAR-10, where its files are in data/."""
+"""Behaviour on real images: CIFAR-10, if its files are in data/."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_gcfed_learns_cifar10(config, tmp_path):
 
 
 def test_bf16_stays_near_float32(config, tmp_path):
-    """One round: the same samples, weights within bfloat16's rounding of each other, parameters kept in float32."""
+    """After one round, the weights differ by no more than bfloat16's rounding. Parameters stay in float32."""
     updates, few = [], ("rounds=1", "client.epochs=1", "data.limit_train=8", "data.limit_test=2")
     for precision in ("32-true", "bf16-mixed"):
         cfg = config(*SMALL, *few, f"precision={precision}", folder=tmp_path / precision)

@@ -1,4 +1,4 @@
-"""Every YAML composes and instantiates; every experiment has its paper's setting."""
+"""Every YAML file composes and instantiates. Every experiment has its paper's setting."""
 
 import numpy as np
 import pytest
@@ -18,11 +18,11 @@ from gcfed.utils.resolvers import ROOT
 
 
 def options(group):
-    """The options of a config group; client/base.yaml is a part of the others."""
+    """The options of a config group. client/base.yaml is a part of other files and no option."""
     return sorted(path.stem for path in (ROOT / "configs" / group).glob("*.yaml") if path.stem != "base")
 
 
-# What an option needs of the others, where no experiment chooses it and it does not go with the defaults.
+# Data sets that no experiment uses, and the options that they need instead of the defaults.
 OWN = ["model=cnn", "data.num_classes=3", "data.input_shape=[1,8,8]"]
 GOES_WITH = dict.fromkeys(("own", "arrays", "csv", "image_folder", "huggingface"), OWN) | {
     "emnist_balanced": ["model=cnn"], "fashion_mnist": ["model=fedgc_cnn"], "mnist": ["model=femnist_cnn"],
@@ -31,14 +31,14 @@ EXPERIMENTS = {path.stem: path.read_text() for path in sorted((ROOT / "configs/e
 
 
 def instantiate(cfg):
-    """All objects of a run but its data set's files and its Trainer."""
+    """Builds all objects of a run except its Trainer, without files of data."""
     assert build(cfg.partition) is not None
     data = build(cfg.data)
     assert callable(data.load)
-    data.num_clients = data.num_clients or 660  # of natural clients the files tell the number
+    data.num_clients = data.num_clients or 660  # files decide the number of natural clients
     data.sizes = lambda clients: np.full(len(clients), 100)
     per_round = cohort_size(cfg.participation.per_round, data.num_clients)
-    with torch.device("meta"):  # the values of weights are of no interest here
+    with torch.device("meta"):  # the weights do not matter here
         module = build_module(cfg)
     assert isinstance(module.configure_optimizers(), torch.optim.Optimizer)
     loop = FederatedLoop(
@@ -48,7 +48,7 @@ def instantiate(cfg):
     )  # fmt: skip
     methods = build_methods(cfg)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gcfed.federated.loop.look", lambda module, data: None)  # there are no data to look at
+        patch.setattr("gcfed.federated.loop.look", lambda module, data: None)  # the probe would need data
         loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
     build_all(cfg, "callbacks")
     return module, loop, methods
@@ -56,7 +56,7 @@ def instantiate(cfg):
 
 @pytest.mark.parametrize("option", [o for o in options("data") if f"/data: {o}\n" not in "".join(EXPERIMENTS.values())])
 def test_every_other_data_set_instantiates(config, option):
-    """The other groups' options are built by the tests of what they are for."""
+    """Other tests build the options of the other groups."""
     instantiate(config(*GOES_WITH.get(option, []), f"data={option}"))
 
 
@@ -81,7 +81,7 @@ def test_every_trainer_instantiates(config, option):
         ("tinyimagenet_resnet18_gcfed", "ResNet18", 200, 500, 0.1, 1000, "fc"),
     ],
 )
-def test_experiments_have_the_papers_setting(config, name, model, classes, clients, alpha, rounds, boundary):
+def test_experiments_have_the_setting_of_gcfed(config, name, model, classes, clients, alpha, rounds, boundary):
     cfg = config(f"experiment={name}")
     module, loop, (local, server) = instantiate(cfg)
     assert type(module.net).__name__ == model
@@ -141,7 +141,7 @@ def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_siz
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.0, 1e-3)
     assert loop.aggregator.weighting == "uniform"
 
-    # The other commands of its comment lines.
+    # Other commands in the comments of the experiment.
     note = (ROOT / "configs" / "experiment" / f"{name}.yaml").read_text()
     assert f"participation.per_round=10 client.batch_size={large_batch_size}" in note
     loop = instantiate(config(f"experiment={name}", "algorithm=fedavg", "partition=iid", "quantization=fedpaq"))[1]
@@ -152,21 +152,21 @@ def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_siz
 
 
 def cases(*tests):
-    """First arguments of parametrized tests."""
+    """The first arguments of parametrized tests."""
     marks = [mark for test in tests for mark in test.pytestmark if mark.name == "parametrize"]
     return {(case.values if hasattr(case, "values") else case)[0] for mark in marks for case in mark.args[1]}
 
 
-PAPERS = cases(test_experiments_have_the_papers_setting, test_experiments_have_the_setting_of_fedacg)
+PAPERS = cases(test_experiments_have_the_setting_of_gcfed, test_experiments_have_the_setting_of_fedacg)
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - PAPERS))
 def test_every_other_experiment_instantiates(config, name):
-    """And another algorithm runs in it: settings of the experiment's own method do not stand in its way."""
+    """Another algorithm can also run in it, because it does not meet settings of the experiment's own method."""
     instantiate(config(f"experiment={name}"))
     check(config(f"experiment={name}", "algorithm=fedavg", "metrics=none"))
 
 
 @pytest.mark.parametrize(("hidden", "last"), [("64", "fc2"), ("[]", "fc1"), ("[64,32,16]", "fc4")])
-def test_the_borderline_follows_the_hidden_widths(config, hidden, last):
+def test_the_boundary_follows_the_hidden_widths(config, hidden, last):
     assert config(f"model.hidden={hidden}").gc.boundary == last

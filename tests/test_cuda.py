@@ -1,4 +1,4 @@
-"""On a GPU: the numbers of the CPU, one stack for the whole cohort, no synchronisation inside local training."""
+"""A GPU computes the numbers of the CPU, and local training does not wait for the device."""
 
 from functools import partial
 
@@ -30,10 +30,10 @@ SMALL = ("rounds=3", "participation.num_clients=8", "data.limit_train=300", "dat
         (("model.hidden=[12,8]", "client.stack=2"), True),
     ],
 )
-def test_steps_as_graphs_have_the_numbers_of_those_that_python_launches_and_of_the_cpu(
+def test_graphs_compute_the_same_as_launched_steps_and_the_cpu(
     config, tmp_path, monkeypatch, algorithm, layout, padded
 ):
-    """They have the same bits if no batch is padded. In four rounds each stream replays recordings of earlier ones."""
+    """The bits are equal if no batch is padded. In four rounds, each stream replays recordings of earlier rounds."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     tiny = (
         f"algorithm={algorithm}", "rounds=4", "participation.num_clients=7", "participation.per_round=5",
@@ -70,7 +70,7 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         torch.testing.assert_close(ends[1][name], delta, rtol=0, atol=1e-9)
 
 
-def test_states_of_clients_stay_on_the_gpu_while_a_run_goes_on(config, tmp_path, monkeypatch):
+def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkeypatch):
     args = (*SMALL, "algorithm=scaffold", "precision=64-true")
     cpu = train(config(*args, "trainer=cpu", folder=tmp_path / "cpu"))
     train(config(*args, "trainer=gpu", "rounds=2", folder=tmp_path / "gpu"))
@@ -98,7 +98,7 @@ def test_local_training_does_not_wait_for_the_device(config, tmp_path, monkeypat
     train(config(*SMALL, "trainer=gpu", "precision=bf16-mixed", folder=tmp_path / "run"))
 
 
-def test_a_loss_surface_on_a_gpu_is_that_of_the_cpu(config, tmp_path):
+def test_a_loss_surface_on_a_gpu_equals_that_of_the_cpu(config, tmp_path):
     args = (*SMALL, "rounds=2", "precision=64-true", "metrics=surface", "metrics.surface.grid=3")
     for trainer in ("gpu", "cpu"):
         train(config(*args, f"trainer={trainer}", folder=tmp_path / trainer))

@@ -1,4 +1,4 @@
-"""The examples of the documentation run."""
+"""The examples in the documentation run."""
 
 import re
 import runpy
@@ -16,13 +16,13 @@ from gcfed.utils.resolvers import ROOT
 
 
 def files_in(text):
-    """name → content of the code blocks that begin with ``# <name>``."""
+    """{name: content} of the code blocks that begin with ``# <name>``."""
     bodies = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
     named = [(re.search(r"\A(?:# @.*\n)*# (\S+\.(?:py|yaml))\n", body), body) for body in bodies]
     return {head[1]: body for head, body in named if head}
 
 
-def test_the_method_that_the_page_adds_is_in_the_project():
+def test_the_method_of_the_page_is_in_the_project():
     files = files_in((ROOT / "docs/add-a-method.md").read_text())
     assert len(files) == 3
     for name, content in files.items():
@@ -30,7 +30,7 @@ def test_the_method_that_the_page_adds_is_in_the_project():
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
-def test_a_page_counts_the_algorithms(page):
+def test_a_page_states_the_number_of_algorithms(page):
     """GC-Fed counts as a kind of GC, not as an algorithm."""
     count = re.search(r"(\d+) algorithms|\[all (\d+)\]\(methods", (ROOT / page).read_text())
     assert int(count[1] or count[2]) == len([*(ROOT / "configs/algorithm").glob("*.yaml")]) - 1
@@ -42,7 +42,7 @@ COMMANDS = re.findall(r"^    gcfed-train (.*)$", OWN, re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def own_data(tmp_path_factory):
-    """A folder with the files of ``docs/bring-your-own.md``, and images of flowers."""
+    """A folder with the files of ``docs/bring-your-own.md`` and some images."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder := tmp_path_factory.mktemp("own"))
         for name, content in files_in(OWN).items():
@@ -58,7 +58,7 @@ def own_data(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_bringing_your_own_takes_what_the_page_says(config, own_data, monkeypatch, command):
+def test_the_commands_for_own_data_and_networks_run(config, own_data, monkeypatch, command):
     monkeypatch.chdir(own_data)
     monkeypatch.syspath_prepend(own_data)
     small = (
@@ -70,13 +70,13 @@ def test_bringing_your_own_takes_what_the_page_says(config, own_data, monkeypatc
 
 
 def printed():
-    """Page and overrides of each command on a page. The commands of ``bring-your-own.md`` run above."""
+    """The overrides of each command on the pages. The commands of ``bring-your-own.md`` run above."""
     seen = [[]]
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         begins = r"(?:python src/train\.py|`…)" if page.name == "commands.md" else r"python src/train\.py"
         for line in re.findall(begins + r" ([^`…<\n]+)", page.read_text().replace("\\\n", " ")):
             words = [word for word in shlex.split(line, comments=True) if word != "-m"]
-            # Not those that only print, the examples of errors, and the method that add-a-method.md adds.
+            # Left out: commands that only print, examples of errors, and the method that add-a-method.md adds.
             if (
                 page.name not in ("bring-your-own.md", "add-a-method.md")
                 and words not in seen
@@ -87,8 +87,8 @@ def printed():
 
 
 @pytest.mark.parametrize("words", [*printed()])
-def test_each_command_of_the_pages_is_accepted(config, words):
-    """A sweep is tested by its first value. A command that names a column also measures it."""
+def test_each_command_on_the_pages_is_accepted(config, words):
+    """Sweeps are tested with their first values. A command that names a column must also measure it."""
     known = OverridesParser.create().parse_overrides(shorthand(words))
     first = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str() for o in known]
     words = [f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)]
@@ -98,7 +98,7 @@ def test_each_command_of_the_pages_is_accepted(config, words):
         assert named == "test" or named in cfg.metrics
 
 
-def test_the_tests_of_each_promise_are_there():
+def test_the_tests_that_reliability_names_exist():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/reliability.md").read_text())
     assert len(named) > 20
     for file, test in named:

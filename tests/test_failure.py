@@ -36,7 +36,7 @@ def run(config, folder, error, *overrides):
     return train(cfg)
 
 
-def test_an_error_is_written_down_and_a_resumed_run_removes_it(config, tmp_path):
+def test_an_error_is_recorded_and_a_resumed_run_removes_the_record(config, tmp_path):
     path = tmp_path / "run" / FAILURE
     with pytest.raises(ValueError, match="two"):
         run(config, tmp_path / "run", "text")
@@ -44,14 +44,14 @@ def test_an_error_is_written_down_and_a_resumed_run_removes_it(config, tmp_path)
     assert first == "ValueError: two lines"
     assert "Traceback (most recent call last):" in rest
     assert any("on_aggregate_end" in line for line in rest)
-    with pytest.raises(ValueError, match="belongs to another run"):  # refused: the folder stays as it is
+    with pytest.raises(ValueError, match="belongs to another run"):  # refused, so the folder does not change
         run(config, tmp_path / "run", "none", "ckpt_path=last", "seed=2")
     assert path.read_text().startswith(first)
     run(config, tmp_path / "run", "none", "ckpt_path=last")
     assert not path.exists()
 
 
-def test_a_run_that_failed_before_its_first_checkpoint_starts_anew_in_its_folder(config, tmp_path):
+def test_a_run_that_failed_before_its_first_checkpoint_starts_again_in_its_folder(config, tmp_path):
     late = ("callbacks.checkpoint.every=3", "eval_every=3")
     with pytest.raises(KeyError):
         run(config, tmp_path, "key", *late)
@@ -63,7 +63,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew_in_its_folder
 
 
 class FullFrom(Spy):
-    """From the second round on, no file can grow beyond 100 kB. The error is like that of a full disk."""
+    """From the second round on, no file can exceed 100 kB. The error is like that of a full disk."""
 
     def __init__(self, error):
         self.index = 1 if error else 99
@@ -78,7 +78,7 @@ class FullFrom(Spy):
 )
 def test_a_full_disk_names_the_file_and_loses_nothing(config, tmp_path, monkeypatch, algorithm, file):
     monkeypatch.setattr(sys.modules[__name__], "FailIn", FullFrom)
-    save = AtomicCheckpointIO.save_checkpoint  # the first one is on the disk before that is full
+    save = AtomicCheckpointIO.save_checkpoint  # the first one is written before the disk is full
     monkeypatch.setattr(
         AtomicCheckpointIO, "save_checkpoint", lambda self, *args, **kw: (save(self, *args, **kw), self.wait())
     )

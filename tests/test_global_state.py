@@ -23,7 +23,7 @@ LOGGERS = [
 
 
 def state():
-    params = {k: str(v) for k, v in dict.items(mpl.rcParams)}  # mpl.rcParams["backend"] would choose one
+    params = {k: str(v) for k, v in dict.items(mpl.rcParams)}  # reading mpl.rcParams["backend"] would choose a backend
     return {
         "matplotlib": params, "raise": logging.raiseExceptions, "disable": logging.root.manager.disable,
         "loggers": [(o.name, o.level, o.handlers[:], o.filters[:], o.propagate) for o in LOGGERS],
@@ -44,10 +44,10 @@ def unchanged(call, *args, **kwargs):
     return result
 
 
-def test_nothing_that_python_calls_changes_the_process(tmp_path):
+def test_calls_from_python_do_not_change_the_process(tmp_path):
     small = ["rounds=1", "data.limit_train=40", "model.hidden=[8]", f"paths.log_dir={tmp_path}"]
     two = ["gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "extras.figures=false"]
-    torch.set_num_threads(3)  # more than a run would take
+    torch.set_num_threads(3)  # a run would use fewer
     multiprocessing.set_start_method(None, force=True)  # as in a new process
     cfg = unchanged(gcfed.configure, small)
     two = gcfed.configure(small, two)

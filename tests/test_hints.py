@@ -1,4 +1,4 @@
-"""Suggestions for words that Hydra does not know."""
+"""Suggestions for keys and options that Hydra does not know."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ HINTS = {
 
 
 @pytest.mark.parametrize("words", HINTS)
-def test_a_wrong_word_is_answered_with_what_was_meant(words):
+def test_the_error_of_a_wrong_word_suggests_the_right_one(words):
     with pytest.raises(ValueError) as said:  # noqa: PT011  (the whole sentence is compared)
         gcfed.configure(words.split())
     assert str(said.value).partition(" There are celeba")[0] == HINTS[words]
@@ -40,7 +40,7 @@ def test_a_wrong_word_is_answered_with_what_was_meant(words):
 
 
 @pytest.mark.parametrize("word", ["rounds", "seed=1,2,3", "name={x"])
-def test_hydras_own_messages_come_through_in_one_line_with_the_word(word):
+def test_messages_of_hydra_are_one_line_with_the_word(word):
     with pytest.raises(ValueError, match=rf"^[^\n]*{word}[^\n]*$") as said:
         gcfed.configure(word)
     assert "http" not in str(said.value)
@@ -59,7 +59,7 @@ def test_a_path_needs_no_quotes(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/nowhere/a (1)/x", "/nowhere/a=b,c"])
-def test_a_path_that_does_not_exist_is_shown_with_quotes_that_work(path):
+def test_the_error_of_a_path_shows_the_quotes_that_it_needs(path):
     with pytest.raises(ValueError, match="A path needs quotes: ") as said:
         gcfed.configure("data=csv", f"data.path={path}")
     (word,) = shlex.split(str(said.value).partition("needs quotes: ")[2])
@@ -72,13 +72,13 @@ def test_a_path_that_does_not_exist_is_shown_with_quotes_that_work(path):
         (["--epochs", "3"], "client.epochs=3"),
         (["--batch-size=32"], "client.batch_size=32"),
         (["--lr", "0.1", "-m"], "client.optimizer.lr=0.1 or server.lr=0.1"),
-        (["--bits", "4"], "quantization.bits=4"),  # a key of the option that was chosen
+        (["--bits", "4"], "quantization.bits=4"),  # a key of the selected option
     ],
 )
-def test_a_setting_with_dashes_is_answered_with_the_key(flags, key):
+def test_the_error_of_a_setting_with_dashes_suggests_the_key(flags, key):
     said = undashed(flags, ["quantization=fedpaq"], CONFIGS / "train.yaml")
     assert said == f"{flags[0]}: a setting has no dashes: did you mean {key}?"
 
 
-def test_hydras_own_flags_are_no_settings():
+def test_flags_of_hydra_are_not_taken_for_settings():
     assert undashed(["-m", "--config-dir", "conf", "--cfg=job", "rounds"], [], CONFIGS / "train.yaml") == ""

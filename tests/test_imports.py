@@ -1,4 +1,4 @@
-"""Packages import each other without circles, and only from lower layers."""
+"""Packages import each other without cycles, and only from lower layers."""
 
 import ast
 from graphlib import TopologicalSorter
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src"
-# The ground floor first: the packages of a floor may import each other and those below.
+# The lowest layer comes first. The packages of a layer may import each other and those of lower layers.
 FLOORS = (
     {"utils"}, {"data", "models", "tasks"}, {"optim", "federated"}, {"runs", "plots"},
     {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "checkpoints", "loggers"}, {"assemble", "check"},
@@ -17,7 +17,7 @@ MODULES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path 
 
 
 def imports(module, *, late):
-    """Our modules that one imports, also for types alone; with ``late`` those that its functions import too."""
+    """Our modules that a module imports, also only for types. ``late`` adds imports within functions."""
     tree = ast.parse(MODULES[module].read_text())
     conditional = [inner for node in tree.body if isinstance(node, ast.If | ast.Try) for inner in node.body]
     nodes = list(ast.walk(tree)) if late else tree.body + conditional
@@ -28,7 +28,7 @@ def imports(module, *, late):
     return {m for name in names for m in (name, name.rpartition(".")[0]) if m in MODULES}
 
 
-def test_there_is_no_circle():
+def test_imports_have_no_cycle():
     TopologicalSorter({module: imports(module, late=False) for module in MODULES}).prepare()
 
 

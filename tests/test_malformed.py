@@ -1,4 +1,4 @@
-"""Settings that make no sense are refused by their keys before anything is trained."""
+"""Invalid settings are refused with their keys before training."""
 
 import pytest
 from conftest import composer
@@ -12,7 +12,7 @@ SMALL = ("callbacks.progress=null", "extras.figures=false", "model.hidden=[8]", 
 
 
 def refusal(cfg):
-    """What a run says against its config; None if it is built."""
+    """The error of building a run, or None."""
     try:
         check(cfg)
         parts = assemble(cfg)
@@ -29,7 +29,7 @@ def changed(tmp_path, key, value):
     return cfg
 
 
-def test_a_run_goes_without_any_group_or_names_it(tmp_path):
+def test_a_run_works_without_a_group_or_names_it(tmp_path):
     """This also builds the default option of each group."""
     defaults = [entry for entry in OmegaConf.load(ROOT / "configs/train.yaml").defaults if entry != "_self_"]
     for group in (g for entry in defaults for g, option in entry.items() if option and g not in ("hydra", "algorithm")):
@@ -46,5 +46,5 @@ def test_a_run_goes_without_any_group_or_names_it(tmp_path):
      ("callbacks.checkpoint.every", 1.5), ("participation.per_round", 2.5), ("participation.per_round", 21),
      ("participation.num_clients", 5000), ("data.transform.mean", [0.1, 0.2]), ("data.input_shape", [1, 9, 9])],
 )  # fmt: skip
-def test_a_setting_that_makes_no_sense_is_refused_by_its_key(tmp_path, key, value):
+def test_an_invalid_setting_is_refused_with_its_key(tmp_path, key, value):
     assert key in (refusal(changed(tmp_path, key, value)) or "")

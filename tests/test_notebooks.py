@@ -1,4 +1,4 @@
-"""The notebooks run at a small scale. Their stored outputs are small and name no machine."""
+"""The notebooks run at a small scale. Their stored outputs are small and contain no path of a machine."""
 
 import copy
 import os
@@ -17,7 +17,7 @@ from gcfed.api import configure
 from gcfed.utils.resolvers import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# Replaces the cell tagged "parameters", and the assertion after all cells.
+# For each notebook: a cell that replaces the one tagged "parameters", and an assertion after all cells.
 SMALL = {
     "01_quickstart": ("ROUNDS = 3", "assert 0.3 < accuracy <= 1 and result.frame.index.tolist() == [1, 2, 3]"),
     "02_lambda_sweep": (
@@ -47,19 +47,19 @@ def printed(notebook):
 
 
 def numbers(line):
-    """The text of a line without its numbers, and these."""
+    """The text of a line without its numbers, and the numbers."""
     pattern = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
     return re.sub(pattern, "#", line), [float(number) for number in re.findall(pattern, line)]
 
 
 def outputs(notebook, kind=""):
-    """The outputs of a notebook, or their data of one type."""
+    """The outputs of a notebook, or with ``kind`` their data of this type."""
     found = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     return [output.data[kind] for output in found if kind in output.get("data", {})] if kind else found
 
 
 def results(notebook):
-    """The data types of its tables and figures."""
+    """The data types of a notebook's tables and figures."""
     return [sorted(output.data) for output in outputs(notebook) if {*output.get("data", {})} - {"text/plain"}]
 
 
@@ -83,7 +83,7 @@ def execute(notebook):
             cell.outputs.append(nbformat.v4.new_output("stream", text=captured.stdout))
 
 
-def test_a_config_from_python_is_that_of_the_command_line():
+def test_a_config_from_python_equals_that_of_the_command_line():
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         cfg = compose("train", ["gc=none", "seed=3"])
@@ -107,7 +107,7 @@ def run_small(path, folder):
     assert results(notebook) == results(stored)
     known = [numbers(line) for line in printed(stored)]
     assert printed(notebook)
-    for text, found in map(numbers, printed(notebook)):  # stored outputs are those of the present code
+    for text, found in map(numbers, printed(notebook)):  # the stored outputs must be up to date
         near = (pytest.approx(values, abs=0.02, rel=0.01) for words, values in known if words == text)
         assert any(found == values for values in near), (text, found)
 
@@ -115,13 +115,13 @@ def run_small(path, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_at_a_small_scale(path, tmp_path):
-    """In a fork of this process, which has imported torch already."""
+    """A fork of this process runs it, because torch is already imported here."""
     code = forked(lambda: run_small(path, tmp_path / "logs"), tmp_path / "printed.txt")
     assert code == 0, (tmp_path / "printed.txt").read_text()[-4000:]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_stored_is_light_and_says_nothing_of_a_machine(path):
+def test_stored_outputs_are_small_and_contain_no_path(path):
     assert path.stat().st_size < 150_000
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -135,8 +135,8 @@ def test_what_is_stored_is_light_and_says_nothing_of_a_machine(path):
     assert not re.findall(r"(?<![\w.…<])/(?:\w[\w.-]*/)+|[A-Z]:\\", "\n".join(stored)), "a path of somebody's machine"
 
 
-def test_links_between_documents_lead_somewhere():
-    """Files, and headings as GitHub names them."""
+def test_links_between_documents_are_valid():
+    """Links lead to files, or to headings with GitHub's names."""
     for source in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *NOTEBOOKS]:
         text = source.read_text()
         if source.suffix == ".ipynb":

@@ -1,4 +1,4 @@
-"""The optional packages can be deleted with their tests: the core's tests are collected, and a run trains."""
+"""Without the optional packages and their tests, the core's tests are collected and a run trains."""
 
 import os
 import re
@@ -20,7 +20,7 @@ OPTIONAL = {
 
 
 def test_the_core_imports_no_optional_package():
-    """It may name one in a ``_target_`` of a YAML file."""
+    """Only a ``_target_`` in a YAML file may name an optional package."""
     core = [path for name in ("gcfed", "hydra_plugins") for path in (ROOT / "src" / name).rglob("*.py")]
     imports = re.compile(rf"^\s*(from|import) ({'|'.join(OPTIONAL)})\b", re.MULTILINE)
     assert not [path for path in core if imports.search(path.read_text())]
@@ -39,7 +39,7 @@ def test_a_tree_without_the_optional_packages_works(tmp_path):
     def ours(path: str | None) -> bool:
         return bool(path) and Path(path).is_relative_to(ROOT) and "site-packages" not in path
 
-    def collect() -> None:  # in a fork, which has the packages that take long to import, and not yet this clone's
+    def collect() -> None:  # in a fork: large packages are imported, those of this clone are not
         for name in [name for name, module in sys.modules.items() if ours(getattr(module, "__file__", None))]:
             del sys.modules[name]
         sys.path[:] = [path for path in sys.path if not ours(path)]
@@ -50,4 +50,4 @@ def test_a_tree_without_the_optional_packages_works(tmp_path):
 
     code, printed = forked(collect, tmp_path / "printed.txt"), (tmp_path / "printed.txt").read_text()
     assert code == 0, printed[-6000:]
-    assert "1 passed, " in printed  # all others are collected: a module that cannot be imported is an error
+    assert "1 passed, " in printed  # the other tests are collected, and a failed import is an error

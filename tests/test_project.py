@@ -1,4 +1,4 @@
-"""What is installed from a wheel: the package, its configs and its commands."""
+"""A wheel installs the package, its configs and its commands."""
 
 import os
 import subprocess
@@ -42,6 +42,6 @@ def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatc
     assert done.stdout.splitlines() == ["gcfed-eval gcfed-report gcfed-train", str(empty / "data")], done.stderr
 
 
-def test_the_private_keys_of_a_federation_go_into_neither_git_nor_an_image():
+def test_git_and_images_exclude_the_private_keys_of_a_federation():
     for name, line in ((".gitignore", "workspace/"), (".dockerignore", "**/workspace")):
         assert line in (ROOT / name).read_text().split(), name

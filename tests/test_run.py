@@ -1,4 +1,4 @@
-"""Whole runs through the composed config, in this process: equalities, transactions, bad input."""
+"""Whole runs with a composed config in this process: equal results, kills, files, bad input."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ def kept():
 
 @pytest.fixture
 def finished(config, kept, tmp_path_factory):
-    """A finished run with all its files, made once."""
+    """A finished run with all its files. All tests share it."""
     if not kept:
         more = ("extras.figures=true", "logger=tensorboard", "callbacks.checkpoint.every=2")
         kept["run"] = run(config, tmp_path_factory.mktemp("finished"), "run", *FAST, *more)
@@ -44,7 +44,7 @@ def finished(config, kept, tmp_path_factory):
 
 
 # ------------------------------------------------------------------------------------------------ one code path
-def test_the_layout_in_memory_changes_no_number(config, tmp_path):
+def test_the_memory_layout_changes_no_number(config, tmp_path):
     on, off = (run(config, tmp_path, str(flag), *CNN, f"channels_last={flag}") for flag in (True, False))
     torch.testing.assert_close(final_weights(on), final_weights(off), rtol=0, atol=1e-9)
 
@@ -57,7 +57,7 @@ def test_the_layout_in_memory_changes_no_number(config, tmp_path):
         (("gc=gcfed", "gc.local=false", "gc.server=false"), "gc=none"),
     ],
 )
-def test_settings_of_gc_that_mean_the_same_are_the_same_bit_for_bit(config, tmp_path, one, other):
+def test_equivalent_settings_of_gc_agree_bit_for_bit(config, tmp_path, one, other):
     a = run(config, tmp_path, "a", *FAST, "rounds=1", *one)
     b = run(config, tmp_path, "b", *FAST, "rounds=1", other)
     assert torch.equal(final_weights(a), final_weights(b))
@@ -88,7 +88,7 @@ class AfterKill(Spy):
 RESUMED = ("round", "train/loss", "test/acc", "test/loss", "test/acc_ema", "test/acc_smooth10", "comm/up_bytes")
 
 
-def test_a_run_that_was_killed_at_the_end_of_a_round_continues_bit_for_bit(config, tmp_path):
+def test_a_run_killed_at_the_end_of_a_round_continues_bit_for_bit(config, tmp_path):
     more = ("rounds=7", "eval_every=2", "algorithm=fedavgm", "client.lr_decay=0.9")
     straight = run(config, tmp_path, "straight", *FAST, *more)
 
@@ -130,7 +130,7 @@ def test_a_finished_run_can_be_extended(config, tmp_path, caplog):
     assert torch.equal(final_weights(again), final_weights(straight))
 
 
-def test_a_run_does_not_end_with_a_round_that_was_not_tested(config, tmp_path):
+def test_the_last_round_of_a_run_is_always_tested(config, tmp_path):
     cfg = config(*FAST, "rounds=7", "eval_every=3", "callbacks.checkpoint.every=2", folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks.kill = {"_target_": f"{__name__}.KillAt", "round_number": 6}
@@ -157,10 +157,10 @@ def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_pat
         train(config(*settings, "rounds=6", "ckpt_path=last", folder=tmp_path / "c"))
 
 
-# -------------------------------------------------------------------------------------------- what a run leaves
+# ---------------------------------------------------------------------------------------------- files and tests
 def test_the_run_folder(finished):
     result, folder = finished, finished.folder
-    assert result.trainer.progress_bar_callback is None  # callbacks.progress is off: no bar of Lightning's instead
+    assert result.trainer.progress_bar_callback is None  # without callbacks.progress, Lightning adds no bar
     written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")
     for name in (*written, "partition.npz"):
         assert (folder / name).stat().st_size > 100, name
@@ -187,7 +187,7 @@ def test_the_run_folder(finished):
 
 def test_eval_reproduces_the_last_test(config, finished, tmp_path):
     rounded = run(config, tmp_path, "run", *FAST, "rounds=1", "precision=bf16-mixed", "callbacks.checkpoint=null")
-    assert [*tmp_path.rglob("*.ckpt")] == []  # nor does Lightning write one of its own
+    assert [*tmp_path.rglob("*.ckpt")] == []  # Lightning writes no checkpoint either
     for result, file in (
         (finished, "checkpoints/last.ckpt"), (finished, "global_model.safetensors"),
         (rounded, "global_model.safetensors"),
@@ -197,8 +197,8 @@ def test_eval_reproduces_the_last_test(config, finished, tmp_path):
         assert metrics["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-7)
 
 
-def test_eval_precision_is_of_tests_alone(config, tmp_path):
-    """A test in bfloat16 has the numbers of one in a run in bfloat16, and training keeps the run's precision."""
+def test_eval_precision_changes_only_tests(config, tmp_path):
+    """Tests in bfloat16 equal those of eval.py in bfloat16. Training keeps the run's precision."""
     full, half = (run(config, tmp_path, f"{p}", *FAST, f"eval_precision={p}") for p in ("null", "bf16-mixed"))
     assert torch.equal(final_weights(full), final_weights(half))
     loss, file = half.metrics["test/loss"], f"ckpt_path={half.folder / 'global_model.safetensors'}"
@@ -208,8 +208,8 @@ def test_eval_precision_is_of_tests_alone(config, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------- behaviour
-def test_it_can_overfit(config, tmp_path, monkeypatch):
-    """On the CPU of a Mac, whose GPU, which Lightning's auto would take, has no float64."""
+def test_a_run_can_overfit(config, tmp_path, monkeypatch):
+    """It uses the CPU on a Mac. Lightning's auto would take the GPU, which has no float64."""
     monkeypatch.setattr("lightning.fabric.accelerators.mps.MPSAccelerator.is_available", lambda: True)
     result = run(config, tmp_path, "run", "debug=overfit", "model.hidden=[64]", "client.optimizer.lr=0.04")
     assert isinstance(result.trainer.accelerator, CPUAccelerator)
@@ -219,7 +219,7 @@ def test_it_can_overfit(config, tmp_path, monkeypatch):
 
 
 class Poison(Spy):
-    """Breaks some clients' weights."""
+    """Sets weights of some clients to NaN."""
 
     def __init__(self, clients):
         self.clients = clients
@@ -231,7 +231,7 @@ class Poison(Spy):
 
 
 class Listener(Callback):
-    """Counts local steps by Lightning's ``on_after_backward``, and finds the clients' gradients."""
+    """Counts local steps with Lightning's ``on_after_backward``, which sees the clients' gradients."""
 
     heard = 0
 
@@ -245,11 +245,11 @@ NOTED = []
 
 
 def note(trainer, pl_module):
-    """As a callback's own hook, which its class does not have."""
+    """A hook that only the object of a callback has, and not its class."""
     NOTED.append(1)
 
 
-def test_any_callback_hears_of_a_local_step(config, tmp_path, monkeypatch):
+def test_every_callback_is_called_in_each_local_step(config, tmp_path, monkeypatch):
     cfg = config(*FAST, "rounds=1", folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks.listener = {"_target_": f"{__name__}.Listener"}
@@ -278,7 +278,7 @@ def test_a_client_that_is_not_finite_is_left_out(config, tmp_path, caplog, stack
     assert "round 1: 2 of 8 clients sent numbers that are not finite" in caplog.text
 
 
-def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp_path, caplog):
+def test_a_round_without_a_finite_client_changes_nothing(config, tmp_path, caplog):
     cfg = config(*FAST, "algorithm=fedavgm", folder=tmp_path / "run")
     with open_dict(cfg):
         cfg.callbacks.poison = {"_target_": f"{__name__}.Poison", "clients": "all"}
@@ -329,4 +329,4 @@ def test_a_checkpoint_of_another_model_or_run_is_refused(config, finished, tmp_p
         train(config(*FAST, f"ckpt_path={broken}", folder=tmp_path / "other"))
     assert {path: path.read_bytes() for path in finished.folder.rglob("*") if path.is_file()} == before
     hydra = OmegaConf.load(CONFIGS / "hydra/default.yaml")
-    assert hydra.output_subdir is None  # Hydra itself would write before the run could refuse
+    assert hydra.output_subdir is None  # otherwise Hydra would write files before the refusal

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from gcfed.utils.resolvers import CONFIGS
 
 GROUPS = ("aggregator", "algorithm", "attack", "client", "gc", "metrics", "partition", "privacy", "quantization")
-# A class with two groups has the defaults of the other one.
+# These classes occur in several files, and have the defaults of another file.
 OTHERS = {
     "aggregator/bulyan: hostile", "aggregator/weighted_mean: weighting", "algorithm/fedacg: mu",
     "algorithm/fedbabu: head_share", "algorithm/lgfedavg: keep",
@@ -22,7 +22,7 @@ OTHERS = {
 
 
 def settings(node):
-    """(key, value, default) of every plain setting of a class of ours."""
+    """(key, value, default) of each setting of our classes without an interpolation."""
     for value in node.values():
         if isinstance(value, dict):
             yield from settings(value)
@@ -34,7 +34,7 @@ def settings(node):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_class_and_its_group_agree(group):
+def test_defaults_of_classes_and_groups_agree(group):
     found = 0
     for path in sorted((CONFIGS / group).glob("*.yaml")):
         for key, value, default in settings(OmegaConf.to_container(OmegaConf.load(path))):

@@ -1,4 +1,4 @@
-"""Classes and vectors as labels: losses, what a test reports, and the engine on targets to regress on."""
+"""Labels are classes or vectors: losses, the columns of tests, and regressions in the engine."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -44,13 +44,13 @@ def test_squared_error_by_hand():
     assert [scores[column].tolist() for column in SquaredError.columns] == [[2.5, 12.5], [2.5, 12.5]]
     assert SquaredError().real(y).tolist() == [True, True]
     task = SquaredError()
-    task.scale = torch.tensor([2.0, 10.0])  # of standardised targets: the loss is theirs, the RMSE the user's
+    task.scale = torch.tensor([2.0, 10.0])  # standardised targets: only the RMSE has the user's units
     scores = task.scores(outputs, y)
     assert [scores[column].tolist() for column in task.columns] == [[2.5, 12.5], [202.0, 818.0]]
 
 
 def vectors(sizes=(9, 4, 7, 6)):
-    """Clients with vectors to regress on, of unequal number."""
+    """Clients of unequal sizes with vectors as targets."""
     random, ends = np.random.default_rng(2), np.cumsum((0, *sizes))
     x, y = (torch.from_numpy(random.standard_normal((ends[-1], width))) for width in (6, 3))
     return ArrayData(x, y, [np.arange(a, b) for a, b in pairwise(ends)])
@@ -62,7 +62,7 @@ def linear():
 
 
 def by_hand(w, data, solver, lr, gradient, cohorts):
-    """FedAvg on a linear layer, by the gradient of its loss: ``gradient(w, x, y)``."""
+    """FedAvg on a linear layer. ``gradient(w, x, y)`` is the gradient of its loss."""
     for t, cohort in enumerate(cohorts):
         ends = []
         for client in cohort:
@@ -77,8 +77,8 @@ def by_hand(w, data, solver, lr, gradient, cohorts):
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_the_engine_regresses_as_a_plain_loop_does(k):
-    """Batches of four over clients of nine, four, seven and six: the last ones are padded in a stack."""
+def test_a_regression_equals_a_plain_loop(k):
+    """The clients have 9, 4, 7 and 6 samples in batches of four. A stack pads the last batches."""
     data, solver, rounds = vectors(), sgd(lr=0.05), 2
     ours = train_rounds(linear(), data, solver, rounds=rounds, k=k, task=SquaredError())
     cohorts = [np.sort(np.random.default_rng(t).choice(4, 3, replace=False)) for t in range(rounds)]
@@ -98,8 +98,8 @@ class Focal(Classification):
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_a_loss_of_ones_own_is_what_clients_minimise(k):
-    """By its gradient in closed form, also where one client with whole batches has torch's own mean of them."""
+def test_clients_minimise_a_users_own_loss(k):
+    """The gradient has a closed form. With K = 1 and whole batches, the engine uses torch's own mean."""
     data, solver, gamma = random_federation((8, 4, 12)), sgd(lr=0.3, epochs=1), 3.0
     net = nn.Linear(6, 4, bias=False, dtype=torch.float64)
     w = net.weight.detach().clone()
@@ -108,13 +108,13 @@ def test_a_loss_of_ones_own_is_what_clients_minimise(k):
     def gradient(w, x, y):
         p = (x @ w.T).softmax(1)
         q = p[torch.arange(len(y)), y].unsqueeze(1)
-        by_loss = (1 - q) ** gamma - gamma * (1 - q) ** (gamma - 1) * q * q.log()  # of its value by cross-entropy
+        by_loss = (1 - q) ** gamma - gamma * (1 - q) ** (gamma - 1) * q * q.log()  # derivative by the cross-entropy
         return (by_loss * (p - nn.functional.one_hot(y, 4))).T @ x / len(x)
 
     torch.testing.assert_close(ours, by_hand(w, data, solver, 0.3, gradient, [range(3)]), rtol=0, atol=1e-12)
 
 
-def test_a_run_with_a_loss_of_ones_own_tests_with_it_and_is_another_run(config, tmp_path):
+def test_a_users_own_loss_is_used_in_tests_and_changes_the_identity(config, tmp_path):
     focal = (f"task._target_={__name__}.Focal", "+task.gamma=3", "rounds=1", "data.limit_train=200")
     cfg = config(*focal, folder=tmp_path)
     result = train(cfg)
@@ -126,15 +126,15 @@ def test_a_run_with_a_loss_of_ones_own_tests_with_it_and_is_another_run(config, 
 
 
 @pytest.mark.parametrize("columns", [("test/acc",), ("test/loss", "auc")])
-def test_a_task_whose_tests_cannot_be_summed_up_is_refused(config, tmp_path, monkeypatch, columns):
+def test_a_task_with_invalid_columns_is_refused(config, tmp_path, monkeypatch, columns):
     monkeypatch.setattr(Focal, "columns", columns)
     with pytest.raises(ValueError, match=r"^columns of task=Focal must begin with test/, and one be test/loss: they"):
         train(config(f"task._target_={__name__}.Focal", folder=tmp_path))
 
 
 @pytest.mark.parametrize("method", [FedNTD, FedLC, FedReg, Clients])
-def test_what_needs_classes_says_so(method, monkeypatch):
-    monkeypatch.setattr("gcfed.federated.loop.look", lambda module, data: None)  # the labels are no targets
+def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
+    monkeypatch.setattr("gcfed.federated.loop.look", lambda module, data: None)  # the probe would refuse the labels
     loop = FederatedLoop(
         sampler=SimpleNamespace(validate=lambda n: None, per_round=2), solver=sgd(), aggregator=MeanAggregator(),
         rounds=1, seed=1,
@@ -148,7 +148,7 @@ def test_what_needs_classes_says_so(method, monkeypatch):
 
 @pytest.mark.parametrize("task", [CLASSIFICATION, SquaredError()])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_test_adds_its_batches_in_the_type_of_the_network_or_in_float32(dtype, task):
+def test_tests_sum_batches_in_at_least_float32(dtype, task):
     outputs, wanted = torch.randn(7, 4, dtype=dtype), torch.promote_types(dtype, torch.float32)
     y = torch.arange(7) % 4 if task is CLASSIFICATION else torch.randn(7, 4, dtype=wanted)
     data = SimpleNamespace(fetch_test=lambda batch, split: batch)

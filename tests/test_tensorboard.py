@@ -1,4 +1,4 @@
-"""TensorBoard's own readers and the backend of its HParams tab read what a run wrote."""
+"""TensorBoard's own readers, and the backend of its HParams tab, read the files of a run."""
 
 import pytest
 from conftest import read_rows
@@ -26,7 +26,7 @@ def events(folder):
 
 
 def sessions(root):
-    """The rows of the hparams tab, by run: hyperparameters, metric → (value, round)."""
+    """The rows of the HParams tab by run: its hyperparameters, and {metric: (value, round)}."""
     multiplexer = EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(root))
     multiplexer.Reload()
@@ -41,8 +41,8 @@ def sessions(root):
     return found
 
 
-def test_a_run_that_is_continued_is_one_run(config, tmp_path):
-    """Two runs, one of which ended after a round and was continued to three: one point a round."""
+def test_a_continued_run_is_one_run(config, tmp_path):
+    """One of two runs ended after one round and was continued to three. It has one point per round."""
     settings = (*FAST, "algorithm=fedacg", "gc=gcfed", "gc.lam=0.5", "attack=sign_flip", "quantization=fedpaq")
     train(config(*settings, "rounds=1", folder=tmp_path / "run"))
     cfg = config(*settings, "rounds=3", "ckpt_path=last", folder=tmp_path / "run")
@@ -72,8 +72,8 @@ def test_a_run_that_is_continued_is_one_run(config, tmp_path):
     assert not list(tmp_path.glob("*/hparams.yaml"))
 
 
-def test_a_killed_run_has_its_rounds_and_hyperparameters(tmp_path):
-    """Nobody closes the writer; then the run is continued after its checkpoint of round 2."""
+def test_a_killed_run_keeps_its_rounds_and_hyperparameters(tmp_path):
+    """A kill leaves the writer open. Then the run continues after its checkpoint of round 2."""
     killed = RoundTensorBoardLogger(str(tmp_path / "run"))
     killed.log_hyperparams({"seed": 1, "gc.local": True, "data": "digits"})
     for step in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow, offline: their files are read back."""
+"""Weights & Biases and MLflow run offline, and their files are read back."""
 
 import json
 import struct
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def wandb_records(path):
-    """The records of an offline run: LevelDB's log, of one protocol buffer each."""
+    """The records of an offline run. The file is a LevelDB log, and each record is a protocol buffer."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, part = path.read_bytes(), 7, b""
@@ -24,11 +24,11 @@ def wandb_records(path):
             at += 32768 - at % 32768
             continue
         size, kind = struct.unpack("<xxxxHB", data[at : at + 7])
-        if at + 7 + size > len(data):  # it is being written
+        if at + 7 + size > len(data):  # an incomplete record
             return
         part += data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # whole, or its last part
+        if kind in (1, 4):  # whole, or the last part of a record
             yield Record.FromString(part)
             part = b""
 
@@ -43,8 +43,8 @@ def wandb_rows(folder):
             yield name
 
 
-def test_trackers_have_a_row_a_round_and_runs_do_not_mix(config, tmp_path, monkeypatch):
-    """The first run has two processes. MLflow writes files: its database takes seconds to be made."""
+def test_trackers_have_one_row_per_round_and_do_not_mix_runs(config, tmp_path, monkeypatch):
+    """The first run has two processes. MLflow writes files, because creating its database takes seconds."""
     import wandb
     from mlflow.tracking import MlflowClient
 
@@ -55,7 +55,7 @@ def test_trackers_have_a_row_a_round_and_runs_do_not_mix(config, tmp_path, monke
     loggers = ("logger=many", "logger.wandb.offline=true", f"logger.mlflow.tracking_uri={address}")
     for name, more in (("two", TWO), ("other", ("seed=2",))):
         train(config(*FAST, *loggers, "rounds=2", *more, "name=mlp", folder=tmp_path / name))
-    wandb.teardown()  # its own process has written everything
+    wandb.teardown()  # waits until its process has written everything
     client = MlflowClient(address)
     runs = client.search_runs([client.get_experiment_by_name("gcfed").experiment_id])
     assert {run.info.run_name: run.info.status for run in runs} == {"mlp/two": "FINISHED", "mlp/other": "FINISHED"}

@@ -1,4 +1,4 @@
-"""``train(cfg)`` in float64 against a plain federated loop."""
+"""``train(cfg)`` in float64 equals a plain federated loop."""
 
 import copy
 
@@ -12,7 +12,7 @@ __all__ = ["LR", "MOMENTUM", "SEED", "draw", "seeds"]  # other tests import them
 
 
 def cropped(x, draws, padding=2):
-    """Windows of images with a black border, at drawn rows and columns; every second one or so is mirrored."""
+    """Crops images with a black border at the drawn rows and columns, and mirrors about half of them."""
     x, side = F.pad(x, (padding,) * 4), x.shape[-1]
     windows = [image[:, r : r + side, c : c + side] for image, (r, c, _) in zip(x, draws, strict=True)]
     return torch.stack([w.flip(-1) if mirror else w for w, (_, _, mirror) in zip(windows, draws, strict=True)])
@@ -22,15 +22,15 @@ MEAN_OVER = {"out": (1, 2, 3), "out_in": (2, 3), "out_kernel": (1,), "out_in_hei
 
 
 def center(net, names, mean):
-    """Subtracts each output's mean over its inputs from the gradients; for convolutions [out, in, h, w] see Table 8."""
+    """Subtracts the means over each output's inputs from the gradients. ``mean`` selects the axes of convolutions."""
     for name, p in net.named_parameters():
         if name in names:
             means = p.grad.mean(MEAN_OVER[mean] if p.dim() == 4 else tuple(range(1, p.dim())), keepdim=True)
-            p.grad -= means if means.numel() < p.numel() else 0  # the mean of one number is all that there is
+            p.grad -= means if means.numel() < p.numel() else 0  # a single number is its own mean
 
 
 def velocities(steps):
-    """How far SGD with momentum moves along a constant gradient of one, at a rate of one."""
+    """The distance of SGD with momentum along a constant gradient of one with learning rate one."""
     way = velocity = 0.0
     for _ in range(steps):
         velocity = MOMENTUM * velocity + 1
@@ -39,9 +39,9 @@ def velocities(steps):
 
 
 class Numbers(Plain):
-    """SCAFFOLD, FedDyn and GC in their places, a server optimizer, and the test of the global model."""
+    """Adds SCAFFOLD, FedDyn, GC, a server optimizer and the test of the global model."""
 
-    n, cohort, samples, atol = 5, 3, 70, 1e-6  # a float32 mean of the test
+    n, cohort, samples, atol = 5, 3, 70, 1e-6  # tests average in float32
     method, alpha, by_samples, crop = None, 1.0, False, False
     local, server, mean, server_lr, beta = (), (), "out", 1.0, 0.0
 
@@ -136,15 +136,15 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_is_the_plain_loop(config, tmp_path, case):
+def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     overrides, differs = CASES[case]
     model = {"special": "dropout" in case} if "model=cnn" in overrides else None
     names = {"overrides": ("data.limit_test=null", *overrides), "model": model, **differs}
     check(type("Case", (Numbers,), names), config, tmp_path)
 
 
-def test_every_seed_draws_its_own(config, tmp_path):
-    """The first weights and the partition; the same seed draws the same ones."""
+def test_each_seed_draws_different_numbers(config, tmp_path):
+    """The seed decides the first weights, the partition and the cohort. Equal seeds draw the same."""
     drawn = []
     for i, seed in enumerate((1, 2, 1)):
         result, first = run(config, tmp_path / str(i), "rounds=1", f"seed={seed}", "model.hidden=[7]", "client.steps=1")

@@ -1,4 +1,4 @@
-"""Checkpoints under a kill, and the shares of the processes in a test."""
+"""Kills during checkpoints, and the samples that each process tests."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from gcfed.utils.instantiate import build
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
 
 
-def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+def test_a_kill_during_writing_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     path, io, needed = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "needed"
     needed.touch()
     io.save_checkpoint({"round": 1}, path)
@@ -33,7 +33,7 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.ckpt", "needed"]
 
 
-def test_the_rows_of_a_checkpoints_rounds_are_on_the_disk_before_it(tmp_path, monkeypatch):
+def test_the_rows_of_rounds_are_on_the_disk_before_their_checkpoint(tmp_path, monkeypatch):
     path, io, synced = tmp_path / "checkpoints" / "last.ckpt", AtomicCheckpointIO(), []
     (tmp_path / "metrics.csv").write_text("round\n1\n")
     monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.exists())))
@@ -43,7 +43,7 @@ def test_the_rows_of_a_checkpoints_rounds_are_on_the_disk_before_it(tmp_path, mo
 
 
 def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
-    """It trains while the weights are being written. No file is deleted before the checkpoint is on the disk."""
+    """A round trains while the checkpoint is written. No file is deleted before the checkpoint is on the disk."""
     path, io, old = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "old"
     weights, disk = torch.ones(3), threading.Event()
     old.touch()

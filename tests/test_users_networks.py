@@ -1,7 +1,7 @@
-"""Networks as people write them: a run has the numbers of ten lines of plain PyTorch, or says why not.
+"""Networks as people write them: a run equals ten lines of plain PyTorch, or gives a reason why it does not.
 
-Each runs GC-Fed for two rounds of three local steps with full batches: with one client, and with three clients of 5, 8
-and 11 samples in a stack (``client.stack=3``).
+Each network trains GC-Fed for two rounds of three local steps with full batches: with one client, and with a stack of
+three clients (``client.stack=3``), which have 5, 8 and 11 samples.
 """
 
 import copy
@@ -20,13 +20,13 @@ from users_networks import SIZES, load, normalised
 
 from gcfed.run import train
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of what is deprecated, or slow in a stack
-EQUAL = "equal"  # to plain PyTorch; a refusal is a failure
-ALONE = r"client\.stack=1"  # equal; or refused, or trained one after the other, with this in the message
+pytestmark = pytest.mark.filterwarnings("ignore")  # deprecated and slow operations
+EQUAL = "equal"  # equal to plain PyTorch; a refusal fails the test
+ALONE = r"client\.stack=1"  # equal, or refused or trained one by one with this message
 
-# The network, and the expected results of one client and of three in a stack. With a pattern, the run may be refused or
-# have other numbers, if the error or the log matches it. None: not compared, for the reason in the comment. One client
-# alone is not compared for networks that are equal in a stack and change nothing: the stack shows the same.
+# The network, and the expected results of one client and of three in a stack. A pattern allows a refusal or other
+# numbers if the error or the log matches it. None: not compared, for the reason in the comment. Stateless networks that
+# are equal in a stack need no run with one client.
 NETWORKS = {
     # inputs and outputs
     "InPlace": (EQUAL, EQUAL),
@@ -40,7 +40,7 @@ NETWORKS = {
     "BufferInList": (EQUAL, ALONE),
     "MeanForTests": (EQUAL, ALONE),
     "Maximum": ("average", "average"),
-    "StepCounter": ("warmup", None),  # how clients' counters become one is the engine's choice
+    "StepCounter": ("warmup", None),  # the engine decides how to combine the clients' counters
     "SeldomChanged": ("flag", ALONE),
     "TurningComplex": (r"phase.*view_as_real", "phase"),
     "IndexFirst": (EQUAL, EQUAL),
@@ -65,7 +65,7 @@ NETWORKS = {
     "EarlyExit": (EQUAL, ALONE),
     "Spare": (None, EQUAL),
     # state elsewhere
-    "Counter": (EQUAL, "calls"),  # the clients share it
+    "Counter": (EQUAL, "calls"),  # the clients share the count
     "CountsInList": ("means", ALONE),
     "LastOutputs": ("outputs", "attribute"),
     "LastOutputsInPlace": ("attribute", "attribute"),
@@ -108,7 +108,7 @@ def find(name):
 
 
 def run(config, folder, name, *overrides, clients=1, callback="", whole=True):
-    """A run of a network of this name; without checkpoints and rows of metrics, it is a third faster."""
+    """Runs the network with this name. Without checkpoints and metrics.csv (``whole=False``) it is a third faster."""
     net = find(name)
     images = IMAGES if getattr(net, "images", False) else ()
     words = (*SETTING, f"participation.per_round={clients}", *images, *overrides)
@@ -135,14 +135,14 @@ def fresh(name):
 
 
 def centralised(net, name, t):
-    """P t, less the mean over the inputs of each output; not of vectors, nor of tokens and positions, [1, …]."""
+    """P t: subtracts each output's mean over its inputs, except for vectors and tensors [1, …] (tokens, positions)."""
     of_outputs = int(isinstance(net.get_submodule(name.rpartition(".")[0]), nn.ConvTranspose2d))
     mean = t.mean([axis for axis in range(t.dim()) if axis != of_outputs] or 0, keepdim=True)
     return t - mean if t.dim() > 1 and len(t) > 1 and mean.numel() < t.numel() else t
 
 
 def plain(name, x, y, clients):
-    """Federated averaging; of one client it is plain training, in which each round has a new optimizer."""
+    """Federated averaging. With one client this is plain training with a new optimizer in each round."""
     net = fresh(name)
     for t in range(ROUNDS):
         start, ends = {n: v.clone() for n, v in net.state_dict().items()}, []
@@ -168,7 +168,7 @@ def plain(name, x, y, clients):
 
 
 def compare(result, name, clients):
-    """Weights, buffers and the last row's test are those of the plain loop."""
+    """Weights, buffers and the last test equal those of the plain loop."""
     dtype, atol = (torch.float32, 1e-6) if name == "DoubleInside" else (torch.float64, 1e-10)
     data = load(clients, images=getattr(find(name), "images", False))
     x, x_test = (torch.from_numpy(data[key]).to(dtype) for key in ("x", "x_test"))
@@ -187,7 +187,7 @@ def compare(result, name, clients):
 @pytest.mark.parametrize(
     ("name", "clients"), [(n, c) for n, both in NETWORKS.items() for c, e in zip((1, 3), both, strict=True) if e]
 )
-def test_a_network_trains_as_in_plain_pytorch(config, tmp_path, caplog, name, clients):
+def test_a_network_trains_as_with_plain_pytorch(config, tmp_path, caplog, name, clients):
     expected, said = NETWORKS[name][clients > 1], ""
     with caplog.at_level("INFO"):
         try:
@@ -203,6 +203,6 @@ def test_a_network_trains_as_in_plain_pytorch(config, tmp_path, caplog, name, cl
 
 
 @pytest.mark.parametrize("name", ["TwoInputs", "TupleOutput"])
-def test_what_cannot_be_trained_is_refused_with_the_wrapper_that_can(config, tmp_path, name):
+def test_a_network_that_cannot_be_trained_is_refused_with_a_wrapper(config, tmp_path, name):
     with pytest.raises(ValueError, match=rf"(?s){name}.*forward"):
         run(config, tmp_path, name, *PLAIN)

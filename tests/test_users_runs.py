@@ -1,4 +1,4 @@
-"""Runs of users' networks: with methods that pass a batch twice or have a teacher, resumed, failing."""
+"""Runs of users' networks: with two passes per step or a teacher, resumed, and with an error in ``forward``."""
 
 import random
 
@@ -14,15 +14,15 @@ from test_users_networks import PLAIN, find, run
 from torch import nn
 from users_networks import Small, load
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of what is deprecated, or slow in a stack
+pytestmark = pytest.mark.filterwarnings("ignore")  # deprecated and slow operations
 
 
 def figures(result):
-    """The rows of a run, less its times."""
+    """The rows of a run without its times."""
     return result.frame.drop(columns=[column for column in result.frame if column.startswith("time/")])
 
 
-def test_a_network_that_works_in_place_leaves_the_data_whole(config, tmp_path):
+def test_a_network_that_works_in_place_does_not_change_the_data(config, tmp_path):
     words = ("gc=none", "data.validation=0.25", "metrics=[clients,forgetting]", "metrics.clients.every=1",
              "metrics.forgetting.every=1", "rounds=2")  # fmt: skip
     splits, frames = [], []
@@ -41,8 +41,8 @@ def test_a_network_that_works_in_place_leaves_the_data_whole(config, tmp_path):
     ("name", "twin", "algorithm"),
     [("InPlace", "OutOfPlace", "moon"), ("WeightInList", "Small", "fedsam"), ("WeightInList", "Small", "moon")],
 )
-def test_networks_of_one_function_train_alike(config, tmp_path, name, twin, algorithm):
-    """With two passes over a batch in a step, or a teacher; or the network is refused by name."""
+def test_equivalent_networks_train_equally(config, tmp_path, name, twin, algorithm):
+    """Methods use two passes per step, or a teacher. A refusal must name the network."""
     words = (f"algorithm={algorithm}", *PLAIN)
     expected = final_weights(run(config, tmp_path / "twin", twin, *words, clients=3, whole=False))
     try:
@@ -56,7 +56,7 @@ def test_networks_of_one_function_train_alike(config, tmp_path, name, twin, algo
 
 @pytest.mark.parametrize("name", ["RandomTeacher", "ExtraState"])
 def test_a_resumed_run_has_the_same_bits(config, tmp_path, name):
-    """Whatever the global generators did before."""
+    """The earlier state of the global generators does not matter."""
     words = ("gc=none", "rounds=2")
     straight = run(config, tmp_path / "straight", name, *words, clients=3)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
@@ -67,7 +67,7 @@ def test_a_resumed_run_has_the_same_bits(config, tmp_path, name):
     assert figures(straight).equals(figures(resumed))
 
 
-def test_a_start_in_float64_keeps_its_digits(config, tmp_path):
+def test_a_warm_start_in_float64_keeps_all_digits(config, tmp_path):
     net = Small().double()
     for p in net.parameters():
         nn.init.normal_(p)
@@ -80,7 +80,7 @@ def test_a_start_in_float64_keeps_its_digits(config, tmp_path):
 
 @pytest.mark.parametrize("name", ["spectrally_normalised", "spectrally_normalised_old"])
 def test_the_spectral_norm_of_the_global_network_is_one(config, tmp_path, name):
-    """In tests, and after loading the file; 20 clients have samples of one class or two."""
+    """This holds in tests and after loading the file. The 20 clients have one or two classes."""
     result = run(config, tmp_path, name, "gc=none", "rounds=5", clients=20)
     loaded = find(name)()
     loaded.load_state_dict(load_file(tmp_path / "global_model.safetensors"))
@@ -98,7 +98,7 @@ class Arms(Callback):
         users_networks.Fails.steps, users_networks.Fails.error = 0, RuntimeError("in forward")
 
 
-def test_a_client_that_fails_leaves_the_global_network(config, tmp_path, monkeypatch):
+def test_a_client_that_fails_does_not_change_the_global_network(config, tmp_path, monkeypatch):
     monkeypatch.setattr(users_networks.Fails, "error", None)
     with pytest.raises(RuntimeError, match="in forward"):
         run(config, tmp_path, "Fails", "gc=none", callback=f"{__name__}.Arms")

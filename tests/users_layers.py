@@ -1,4 +1,4 @@
-"""More networks for ``test_users_networks.py``: parameters that are not reached through modules, and torch's layers."""
+"""More networks for ``test_users_networks.py``: parameters used outside of their modules, and torch's layers."""
 
 from collections import OrderedDict
 
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from users_networks import Small
 
 
-# --------------------------------------------------------------------------------- parameters reached by another way
+# --------------------------------------------------------------------------- parameters used outside of their modules
 class WeightInList(Small):
     def build(self):
         self.ws = [self.fc1.weight]
@@ -20,7 +20,7 @@ class WeightInList(Small):
 
 
 class Penalty(Small):
-    """Logits that large weights shrink."""
+    """Large weights reduce its logits."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ class Tied(Small):
 
 
 class SharedModule(Tied):
-    """One module under two names; torch's functional_call does not give it its weights back."""
+    """One module has two names. torch's functional_call does not restore its weights."""
 
     def tie(self):
         self.fc3 = self.fc2
@@ -124,7 +124,7 @@ class TiedInForward(Tied):
 
 
 class LayerDrop(Small):
-    """Leaves its second layer out in some steps, the first one among them."""
+    """Skips its second layer in some steps, also in the first one."""
 
     def build(self):
         self.fc2 = nn.Linear(6, 6)
@@ -135,7 +135,7 @@ class LayerDrop(Small):
 
 
 class EarlyExit(LayerDrop):
-    """Its second layer is for what the first one cannot tell apart by now."""
+    """Uses its second layer only if the first one does not suffice."""
 
     def features(self, x):
         h = Small.features(self, x)
@@ -149,7 +149,7 @@ class Spare(Small):
 
 # ------------------------------------------------------------------------------------------------------ torch's layers
 def layers(*inner, out=6):
-    """Layers, then the head, which is called ``head``."""
+    """A network of these layers and a last layer called ``head``."""
     named = [(f"layer{i}", layer) for i, layer in enumerate(inner)]
     return nn.Sequential(OrderedDict([*named, ("head", nn.Linear(out, 3))]))
 
@@ -188,7 +188,7 @@ class OwnBatchNorm(Small):
 
 
 class TwoAndThreeAxes(nn.Module):
-    """Frames, each by itself and then together."""
+    """Processes each frame by itself, then all frames together."""
 
     images = True
 

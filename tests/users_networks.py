@@ -1,8 +1,8 @@
-"""Small networks for ``test_users_networks.py``, each with one thing that people write; and their data.
+"""Small networks for ``test_users_networks.py`` and their data. Each network has one feature that people write.
 
 The data are grey images of 6×6 pixels in three classes. They are vectors of 36 floats unless the network has the
-attribute ``images``. Layers are declared in the order in which they run. Local GC ends before ``head``, the last one.
-This file has inputs, buffers, and state that is no tensor of the network; ``users_layers.py`` has the rest.
+attribute ``images``. Layers are declared in the order in which they run. Local GC ends before ``head``, the last layer.
+This file has inputs, buffers, and state that is no tensor of the network. ``users_layers.py`` has the other features.
 """
 
 import random
@@ -19,7 +19,7 @@ SIZES = {1: [24], 3: [5, 8, 11], 20: [6] * 20}  # training samples of each clien
 
 @cache
 def pixels(n, seed):
-    """uint8 images [n, 1, 6, 6] and their classes: in each class other pixels are brighter."""
+    """uint8 images [n, 1, 6, 6] and their classes. In each class, different pixels are brighter."""
     rng = np.random.default_rng(seed)
     y = np.sort(rng.integers(0, 3, n))
     bright = 80 * (np.arange(36).reshape(1, 6, 6) % 3 == y[:, None, None, None])
@@ -40,7 +40,7 @@ def load(clients=1, images=False):
 
 
 class Small(nn.Module):
-    """A hidden layer and a head; those below change a line or two of it."""
+    """A hidden layer and a head. The networks below change one or two lines of it."""
 
     def __init__(self):
         super().__init__()
@@ -94,7 +94,7 @@ class TupleOutput(Small):
 
 # ------------------------------------------------------------------------------------------------------------ buffers
 class RunningMean(Small):
-    """Subtracts a running mean; ``follow`` moves it."""
+    """Subtracts a running mean, which ``follow`` updates."""
 
     persistent = True
 
@@ -158,7 +158,7 @@ class BufferInList(RunningMean):
 
 
 class MeanForTests(RunningMean):
-    """In training the mean changes no output, like the statistics of a batch normalisation."""
+    """The mean changes outputs only in tests, like the statistics of a batch normalisation."""
 
     def features(self, x):
         if self.training:
@@ -186,7 +186,7 @@ class StepCounter(Small):
 
 
 class SeldomChanged(Small):
-    """A flag that no sample of the first batch sets."""
+    """Its flag changes only after the second step."""
 
     def build(self):
         self.register_buffer("flag", torch.zeros(6, dtype=torch.bool))
@@ -211,7 +211,7 @@ class TurningComplex(Small):
 
 
 class IndexFirst(Small):
-    """Its first parameter is no floating-point number."""
+    """Its first parameter is an integer tensor."""
 
     def build(self):
         self.order = nn.Parameter(torch.arange(6).flip(0), requires_grad=False)
@@ -229,13 +229,13 @@ class SparseTable(Small):
 
 
 class OwnParameters(Small):
-    """Optimizers get a part of its parameters."""
+    """``parameters()`` returns only a part of its parameters."""
 
     def parameters(self, recurse=True):
         return self.head.parameters(recurse)
 
 
-# --------------------------------------------------------------------------------------------------- state elsewhere
+# ---------------------------------------------------------------------------------------------- state in attributes
 class CountsInList(Small):
     def build(self):
         self.means = []
@@ -247,7 +247,7 @@ class CountsInList(Small):
 
 
 class LastOutputs(Small):
-    """Keeps its last outputs. Those of a pass of torch.func cannot be read later."""
+    """Keeps its last outputs. Outputs that torch.func wraps cannot be read after its pass."""
 
     def build(self):
         self.outputs = []
@@ -316,7 +316,7 @@ class Teacher(Small):
 
 
 class TeacherByData(Teacher):
-    """MoCo's own line."""
+    """Updates the teacher with the same line as MoCo."""
 
     def follow(self):
         self.teacher.weight.data = self.teacher.weight.data * 0.9 + self.fc1.weight.data * 0.1
@@ -350,7 +350,7 @@ class OwnGenerator(TorchRandom):
 
 # ------------------------------------------------------------------------------------------------------------ failure
 class Fails(Small):
-    """Raises ``error`` at its second training step from when that was set."""
+    """Raises ``error`` in the second training step after it was set."""
 
     error, steps = None, 0
 

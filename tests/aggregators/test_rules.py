@@ -1,4 +1,4 @@
-"""Robust rules against NumPy definitions, however the cohort is spread; what a hostile upload can do to each."""
+"""Robust rules equal NumPy definitions for any stacks and processes, and limit the effect of a hostile upload."""
 
 from math import ceil
 
@@ -79,7 +79,7 @@ RULES = {
 
 
 def aggregate(rule, delta, stacks):
-    """The rule's update of a cohort of n, which arrives in stacks of these rows."""
+    """The rule's update of n clients, whose uploads arrive in stacks of these rows."""
     n = len(next(iter(delta.values())))
     start = {name: t[0] for name, t in delta.items()}
     round = Round(0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, reduce=list)
@@ -103,7 +103,7 @@ def matrix(delta):
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("n", [1, 7, 10])
-def test_a_rule_is_its_definition_and_knows_no_stacks(name, n):
+def test_a_rule_equals_its_definition_for_any_stacks(name, n):
     make, definition = RULES[name]
     delta, rule = cohort(n), make()
     least = {"bulyan": (4, 3), "krum": (2, 3), "multi_krum": (2, 3)}.get(name, (2, 1))
@@ -111,12 +111,12 @@ def test_a_rule_is_its_definition_and_knows_no_stacks(name, n):
     expected = torch.from_numpy(definition(matrix(delta), f))
     whole = aggregate(rule, delta, [list(range(n))])
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-12)
-    again = aggregate(rule, delta, [[i] for i in reversed(range(n))])  # the same object: nothing is left of a round
+    again = aggregate(rule, delta, [[i] for i in reversed(range(n))])  # a rule keeps nothing from a round
     torch.testing.assert_close(again, whole, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_an_upload_that_is_not_finite_counts_for_nothing(name):
+def test_an_upload_that_is_not_finite_is_left_out(name):
     delta, rule = cohort(9), RULES[name][0]()
     delta["w"][2, 0, 1] = float("nan")
     honest = [i for i in range(9) if i != 2]
@@ -128,7 +128,7 @@ def test_an_upload_that_is_not_finite_counts_for_nothing(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_one_hostile_client_moves_the_mean_and_none_of_the_rules(name):
+def test_one_hostile_client_moves_the_mean_but_no_robust_rule(name):
     delta = {key: t.float() for key, t in cohort(10).items()}
     delta["w"][0, 0, 0] = 3e38
     update = aggregate(RULES[name][0](), delta, [[0, 1], list(range(2, 10))])
@@ -138,8 +138,8 @@ def test_one_hostile_client_moves_the_mean_and_none_of_the_rules(name):
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("local", [False, True])
-def test_running_statistics_are_reduced_by_the_rule_on_their_own(name, local):
-    """Neither do they decide which steps count, nor can a hostile client send any."""
+def test_the_rule_reduces_running_statistics_separately(name, local):
+    """They do not influence how the rule treats the updates. Hostile statistics are filtered, too."""
     net, (make, definition) = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), RULES[name]
     rule = make()
     loop = FederatedLoop(sampler=Cohorts(10), solver=sgd(), aggregator=rule, rounds=1, seed=1)
@@ -161,7 +161,7 @@ def test_running_statistics_are_reduced_by_the_rule_on_their_own(name, local):
     ("krum", 7, [(2, 1), (2, 2)]), ("norm_clip", 7, [(2, 2)]), ("median", 1, [(1, 2)]),
 ])  # fmt: skip
 def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others):
-    """Also where one of the processes trains nobody."""
+    """In the third case, one of the two processes has no client."""
     data = random_federation(sizes=(7, 12, 5, 9, 1, 6, 8, 4, 11, 3))
     first, *runs = [
         train_rounds(
@@ -191,7 +191,7 @@ def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
     (NormClip(0.1), lambda x: np.mean([row * min(1, 0.1 / np.linalg.norm(row)) for row in x], 0)),
     (MultiKrum(0.2), lambda x: multi_krum(x, 1)), (MeanAggregator(), lambda x: x.mean(0)),
 ])  # fmt: skip
-def test_what_goes_beside_the_updates_is_reduced_by_the_same_rule(rule, definition):
+def test_extra_tensors_are_reduced_by_the_same_rule(rule, definition):
     method, stores = Scaffold(), ClientStores()
     train_rounds(
         make_net(), random_federation(), sgd(), rounds=1, cohort_of=5, methods=[method], aggregator=rule, stores=stores
@@ -203,8 +203,8 @@ def test_what_goes_beside_the_updates_is_reduced_by_the_same_rule(rule, definiti
 
 
 @pytest.mark.parametrize("name", ["geometric_median", "krum", "multi_krum", "bulyan"])
-def test_distances_do_not_depend_on_where_the_updates_lie(name):
-    """Also of many clients, for which products of long vectors would be quicker and round short distances away."""
+def test_distances_do_not_depend_on_a_common_offset(name):
+    """For 40 clients, products of vectors would be faster, but their rounding errors exceed short distances."""
     near = cohort(40)
     far = {key: t + 1e6 for key, t in near.items()}
     here, there = (aggregate(RULES[name][0](), delta, [list(range(40))]) for delta in (near, far))

@@ -1,4 +1,4 @@
-"""Attacks: whole runs against plain loops, in which hostile clients' messages, or their labels, are replaced."""
+"""Attacks: whole runs equal plain loops that replace the messages or the labels of hostile clients."""
 
 from statistics import NormalDist
 
@@ -13,7 +13,7 @@ from gcfed.data.base import FederatedDataset, Split
 
 
 class Hostile(Plain):
-    """Their number is rounded."""
+    """A share of 0.26 of ten clients is hostile, which is rounded to three."""
 
     n, cohort, share = 10, 9, 0.26
 
@@ -53,7 +53,7 @@ class Enough(Hostile):
 
 
 def words(data_dir, download):
-    """Sequences of five tokens of 12 speakers, the next one's label beside each; some are padded."""
+    """Sequences of five tokens from 12 speakers, with a label for each token. Some end with padding."""
     rng = np.random.default_rng(2)
     groups = np.repeat(np.arange(12), rng.integers(3, 9, 12))
     x = rng.integers(0, 6, (len(groups), 5)).astype(np.uint8)
@@ -64,7 +64,7 @@ def words(data_dir, download):
 
 
 class Flipped(Hostile):
-    """Sequences: padding stays padding, and counts for nothing."""
+    """Labels of sequences are flipped. Padding stays padding and has no loss."""
 
     overrides = (
         "attack=label_flip", "attack.clients=0.26", "data=tiny_shakespeare", f"data.dataset._target_={__name__}.words",
@@ -85,5 +85,5 @@ class Flipped(Hostile):
 
 
 @pytest.mark.parametrize("case", [Noise, Enough, Flipped])
-def test_a_run_is_the_plain_loop(config, tmp_path, case):
+def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     check(case, config, tmp_path)

@@ -1,4 +1,4 @@
-"""What hostile clients send, who they are, and what they do to the mean and to robust rules."""
+"""Which clients are hostile, what they send, and how that changes the mean and robust rules."""
 
 from statistics import NormalDist
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ N = 10
 
 
 def attacked(attack, clients=range(N), seed=1):
-    """The uploads of these clients of a cohort of N, before and after, and which of them are hostile."""
+    """The updates of these clients before the attack, their upload after it, and a mask of the hostile clients."""
     clients = np.array(clients)
     g = torch.Generator().manual_seed(3)
     delta = torch.randn(N, 4, 2, generator=g).double()[clients]
@@ -39,7 +39,7 @@ def test_scaled_clients_multiply_all_that_they_send(factor):
         assert torch.equal(sent[~hostile], honest[~hostile])
 
 
-def test_colluding_clients_send_what_they_make_of_the_honest():
+def test_colluding_clients_send_a_function_of_the_honest_updates():
     for z, expected_z in ((1.5, 1.5), (None, z_max(10, 3))):
         delta, upload, hostile = attacked(ALIE(0.3, z=z))
         honest = delta[~hostile].numpy()
@@ -47,7 +47,7 @@ def test_colluding_clients_send_what_they_make_of_the_honest():
         torch.testing.assert_close(upload.delta["w"][hostile], expected)
         torch.testing.assert_close(upload.extra["more"]["v"][hostile], expected * 3)
         assert torch.equal(upload.delta["w"][~hostile], delta[~hostile])
-    upload.finite[hostile] = False  # their own training has diverged, which what they send does not show
+    upload.finite[hostile] = False  # their training diverged, but what they send is finite
     attack = IPM(0.3)
     attack.num_clients = N
     attack.send(upload, {}, make_download({}, cohort=range(N)))
@@ -64,7 +64,7 @@ def test_colluding_clients_need_the_whole_cohort_in_one_stack():
         solver, data = SimpleNamespace(stack=stack), SimpleNamespace(num_clients=9)
         ALIE().validate(SimpleNamespace(solver=solver, cohort=5, data=data, sampler=sampler))
 
-    for stack in ("auto", 5, 1000):  # auto is what the device holds
+    for stack in ("auto", 5, 1000):  # auto: as many as fit into the device's memory
         validate(stack)
     with pytest.raises(ValueError, match=r"client\.stack=5 or more"):
         validate(4)
@@ -75,7 +75,7 @@ def test_colluding_clients_need_the_whole_cohort_in_one_stack():
 TINY = ("rounds=2", "model.hidden=[12,8]", "client.epochs=1", "data.limit_train=200", "data.limit_test=50")
 
 
-def test_colluding_clients_and_a_rule_for_all_messages_run_from_the_command_line(config):
+def test_colluding_clients_run_with_scaffold_and_a_robust_rule(config):
     words = ("algorithm=scaffold", "attack=alie", "attack.clients=0.45", "aggregator=geometric_median", *TINY)
     result = train(config(*words))
     assert result.metrics["train/nonfinite_clients"] == 0
@@ -83,7 +83,7 @@ def test_colluding_clients_and_a_rule_for_all_messages_run_from_the_command_line
 
 
 @pytest.mark.slow
-def test_robust_rules_stand_a_fifth_of_sign_flipping_clients_and_the_mean_does_not(config, tmp_path):
+def test_a_robust_rule_withstands_sign_flipping_clients_and_the_mean_does_not(config, tmp_path):
     def accuracy(aggregator, attack, *words):
         result = train(config(
             f"aggregator={aggregator}", f"attack={attack}", "gc=none", "partition=iid", "participation.per_round=10",

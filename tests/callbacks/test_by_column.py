@@ -24,7 +24,7 @@ class Killed(BaseException): ...
 
 
 class Wave(Spy):
-    """Adds a column that goes up and down; of the clients, say."""
+    """Adds a column that goes up and down."""
 
     def on_round_end(self, row, round):
         row["clients/wave"] = WAVE[round.index]
@@ -60,8 +60,8 @@ def test_the_best_checkpoint_is_of_the_first_round_with_the_best_column(config, 
     assert (tested["round"], tested["test/loss"]) == (5, pytest.approx(result.frame["test/loss"][5], rel=1e-6))
 
 
-def test_a_resumed_run_knows_its_best(config, tmp_path):
-    """It is killed in the round after the best, which is as good."""
+def test_a_resumed_run_keeps_its_best_checkpoint(config, tmp_path):
+    """The kill comes in the round after the best one. That round is equally good and must not replace it."""
     with pytest.raises(Killed):
         run(config, tmp_path, *BEST, kill=True)
     before = (tmp_path / "checkpoints/best.ckpt").read_bytes()
@@ -70,7 +70,7 @@ def test_a_resumed_run_knows_its_best(config, tmp_path):
     assert (tmp_path / "checkpoints/best.ckpt").read_bytes() == before
 
 
-def test_a_run_that_gets_no_better_ends_and_is_finished(config, tmp_path):
+def test_a_run_without_improvement_stops_and_is_finished(config, tmp_path):
     run(config, tmp_path / "run", *STOP, "callbacks.early_stopping.patience=2")
     found = read_run(tmp_path / "run")
     assert (found.state, found.rounds, found.planned) == ("finished", 4, 8)  # 0.5 is best, then come 0.3 and 0.4
@@ -80,17 +80,17 @@ def test_a_run_that_gets_no_better_ends_and_is_finished(config, tmp_path):
     assert again.trainer.global_step == 4  # nothing is trained
     more = run(config, tmp_path / "run", *STOP, "callbacks.early_stopping.patience=3", "ckpt_path=last")
     straight = run(config, tmp_path / "straight", *STOP, "callbacks.early_stopping.patience=3")
-    assert [result.trainer.global_step for result in (more, straight)] == [8, 8]  # 0.7 came in time, its third is last
+    assert [result.trainer.global_step for result in (more, straight)] == [8, 8]  # no improvement after round 5
     assert torch.equal(final_weights(more), final_weights(straight))
 
 
-def test_a_column_that_no_round_has_is_named_after_the_first_one(config, tmp_path):
+def test_an_unknown_column_is_reported_after_the_first_round(config, tmp_path):
     with pytest.raises(ValueError, match=r"^monitor=test/ac is no column of this run\. There are round, .*test/acc"):
         run(config, tmp_path, "callbacks=early_stopping", "callbacks.early_stopping.monitor=test/ac", "rounds=3")
     assert len(read_rows(tmp_path / "metrics.csv")) == 1
 
 
-def test_a_column_of_some_rounds_is_waited_for(config, tmp_path):
+def test_a_column_may_be_missing_in_some_rounds(config, tmp_path):
     both = ("callbacks=[early_stopping,best]", "metrics=gap", "metrics.gap.every=2", "rounds=5")
     columns = ("callbacks.best.monitor=gap/l2", "callbacks.early_stopping.monitor=gap/l2", "callbacks.best.mode=min")
     run(config, tmp_path, *both, *columns, "callbacks.early_stopping.patience=1")
@@ -116,13 +116,13 @@ def test_lightnings_own_callbacks_see_each_test(config, tmp_path):
 
 
 class Timer(Callback):
-    """Ends a run in a round without a test, as Lightning's does."""
+    """Ends a run in a round without a test, as Lightning's ``Timer`` may."""
 
     def on_train_batch_end(self, trainer, *_):
         trainer.should_stop = trainer.global_step == 4
 
 
-def test_the_last_model_of_a_run_that_a_callback_ended_is_tested(config, tmp_path):
+def test_the_last_model_is_tested_if_a_callback_ends_the_run(config, tmp_path):
     cfg = config(*FAST, "rounds=8", "eval_every=3", folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks.timer = {"_target_": f"{__name__}.Timer"}

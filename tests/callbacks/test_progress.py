@@ -9,7 +9,7 @@ from gcfed.run import train
 FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 
 
-def test_a_resumed_run_knows_its_rounds(config, tmp_path, capsys):
+def test_the_progress_of_a_resumed_run_counts_all_rounds(config, tmp_path, capsys):
     for rounds, more in ((2, ()), (4, ("eval_every=2", "ckpt_path=last"))):
         cfg = config(*FAST, f"rounds={rounds}", *more, folder=tmp_path)
         with open_dict(cfg):

@@ -34,7 +34,7 @@ def is_whole(run):
 
 def test_the_last_checkpoint_is_whole_whenever_files_change(config, tmp_path, monkeypatch):
     run, seen = tmp_path / "run", {"fsync": 0, "unlink": 0, "replace": 0}
-    one_at_a_time = threading.RLock()  # the other thread must not replace a file that is being looked at
+    one_at_a_time = threading.RLock()  # the other thread must not replace a file while it is read
 
     def look_before(owner, name):
         call = getattr(owner, name)
@@ -60,7 +60,7 @@ def test_the_last_checkpoint_is_whole_whenever_files_change(config, tmp_path, mo
 
 
 def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path):
-    """Also one that writes no checkpoint itself."""
+    """This process writes no checkpoint itself."""
     stores = ClientStores(folder=tmp_path)
     stores.names = {"c"}
     loop = FederatedLoop(sampler=Cohorts(1), solver=sgd(), aggregator=MeanAggregator(), rounds=9, seed=1, stores=stores)

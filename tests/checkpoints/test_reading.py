@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def run(config, finished):
-    """A finished run, once; ``run(*overrides)`` continues it in its folder."""
+    """``run(*overrides)`` continues a finished run in its folder. All tests share that run."""
     if not finished.exists():
         train(config(*FAST, folder=finished))
     return lambda *overrides: train(config(*FAST, "ckpt_path=last", *overrides, folder=finished))
@@ -44,7 +44,7 @@ def test_a_flipped_bit_is_refused(run, finished, tmp_path):
         load_checkpoint(tmp_path / "bad.ckpt")
 
 
-def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(config, tmp_path, monkeypatch):
+def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(config, tmp_path, monkeypatch):
     cfg = config(*FAST, "ckpt_path=last", folder=tmp_path)
     with pytest.raises(FileNotFoundError, match="ckpt_path=last: no earlier run"):
         train(cfg)
@@ -52,7 +52,7 @@ def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(config, t
     assert train(cfg).metrics["round"] == 2
 
 
-def test_a_checkpoint_whose_clients_states_have_gone_on_is_refused_and_changes_no_file(config, tmp_path):
+def test_a_checkpoint_without_its_clients_states_is_refused_before_a_file_changes(config, tmp_path):
     def go(rounds, *overrides):
         return train(config(*FAST, "algorithm=scaffold", f"rounds={rounds}", *overrides, folder=tmp_path / "run"))
 
@@ -66,7 +66,7 @@ def test_a_checkpoint_whose_clients_states_have_gone_on_is_refused_and_changes_n
 
 
 def test_data_that_have_changed_are_refused_by_part(config, tmp_path):
-    """A resumed run notices a single number of any split."""
+    """A resumed run notices one changed number in any split."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 5))
     content = {"x": x[:40], "y": np.arange(40) % 3, "x_test": x[40:], "y_test": np.arange(20) % 3}
@@ -100,10 +100,10 @@ def test_checksums_name_the_part_of_the_data_that_has_changed():
     assert len({*map(checksum, zeros)}) == 3
     view = np.arange(6).reshape(3, 2)
     assert checksum(view) == checksum(np.asfortranarray(view)) != checksum(view[::-1])
-    assert checksum(np.arange(3)) == "31a469da"  # on every machine
+    assert checksum(np.arange(3)) == "31a469da"  # the same on all machines
 
 
-def test_what_a_kill_after_the_last_checkpoint_left_undone_is_done(run, finished):
+def test_a_resumed_run_writes_the_results_that_a_kill_prevented(run, finished):
     names = {path.relative_to(finished) for path in finished.rglob("*")}
     (finished / "global_model.safetensors").unlink()
     (finished / "summary.json").unlink()
@@ -127,7 +127,7 @@ class CopyIn(Spy):
 
 
 def test_a_kill_while_a_checkpoint_is_written_loses_one_round(config, tmp_path, monkeypatch):
-    """The third checkpoint waits for its disk when the fourth round begins; the second is whole, with its states."""
+    """When the fourth round begins, the third checkpoint still waits for the disk. The second one is whole."""
     run, killed, fsync = tmp_path / "run", tmp_path / "killed", os.fsync
 
     def slow(file):
@@ -150,7 +150,7 @@ def test_a_kill_while_a_checkpoint_is_written_loses_one_round(config, tmp_path, 
         assert torch.equal(a, b)
 
 
-def test_a_folder_is_one_runs_at_a_time(run, finished):
+def test_two_runs_cannot_use_one_folder_at_a_time(run, finished):
     with locked(finished / ".lock"), pytest.raises(ValueError, match=r"run is in use by process \d+ on "):
         run()
     run()

@@ -31,12 +31,12 @@ def finished(config, tmp_path):
     CALLED.clear()
     yield train(config(*FAST, folder=tmp_path / "run")), tmp_path / "run"
     assert not CALLED
-    assert OmegaConf.create({"x": TEXT}).x == "called"  # had anybody read it so
+    assert OmegaConf.create({"x": TEXT}).x == "called"  # the resolver works
     OmegaConf.clear_resolver("sentinel")
 
 
 def infected(tree, keep=()):
-    """A copy of a tree, with an interpolation instead of each text, and a node in each dict and list."""
+    """A copy of a tree. Each text becomes an interpolation. Each dict and list also gets a node with a ``_target_``."""
     if isinstance(tree, dict):
         same = {key: value if key in keep else infected(value, keep) for key, value in tree.items()}
         return same | {"evil": NODE, "_target_": NODE["_target_"], TEXT: TEXT}
@@ -55,7 +55,7 @@ COMPARED = ("identity", "checksums")
     ids=["all", "our own record"],
 )
 def test_nothing_in_a_checkpoint_is_called_or_resolved(finished, config, keep, goes_on):
-    """Neither by a test, nor by a resumed run, nor by a warm start."""
+    """A test, a resumed run and a warm start read the checkpoint."""
     result, folder = finished
     path = folder / CHECKPOINT
     torch.save(infected(torch.load(path, weights_only=True), keep), path)

@@ -1,4 +1,4 @@
-"""The command line as a user types it: each test starts processes, most of them forks, which need not import torch."""
+"""The command line as a user types it. Most tests run it in a fork, which need not import torch again."""
 
 import json
 import multiprocessing
@@ -29,9 +29,9 @@ def the_run(logs):
 
 
 def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
-    """kill -9 in the middle, then the same command with ckpt_path=last; equal to a run that nobody disturbed.
+    """A run that is killed (SIGKILL) and continued with ckpt_path=last equals a run without an interruption.
 
-    That one has a single process, the other two, with a thread each.
+    The killed run has two processes, the other run has one. Each process has one thread.
     """
     args = ["rounds=8", "targets=[0.1]", "trainer.accelerator=cpu", *FAST]
     two = [*args, "trainer=ddp", "trainer.devices=2", "extras.figures=false", f"paths.log_dir={tmp_path / 'killed'}"]
@@ -62,7 +62,7 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in reader.Scalars("test/acc")] == list(range(1, 9))
 
-    folder = folder.rename(tmp_path / 'it\'s, {a=b} "run"')  # Hydra's grammar has words for all of these
+    folder = folder.rename(tmp_path / 'it\'s, {a=b} "run"')  # special characters of Hydra's grammar
     said = type_command(tmp_path, "eval.py", f"ckpt_path={folder / 'checkpoints/last.ckpt'}")
     metrics = json.loads(said.strip().splitlines()[-1])
     assert metrics["round"] == 8
@@ -79,7 +79,7 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path):
     def sweep_and_continue():
         run_script("train.py", *args)
         before = rows()
-        run_script("train.py", *args, "ckpt_path=last")  # nothing is left to do, and nothing is lost
+        run_script("train.py", *args, "ckpt_path=last")  # all jobs have finished
         assert rows() == before
 
     assert forked(sweep_and_continue, tmp_path / "printed.txt") == 0, (tmp_path / "printed.txt").read_text()[-4000:]

@@ -1,4 +1,4 @@
-"""A run on several nodes (``torchrun`` agents on loopback) has the bits of one machine, and all nodes end together."""
+"""A run on several nodes (``torchrun`` agents) equals a run on one machine bit for bit. All nodes end together."""
 
 import multiprocessing
 import os
@@ -33,8 +33,8 @@ def free_port():
 
 def start_agents(work, monkeypatch, folder=None):
     """Starts two agents. Each calls a function in a worker, as ``torchrun`` does, but without the imports."""
-    monkeypatch.undo()  # Lightning's own launcher is allowed here
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or Lightning takes all cores for each
+    monkeypatch.undo()  # conftest.py forbids Lightning's own launcher
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # otherwise each process uses all cores
     meeting = f"127.0.0.1:{free_port()}"
 
     def agent(rank):
@@ -78,7 +78,7 @@ def on_two_nodes(work, monkeypatch):
     return [agent.exitcode for agent in agents]
 
 
-def test_two_nodes_continue_with_the_bits_of_one_and_need_a_common_folder_for_states(config, tmp_path, monkeypatch):
+def test_two_nodes_continue_a_run_bit_for_bit_and_need_a_common_folder_for_states(config, tmp_path, monkeypatch):
     scaffold = (*SMALL, "algorithm=scaffold")
     whole = train(config(*scaffold, "rounds=4", folder=tmp_path / "whole"))
     train(config(*scaffold, "rounds=2", folder=tmp_path / "half"))
@@ -103,8 +103,8 @@ def test_two_nodes_continue_with_the_bits_of_one_and_need_a_common_folder_for_st
     assert [row["round"] for row in read_rows(tmp_path / "half" / "metrics.csv")] == [1, 2, 3, 4]
 
 
-def test_a_node_that_is_killed_ends_the_other_and_the_run_goes_on_alone(config, tmp_path, monkeypatch):
-    """And the processes listen only on the interface that was asked for."""
+def test_a_killed_node_ends_the_other_and_one_machine_resumes_the_run(config, tmp_path, monkeypatch):
+    """The processes listen only on the interface that ``GLOO_SOCKET_IFNAME`` names."""
     logs, words = tmp_path / "logs", [*SMALL, "algorithm=scaffold"]
     typed = [
         *words, *NODES, "rounds=900", f"paths.log_dir={logs}", "+callbacks.listening._target_=harness.Listening",
@@ -142,11 +142,11 @@ def test_a_node_that_is_killed_ends_the_other_and_the_run_goes_on_alone(config, 
     [
         ({"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"}, 3, 2),
         ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, 4, 2),
-        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, None, 1),  # a script before its srun
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, None, 1),  # without srun
         ({}, None, 1),
     ],
 )
-def test_ddp_takes_the_processes_and_nodes_that_a_launcher_made(config, monkeypatch, environment, devices, nodes):
+def test_ddp_uses_the_processes_and_nodes_of_a_launcher(config, monkeypatch, environment, devices, nodes):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     trainer = config("trainer=ddp").trainer

@@ -1,4 +1,4 @@
-"""``-m hparams_search=…``: the space, the bookkeeping, and that a stopped search goes on as if it had not been."""
+"""``-m hparams_search=…``: its search space and its records. A stopped search continues without a difference."""
 
 from pathlib import Path
 
@@ -27,12 +27,12 @@ SETTINGS = {
 
 
 def plain(config, overrides):
-    """A config of these values and a few others, without the files that Hydra takes long to read."""
+    """A config with these values and a few others. Reading the files of Hydra's config would take long."""
     return OmegaConf.from_dotlist(["seed=1", "rounds=1", "eval_every=1", "client.optimizer.lr=0.01", *overrides])
 
 
 class Launcher:
-    """Writes what a run would: the accuracy that ``of(values, number)`` says. An error that it raises is the run's."""
+    """Writes a run with the accuracy ``of(values, number)``. If ``of`` raises an error, the run fails with it."""
 
     def __init__(self, of=lambda values, number: float(values["gc.lam"])):
         self.of, self.calls = of, []
@@ -84,7 +84,7 @@ def test_trials_are_jobs_and_leave_a_table(tmp_path):
     assert best["best_params"] == {"client.epochs": row["client.epochs"], "gc.lam": float(row["gc.lam"])}
 
 
-def test_a_search_that_was_stopped_draws_what_it_would_have_drawn(tmp_path):
+def test_a_stopped_search_draws_the_same_values_as_one_that_was_not_stopped(tmp_path):
     def killed(values, number):
         if number == 2:
             raise KeyboardInterrupt
@@ -92,7 +92,7 @@ def test_a_search_that_was_stopped_draws_what_it_would_have_drawn(tmp_path):
 
     go(tmp_path / "straight", Launcher())
     go(tmp_path / "stopped", Launcher(), n_trials=1)
-    load_study(study_name="search", storage=f"sqlite:///{tmp_path}/stopped/search.db").ask()  # killed before it drew
+    load_study(study_name="search", storage=f"sqlite:///{tmp_path}/stopped/search.db").ask()  # killed before a draw
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "stopped", Launcher(killed))
     checkpoint = tmp_path / "stopped" / "trial_0002" / "checkpoints" / "last.ckpt"
@@ -119,7 +119,7 @@ def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp
 
 def test_one_folder_holds_one_search_of_one_process(tmp_path):
     go(tmp_path, Launcher(), "rounds=2", n_trials=1)
-    go(tmp_path, Launcher(), "rounds=2", "trainer.devices=1", n_trials=2)  # changes no result
+    go(tmp_path, Launcher(), "rounds=2", "trainer.devices=1", n_trials=2)  # this setting changes no result
     for arguments, message in (
         (["rounds=2", "client.optimizer.lr=0.5"], "client.optimizer.lr is .* there, 0.5 here"),
         (["rounds=2", "gc.lam=interval(0.5, 1.0)"], "params.gc.lam is .*low=0.0.* there, .*low=0.5"),
@@ -144,11 +144,11 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
         ),
     ],
 )
-def test_what_would_be_searched_otherwise_than_meant_is_refused(tmp_path, words, settings, message):
+def test_invalid_searches_are_refused(tmp_path, words, settings, message):
     launcher = Launcher()
     with pytest.raises(ValueError, match=message):
         go(tmp_path, launcher, *words, **settings)
-    assert len(launcher.jobs) == ("acd" in message)  # what runs measure is known after the first
+    assert len(launcher.jobs) == ("acd" in message)  # measures are known after the first run
 
 
 @pytest.mark.parametrize(
@@ -162,24 +162,24 @@ def test_what_would_be_searched_otherwise_than_meant_is_refused(tmp_path, words,
         ("1,2", CategoricalDistribution(["1", "2"])),
     ],
 )
-def test_hydras_words_become_optunas_distributions_and_the_last_word_wins(words, distribution):
+def test_hydras_functions_become_optunas_distributions_and_the_last_override_wins(words, distribution):
     given = ["a=interval(0, 1)", "b=choice(1, 2)", f"a={words}", "b=3", "ckpt_path=last"]
     assert space_of(given) == ({"a": distribution}, ["b=3"])
 
 
-def test_the_settings_are_those_of_the_config():
+def test_the_settings_of_these_tests_have_the_keys_of_the_config():
     node = OmegaConf.to_container(OmegaConf.load(CONFIGS / "hydra/sweeper/optuna.yaml"))
     assert node.pop("_target_") == f"{OptunaSweeper.__module__}.OptunaSweeper"
     assert {key for key in node if key[0] != "_"} == {*SETTINGS}
 
 
 @pytest.mark.slow
-def test_a_search_as_a_user_types_it_goes_on(tmp_path):
+def test_a_search_from_the_command_line_continues(tmp_path):
     words = ["-m", "hparams_search=digits_optuna", f"hydra.sweep.dir={tmp_path}/search", "rounds=1", "client.epochs=1",
              "data.limit_train=200", "data.limit_test=50", "extras.figures=false", "trainer.devices=1",
              "logger=csv"]  # fmt: skip
 
-    def twice():  # in one fork, which imports Optuna's database once
+    def twice():  # one fork imports Optuna's database only once
         for n in (1, 2):
             run_script("train.py", *words, f"hydra.sweeper.n_trials={n}")
             assert [row["state"] for row in trials(tmp_path / "search")] == ["complete"] * n

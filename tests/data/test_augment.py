@@ -8,7 +8,7 @@ from PIL import Image
 from gcfed.data.augment import ImageTransform
 
 
-def test_rotation_crop_and_flip_are_torchvisions_in_this_order():
+def test_images_are_rotated_cropped_and_flipped_in_this_order():
     mean, std = [0.1, 0.5, 0.9], [0.2, 0.5, 1.0]
     transform = ImageTransform(mean, std, crop_padding=4, flip=True, rotation=10)
     images = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 28), dtype=np.uint8)
@@ -34,7 +34,7 @@ def test_draws_are_whole_numbers_from_one_stream(rotation, high):
     np.testing.assert_array_equal(transform.draw(np.random.default_rng(3), (4, 5)), expected)
 
 
-def test_statistics_are_of_each_channel_or_one_for_all():
+def test_statistics_are_given_per_channel_or_once_for_all():
     for channels in (1, 3):
         ImageTransform([0.5] * channels, [1.0] * channels).check((3, 8, 2))
     with pytest.raises(ValueError, match=r"mean has 2 values; data\.input_shape=\[3, 8, 2\] has 3 channels"):

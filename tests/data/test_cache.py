@@ -64,7 +64,7 @@ def test_a_build_within_a_build(tmp_path):
     class Slow(Build):
         def __call__(self, keep):
             info = super().__call__(keep)
-            self.other = cached(tmp_path, "toy", Build())  # the other process begins later and ends earlier
+            self.other = cached(tmp_path, "toy", Build())  # another process begins later and ends earlier
             return info
 
     slow, never = Slow(), Build()

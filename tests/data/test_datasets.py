@@ -17,7 +17,7 @@ from gcfed.data.sets.datasets import digits, synthetic, tiny_imagenet, torchvisi
 from gcfed.data.sets.files import obtain
 
 RNG = np.random.default_rng(0)
-NOWHERE = "http://127.0.0.1:9"  # nobody listens
+NOWHERE = "http://127.0.0.1:9"  # nothing listens at this port
 
 
 def put(path: Path, content: bytes) -> str:
@@ -55,7 +55,7 @@ def test_splits_and_sets_are_checked(make, words):
         make()
 
 
-def test_digits_are_split_once_and_for_all():
+def test_the_split_of_digits_uses_each_image_once():
     dataset = digits()
     assert (dataset.train.x.shape, dataset.test.x.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
     train, test = np.bincount(dataset.train.y), np.bincount(dataset.test.y)
@@ -107,7 +107,7 @@ def check(dataset, expected, num_classes):
     assert dataset.num_classes == num_classes
 
 
-def test_cifar_its_damage_and_its_cache(cifar, tmp_path):
+def test_cifar_is_read_checked_and_cached(cifar, tmp_path):
     cls, expected = cifar
     first = tmp_path / cls.base_folder / cls.train_list[0][0]
     content = first.read_bytes()
@@ -124,7 +124,7 @@ def test_cifar_its_damage_and_its_cache(cifar, tmp_path):
     check(torchvision_set("cifar10", str(tmp_path), download=False), expected, 10)  # the cache needs no raw files
 
 
-def test_a_file_is_downloaded_where_it_is_missing_or_damaged(tmp_path, monkeypatch):
+def test_a_file_is_downloaded_if_it_is_missing_or_damaged(tmp_path, monkeypatch):
     def download_url(url, root, name, md5):
         assert (url, md5) == ("an address", right)
         put(root / name, b"content")
@@ -152,7 +152,7 @@ def idx(array: np.ndarray) -> bytes:
         ("emnist_byclass", "EMNIST", ("emnist-byclass-train", "emnist-byclass-test"), 62),
     ],
 )
-def test_the_mnist_family_unpacked(tmp_path, name, raw, prefixes, classes):
+def test_the_mnist_family_is_read(tmp_path, name, raw, prefixes, classes):
     expected = {}
     for part, prefix in zip(("train", "test"), prefixes, strict=True):
         x, y = RNG.integers(0, 256, (7, 28, 28), np.uint8), RNG.integers(0, classes, 7)
@@ -162,7 +162,7 @@ def test_the_mnist_family_unpacked(tmp_path, name, raw, prefixes, classes):
     check(torchvision_set(name, str(tmp_path), download=False), expected, classes)
 
 
-WNIDS = ["n03", "n01", "n02"]  # not sorted: the order of the file counts
+WNIDS = ["n03", "n01", "n02"]  # not sorted, because the order in the file matters
 
 
 def jpeg(value: int, mode: str = "RGB", size: tuple[int, int] = (64, 64)) -> bytes:
@@ -227,7 +227,7 @@ def test_tiny_imagenet_from_its_archive(tmp_path, monkeypatch):
         ({"words.txt": b"n01 a cat"}, ValueError, "words.txt is empty or damaged: take the official one"),
     ],
 )
-def test_tiny_imagenet_damaged(tmp_path, damage, error, words):
+def test_a_damaged_tiny_imagenet_is_refused(tmp_path, damage, error, words):
     files = tiny() | damage
     write(tmp_path, {name: content for name, content in files.items() if content is not None})
     with pytest.raises(error, match=words):
@@ -236,7 +236,7 @@ def test_tiny_imagenet_damaged(tmp_path, damage, error, words):
 
 @pytest.mark.skipif(not (DATA_DIR / "MNIST").exists(), reason=f"MNIST is not in {DATA_DIR} (DATA_DIR moves it)")
 def test_real_mnist(tmp_path):
-    (tmp_path / "MNIST").symlink_to(DATA_DIR / "MNIST")  # so that the cache is made anew
+    (tmp_path / "MNIST").symlink_to(DATA_DIR / "MNIST")  # so the cache is built again
     dataset = torchvision_set("mnist", str(tmp_path), download=False)
     assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)
     np.testing.assert_allclose(dataset.train.x.mean() / 255, 0.1307, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Data sets of ``datasets``, written to a folder and read back; the hub itself is out of reach of the tests."""
+"""Data sets of ``datasets``, written to a folder and read back. The tests do not use the hub."""
 
 import io
 import sys
@@ -25,7 +25,7 @@ def png(size=(5, 4), mode="RGB", level=0) -> bytes:
 
 
 def saved(folder, splits):
-    """``{"train": ({column: values}, {column: feature})}`` as ``save_to_disk`` leaves it."""
+    """Saves ``{"train": ({column: values}, {column: feature})}`` with ``save_to_disk``; returns the folder."""
     made = {
         split: datasets.Dataset.from_dict(columns, features=datasets.Features(features))
         for split, (columns, features) in splits.items()
@@ -45,7 +45,7 @@ def pictures(n=N, **png_options):
     return columns, {"image": datasets.Image(), "kind": CLASS, "writer_id": STRING}
 
 
-def test_images_whose_columns_are_found(tmp_path):
+def test_the_columns_of_images_are_found(tmp_path):
     name = saved(tmp_path, {"train": pictures(), "test": pictures(4)})
     dataset = huggingface(name, str(tmp_path / "data"), groups="writer_id")
     assert (dataset.name, dataset.num_classes, dataset.class_names) == ("mine", 2, ("cat", "dog"))
@@ -56,7 +56,7 @@ def test_images_whose_columns_are_found(tmp_path):
     assert huggingface(name, str(tmp_path / "data"), size=8).train.x.shape == (N, 3, 8, 8)
     columns, features = pictures(4)
     splits = {"train": pictures(), "test": (columns | {"kind": [-1] * 4}, features), "validation": pictures(6)}
-    assert len(huggingface(saved(tmp_path / "b", splits), str(tmp_path / "data")).test) == 6  # test has no labels
+    assert len(huggingface(saved(tmp_path / "b", splits), str(tmp_path / "data")).test) == 6  # test: no labels
 
 
 def test_images_of_one_set_have_the_same_channels(tmp_path):
@@ -74,7 +74,7 @@ def test_texts_with_classes(tmp_path):
     dataset = huggingface(name, str(tmp_path / "data"), length=10)
     assert dataset.train.x.shape == (16, 10)
     read = {"".join((*ALPHABET, "_")[t] for t in x) for split in (dataset.train, dataset.test) for x in split.x}
-    assert read == {text[:10].rjust(10, "_") for text in TEXTS}  # a network reads the last position
+    assert read == {text[:10].rjust(10, "_") for text in TEXTS}  # padded on the left: a network uses the last position
     assert len(ALPHABET) == PAD
 
 

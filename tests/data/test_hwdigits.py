@@ -45,7 +45,7 @@ def write_mnist(folder: Path) -> dict[str, np.ndarray]:
 def write_usps(folder: Path) -> dict[str, np.ndarray]:
     images = {part: pixels(n, 1, 16, 16) for part, n in SIZES.items()}
     for part, file in (("train", "usps.bz2"), ("test", "usps.t.bz2")):
-        rows = images[part].reshape(SIZES[part], -1) / 127.5 - 1 + 1e-4  # torchvision cuts off what is left of a level
+        rows = images[part].reshape(SIZES[part], -1) / 127.5 - 1 + 1e-4  # torchvision rounds down to a level
         lines = [
             " ".join([str(y + 1), *(f"{i + 1}:{v:.6f}" for i, v in enumerate(row))])
             for y, row in zip(LABELS[part], rows, strict=True)
@@ -76,7 +76,7 @@ def write_svhn(folder: Path, monkeypatch) -> dict[str, np.ndarray]:
     return images
 
 
-def test_all_four_sets_one_client_each_and_one_class_each(tmp_path, monkeypatch):
+def test_each_set_is_one_client_or_one_client_per_class(tmp_path, monkeypatch):
     written = [write_mnist(tmp_path), write_mnist_m(tmp_path), write_usps(tmp_path), write_svhn(tmp_path, monkeypatch)]
     dataset = hwdigits(str(tmp_path), download=False)
     for part, n in SIZES.items():
@@ -87,7 +87,7 @@ def test_all_four_sets_one_client_each_and_one_class_each(tmp_path, monkeypatch)
     assert (dataset.num_classes, dataset.class_names[3]) == (10, "3")
     assert isinstance(dataset.train.x, np.memmap)
 
-    shutil.rmtree(tmp_path / "SVHN")  # from here on from the cache
+    shutil.rmtree(tmp_path / "SVHN")  # from here on, the cache is read
     by_class = hwdigits(str(tmp_path), download=False, one_class=True)
     np.testing.assert_array_equal(by_class.train.groups, np.repeat(np.arange(4) * 10, 14) + np.tile(LABELS["train"], 4))
     clients = ByGroup()(by_class.train.y, None, groups=by_class.train.groups)
@@ -95,7 +95,7 @@ def test_all_four_sets_one_client_each_and_one_class_each(tmp_path, monkeypatch)
     assert by_class.test.groups.max() == 39
 
 
-def test_what_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
+def test_missing_files_are_named_with_their_source(tmp_path, monkeypatch):
     write_mnist(tmp_path)
     sets = ["mnist", "svhn"]
     with pytest.raises(FileNotFoundError, match=r"svhn: a file is missing .*ufldl"):

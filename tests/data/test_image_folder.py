@@ -21,7 +21,7 @@ def write_images(folder: Path, classes: dict[str, int], size=(6, 5)) -> None:
 
 
 def test_a_folder_with_a_test_split(tmp_path):
-    write_images(tmp_path / "flowers/Train", {"rose": 3, "tulip": 2})  # whatever the case
+    write_images(tmp_path / "flowers/Train", {"rose": 3, "tulip": 2})  # in upper or lower case
     write_images(tmp_path / "flowers/val", {"rose": 1, "tulip": 1})
     dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path))
     assert (dataset.name, dataset.class_names) == ("flowers", ("rose", "tulip"))
@@ -42,7 +42,7 @@ def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
     assert len({(*x[:2, 0, 0],) for split in (dataset.train, dataset.test) for x in split.x}) == 30
 
 
-def test_a_folder_a_client_makes_natural_clients(tmp_path):
+def test_one_folder_per_client_makes_natural_clients(tmp_path):
     for name, classes in (("zoe", {"rose": 4, "tulip": 1}), ("bob", {"tulip": 5})):
         write_images(tmp_path / "flowers/train" / name, classes)
     write_images(tmp_path / "flowers/test/carl", {"rose": 1, "tulip": 2})
@@ -56,7 +56,7 @@ def test_a_folder_a_client_makes_natural_clients(tmp_path):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
 
 
-def test_what_is_no_image_is_counted_in_one_line(tmp_path, caplog):
+def test_files_that_are_no_images_are_counted_in_one_line(tmp_path, caplog):
     write_images(tmp_path / "f", {"rose": 4, "tulip": 4})
     rose = tmp_path / "f" / "rose"
     for name in ("Thumbs.db", "README", "x.heic", "../loose.png"):
@@ -71,7 +71,7 @@ def test_what_is_no_image_is_counted_in_one_line(tmp_path, caplog):
 
 
 def test_images_are_upright_and_in_plain_colours(tmp_path):
-    """For each of the eight EXIF orientations. Only the first frame is read."""
+    """Each of the eight EXIF orientations is undone. Only the first frame is read."""
     picture = np.zeros((6, 8, 3), np.uint8)
     picture[:3, :4] = 255, 0, 0
     undo = {

@@ -1,4 +1,4 @@
-"""Small files in the format of LEAF's preprocessing, and what is read from them."""
+"""The data sets of LEAF, read from small files in the format of its preprocessing."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ RNG = np.random.default_rng(0)
 
 
 def write(folder: Path, name: str, files: dict[str, dict[str, tuple[list, list]]]) -> None:
-    """``{"train/all_0": {user: (x, y)}}`` in LEAF's layout."""
+    """Writes ``{"train/all_0": {user: (x, y)}}`` in LEAF's layout."""
     for file, users in files.items():
         path = folder / name / "data" / f"{file}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,12 +46,12 @@ def test_femnist(tmp_path):
         dataset = femnist(str(tmp_path))
         assert (dataset.num_classes, dataset.class_names[10], dataset.class_names[36]) == (62, "A", "a")
         assert dataset.train.y.tolist() == [3, 61, 0, 10, 36, 9]
-        assert dataset.train.groups.tolist() == [2, 2, 0, 0, 0, 1]  # in the order of the names
+        assert dataset.train.groups.tolist() == [2, 2, 0, 0, 0, 1]  # numbered in the order of their names
         assert dataset.test.groups.tolist() == [2, 2, 0]
         expected = np.concatenate([pixels["train c"], pixels["train a"], pixels["train b"]]).reshape(-1, 1, 28, 28)
         np.testing.assert_array_equal(dataset.train.x, expected)
         np.testing.assert_array_equal(dataset.test.x[2].ravel(), pixels["test a"][0])
-        shutil.rmtree(tmp_path / "femnist", ignore_errors=True)  # then from the cache
+        shutil.rmtree(tmp_path / "femnist", ignore_errors=True)  # then the cache is read
 
 
 def test_celeba(tmp_path):
@@ -87,13 +87,13 @@ def test_shakespeare(tmp_path):
     dataset = shakespeare(str(tmp_path))
     assert (dataset.num_classes, dataset.train.x.shape, dataset.train.y.shape) == (80, (3, 80), (3,))
     decoded = ["".join((*ALPHABET, "é")[token] for token in x) for x in dataset.train.x]
-    assert decoded == [*windows[:2], odd]  # the third has no label in the alphabet
+    assert decoded == [*windows[:2], odd]  # the third window is left out: its label is not in the alphabet
     assert PAD in dataset.train.x[2]
     assert [ALPHABET[y] for y in dataset.train.y] == [text[80], text[81], "}"]
     assert dataset.train.groups.tolist() == [1, 1, 0]
 
 
-def test_what_is_not_there_is_explained(tmp_path):
+def test_a_missing_folder_is_explained(tmp_path):
     command = r"preprocess\.sh -s niid --sf 1\.0 -k 0 -t sample in its folder data/femnist"
     words = rf"no JSON file in .*data/train.*TalwalkarLab/leaf.*{command}.*DATA_DIR"
     with pytest.raises(FileNotFoundError, match=words):

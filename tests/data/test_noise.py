@@ -1,4 +1,4 @@
-"""Noise of clients against its definitions: deviations, shares, which samples have it, and which runs agree."""
+"""Noise of clients: its definition, the samples that it changes, and the runs that must agree."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ NOISE = ("data.feature_noise=0.3", "data.label_noise=[0.7,0.5]")
 
 
 def dealt(num_clients, each):
-    """Equal clients, in random order, and one client's worth of samples without an owner."""
+    """Gives ``each`` samples to each client, in random order. The same number of samples has no owner."""
     owner_n = np.random.default_rng(0).permutation(np.repeat(np.arange(-1, num_clients), each))
     return Partition.from_owners(owner_n, num_clients), owner_n
 
@@ -34,14 +34,14 @@ def test_client_k_of_n_has_noise_of_deviation_sigma_k_by_n(dtype):
         drawn = noise[owner_n == k]
         assert drawn.var() == pytest.approx((unit * 0.1 * (k + 1) / 4) ** 2 + rounding, rel=0.03)
         plain = generator(1, "feature_noise", k).standard_normal(drawn.shape, np.float32) * unit * 0.1 * (k + 1) / 4
-        np.testing.assert_allclose(drawn, plain, atol=0.5 + 1e-4 if unit > 1 else 1e-4)  # other clients change nothing
+        np.testing.assert_allclose(drawn, plain, atol=0.5 + 1e-4 if unit > 1 else 1e-4)  # one stream per client
 
 
 def test_pixels_stay_in_their_range():
     x = np.full((10, 3, 8, 8), 250, np.uint8)
     noisy = noisy_samples(x, Partition.from_owners(np.zeros(10, int), 1), 1.0, seed=1)
     assert (noisy.min(), noisy.max()) == (0, 255)
-    assert (noisy == 255).mean() == pytest.approx(0.5, abs=0.05)  # not wrapped around
+    assert (noisy == 255).mean() == pytest.approx(0.5, abs=0.05)  # 256 does not become 0
 
 
 @pytest.mark.parametrize(("probability", "least"), [(1, 0.5), (0.6, 0.0), (0.3, 1.0), (0, 0.5)])
@@ -54,7 +54,7 @@ def test_a_noisy_client_has_a_share_of_wrong_labels(probability, least):
     hit = shares[shares > 0]
     assert len(hit) == pytest.approx(1000 * probability, abs=50)
     if len(hit):
-        assert hit.min() >= least  # 40 · least is whole
+        assert hit.min() >= least  # 40 · least is a whole number
         assert hit.mean() == pytest.approx((least + 1) / 2, abs=0.03)
     moved = (noisy - y)[noisy != y] % 5
     np.testing.assert_allclose(
@@ -62,8 +62,8 @@ def test_a_noisy_client_has_a_share_of_wrong_labels(probability, least):
     )
 
 
-def test_only_what_a_client_has_is_noisy_and_its_tests_have_true_labels(config):
-    """Noise composes with any partition and changes neither it nor the draws of the held-out samples."""
+def test_only_clients_samples_are_noisy_and_their_tests_have_true_labels(config):
+    """Noise changes neither the partition nor the choice of the held-out samples."""
     words = ("partition=dirichlet", "data.validation=0.1", "data.client_test=0.3", "data.limit_train=600")
     plain, noisy = (build(config(*words, *noise).data) for noise in ((), NOISE))
     for data in (plain, noisy):
@@ -83,7 +83,7 @@ def test_only_what_a_client_has_is_noisy_and_its_tests_have_true_labels(config):
     assert noisy.class_counts(np.arange(20)).sum(0).tolist() == np.bincount(noisy.labels[kept], minlength=10).tolist()
 
 
-def test_null_changes_no_identity_and_noise_does(config):
+def test_noise_changes_the_runs_identity_and_null_does_not(config):
     assert not {"data.feature_noise", "data.label_noise"} & leaves(config()).keys()
     assert len({identity(config(*noise)) for noise in ((), NOISE[:1], NOISE[1:], NOISE)}) == 4
 
@@ -117,7 +117,7 @@ def test_stacks_two_processes_and_a_resumed_run_agree(config, tmp_path):
         ),
     ],
 )
-def test_noise_that_makes_no_sense_is_refused_by_its_key(config, words, match):
+def test_invalid_noise_is_refused_with_its_key(config, words, match):
     with pytest.raises(ValueError, match=match):
         assemble(config(*words))
 

@@ -130,15 +130,15 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
         arrays("nowhere")
 
 
-def test_settings_of_loaders_have_the_keys_that_users_set(config):
+def test_errors_of_loaders_name_the_keys_that_users_set(config):
     with pytest.raises(ValueError, match=r"^data\.dataset\.name=x is not one of"):
         build(config("data=mnist", "data.dataset.name=x").data).setup()
     with pytest.raises(ValueError, match=r"^data\.test=2: "):
         build(config("data=arrays", "data.test=2").data)
 
 
-# ---------------------------------------------------------------------------------------- what the data decide
-def test_the_transform_that_samples_ask_for():
+# --------------------------------------------------------------------------------- transforms and standardisation
+def test_the_samples_decide_the_transform():
     auto = AutoTransform(flip=True)(IMAGES)
     assert isinstance(auto, ImageTransform)
     np.testing.assert_allclose(auto.mean, IMAGES.mean((0, 2, 3)) / 255)
@@ -147,7 +147,7 @@ def test_the_transform_that_samples_ask_for():
     given = AutoTransform(mean=[0.5, 0.4, 0.3])(IMAGES)
     assert (given.mean, given.std) == ((0.5, 0.4, 0.3), auto.std)
     assert AutoTransform()(np.zeros((2, 1, 3, 3), np.uint8)).std == (0.01,)  # a constant channel
-    np.testing.assert_allclose(AutoTransform()(np.repeat(IMAGES, 60, 0)).mean, auto.mean)  # counted in blocks
+    np.testing.assert_allclose(AutoTransform()(np.repeat(IMAGES, 60, 0)).mean, auto.mean)  # more images than one block
     for settings, words in (({"flip": True}, "crops, flips"), ({"mean": [0.5]}, "mean and std are for images")):
         with pytest.raises(ValueError, match=words):
             AutoTransform(**settings)(IMAGES[:, 0, 0] / 1.0)
@@ -155,7 +155,7 @@ def test_the_transform_that_samples_ask_for():
 
 
 def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
-    """partition=colour exchanges the channels, whose means differ. Held-out samples do not count."""
+    """partition=colour exchanges channels with different means. Held-out samples do not influence the statistics."""
     bright = np.array([140, 70, 20])[:, None, None] + np.arange(60)[:, None, None, None]
     bright = np.broadcast_to(bright, (60, 3, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "x.npz", x=bright, y=np.arange(60) % 2)
@@ -182,8 +182,8 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
         built[-1].setup()
     scaled, raw = built
     trained, target = (tensor.double().numpy()[raw.partition.indices] for tensor in raw._train)
-    assert len(trained) == 28  # what is held out and what is tested say nothing of mean and deviation
-    assert {*trained[:, 0], *target[:, 0]} <= {*x[:, 0], *y}  # a float32 knows every second minute
+    assert len(trained) == 28  # held-out and test samples do not influence the statistics
+    assert {*trained[:, 0], *target[:, 0]} <= {*x[:, 0], *y}  # float32 would round to two minutes
     mean, std = np.array([trained[:, 0].mean(), 0, 0.1]), np.array([trained[:, 0].std(), 1, 1])
     for ours, plain in zip([scaled._train, *scaled._tests], [raw._train, *raw._tests], strict=True):
         np.testing.assert_allclose(ours[0], (plain[0].numpy() - mean) / std, rtol=0, atol=1e-6)
@@ -212,7 +212,7 @@ def test_a_run_on_arrays_is_tested_again(config, tmp_path):
     assert found == {key: pytest.approx(result.metrics[key]) for key in found}
 
 
-# ------------------------------------------------------------------------------------------------------ held out
+# ---------------------------------------------------------------------------------------------- held-out samples
 @pytest.mark.parametrize(
     ("n", "share", "count"), [(600, 0.5, 300), (40, 0.2, 8), (7, 0.5, 4), (3, 0.01, 1), (3, 0.99, 2)]
 )
@@ -224,7 +224,7 @@ def test_a_share_is_held_out_of_each_class(n, share, count):
     assert held_out(np.zeros((n, 2)), share, "test").sum() == count
 
 
-def test_validation_is_held_out_before_the_clients_get_theirs(config):
+def test_validation_samples_are_held_out_before_the_partition(config):
     cfg, built = config("data.validation=0.1"), []
     for cfg.seed in (1, 2):
         built.append(build(cfg.data))

@@ -21,9 +21,9 @@ def test_log_gamma_survives_underflow():
     assert np.isfinite(log_draws).all()
     shares = softmax(log_draws)
     np.testing.assert_allclose(shares.sum(1), 1)
-    np.testing.assert_allclose(shares.mean(0), 0.25, atol=0.08)  # one-hot, everywhere alike
+    np.testing.assert_allclose(shares.mean(0), 0.25, atol=0.08)  # one-hot, each position equally often
     part = softmax(np.where(np.arange(4) == log_draws.argmax(1)[:, None], -np.inf, log_draws))
-    assert np.isfinite(part).all()  # what is left has no mass, and is renormalised all the same
+    assert np.isfinite(part).all()  # the other shares underflow, and are still normalised
     draws = np.exp(log_gamma(0.3, (200_000,), rng))
     np.testing.assert_allclose([draws.mean(), draws.var()], [0.3, 0.3], rtol=0.03)
 
@@ -35,10 +35,10 @@ def test_log_gamma_survives_underflow():
         (LABELS, 100, Dirichlet(1e-30)),
         (np.array([3]), 1, Dirichlet(0.1)),
         (np.repeat([0, 7], [1, 999]), 999, Dirichlet(0.05)),
-        (np.arange(500), 400, Dirichlet(0.1)),  # a class a sample
+        (np.arange(500), 400, Dirichlet(0.1)),  # each sample has its own class
     ],
 )
-def test_dirichlet_ends_in_hard_cases(labels, num_clients, partitioner):
+def test_dirichlet_terminates_in_hard_cases(labels, num_clients, partitioner):
     partition = partitioner(labels, num_clients, seed=1)
     assert sorted(partition.indices.tolist()) == [*range(len(labels))]
     assert (len(partition.sizes), partition.sizes.min() >= partitioner.min_size) == (num_clients, True)
@@ -73,22 +73,22 @@ CLIENTS = (np.array([0, 1, 2, 3, 4, -1]), 5, np.random.default_rng(0))
 
 
 def quarters(seen, plain):
-    """By how many quarters each image was rotated, [n]."""
+    """The number of quarter turns of each image, [n]."""
     matches = np.stack([(np.rot90(plain, q, (-2, -1)) == seen).all((1, 2, 3)) for q in range(4)])
     assert matches.any(0).all()
     return matches.argmax(0)
 
 
-def test_which_way_images_are_rotated_and_which_channel_is_red():
+def test_the_direction_of_rotation_and_the_order_of_channels():
     def seen(shift):
         return shift.shifted(pixels, np.array([0]), 1, np.random.default_rng(0))[0]
 
     pixels = np.arange(1, 28, dtype=np.uint8).reshape(1, 3, 3, 3)
-    assert seen(Rotation(IID(), [90]))[0].tolist() == [[3, 6, 9], [2, 5, 8], [1, 4, 7]]  # the right side is up
+    assert seen(Rotation(IID(), [90]))[0].tolist() == [[3, 6, 9], [2, 5, 8], [1, 4, 7]]  # right becomes top
     assert seen(Colour(IID(), ["gbr"]))[:, 0, 0].tolist() == [10, 19, 1]
 
 
-def test_a_shift_is_seen_in_all_tests_and_knows_nothing_of_the_classes(config):
+def test_a_shift_changes_all_tests_and_does_not_depend_on_classes(config):
     overrides = (
         "data=synthetic", "partition=rotation", "partition.of._target_=gcfed.data.partition.ClassesPerClient",
         "data.client_test=0.2", "data.validation=0.1",
@@ -185,7 +185,7 @@ class Own(Partitioner):
         (lambda n: None, r"Own\.owners must return .*: it returned None\.$"),
     ],
 )
-def test_a_users_partitioner_that_deals_wrongly_is_refused_by_name(config, monkeypatch, made, words):
+def test_an_invalid_partition_of_a_users_partitioner_is_refused_by_name(config, monkeypatch, made, words):
     monkeypatch.setattr(Own, "made", staticmethod(made), raising=False)
     mine = ("partition=iid", f"partition._target_={__name__}.Own", "participation.num_clients=5")
     with pytest.raises(ValueError, match=rf"^partition: {words}"):

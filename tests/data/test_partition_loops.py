@@ -1,4 +1,4 @@
-"""The partitions against plain loops over classes and clients that repeat the draws."""
+"""The partitions equal plain loops over classes and clients that repeat the draws."""
 
 import zlib
 
@@ -27,13 +27,13 @@ def normalized(logs):
 
 
 def cut(shares, size):
-    """How many of ``size`` samples each client gets: the shares are intervals, one after the other."""
+    """The number of samples of each client: its share is an interval of ``size``, after those of earlier clients."""
     ends = [int(np.floor(sum(shares[: k + 1]) / sum(shares) * size)) for k in range(len(shares))]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def dealt(rng, wanted, labels, n):
-    """Shuffles each class and gives client 0 its wanted[class][0] samples, then client 1, and so on."""
+    """Shuffles each class. Client 0 gets its first ``wanted[class][0]`` samples, client 1 the next ones, and so on."""
     owners, order = np.full(len(labels), -1), rng.permutation(len(labels)).tolist()
     for c, of_class in zip(CLASSES, wanted, strict=True):
         mine = [i for i in order if labels[i] == c]
@@ -44,8 +44,8 @@ def dealt(rng, wanted, labels, n):
 
 
 def topped_up(rng, owners, n, least):
-    """Cuts the largest clients to one level. If that frees too many samples, the first of them give one less. Both the
-    samples and their receivers are drawn."""
+    """Reduces the largest clients to one size. If this frees too many samples, the first of these clients give one
+    sample less. The samples are drawn, and so are the clients that receive them."""
     sizes = [int((owners == k).sum()) for k in range(n)]
     lacks = [max(least - size, 0) for size in sizes]
     level = max(h for h in range(least, max(sizes) + 1) if sum(max(s - h, 0) for s in sizes) >= sum(lacks))
@@ -106,7 +106,7 @@ def classes_each(rng, n, m):
     if m == 1:
         hands = [[k % len(CLASSES)] for k in range(n)]
     else:
-        while len(dealt_classes) < n * m:  # deck after deck; what a hand that is open has goes to the bottom
+        while len(dealt_classes) < n * m:  # a client gets no class twice: such classes go to the end
             deck, begun = rng.permutation(len(CLASSES)).tolist(), dealt_classes[len(dealt_classes) // m * m :]
             dealt_classes += [c for c in deck if c not in begun] + [c for c in deck if c in begun]
         hands = [dealt_classes[k * m : (k + 1) * m] for k in range(n)]
@@ -151,7 +151,7 @@ LOOPS = [
 
 
 @pytest.mark.parametrize(("partitioner", "loop", "arguments"), LOOPS, ids=[str(p) for p, *_ in LOOPS])
-def test_a_partition_is_the_plain_loop(partitioner, loop, arguments):
+def test_a_partition_equals_the_plain_loop(partitioner, loop, arguments):
     for n in (1, 3, 31):
         if loop is groups and n > len(CLASSES):
             continue

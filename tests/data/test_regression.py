@@ -1,4 +1,4 @@
-"""SSF's matrix regression: its optimum by autograd, what ν does, and a linear network that fits it."""
+"""SSF's matrix regression: its optimum, its seed, and its linear network, which starts at zero."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ def by_client(split):
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
-def test_no_client_pulls_the_optimum_anywhere_together(ridge):
-    """The gradient of the mean of the clients' objectives, by autograd, is zero there; that of one client is not."""
+def test_the_clients_gradients_cancel_at_the_optimum(ridge):
+    """The mean of the clients' gradients is zero at the optimum. Each client's own gradient is not."""
     dataset = matrix_regression(**SMALL, ridge=ridge)
     net = Linear(input_shape=[5], num_classes=3).double()
     net.load_state_dict({name: torch.from_numpy(v.copy()) for name, v in dataset.optimum.items()})
@@ -29,7 +29,7 @@ def test_no_client_pulls_the_optimum_anywhere_together(ridge):
     assert min(grad.abs().max() for grad in grads) > 1e-3
 
 
-def test_all_comes_from_the_seed():
+def test_the_seed_decides_the_data():
     a, b, c = (matrix_regression(**SMALL, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(a.train.x, b.train.x)
     assert np.array_equal(a.optimum["fc.weight"], b.optimum["fc.weight"])

@@ -29,12 +29,12 @@ def test_each_client_is_equally_likely(sampler):
 
 
 def test_a_huge_population_is_never_listed():
-    cohort = UniformSampler(100)(3, 10**15, 1)  # 8 PB, were it listed
+    cohort = UniformSampler(100)(3, 10**15, 1)  # a list would need 8 PB
     assert len(np.unique(cohort)) == 100
     assert len(DynamicPopulation(10)(1000, 10**15, 1)) == 10
 
 
-def test_live_set_changes_only_between_stages_and_only_to_clients_that_were_not_live():
+def test_the_live_set_changes_only_between_stages_and_only_by_new_clients():
     sampler = DynamicPopulation(5, live=250, every=100)
     stages = [sampler.live_clients(100 * s, 1000, 1) for s in range(10)]
     np.testing.assert_array_equal(stages[3], sampler.live_clients(399, 1000, 1))
@@ -47,12 +47,12 @@ def test_live_set_changes_only_between_stages_and_only_to_clients_that_were_not_
         assert np.isin(sampler(round, 1000, 1), sampler.live_clients(round, 1000, 1)).all()
 
 
-def test_live_set_at_the_edges():
+def test_the_live_set_in_extreme_cases():
     sampler = DynamicPopulation(5, live=20, every=1, replace_probability=1)
     assert not np.isin(sampler.live_clients(1, 40, 1), sampler.live_clients(0, 40, 1)).any()
-    np.testing.assert_array_equal(sampler.live_clients(9, 20, 1), np.arange(20))  # nobody waits
+    np.testing.assert_array_equal(sampler.live_clients(9, 20, 1), np.arange(20))  # all clients are live
     before, after = (set(sampler.live_clients(round, 21, 1).tolist()) for round in (0, 1))
-    assert set(range(21)) - before == after - before  # the one that waited is in
+    assert set(range(21)) - before == after - before  # the only other client joins
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def by_age(dataset):
             for x, y in zip(part.x, part.y.tolist(), strict=True)}  # fmt: skip
 
 
-def test_numbers_stay_and_each_value_of_a_category_has_a_column(tmp_path):
+def test_numbers_are_kept_and_each_category_gets_a_column(tmp_path):
     dataset = csv(write(tmp_path / "people.csv"), target="paid", categorical=["code"], ignore=["rate"])
     assert (dataset.name, dataset.num_classes, dataset.class_names) == ("people", 2, ("no", "yes"))
     assert (len(dataset.train), np.bincount(dataset.test.y).tolist()) == (16, [2, 2])  # a fifth of each class
@@ -42,7 +42,7 @@ def test_targets_of_a_regression_may_be_whole_numbers(tmp_path):
     assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[2]] for row in ROWS}
 
 
-def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
+def test_row_numbers_of_pandas_are_no_feature(tmp_path, caplog):
     """If a file is sorted by class, row numbers would predict the class."""
     pd.DataFrame(ROWS, columns=HEAD.split(",")).to_csv(tmp_path / "x.csv")
     options = {"target": "paid", "ignore": ["work", "code", "rate"]}
@@ -56,7 +56,7 @@ def test_a_column_may_have_the_name_of_an_empty_cell(tmp_path, name):
     assert csv(str(tmp_path / "x.csv"), target="y").train.x.shape[1] == 2
 
 
-def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
+def test_one_file_per_client_and_one_file_of_tests(tmp_path):
     """The clients have the order of the file names."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
     for name, rows in parts.items():
@@ -70,8 +70,8 @@ def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
     np.testing.assert_array_equal(owned.train.groups, (owned.train.x[:, 0] - 20) % 3)
 
 
-def test_codes_keep_their_zeros(tmp_path):
-    """As a feature, as the target and as clients, also if only one file has codes with zeros."""
+def test_codes_keep_their_leading_zeros(tmp_path):
+    """A code may be a feature, the target or the client. Only one file need have codes with zeros."""
     values = ("01234", "1234", "02345", "2345", "X9")
     codes = [values[i % 5] if i < 20 else "1234" for i in range(60)]
     for k in range(3):
@@ -87,7 +87,7 @@ def test_codes_keep_their_zeros(tmp_path):
 
 
 @pytest.mark.parametrize("form", [{"sep": "semicolon", "decimal": ","}, {"sep": "tab", "encoding": "utf-16"}])
-def test_a_table_is_read_in_the_form_it_is_written_in(tmp_path, form):
+def test_separators_decimal_commas_and_encodings_are_settings(tmp_path, form):
     frame = pd.DataFrame(
         {"n": range(30, 60), "age": [i + 0.5 for i in range(30)], "town": ["Köln", "Ulm", "Bonn"] * 10}
     )
@@ -104,7 +104,7 @@ def test_a_table_is_read_in_the_form_it_is_written_in(tmp_path, form):
 
 @pytest.mark.parametrize("cell", [lambda i: f"2024-01-{i % 28 + 1:02}", lambda i: f'"1,{i:03}"', lambda i: i or "?"])
 def test_texts_that_are_no_categories_are_refused(tmp_path, cell):
-    """Dates, numbers in another notation, and numbers of which one is missing."""
+    """The texts are dates, numbers in another notation, and numbers with a missing value."""
     path = write(tmp_path / "x.csv", [(i // 2, cell(i), "ab"[i % 2]) for i in range(320)], "age,text,y")
     words = r"has (28|320) texts in 320 rows, such as .*data\.categorical=\[text\].*data\.ignore=\[text\]"
     with pytest.raises(ValueError, match=rf"^column text {words}"):
@@ -144,7 +144,7 @@ def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
     [
         (b"a,b\n1,2,3\n4\n1,2,3,4\n", "cannot be read as a CSV file"),
         (b"a;b\n1.5;2\n2.5;3\n", r"it has one column, .*: a;b: see data\.sep=semicolon"),
-        (b"age,b,b\n1,2,3\n", r"two of one name: age, b, b: "),  # pandas would call the second b.1, a feature
+        (b"age,b,b\n1,2,3\n", r"two of one name: age, b, b: "),  # pandas would read the second as a feature b.1
     ],
 )
 def test_files_that_do_not_fit_are_named(tmp_path, content, words):

@@ -1,4 +1,4 @@
-"""The commands of examples/README.md run as a user types them; FedExP's step has the length of its paper."""
+"""The commands of examples/README.md run as a user types them. FedExP's step has the length that its paper gives."""
 
 import re
 import shlex
@@ -35,7 +35,7 @@ def test_an_example_runs(name, tmp_path, monkeypatch):
 
 
 class Record(Spy):
-    """Keeps the updates of the clients, as they come."""
+    """Keeps the clients' updates in the order of their arrival."""
 
     def __init__(self):
         self.updates = []
@@ -45,8 +45,8 @@ class Record(Spy):
         self.updates += [row.clone() for row in stacked]
 
 
-@pytest.mark.parametrize("lr", [1e-3, 0.5])  # updates that are shorter than ε, and longer
-def test_fedexp_takes_the_step_of_its_paper(monkeypatch, lr):
+@pytest.mark.parametrize("lr", [1e-3, 0.5])  # updates shorter and longer than ε
+def test_fedexp_uses_the_step_of_its_paper(monkeypatch, lr):
     monkeypatch.syspath_prepend(EXAMPLES / "method")
     from fedexp import FedExP
 

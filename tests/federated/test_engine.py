@@ -1,4 +1,4 @@
-"""The engine without Lightning: rounds equal independent loops, however many clients and processes run them."""
+"""The engine: rounds equal independent loops for any number of clients in a stack and of processes."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def solver(**kwargs):
 
 
 def stack_of(net, k=1, **how):
-    """Clients 0 … K − 1, one step each."""
+    """A stack of the clients 0 … K − 1, with one step each."""
     return ClientStack(net, broadcast_state(net), np.arange(k), np.ones(k), np.ones(k), **how)
 
 
@@ -49,7 +49,7 @@ def test_stacks_of_one_and_all_clients_and_two_processes_agree(federation, optim
 
 
 class Masked(nn.Linear):
-    """Has a buffer that is infinite, as a causal mask."""
+    """Has a buffer with −∞, as a causal mask."""
 
     def __init__(self):
         super().__init__(6, 4, dtype=torch.float64)
@@ -59,7 +59,7 @@ class Masked(nn.Linear):
         return super().forward(x) + self.mask.clamp(min=-5)
 
 
-def test_a_constant_that_is_infinite_does_not_travel(federation):
+def test_an_infinite_constant_is_not_sent(federation):
     net, rounds = Masked(), []
     before = weights(net)
     train_rounds(net, federation, sgd(), rounds=2, k=3, on_round=lambda r, _: rounds.append(r))
@@ -69,7 +69,7 @@ def test_a_constant_that_is_infinite_does_not_travel(federation):
 
 
 class OwnSGD(torch.optim.Optimizer):
-    """A user's own optimizer, whose step has a wrapper of its own."""
+    """A user's own optimizer. Its ``step`` has a decorator."""
 
     def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
@@ -87,7 +87,7 @@ def grouped(params, lr, other=None):
     return torch.optim.SGD([{"params": [first]}, {"params": rest, "lr": other or lr}], lr=lr)
 
 
-def test_a_users_own_optimizer_steps_as_torchs_does(federation):
+def test_a_users_own_optimizer_steps_as_torchs(federation):
     expected, *ends = (
         train_rounds(make_net(), federation, LocalSolver(partial(make, lr=0.1), epochs=2, batch_size=4), rounds=2, k=k)
         for make, k in [(torch.optim.SGD, 1), (OwnSGD, 1), (grouped, 1), (grouped, 5)]
@@ -99,13 +99,13 @@ def test_a_users_own_optimizer_steps_as_torchs_does(federation):
 
 
 @pytest.mark.parametrize(("last_batch", "counts"), [("keep", [4, 4, 1]), ("drop", [4, 4]), ("wrap", [4, 4, 4])])
-def test_an_epoch_is_cut_as_configured(last_batch, counts):
+def test_an_epoch_is_divided_as_configured(last_batch, counts):
     data = random_federation(sizes=(9, 3))
     plan = plan_of(data, [0], last_batch=last_batch)
     assert plan.counts.tolist() == [counts * 2]
     epochs = plan.index[0].view(2, -1)
     for epoch in epochs:
-        times = np.bincount(epoch[: sum(counts)], minlength=9)  # wrapped, an epoch ends with its first samples
+        times = np.bincount(epoch[: sum(counts)], minlength=9)  # wrap repeats the first samples at the end
         assert sorted(times) == {"keep": [1] * 9, "drop": [0] + [1] * 8, "wrap": [1] * 6 + [2] * 3}[last_batch]
     assert not torch.equal(epochs[0], epochs[1])
     few = plan_of(data, [1], epochs=1, last_batch=last_batch)
@@ -114,7 +114,7 @@ def test_an_epoch_is_cut_as_configured(last_batch, counts):
 
 
 class Counts(ArrayData):
-    """Counts the values that are fetched, and adds the augmentation's draw to each sample."""
+    """Counts the fetched values, and adds the augmentation's draw to each sample."""
 
     values: ClassVar = []
 
@@ -129,7 +129,7 @@ class Counts(ArrayData):
 
 @pytest.mark.parametrize("ahead", [0, 40, 80, 10**6])  # values; a batch has 20
 @pytest.mark.parametrize("clients", [[1], [1, 2]])
-def test_a_step_has_its_batch_whatever_step_came_before(monkeypatch, clients, ahead):
+def test_a_steps_batch_does_not_depend_on_earlier_steps(monkeypatch, clients, ahead):
     data = random_federation(sizes=(3, 14, 9), features=5)
     data = Counts(data.x, data.y, data.clients)
     monkeypatch.setattr(batches, "AHEAD", ahead)
@@ -141,9 +141,9 @@ def test_a_step_has_its_batch_whatever_step_came_before(monkeypatch, clients, ah
             batch = plan.batch(data, number, kind)
             assert torch.equal(batch.x, data.x[rows] + plan.augment[:n, step, :size])
             assert torch.equal(batch.y, data.y[rows])
-            assert batch.x.data_ptr() % 64 == 0  # on a CPU the last bits of a product depend on it
+            assert batch.x.data_ptr() % 64 == 0  # alignment changes the last bits of products on CPUs
             assert batch.count.tolist() == plan.counts[:n, step].tolist()
-        wide = plan.batch(data, step, Kind(n, 4, even=False))  # FedReg's
+        wide = plan.batch(data, step, Kind(n, 4, even=False))  # as FedReg's
         assert torch.equal(wide.x[:, :size], batch.x)
         assert wide.mask.tolist() == [[i < count for i in range(4)] for count in plan.counts[:n, step]]
 
@@ -160,13 +160,13 @@ def test_a_client_fetches_no_value_beyond_its_plan(monkeypatch):
         assert data.values == expected
 
 
-def test_a_client_draws_the_same_whoever_trains_beside_it(federation):
+def test_a_clients_draws_do_not_depend_on_other_clients(federation):
     alone, beside = (plan_of(federation, clients, index=3) for clients in ([2], [1, 3, 2]))
     assert torch.equal(beside.index[2, : alone.counts.shape[1]], alone.index[0])
     assert not torch.equal(plan_of(federation, [2], index=4).index, alone.index)
 
 
-def test_the_deal_is_a_partition_with_the_largest_first():
+def test_clients_are_assigned_to_processes_largest_first():
     cohort, work = np.array([3, 5, 8, 9]), np.array([1, 10, 4, 6])
     parts = [assign(cohort, work, rank, 2) for rank in range(2)]
     assert [p.tolist() for p in parts] == [[5, 3], [9, 8]]
@@ -176,7 +176,7 @@ def test_the_deal_is_a_partition_with_the_largest_first():
 
 
 @pytest.mark.parametrize(("stack", "optimizer"), [("many", torch.optim.SGD), (1, torch.optim.LBFGS)])
-def test_bad_solver_settings_name_their_key(stack, optimizer):
+def test_the_error_of_a_solver_setting_names_its_key(stack, optimizer):
     with pytest.raises(ValueError, match=r"stack=many|optimizer=LBFGS"):
         LocalSolver(partial(optimizer, lr=0.1), stack=stack)
 
@@ -184,14 +184,14 @@ def test_bad_solver_settings_name_their_key(stack, optimizer):
 @pytest.mark.parametrize(
     ("net", "gigabytes", "expected"),
     [
-        # 4.0 MB of weights, sixteen times as much for a client, and twice 50 activations of 4 kB
+        # weights of 4.0 MB; a client needs 16 times as much, and twice 50 activations of 4 kB
         (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 80, (5, 1)),
         (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 0.2, (3, 1)),
         (CNN(input_shape=(3, 32, 32), num_classes=10), 0.5, (1, 3)),
-        (nn.Sequential(nn.Linear(1000, 1000), nn.Dropout()), 80, (1, 1)),  # its draws depend on who is in a stack
+        (nn.Sequential(nn.Linear(1000, 1000), nn.Dropout()), 80, (1, 1)),  # its draws depend on the stack
     ],
 )
-def test_a_gpu_takes_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes, expected):
+def test_a_gpu_trains_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes, expected):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gigabytes * 1e9), 0))
     shape = (3, 32, 32) if isinstance(net, CNN) else (1000,)
     sample = SimpleNamespace(
@@ -216,8 +216,8 @@ def _on_cpu(make, *size, device=None, **keywords):
 
 
 @pytest.mark.parametrize("how", ["backward", "gradients"])
-def test_a_term_written_on_the_leaves_counts_however_many_clients_train(federation, how):
-    """½ ‖w_k − w‖² as a ``local_loss``, beside a frozen parameter."""
+def test_a_term_on_the_leaves_counts_in_stacks_of_one_and_two(federation, how):
+    """The term is ½ ‖w_k − w‖² as in a ``local_loss``. One parameter is frozen."""
     net = make_net()
     net[2].bias.requires_grad_(False)
     start, grads = {name: t + 0.1 for name, t in broadcast_state(net).items()}, []
@@ -232,7 +232,7 @@ def test_a_term_written_on_the_leaves_counts_however_many_clients_train(federati
         torch.testing.assert_close(torch.cat([grads[0][name], grads[1][name]]), both, rtol=1e-12, atol=1e-12)
 
 
-def test_the_servers_momentum_rests_in_a_round_without_a_finite_client(federation):
+def test_the_servers_momentum_does_not_act_in_a_round_without_a_finite_client(federation):
     net, after = make_net(), []
 
     class Breaks(Spy):
@@ -247,7 +247,7 @@ def test_the_servers_momentum_rests_in_a_round_without_a_finite_client(federatio
     assert not torch.equal(after[2], after[1])
 
 
-def test_dropout_is_drawn_for_a_client_a_round_and_a_seed_whoever_else_trains(federation):
+def test_dropout_depends_only_on_seed_round_and_client(federation):
     def draws(seed, cohort_of=3):
         drawn = {}
 
@@ -263,8 +263,8 @@ def test_dropout_is_drawn_for_a_client_a_round_and_a_seed_whoever_else_trains(fe
     assert len(set(few.values())) == len(few) == 2 * 2 * 3
 
 
-def test_a_teacher_is_in_evaluation_mode_and_learns_nothing():
-    """The stack's network drops units and follows the running statistics meanwhile."""
+def test_a_teacher_is_in_evaluation_mode_and_does_not_change():
+    """The stack's network stays in training mode, with dropout and running statistics."""
     net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 4)).double()
     stack, x = stack_of(net), torch.randn(1, 9, 6).double()
     before = {name: t.clone() for name, t in stack.start.items()}
@@ -277,7 +277,7 @@ def test_a_teacher_is_in_evaluation_mode_and_learns_nothing():
 
 
 class Sends(Spy):
-    """Beside a Δ that is finite, client 1 sends a number that is not."""
+    """Client 1 sends a number that is not finite in addition to a finite Δ."""
 
     def send(self, upload, own, download):
         numbers = [torch.inf if client == 1 else 2.0 for client in upload.clients.tolist()]
@@ -287,7 +287,7 @@ class Sends(Spy):
         return {"more": {"v": torch.zeros(())}}
 
 
-def test_who_sends_beside_its_update_what_is_not_finite_is_left_out(federation):
+def test_a_client_whose_extra_numbers_are_not_finite_is_left_out(federation):
     seen = []
     train_rounds(
         make_net(), federation, sgd(), rounds=1, cohort_of=5, k=2, methods=[Sends()],
@@ -297,7 +297,7 @@ def test_who_sends_beside_its_update_what_is_not_finite_is_left_out(federation):
 
 
 class Misfit(Spy):
-    """Sends what it does not list."""
+    """Sends tensors that ``uploads`` does not list."""
 
     def __init__(self, *tensors):
         self.tensors = tensors
@@ -320,13 +320,13 @@ class Misfit(Spy):
         ),
     ],
 )
-def test_a_message_that_its_method_does_not_list_is_refused_by_its_name_and_key(federation, sends, words):
+def test_a_message_that_its_method_does_not_list_is_refused_with_its_name_and_key(federation, sends, words):
     with pytest.raises(ValueError, match=words):
         train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Misfit(*sends)])
 
 
 class KeepsOther(ClientPart):
-    """Returns to keep what its ``keeps`` lacks, or reads it."""
+    """Reads or returns a state that its ``keeps`` does not list."""
 
     keeps: ClassVar = {"mine": Kept(like_trained)}
 

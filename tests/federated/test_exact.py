@@ -22,15 +22,15 @@ from gcfed.methods.scaffold import Scaffold
 
 
 @pytest.mark.parametrize(("narrow", "places", "scale"), [(True, 40, 300.0), (False, 60, 1e9)])
-def test_every_order_and_split_has_the_bits_of_the_sum_of_rounded_terms(monkeypatch, narrow, places, scale):
-    """Compared with fractions: each term is rounded to the grid, and the sum is exact."""
+def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(monkeypatch, narrow, places, scale):
+    """The reference uses fractions: each term is rounded to the grid, and the sum is exact."""
     monkeypatch.setattr("gcfed.federated.parallel.sums.PIECE", 64)
     g, k = torch.Generator().manual_seed(0), 30
     like = {"a": torch.zeros(20, 4, 5), "conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)}
     like |= {"b": torch.zeros(()), "none": torch.zeros(0, 3)}
     values = {n: torch.randn(k, *t.shape, generator=g) * scale for n, t in like.items()}
     weights = torch.randint(1, 900, (k,), generator=g).double() / 1024
-    weights[3] = 0.0  # a client that is left out, whatever it sends
+    weights[3] = 0.0  # this client is left out and sends NaN
     expected = {}
     for name, t in values.items():
         columns = t.double().reshape(k, -1).T.tolist()
@@ -57,8 +57,8 @@ def test_every_order_and_split_has_the_bits_of_the_sum_of_rounded_terms(monkeypa
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_a_mean_of_many_sizes_is_close_to_the_exact_one(weighting):
-    """Of updates to 2⁻⁴⁰, and with 1 beside 900 samples; of what goes beside them to 2⁻⁶⁰."""
+def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
+    """Updates have steps of 2⁻⁴⁰, other tensors of 2⁻⁶⁰. Weights by samples run from 1 to 900."""
     g, sizes = torch.Generator().manual_seed(1), np.array([1, 900, 3, 40, 7])
     data = random_federation(sizes=tuple(sizes))
     mean = MeanAggregator(weighting)
@@ -74,8 +74,8 @@ def test_a_mean_of_many_sizes_is_close_to_the_exact_one(weighting):
         assert ((found[n].double() - exact).abs() <= 5 * step / p.sum() + exact.abs() * 2.0**-24).all()
 
 
-def test_what_does_not_fit_a_sum_is_not_finite():
-    """Updates from 2¹¹ on, all else from 2⁴¹; bits are numbers, too."""
+def test_numbers_outside_the_grid_are_not_finite():
+    """The limit is 2¹¹ for updates and 2⁴¹ for other tensors. Booleans are numbers, too."""
     at = torch.tensor([1.0, -2047.9, 2048.0, -(2.0**41), float("nan"), float("-inf")]).view(6, 1)
     assert finite_clients({"w": at}).tolist() == [True] * 4 + [False] * 2
     sent = {"w": at, "bits": torch.ones(6, 3, dtype=torch.bool), "nothing": torch.zeros(6, 0)}
@@ -84,8 +84,8 @@ def test_what_does_not_fit_a_sum_is_not_finite():
 
 
 @pytest.mark.parametrize("where", ["delta", "extra"])
-def test_a_server_believes_no_site_that_its_numbers_fit(where):
-    """Also in what is sent in addition to Δ: the sum would be wrong, and nobody would notice."""
+def test_a_server_checks_the_numbers_of_sites_itself(where):
+    """It checks Δ and the extra tensors itself, because the sum would be wrong without an error."""
     upload = make_upload({"w": torch.ones(2, 3)}, np.ones(2), finite=torch.tensor([True, True]))
     upload.send("c", {"w": torch.ones(2, 3)})
     {"delta": upload.delta, "extra": upload.extra["c"]}[where]["w"][1, 0] = 1e30
@@ -119,7 +119,7 @@ def test_a_run_has_the_same_bits_on_one_and_three_processes(tmp_path, make):
     assert torch.equal(*runs)
 
 
-def test_a_client_whose_numbers_fit_no_sum_keeps_and_adds_nothing(tmp_path):
+def test_a_client_whose_numbers_are_outside_the_grid_keeps_and_adds_nothing(tmp_path):
     """The decision comes before the state is written, so client and server agree."""
     data = random_federation(dtype=torch.float32)
     data.x[data.clients[0]] *= 1e5

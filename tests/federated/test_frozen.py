@@ -1,4 +1,4 @@
-"""Of a network of which one layer trains, only that layer is copied, sent, summed and counted."""
+"""If only one layer trains, only that layer is copied, sent, summed and counted."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from gcfed.methods.scaffold import Scaffold
 
 
 class Names(Spy):
-    """Which tensors the clients hold and send."""
+    """Records the names of the tensors that clients hold and send."""
 
     def __init__(self):
         self.held, self.sent = set(), set()
@@ -23,7 +23,7 @@ class Names(Spy):
 
 
 @pytest.mark.parametrize(("k", "make"), [(1, lambda: [Quantization(4)]), (3, lambda: [Scaffold()])])
-def test_a_frozen_layer_is_as_one_that_the_data_went_through_before(k, make):
+def test_a_frozen_layer_equals_data_that_passed_it_before(k, make):
     data = random_federation()
     torch.manual_seed(0)
     frozen, head = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).double(), nn.Linear(5, 4).double()
@@ -37,5 +37,5 @@ def test_a_frozen_layer_is_as_one_that_the_data_went_through_before(k, make):
     torch.testing.assert_close(weights(head), expected, rtol=0, atol=1e-12)
     assert torch.equal(weights(frozen), before)
     assert names.held == names.sent == {"2.weight", "2.bias"}
-    # SCAFFOLD sends its c, too; an upload's bits are another test's.
+    # The server of SCAFFOLD also sends c.
     assert sizes.down == [24 * 8 * (1 + isinstance(next(iter(make()), None), Scaffold))] * 3

@@ -23,8 +23,8 @@ linux = pytest.mark.skipif(not can_fork(), reason="forks under Linux only, and w
 
 
 @linux
-def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(config, tmp_path):
-    """Also after a run in the same process, as in a sweep: a fork does not have its threads."""
+def test_forked_processes_equal_one_process_and_leave_nothing_behind(config, tmp_path):
+    """This also holds after an earlier run in the same process, as in a sweep. A fork loses that run's threads."""
     before = dict(os.environ)
     alone = train(config(*TINY, folder=tmp_path / "one"))
     cfg = config(*TINY, *TWO, folder=tmp_path / "two")
@@ -39,14 +39,14 @@ def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(confi
     assert not dist.is_initialized()
     assert torch.get_num_threads() == 1
     assert not multiprocessing.active_children()
-    for rank in range(2):  # nobody else can connect
+    for rank in range(2):  # only this machine can connect
         listening = (tmp_path / f"listening_{rank}").read_text().split()
         assert set(listening) <= {"0100007F", "00000000000000000000000001000000"}
         assert listening
 
 
 class Trouble(Callback):
-    """Goes wrong in one process, in the second round."""
+    """Kills one process, or raises an error in it, in the second round."""
 
     def __init__(self, rank: int, what: str) -> None:
         self.rank, self.what = rank, what
@@ -66,23 +66,23 @@ class Trouble(Callback):
         (0, "raises", ValueError, r"no luck here"),
     ],
 )
-def test_one_process_in_trouble_ends_all(config, tmp_path, rank, what, error, match):
+def test_a_failure_of_one_process_ends_all(config, tmp_path, rank, what, error, match):
     cfg = config(*TINY, *TWO, folder=tmp_path / "run")
     with open_dict(cfg):
         cfg.callbacks.trouble = {"_target_": "test_launch.Trouble", "rank": rank, "what": what}
     with pytest.raises(error, match=match):
         train(cfg)
     assert not dist.is_initialized()
-    assert not multiprocessing.active_children()  # nobody is left
+    assert not multiprocessing.active_children()  # no process is left
 
 
 @linux
-def test_a_fork_of_a_process_with_openmp_threads_computes_with_threads_of_its_own(monkeypatch, tmp_path):
-    """The parent's pool of threads does not exist after the fork. Who waits for it waits forever."""
+def test_a_fork_of_a_process_with_openmp_threads_creates_its_own_threads(monkeypatch, tmp_path):
+    """The parent's pool of threads does not exist after the fork. A process that uses it would wait forever."""
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     a = torch.randn(700, 700)
     torch.set_num_threads(2)
-    expected = a @ a  # makes the pool
+    expected = a @ a  # creates the pool
 
     def work():
         same = torch.allclose(a @ a, expected, rtol=1e-3, atol=1e-2)
@@ -99,7 +99,7 @@ def test_a_fork_of_a_process_with_openmp_threads_computes_with_threads_of_its_ow
 
 
 @linux
-def test_who_kills_the_first_process_kills_all(tmp_path):
+def test_killing_the_first_process_ends_all(tmp_path):
     def work():
         if os.environ["LOCAL_RANK"] == "0":
             while not (tmp_path / "pid").exists():
@@ -125,23 +125,23 @@ def spread(monkeypatch, devices="auto", *, cores=4, per_round=5, memory=64e9, ac
     monkeypatch.setattr(layout, "cores", lambda: cores)
     monkeypatch.setattr(layout, "present_memory", lambda: memory)
     trainer = OmegaConf.create({"devices": devices, "accelerator": accelerator})
-    return layout.spread(trainer, per_round, torch.nn.Linear(1000, 1000), tested)  # 4 MB
+    return layout.spread(trainer, per_round, torch.nn.Linear(1000, 1000), tested)  # a network of 4 MB
 
 
 @linux
 @pytest.mark.parametrize(("settings", "processes"), [
     ({}, 4), ({"per_round": 3}, 3), ({"cores": 1}, 1), ({"tested": 3}, 3), ({"accelerator": "gpu"}, 1),
-    ({"memory": 350e6}, 2),  # half of it holds two processes of nineteen models each
+    ({"memory": 350e6}, 2),  # half of it is enough for two processes with 19 models each
     ({"devices": 9}, 5), ({"devices": 2}, 2), ({"devices": 1}, 1),
-    ({"LOCAL_RANK": "0"}, 1), ({"SLURM_NTASKS": "2"}, 1),  # in the script of a job
+    ({"LOCAL_RANK": "0"}, 1), ({"SLURM_NTASKS": "2"}, 1),  # a batch script
 ])  # fmt: skip
-def test_how_many_processes_share_a_round(monkeypatch, settings, processes):
+def test_the_number_of_processes_of_a_round(monkeypatch, settings, processes):
     found = spread(monkeypatch, **settings)
     assert found.pop("devices") == processes
     assert [type(strategy) for strategy in found.values()] == [CohortStrategy] * (processes > 1)
 
 
-def test_gpus_that_the_user_names_are_taken(monkeypatch):
+def test_gpus_that_the_user_names_are_used(monkeypatch):
     assert spread(monkeypatch, [3], accelerator="gpu") == {}
     assert [*spread(monkeypatch, 2, accelerator="gpu")] == ["strategy"]
 
@@ -151,32 +151,32 @@ def test_gpus_that_the_user_names_are_taken(monkeypatch):
     {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
     {"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1"},
 ])  # fmt: skip
-def test_processes_of_a_job_do_not_each_train_the_whole_run(monkeypatch, found):
+def test_several_processes_of_a_job_need_trainer_ddp(monkeypatch, found):
     with pytest.raises(ValueError, match="trainer=ddp"):
         spread(monkeypatch, **found)
 
 
 @linux
-def test_a_request_to_end_ends_all_at_once():
+def test_a_signal_to_end_ends_all_processes_at_once():
     launcher = ForkLauncher(3)
 
     def work():
         if os.environ["LOCAL_RANK"] == "0":
-            launcher.kill(signal.SIGTERM)  # what Lightning's handler does
-        os.kill(os.getpid(), signal.SIGTERM)  # schedulers tell every process; only the first is to hear it
+            launcher.kill(signal.SIGTERM)  # as Lightning's handler does
+        os.kill(os.getpid(), signal.SIGTERM)  # schedulers signal every process; only the first must react
         time.sleep(60)
 
     started = time.time()
     with pytest.raises(SystemExit) as ended:
         launcher.launch(work)
-    assert ended.value.code == 128 + signal.SIGTERM  # as a shell says it
+    assert ended.value.code == 128 + signal.SIGTERM  # as shells report it
     assert time.time() - started < 30
     assert not launcher.children
     assert "LOCAL_RANK" not in os.environ
 
 
 @linux
-def test_of_several_failures_the_cause_is_named():
+def test_the_error_of_several_failures_names_the_cause():
     """The killed process is the cause. The others fail because it is gone."""
 
     def work():

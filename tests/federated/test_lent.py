@@ -1,4 +1,4 @@
-"""A network on other tensors than its own, and a client's own copy of it."""
+"""A network that uses a client's tensors, and a stack of one client."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from gcfed.federated.training.stack import ClientStack
 
 
 class Tied(nn.Module):
-    """One weight in two modules and in a list, running statistics, and a tensor that does not travel."""
+    """Has one weight in two modules and in a list, running statistics, and a buffer that clients do not send."""
 
     def __init__(self):
         super().__init__()
@@ -23,12 +23,12 @@ class Tied(nn.Module):
         return nn.functional.linear(self.norm(self.down(x)).relu(), self.kept[0]) + self.shift + 0 * self.up(x)
 
 
-def test_what_no_checkpoint_has_does_not_travel():
+def test_tensors_that_checkpoints_lack_are_not_sent():
     norm = {f"norm.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
     assert broadcast_state(Tied()).keys() == {"down.weight", *norm}
 
 
-def test_a_lent_network_has_a_clients_tensors_by_whatever_way_they_are_reached():
+def test_a_lent_network_uses_a_clients_tensors_everywhere():
     net, x = Tied().double(), torch.randn(5, 4, dtype=torch.float64)
     own = {name: t.clone() for name, t in net.state_dict().items()}
     lent = Lent(net)
@@ -43,8 +43,8 @@ def test_a_lent_network_has_a_clients_tensors_by_whatever_way_they_are_reached()
         assert torch.equal(tensor, own[name])
 
 
-def test_the_next_client_in_the_same_memory_begins_as_the_first_one_did():
-    """With what was sent and with the network's own values of what was not."""
+def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
+    """It has the broadcast tensors. Other tensors have the network's own values."""
     net, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(1, 5, 4)
     net.register_buffer("mask", torch.ones(3), persistent=False)
     start, ones = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"]), np.ones(1)

@@ -1,4 +1,4 @@
-"""Messages as bytes come out as they went in, and their size is the size that is counted."""
+"""Messages are the same after a conversion to bytes and back, and their size is the counted size."""
 
 import json
 
@@ -34,14 +34,14 @@ def an_upload(k=2, **changes):
 
 def assert_same(a, b):
     torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, check_stride=True)
-    assert tree_structure(a) == tree_structure(b)  # with the order of names
+    assert tree_structure(a) == tree_structure(b)  # also the order of names
 
 
 def payload(message):
     return len(message) - int.from_bytes(message[:8], "little") - 8
 
 
-def test_messages_come_out_as_they_went_in_with_their_order_and_memory_format():
+def test_messages_keep_their_values_order_and_memory_format():
     message = pack(vars(DOWNLOAD))
     assert_same(vars(unpack_download(message)), vars(DOWNLOAD))
     assert payload(message) == DOWNLOAD.nbytes
@@ -50,7 +50,7 @@ def test_messages_come_out_as_they_went_in_with_their_order_and_memory_format():
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(3, torch.float64), (22, torch.float32)])
-def test_quantized_values_travel_in_their_bits_and_come_out_the_same(bits, dtype):
+def test_quantized_values_are_packed_into_their_bits_without_a_change(bits, dtype):
     values = {"w": torch.randn(3, 5, 7, dtype=dtype), "b": torch.zeros(3, 4, dtype=dtype)}
     values["s"], values["w"][1] = torch.full((3,), -1e-30, dtype=dtype), float("nan")
     norms = [
@@ -62,7 +62,7 @@ def test_quantized_values_travel_in_their_bits_and_come_out_the_same(bits, dtype
     message = pack(upload_content(sent))
     received = read_upload(unpack(message), {name: t[0] for name, t in values.items()})
     assert_same(received.delta, values)
-    assert payload(message) == 3 * (sent.bytes_per_client + 4 + 1)  # the losses and ``finite`` are not counted
+    assert payload(message) == 3 * (sent.bytes_per_client + 4 + 1)  # losses and ``finite`` are not counted
     assert received.bytes_per_client == sent.bytes_per_client
 
 

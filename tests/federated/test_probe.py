@@ -1,4 +1,4 @@
-"""What one look at a network finds before the first round, and what it leaves behind: nothing."""
+"""The probe before the first round finds special features of a network, and changes nothing."""
 
 import random
 import re
@@ -19,7 +19,7 @@ IMAGES = torch.randn(8, 2, 6, 6).to(memory_format=torch.channels_last)
 
 
 class Net(nn.Module):
-    """Two layers; what a test asks of it is its ``step``, which may return a term of the logits."""
+    """Two layers. Each test gives it a ``step`` for the forward pass, which may return a term for the logits."""
 
     def __init__(self, step=lambda net, x: None, **parts):
         super().__init__()
@@ -84,7 +84,7 @@ def count(net, x):
         (Net(lambda net, x: F.dropout(x[:, :3], training=net.training)), Traits()),
     ],
 )  # fmt: skip
-def test_what_it_finds(net, expected):
+def test_the_probe_finds_a_networks_features(net, expected):
     found = traits(net)
     assert found.moved == expected.moved
     assert found.edits_input == expected.edits_input
@@ -108,16 +108,16 @@ def test_what_it_finds(net, expected):
         (Net(lambda net, x: x @ torch.ones(5)), "Net fails on 8 samples in training mode: .*size"),
     ],
 )  # fmt: skip
-def test_what_no_federated_run_can_do_right_is_refused_by_name(net, message):
+def test_networks_that_cannot_be_trained_correctly_are_refused_by_name(net, message):
     with pytest.raises(ValueError, match=message):
         traits(net)
 
 
-def test_a_flag_is_a_buffer_like_others():
+def test_a_boolean_buffer_counts_as_a_buffer():
     assert traits(Net(lambda net, x: net.seen.fill_(True) * 0, seen=torch.tensor([False]))).moved == ("seen",)
 
 
-def test_nothing_of_the_network_is_changed(caplog):
+def test_the_probe_does_not_change_the_network(caplog):
     net = Net(count, steps=torch.tensor(5), norm=nn.BatchNorm1d(6), drop=nn.Dropout(0.5).eval())
     net.calls, net.own, net.plain = 7, torch.Generator().manual_seed(3), torch.ones(2)
     net.step = [
@@ -136,7 +136,7 @@ def test_nothing_of_the_network_is_changed(caplog):
     assert "keeps something from one call to the next in the attributes calls" in caplog.text
 
 
-def test_it_warns_of_weights_that_nobody_trains_and_of_buffers_that_tests_would_change(caplog):
+def test_the_probe_warns_of_untrained_weights_and_of_buffers_that_tests_change(caplog):
     spare = nn.Parameter(torch.zeros(3))
     traits(Net(lambda net, x: spare))
     assert "Net has 1 weights that are no parameters of it" in caplog.text
@@ -154,17 +154,17 @@ class Flat(nn.Module):
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-def test_where_channels_last_fails_the_contiguous_layout_trains(channels):
-    """With one channel, too, whose strides torch takes for both layouts."""
+def test_the_contiguous_layout_is_used_if_channels_last_fails(channels):
+    """This includes one channel, whose strides belong to both layouts."""
     net = Flat(channels).to(memory_format=torch.channels_last)
     found = probe(net, IMAGES[:, :channels].contiguous(memory_format=torch.channels_last), Y, CLASSIFICATION)
     assert found.contiguous
     net(torch.randn(2, channels, 6, 6))
-    with pytest.raises(ValueError, match="Flat fails on 8 samples"):  # of another size: no layout helps
+    with pytest.raises(ValueError, match="Flat fails on 8 samples"):  # a wrong size, so no layout helps
         probe(Flat(channels), torch.randn(8, channels, 9, 9), Y, CLASSIFICATION)
 
 
-def test_what_changes_in_some_steps_only_stops_the_run():
+def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
     class Late(Net):
         late = 2
 

@@ -1,4 +1,4 @@
-"""Recorded steps give the bits of other steps. methods/test_contract.py tests this for each algorithm."""
+"""Recorded steps equal other steps bit for bit. methods/test_contract.py tests this for each algorithm."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ TINY = (
 
 @pytest.fixture
 def twice(config, monkeypatch, tmp_path):
-    """Trains as :func:`tapes.train_twice`. Returns whether the numbers are the same, and the replayed steps' kinds."""
+    """Trains with :func:`tapes.train_twice`. Returns whether the numbers are equal, and the kinds of replayed steps."""
 
     def run(*overrides, model=None, method=None, tolerance=0.0):
         words = (*(o for o in TINY if model is None or not o.startswith("model.")), *overrides)
@@ -38,7 +38,7 @@ def twice(config, monkeypatch, tmp_path):
 
 
 class WithDropout(torch.nn.Sequential):
-    """It also uses statistics of batches."""
+    """It also has a batch normalisation."""
 
     def __init__(self):
         layers = torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 10)
@@ -78,7 +78,7 @@ def test_padding_leaves_few_kinds_of_steps():
     plan = sgd(batch_size=50).plan(data, np.arange(49), make_download({}), torch.device("cpu"))
     plans = [BatchPlan(plan.index[k : k + 1], None, plan.counts[k : k + 1]) for k in range(49)]
     kinds = [{kind for plan in plans for kind in made(plan).kinds} for made in (lambda plan: plan, BatchPlan.padded)]
-    assert list(map(len, kinds)) == [50, 8]  # with the one of whole batches
+    assert list(map(len, kinds)) == [50, 8]  # including whole batches
 
 
 # ------------------------------------------------------------------------ recordings that later stacks replay
@@ -89,12 +89,12 @@ EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
     ("overrides", "once"),
     [
         (("client=adam",), True), (("algorithm=scaffold",), True), (("algorithm=feddyn", "client.stack=2"), True),
-        # The learning rate is a tensor; 2⁻⁴ has the same value in float32.
+        # The learning rate is a float32 tensor, and 2⁻⁴ is exact in float32.
         (("client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
         (("client=adam", "client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
-        (("client.lr_decay=0.5", "+client.optimizer.foreach=true"), False),  # this optimizer needs a number,
-        (("gc=gcfed", "gc.local_rounds=1"), False),  # a recording contains Local GC or not,
-        (("algorithm=moon",), False),  # and whether a client has trained before
+        (("client.lr_decay=0.5", "+client.optimizer.foreach=true"), False),  # this optimizer needs a Python number
+        (("gc=gcfed", "gc.local_rounds=1"), False),  # a recording depends on whether Local GC acts
+        (("algorithm=moon",), False),  # a recording depends on whether a client has trained before
     ],
 )  # fmt: skip
 def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, overrides, once):
@@ -109,7 +109,7 @@ def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, ove
 
 
 class Inherits(Proximal):
-    """A subclass of a method whose recordings stay valid. Its own anchor has new memory in each stack."""
+    """A subclass of a method whose recordings all stacks can replay. Its own anchor has new memory in each stack."""
 
     def prepare(self, stack, own, download):
         self.anchor = {name: t * 0.5 for name, t in stack.start.items()}
@@ -119,14 +119,14 @@ class Inherits(Proximal):
         torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)
 
 
-def test_that_recordings_last_is_not_inherited(twice):
+def test_recordable_is_not_inherited(twice):
     assert Inherits.recordable == "run"
     assert twice(*EVEN, method=f"{__name__}.Inherits")[0]
 
 
-# ------------------------------------------------------------------------------------- what must not be recorded
+# ------------------------------------------------------------------------------------- steps that are not recorded
 class Counter(Spy):
-    """Counts its steps in Python. A recording would repeat one value."""
+    """Counts its steps in Python, so a recording would repeat one value."""
 
     recordable = "stack"
 
@@ -166,7 +166,7 @@ class Silent(Counter):
 
 
 class Listener(Callback):
-    """Listens to local steps without being a method."""
+    """A callback with a hook in local steps."""
 
     def on_after_backward(self, trainer, pl_module): ...
 

@@ -13,14 +13,14 @@ from gcfed.optim.fedopt import FedAdam
 
 
 class Breaks(Spy):
-    """Breaks the second round: every client's upload is finite."""
+    """Makes the server's second step overflow, although every upload is finite."""
 
     def __init__(self, where):
         self.where, self.aggregated = where, []
 
     def send(self, upload, own, download):
         if (self.where, download.round) == ("sum", 1):
-            upload.delta["0.bias"][:, 0] = 1.5e308  # of which two overflow
+            upload.delta["0.bias"][:, 0] = 1.5e308  # the sum of two overflows
 
     def on_aggregate_end(self, update, round):
         self.aggregated.append(round.index)
@@ -36,7 +36,7 @@ MOMENTUM, ADAM = partial(torch.optim.SGD, lr=1.0, momentum=0.9), partial(FedAdam
     ("server", "where"),
     [(MOMENTUM, "sum"), (MOMENTUM, "update"), (ADAM, "moments")],
 )
-def test_the_round_is_kept_as_it_was(federation, server, where, caplog):
+def test_a_refused_step_changes_nothing(federation, server, where, caplog):
     net, method, seen = make_net(), Breaks(where), []
 
     def on_round(round, row):
@@ -44,7 +44,7 @@ def test_the_round_is_kept_as_it_was(federation, server, where, caplog):
         seen.append((row["train/refused_steps"], weights(net).clone(), state))
 
     with caplog.at_level(logging.WARNING):
-        rule = TrimmedMean(hostile=0.0) if where == "sum" else None  # the mean's sums take no number of that size
+        rule = TrimmedMean(hostile=0.0) if where == "sum" else None  # the mean would leave out numbers of that size
         train_rounds(
             net, federation, sgd(), rounds=3, methods=[method], server=server, on_round=on_round, aggregator=rule
         )
@@ -56,11 +56,11 @@ def test_the_round_is_kept_as_it_was(federation, server, where, caplog):
     assert not torch.equal(third, first)
     assert third.isfinite().all()
     assert "round 2: the server's step was not finite" in caplog.text
-    assert method.aggregated == ([0, 2] if where == "sum" else [0, 1, 2])  # no method takes in what overflows
+    assert method.aggregated == ([0, 2] if where == "sum" else [0, 1, 2])  # methods see no update that overflows
 
 
 @pytest.mark.parametrize(("update", "momentum"), [("momentum", 0.85), ("delta", 0.0)])
-def test_it_goes_back_to_the_model_and_not_to_where_clients_started(federation, update, momentum):
+def test_a_refused_step_restores_the_model_and_not_the_clients_start(federation, update, momentum):
     net, seen = make_net(), []
     train_rounds(
         net, federation, sgd(), rounds=3, methods=[LookAhead(update=update), Breaks("update")],

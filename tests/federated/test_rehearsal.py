@@ -12,7 +12,7 @@ from gcfed.methods.scaffold import Scaffold
 
 
 class Rehearses(Spy):
-    """Rehearses each round, first with its cohort, then with all clients. The cohort sends what it rehearsed."""
+    """Rehearses each round, first with its cohort, then with all clients. Compares the cohort's uploads with these."""
 
     order = Order.MEASURES
 
@@ -44,7 +44,7 @@ class Rehearses(Spy):
 
 
 class Keeps(ClientPart):
-    """Keeps w_k; counts whose uploads have left."""
+    """Keeps w_k, and counts the clients whose uploads were sent."""
 
     keeps: ClassVar = {"kept": Kept(like_trained)}
 
@@ -58,8 +58,8 @@ class Keeps(ClientPart):
         self.sent += len(upload.clients)
 
 
-def test_clients_rehearse_what_they_send_and_neither_states_nor_rows_change(federation, tmp_path):
-    """In stacks of two clients and of one."""
+def test_rehearsals_equal_uploads_and_change_neither_states_nor_rows(federation, tmp_path):
+    """Stacks have two clients or one."""
     found = []
     for name, methods in (("without", []), ("with", [Rehearses()])):
         net, rows, stores, keeps = make_net(), [], ClientStores(folder=tmp_path / name), Keeps()

@@ -1,4 +1,4 @@
-"""The order of operations of stacks on the streams of a GPU, with streams that only record it."""
+"""The order of stacks' operations on the streams of a GPU. The streams here only record it."""
 
 from contextlib import contextmanager
 
@@ -13,7 +13,7 @@ from gcfed.run import train
 
 
 class Stream:
-    """Records what is done before its next operation: its earlier ones, and those that it waited for."""
+    """Records the operations before its next one: its own earlier ones, and those that it waited for."""
 
     def __init__(self, device=None):
         self.done = []
@@ -24,7 +24,7 @@ class Stream:
 
 @pytest.fixture
 def before(monkeypatch):
-    """Operation → those done before it. ``before.do(name)`` does one on the present stream."""
+    """{operation: operations before it}. ``before.do(name)`` does one on the current stream."""
 
     class Before(dict):
         stream = Stream()
@@ -47,7 +47,7 @@ def before(monkeypatch):
     return before
 
 
-def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, before, monkeypatch):
+def test_stacks_train_concurrently_and_are_received_one_after_another(config, before, monkeypatch):
     monkeypatch.setattr(stacks.Stacks, "layout", stacks.Layout(1, torch.device("cuda"), 2))
 
     def counted(owner, name, what):
@@ -66,7 +66,7 @@ def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, 
     before.do("aggregate")
     assert before["train 1"] == before["train 2"] == ()
     first = {"train 1", "measure 1", "receive 1"}
-    assert set(before["train 3"]) == first  # the first stream's second stack: its memory is free
+    assert set(before["train 3"]) == first  # the second stack of the first stream, whose memory is free
     for i in (2, 3, 4):
         assert {f"train {i}", f"measure {i - 1}", f"receive {i - 1}"} <= set(before[f"measure {i}"])
         assert f"measure {i}" in before[f"receive {i}"]

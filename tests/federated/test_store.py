@@ -46,7 +46,7 @@ def files(folder):
     return sorted(p.name for p in (folder / "c" / "0").glob("*"))
 
 
-def test_what_was_written_is_read_in_the_models_layout(tmp_path):
+def test_states_are_read_in_the_models_layout(tmp_path):
     stores = opened(tmp_path)
     stores.write("c", ids(7, 3), values(1.0, 2.0), 0)
     read = stores.read("c", ids(3, 5, 7), LIKE)
@@ -80,7 +80,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(tmp_path, damage):
-    """Each read checks the state. A resumed run misses a lost one before it changes a file."""
+    """Each read checks the state. A resumed run finds a lost state before it changes a file."""
     stores = opened(tmp_path)
     stores.write("c", ids(1, 2), values(1.0, 2.0), 0)
     state = stores.state_dict()
@@ -112,7 +112,7 @@ def test_a_state_of_another_round_store_or_model_is_refused(tmp_path):
 
 
 class Delete(Spy):
-    """Deletes all clients' states when a round is over."""
+    """Deletes all clients' states after round 2."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
@@ -122,7 +122,7 @@ class Delete(Spy):
             path.unlink(missing_ok=True)
 
 
-def test_a_state_that_is_lost_during_a_run_ends_it_with_the_name_of_the_file(config, tmp_path):
+def test_a_state_lost_during_a_run_ends_it_with_the_name_of_the_file(config, tmp_path):
     fast = ("participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "callbacks.checkpoint.every=9")
     cfg = config("algorithm=scaffold", "rounds=4", *fast, *TWO, folder=tmp_path)
     with open_dict(cfg):
@@ -131,8 +131,8 @@ def test_a_state_that_is_lost_during_a_run_ends_it_with_the_name_of_the_file(con
         train(cfg)
 
 
-def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs(tmp_path, monkeypatch):
-    """It also waits until that is on the disk, because a power cut may empty other files."""
+def test_a_checkpoint_writes_only_changed_states_and_keeps_those_of_the_last_one(tmp_path, monkeypatch):
+    """It also waits until these files are on the disk, because a power failure may empty others."""
     synced, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
 
@@ -150,7 +150,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs
     stores.write("c", ids(2), values(4.0), 2)  # no checkpoint refers to the version of round 1
     second = stores.state_dict()
     obsolete = stores.rotate()
-    stores.write("c", ids(2), values(5.0), 3)  # the second checkpoint is not on the disk yet
+    stores.write("c", ids(2), values(5.0), 3)  # the second checkpoint is not yet on the disk
     assert files(tmp_path) == ["1-0.bin", "2-0.bin", "2-2.bin", "2-3.bin"]
     for i, (state, number) in enumerate(((first, 2), (second, 4))):
         shutil.copytree(tmp_path / "c", tmp_path / f"killed{i}" / "c")
@@ -165,8 +165,8 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_the_last_one_needs
         resumed(tmp_path, first)
 
 
-def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
-    """It deletes what a kill left, and nothing else."""
+def test_a_new_run_in_the_same_folder_starts_without_states(tmp_path):
+    """It deletes only the files that a kill left."""
     opened(tmp_path).write("c", ids(1), values(1.0), 0)
     for left in (".1-2.bin.77.bin", "notes.txt"):
         (tmp_path / "c" / "0" / left).write_text("left")
@@ -176,14 +176,14 @@ def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
     assert files(tmp_path) == ["notes.txt"]
 
 
-def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypatch):
-    """A checkpoint writes its versions to files; a resumed run reads the same numbers."""
+def test_states_stay_on_the_gpu_of_a_single_process(tmp_path, monkeypatch):
+    """A checkpoint writes its versions to files. A resumed run reads the same numbers."""
     monkeypatch.setattr("gcfed.federated.state.store._fits", lambda device: True)
     stores, states = opened(tmp_path), []
     stores.start(ALONE)
     for t, there in enumerate(([], ["1-0.bin", "2-0.bin"], ["1-1.bin", "2-0.bin"])):
         stores.write("c", ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), t)
-        stores.read("c", ids(1), LIKE)["bias"].fill_(-1)  # a copy
+        stores.read("c", ids(1), LIKE)["bias"].fill_(-1)  # reads return copies
         assert stores.read("c", ids(1, 2), LIKE)["bias"][:, 0].tolist() == [t, 10 + t - t % 2]
         assert files(tmp_path) == there
         states.append(stores.state_dict())
@@ -194,5 +194,5 @@ def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypa
     again.write("c", ids(1), values(7.0), 3)
     assert again.read("c", ids(1), LIKE)["bias"][0, 0] == 7
     again.release()
-    with pytest.raises(ValueError, match=r"1-3\.bin is not there"):  # no checkpoint had the last version
+    with pytest.raises(ValueError, match=r"1-3\.bin is not there"):  # the last version is in no checkpoint
         again.read("c", ids(1), LIKE)

@@ -1,4 +1,4 @@
-"""Faults and a population that changes: whole runs against plain loops."""
+"""Whole runs with faults, or with a changing population, equal plain loops."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from gcfed.data.sampling import DynamicPopulation
 
 
 class Faulty(Plain):
-    """Of those drawn the first to finish count; who drops out never finishes."""
+    """The first clients to finish count. Clients that drop out never finish."""
 
     n, cohort, dropout, stragglers, deadline, extra = 10, 3, 0.4, 0.6, 5, 3
     overrides = (
@@ -54,7 +54,7 @@ class FaultyDrop(Faulty):
 
 
 class Changing(Plain):
-    """Who gives its place gives it to one of those that waited, in the order of their ids."""
+    """A client that leaves is replaced by one that is not live. These are drawn by their ranks among sorted ids."""
 
     n, live, every, replace, cohort, last = 9, 6, 1, 0.7, 4, "wrap"
     overrides = (
@@ -78,14 +78,14 @@ def population(n, live, every, replace, cohort, t):
 
 
 @pytest.mark.parametrize("case", [Faulty, FaultyDrop, Changing])
-def test_a_run_is_the_plain_loop(config, tmp_path, case):
+def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     check(case, config, tmp_path)
 
 
 @pytest.mark.parametrize(("n", "live", "every", "replace"), [
     (30, 10, 3, 0.5), (11, 10, 2, 1.0), (10, 10, 1, 0.5),
 ])  # fmt: skip
-def test_a_population_is_the_plain_one(n, live, every, replace):
+def test_a_population_equals_the_plain_one(n, live, every, replace):
     sampler = DynamicPopulation(4, live=live, every=every, replace_probability=replace)
     for t in range(25):
         assert sampler(t, n, SEED).tolist() == population(n, live, every, replace, 4, t)

@@ -1,4 +1,4 @@
-"""Clients that get messages as bytes send bit for bit what clients in memory do, so messages are complete."""
+"""Clients that receive messages as bytes send the same bits as clients in memory, so messages are complete."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ TINY = (  # at least two clients take part twice
     "client.batch_size=8", "data.limit_train=90", "data.limit_test=40", "eval_every=3",
 )  # fmt: skip
 BITS = ("quantization=fedpaq", "quantization.bits=3")
-# They refuse quantization, or are one.
+# They refuse quantization, or compress uploads themselves.
 EXACT = {
     "fedcurv", "feddc", "fedgamma", "fedlesam_s", "fedmuon", "fedsmoo", "fedwmsam", "scaffold", "topk",
 }  # fmt: skip
@@ -59,7 +59,7 @@ class OddMLP(MLP):
 
 
 class Both(Wire):
-    """Sends every question over the wire, and then to the simulation's clients. Each side has its own states."""
+    """Sends every message over the wire, and then to the simulation's clients. Each side has its own states."""
 
     def __init__(self, stacks, cfg, assemble):
         super().__init__(stacks, cfg, assemble)
@@ -83,7 +83,7 @@ class Both(Wire):
 
 
 def content(upload):
-    """The content of an upload without the seconds of measurements."""
+    """The content of an upload without the seconds that measurements took."""
     for notes in upload.notes.values():
         notes.pop("seconds", None)
     return upload_content(upload) | {"delta": upload.delta}
@@ -103,13 +103,13 @@ BOTH = WIRE | {"_target_": "test_wire.Both"}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_message_may_become_bytes(config, tmp_path, case):
+def test_each_message_can_become_bytes(config, tmp_path, case):
     run(config, tmp_path / "run", *CASES[case], federation=BOTH)
 
 
-def test_a_run_continues_over_the_wire_and_by_reference_bit_for_bit(config, tmp_path):
-    """The second round has two processes. New clients of FedGC have not seen the broadcast before: the server sends its
-    last step.
+def test_a_run_continues_over_the_wire_and_in_memory_bit_for_bit(config, tmp_path):
+    """The second round has two processes. New clients of FedGC have not seen the earlier broadcast, so the server sends
+    its last step.
     """
     last = f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"
     reference = run(config, tmp_path / "reference", *FEDGC, "rounds=3")
@@ -139,13 +139,13 @@ class LeakyScaffold(Scaffold):
         self.parts = (client, server)
 
 
-def test_a_client_that_reads_the_servers_object_is_caught(config, tmp_path):
+def test_a_client_part_that_reads_the_servers_object_fails(config, tmp_path):
     words, leak = CASES["scaffold"], {"scaffold": "test_wire.LeakyScaffold"}
     run(config, tmp_path / "run", *words, **leak)  # in memory this works
     with pytest.raises(AttributeError, match="'control'"):
         run(config, tmp_path / "wire", *words, federation=WIRE, **leak)
 
 
-def test_what_a_wire_cannot_do_is_refused(config, tmp_path):
+def test_metrics_that_a_wire_cannot_compute_are_refused(config, tmp_path):
     with pytest.raises(ValueError, match=r"metrics=gap .* federation=none only"):
         run(config, tmp_path / "run", "metrics=gap", "metrics.gap.every=1", federation=WIRE)

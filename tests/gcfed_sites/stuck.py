@@ -1,4 +1,4 @@
-"""A client part that never comes back, at a site of its own choice."""
+"""A client part that does not end at site-2."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A site may send anything. Only tensors of the expected shapes and possible numbers come through."""
+"""A site may send anything. The server accepts only tensors of the expected shapes and valid numbers."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from gcfed_sites.answers import Answer, check_versions, checked_upload, counted_
 
 SHAPES = {"delta": {"w": torch.zeros(2, 3), "b": torch.zeros(2)}, "control": {"w": torch.zeros(3).double()}}
 EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}})
-SIZES = np.array([0, 0, 9, 0, 0, 20])  # of the run's clients; in batches of 8 they have 2 and 3 steps
+SIZES = np.array([0, 0, 9, 0, 0, 20])  # in batches of 8, clients 2 and 5 have 2 and 3 steps
 UPLOAD = upload_content(
     Upload(
         np.array([5, 2]), np.array([20, 9]), np.array([3, 2]), {"w": torch.ones(2, 2, 3), "b": torch.zeros(2, 2)},
@@ -27,7 +27,7 @@ def read(changes):
     return checked_upload(content, 3, EXPECTED, SIZES, LocalSolver(torch.optim.SGD, epochs=1, batch_size=8))
 
 
-def test_what_clients_send_comes_through():
+def test_uploads_of_clients_are_accepted():
     upload = read({"loss": torch.tensor([0.5, torch.inf])})
     assert torch.equal(upload.delta["w"], torch.ones(2, 2, 3))
     assert upload.levels["w"].bits == 3
@@ -47,14 +47,14 @@ def test_what_clients_send_comes_through():
     {"extra": {}}, {"extra": UPLOAD["extra"] | {"x": {"y": torch.zeros(2)}}},
     {"notes": {}}, {"notes": {"drift": {"": torch.zeros(5)}}}, {"evil": 1},
 ])  # fmt: skip
-def test_what_no_client_sends_is_refused(changes):
+def test_invalid_uploads_are_refused(changes):
     failures = {"a": "did not answer"}
     with counted_against("a", failures):
         read(changes)
     assert failures["a"].startswith("failed: ")
 
 
-def test_the_words_of_a_site_are_safe_to_print():
+def test_messages_of_a_site_are_safe_to_print():
     failures = {"a": "did not answer"}
     with counted_against("a", failures):
         assert Answer("a", 0, pack({"failure": "\x1b[2J" + "x" * 600})).content
@@ -64,7 +64,7 @@ def test_the_words_of_a_site_are_safe_to_print():
 @pytest.mark.parametrize(
     "states", [{}, {"c": [0]}, {"c": [0, 4]}, {"c": [0, "1"]}, {"c": [0, 1], "../x": [0, 1]}, None]
 )
-def test_versions_of_other_states_are_refused(states):
+def test_wrong_versions_of_states_are_refused(states):
     check_versions({"c": [-1, 3]}, ["c"], [5, 2], 3)
     with pytest.raises(MessageError, match="states"):
         check_versions(states, ["c"], [5, 2], 3)

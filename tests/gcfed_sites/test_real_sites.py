@@ -1,6 +1,6 @@
-"""The federation through NVFlare itself: its processes, certificates and sockets (``make test-federation``).
+"""Federations with NVFlare itself: processes, certificates and sockets (``make test-federation``).
 
-Most tests share one federation of five sites. test_sites.py tests what does not depend on NVFlare.
+Most tests share one federation of five sites. test_sites.py tests the code that does not depend on NVFlare.
 """
 
 import json
@@ -42,7 +42,7 @@ SITES = [f"site-{i}" for i in range(1, 6)]
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
-    """The processes of five sites and their server, which the runs of this module share."""
+    """The processes of five sites and their server. All runs of this module share them."""
     folder = tmp_path_factory.mktemp("federation")
     line.local_line(folder, 5, str(folder))
     (federation,) = line._federations.values()
@@ -62,14 +62,14 @@ def run(config, federation, tmp_path):
 
 
 class Connected(str):
-    """A site, as NVFlare's server knows it."""
+    """A site as NVFlare's server represents it."""
 
     name = property(str)
     get_fqcn = str.__str__
 
 
-def test_a_site_is_asked_by_its_server_alone():
-    """NVFlare lets all participants of a job call, and says who calls."""
+def test_only_its_server_can_call_a_site():
+    """NVFlare lets every participant of a job call a site, and names the caller."""
     app, (server, site) = (
         ClientApp(SiteEnd()),
         make_participant_map("server.job", "job", [Connected("site-2")]).values(),
@@ -84,7 +84,7 @@ def test_a_site_is_asked_by_its_server_alone():
 
 
 def descendants(pid):
-    """The processes below one, with it."""
+    """A process and all its descendants."""
     table = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parents = {int(child): int(parent) for child, parent in map(str.split, table.splitlines())}
     found = [pid]
@@ -103,7 +103,7 @@ def job_of(federation, site):
 
 
 @pytest.mark.parametrize("algorithm", ["scaffold", "fedvarp", "fedgc", "fedpaq"])
-def test_real_sites_compute_the_simulations_bits(run, config, tmp_path, algorithm):
+def test_real_sites_equal_the_simulation_bit_for_bit(run, config, tmp_path, algorithm):
     words = (f"algorithm={algorithm}", "gc=gcfed")
     result = run(*words)
     simulated = train(config(*SMALL, *words, "federation=none", folder=tmp_path / "simulated"))
@@ -111,7 +111,7 @@ def test_real_sites_compute_the_simulations_bits(run, config, tmp_path, algorith
     assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0] * 5
 
 
-def test_nothing_listens_but_on_the_loopback_interface(federation):
+def test_processes_listen_only_on_the_loopback_interface(federation):
     processes = [federation.processes[name].pid for name in ("localhost", *SITES)]
     running = [os.getpid(), *(pid for process in processes for pid in descendants(process))]
     places = {place for pid in running if Path(f"/proc/{pid}/fd").exists() for place in listening(pid)}
@@ -121,7 +121,7 @@ def test_nothing_listens_but_on_the_loopback_interface(federation):
 
 
 def handshake(kit, ca, port):
-    """Connects with this kit's certificate. Verifies the server by the authority ``ca``, and returns its first byte."""
+    """Connects with this kit's certificate, verifies the server with the authority ``ca``, returns the first byte."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
@@ -139,11 +139,11 @@ def test_a_foreign_certificate_is_refused_on_both_sides(federation, tmp_path):
     (server,) = json.loads((own / "startup/fed_client.json").read_text())["servers"]
     port = int(server["service"]["target"].split(":")[1])
     foreign = line.provision(tmp_path / "foreign", ["site-1"]) / "site-1"
-    assert handshake(own, own, port) == b"H"  # of HTTP
+    assert handshake(own, own, port) == b"H"  # an HTTP answer
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(foreign, foreign, port)  # a foreign site does not trust this server
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
-        handshake(foreign, None, port)  # and the server does not trust a foreign site
+        handshake(foreign, None, port)  # the server does not trust a foreign site
 
 
 def settle(federation, folder, own):
@@ -153,7 +153,7 @@ def settle(federation, folder, own):
         (federation.kits / site / "local/gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own | states)))
 
 
-def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federation, run, tmp_path):
+def test_a_run_reaches_a_provisioned_federation_with_its_kit(config, federation, run, tmp_path):
     """Its sites compose their own config."""
     kit = federation.kits / line.ADMIN
     words = ("algorithm=scaffold",)
@@ -167,7 +167,7 @@ def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federat
     assert result.metrics["test/acc"] == pytest.approx(reference.metrics["test/acc"], abs=1e-6)
 
 
-def test_a_site_that_is_not_there_is_named(federation):
+def test_a_missing_site_is_named(federation):
     with pytest.raises(ConnectionError, match=r"federation.sites=\['site-9'\]: connected are site-1, site-2"):
         FlareLine(federation.kits / line.ADMIN, ["site-9"])
 
@@ -181,16 +181,14 @@ def without_client(config, monkeypatch, tmp_path, client, *lost, rounds=5):
     return final_weights(train(config(*words, folder=tmp_path / "simulated")))
 
 
-def test_a_site_that_is_killed_drops_out_and_returns_when_the_run_is_resumed(
-    run, config, federation, tmp_path, monkeypatch
-):
-    """It is killed while it trains in the third of three rounds, which continues without it."""
+def test_a_killed_site_drops_out_and_returns_when_the_run_resumes(run, config, federation, tmp_path, monkeypatch):
+    """The kill comes while the site trains in the third of three rounds. The round continues without it."""
     words, send, victim = ("algorithm=scaffold", "federation.least=3"), FlareLine.send, job_of(federation, "site-3")
 
     def kill(self, site, number, verb, about, message):
         send(self, site, number, verb, about, message)
         with suppress(ProcessLookupError):
-            if (site, verb, about["round"]) == ("site-5", "fit", 2):  # after site-3, which now trains
+            if (site, verb, about["round"]) == ("site-5", "fit", 2):  # site-3, asked before, trains now
                 os.kill(victim, signal.SIGKILL)
 
     monkeypatch.setattr(FlareLine, "send", kill)
@@ -202,12 +200,12 @@ def test_a_site_that_is_killed_drops_out_and_returns_when_the_run_is_resumed(
 
 
 def jobs(federation):
-    """The processes of all jobs, at the server and the sites."""
+    """The processes of all jobs at the server and the sites."""
     found = {pid for process in federation.processes.values() for pid in descendants(process.pid)[1:]}
     return found - {process.pid for process in federation.processes.values()}
 
 
-def test_a_site_that_is_stuck_costs_one_deadline_and_its_job_ends_with_the_run(federation, monkeypatch, tmp_path):
+def test_a_site_that_hangs_costs_one_deadline_and_its_job_ends_with_the_run(federation, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     before, folder, stuck = jobs(federation), tmp_path / "run", "+methods.stuck._target_=stuck.Stuck"
     settle(federation, tmp_path, {"overrides": [*SMALL, stuck]})
@@ -224,7 +222,7 @@ def test_a_site_that_is_stuck_costs_one_deadline_and_its_job_ends_with_the_run(f
     assert not jobs(federation) - before
 
 
-def test_a_killed_server_resumes_bit_equal_and_leaves_nothing_running(config, tmp_path):
+def test_a_killed_server_resumes_bit_for_bit_and_leaves_no_process(config, tmp_path):
     words = [*SMALL, "algorithm=feddyn", "rounds=12"]
     begun = [*words, "federation.sites=2", "extras.figures=false", f"hydra.run.dir={tmp_path}/logs/one/run"]
     process = start(*begun)

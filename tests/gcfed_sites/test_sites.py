@@ -1,4 +1,4 @@
-"""A federation without NVFlare: the server's transport and the sites' programs, connected within this process.
+"""Federations without NVFlare: the server's transport and the sites' programs are connected within this process.
 
 test_real_sites.py tests NVFlare itself (``make test-federation``).
 """
@@ -33,20 +33,20 @@ ALL = ("participation.per_round=7",)
 
 
 class LineHere:
-    """Sites as objects of this process, which answer at once, or as a test says.
+    """Sites as objects of this process. They answer at once unless ``upset`` decides otherwise.
 
     Args:
-        folder: of the sites.
-        own: entries of a site's ``gcfed.yaml``.
-        upset: called with (site, verb, about) before a site works. Returns ``None``, or why the site fails, or the
-            index of the round in which its answer arrives.
+        folder: the folder of all sites.
+        own: entries of each site's ``gcfed.yaml``, by site.
+        upset: called with (site, verb, about) before a site works. Returns ``None``, a reason for a failure of the
+            site, or the index of the round in which its answer arrives.
         garbled: called with (site, verb, content of the answer). Returns other content, or other bytes.
     """
 
     def __init__(self, folder, own=None, upset=None, garbled=None):
         self.sites, self.programs, self.lost = list("abc"), {}, False
         self.upset, self.garbled = upset or (lambda *_: None), garbled or (lambda site, verb, answer: answer)
-        self.answers, self.held, self.in_vain = deque(), {}, []  # late answers by round; seconds waited
+        self.answers, self.held, self.in_vain = deque(), {}, []  # late answers by round; seconds waited without answer
         for name in self.sites:
             home = folder / name
             home.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def answered(site, verb, about, message=b""):
 
 @pytest.fixture
 def federated(config, tmp_path, monkeypatch):
-    """``federated(*overrides, own=…, …)`` runs a federation of three sites; its result and its line."""
+    """``federated(*overrides, own=…, …)`` runs a federation of three sites. Returns its result and its line."""
 
     def run(*overrides, folder="run", **how):
         line = LineHere(tmp_path / folder / "sites", **how)
@@ -113,7 +113,7 @@ def simulated(config, tmp_path):
     ],
     ids=" ".join,
 )
-def test_sites_of_several_clients_compute_what_the_simulation_does(federated, simulated, words):
+def test_sites_with_several_clients_equal_the_simulation(federated, simulated, words):
     words = (*words, "rounds=2")
     reference, (result, _) = simulated(*words), federated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
@@ -124,9 +124,9 @@ def test_sites_of_several_clients_compute_what_the_simulation_does(federated, si
     assert same == pytest.approx(row, rel=1e-12, nan_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------------ who vanishes
+# ------------------------------------------------------------------------------------------------ sites that fail
 def survivors(federated, simulated, monkeypatch, lost, *words, **how):
-    """A run in which sites fail equals a simulation in which their clients drop out of the same rounds."""
+    """A run with failing sites equals a simulation in which their clients drop out of the same rounds."""
     from gcfed.data.faults import Faults
 
     result, line = federated(*words, "federation.least=1", **how)
@@ -142,14 +142,14 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
 
 
 def at_b(verb, round, what):
-    """``upset`` that answers one question to the site b."""
+    """An ``upset`` that changes one answer of the site b."""
     return lambda site, asked, about: what if (site, asked, about.get("round")) == ("b", verb, round) else None
 
 
-CLIENTS_OF_B = [1, 4]  # of seven, dealt to three sites
+CLIENTS_OF_B = [1, 4]  # of seven clients at three sites
 
 
-def test_a_site_that_fails_counts_as_dropped_out(federated, simulated, monkeypatch, caplog):
+def test_clients_of_a_failed_site_drop_out(federated, simulated, monkeypatch, caplog):
     words = ("algorithm=fedgc", "metrics=[clients,updates]", "metrics.clients.every=1")
     result, _ = survivors(
         federated, simulated, monkeypatch, {1: CLIENTS_OF_B}, *words, upset=at_b("fit", 1, "no power")
@@ -160,7 +160,7 @@ def test_a_site_that_fails_counts_as_dropped_out(federated, simulated, monkeypat
     assert re.search("round 2: b failed: no power", caplog.text)
 
 
-def test_a_silent_site_is_waited_for_once_and_asked_again_when_it_has_answered(
+def test_the_server_waits_once_for_a_silent_site_and_asks_it_again_after_its_answer(
     federated, simulated, monkeypatch, caplog
 ):
     lost, words = dict.fromkeys((1, 2, 3), CLIENTS_OF_B), ("algorithm=scaffold", *ALL, "rounds=5")
@@ -172,37 +172,37 @@ def test_a_silent_site_is_waited_for_once_and_asked_again_when_it_has_answered(
     assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5, 5, 7]
 
 
-def test_a_site_that_is_gone_is_not_asked_before_a_new_job_has_it_again(federated, simulated, monkeypatch, caplog):
-    """Here the run is resumed. The site still has its states."""
+def test_a_site_that_is_gone_is_asked_again_only_in_a_new_job(federated, simulated, monkeypatch, caplog):
+    """A resumed run makes a new job. The site still has its states."""
     words, lost = ("algorithm=scaffold", *ALL), dict.fromkeys((1, 2), CLIENTS_OF_B)
     result, _ = survivors(federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, "vanished: no power"))
     assert "round 3: b is gone" in caplog.text
     sent = [row["comm/down_bytes"] for row in read_rows(result.folder / "metrics.csv")]
-    assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5]  # sites that were sent nothing do not count
+    assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5]  # a site that is not asked costs no bytes
     words = (*words, "rounds=4", f"ckpt_path={result.folder}/checkpoints/last.ckpt")
     resumed, _ = federated(*words)
     assert torch.equal(final_weights(simulated(*words[:-1], folder="whole")), final_weights(resumed))
 
 
-def test_a_site_that_does_not_hear_the_reply_keeps_what_it_had(federated, caplog):
+def test_a_site_that_misses_the_reply_keeps_its_states(federated, caplog):
     result, _ = federated("algorithm=fedsub", *ALL, "rounds=2", upset=at_b("reply", 1, "no power"))
     assert "round 2: b did not hear how it ended" in caplog.text
     assert len(read_rows(result.folder / "metrics.csv")) == 2
-    assert result.loop.stores.versions("fedsub", range(7)) == [1, 0, 1, 1, 0, 1, 1]  # 1 and 4 are b's
+    assert result.loop.stores.versions("fedsub", range(7)) == [1, 0, 1, 1, 0, 1, 1]  # b has 1 and 4
 
 
-def test_a_run_with_too_few_answers_stops_and_resumes_from_the_states_at_the_sites(federated, simulated, tmp_path):
-    """Sites a and c have trained on; their states go back to the checkpoint's."""
+def test_a_run_with_too_few_answers_stops_and_resumes_with_the_sites_states(federated, simulated, tmp_path):
+    """Sites a and c have finished the round. Their states go back to those of the checkpoint."""
     words, sites = ("algorithm=scaffold", *ALL, "rounds=4"), tmp_path / "run/sites"
     with pytest.raises(ConnectionError, match=r"round 3: 5 of 7 .*federation.least is 7.*b failed: no power"):
         federated(*words, upset=at_b("fit", 2, "no power"))
     assert sorted(path.name for path in (sites / "a").rglob("0-*.bin")) == ["0-0.bin", "0-1.bin", "0-2.bin"]
-    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt")  # of round 2
+    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt")  # the checkpoint of round 2
     assert not list((sites / "a").rglob("0-0.bin"))
     assert torch.equal(final_weights(simulated(*words)), final_weights(result))
 
 
-# ------------------------------------------------------------------------------------------------ what is refused
+# ----------------------------------------------------------------------------------------------- refused settings
 def saved(tmp_path, name, x, y, **test):
     """Writes a site's own data; returns the key of its ``gcfed.yaml``."""
     np.savez(tmp_path / f"{name}.npz", x=x, y=y, **test)
@@ -222,7 +222,7 @@ def pixels(n, side=8):
         ({}, {"sizes": [1]}, r"b refuses this run: sizes cannot be \[1\]"),
     ],
 )
-def test_sites_that_do_not_fit_together_are_refused(federated, own, change, sentence):
+def test_sites_with_contradicting_clients_are_refused(federated, own, change, sentence):
     with pytest.raises(ValueError, match=sentence):
         federated(own=own, garbled=lambda site, verb, answer: answer | change if site == "b" else answer)
 
@@ -244,22 +244,22 @@ class Listener(Callback):
         (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the cohort"),
     ],
 )
-def test_what_a_federation_cannot_do_is_refused_by_name(federated, words, sentence):
+def test_settings_that_a_federation_cannot_run_are_refused_by_name(federated, words, sentence):
     with pytest.raises(ValueError, match=sentence):
         federated(*words)
 
 
-# ------------------------------------------------------------------------------------------- what the server may ask
+# -------------------------------------------------------------------------------------- limits of the server's power
 def sent_config(cfg):
     return clients_config(OmegaConf.to_container(cfg, resolve=True))
 
 
 @pytest.fixture
 def asked(config, tmp_path):
-    """``asked(own, *words, **changes)``: a site, and its answer to a run of these words; its own are ``TINY``."""
+    """``asked(own, *words, **changes)``: a site with the run ``TINY``, and its answer to a run of ``words``."""
 
     def ask(own, *words, edit=lambda config: None, **changes):
-        if "overrides" not in own:  # Hydra would compose them again
+        if "overrides" not in own:  # saves a second composition
             (tmp_path / "own.yaml").write_text(OmegaConf.to_yaml(config(*TINY), resolve=True))
             own = own | {"config": "own.yaml"}
         (tmp_path / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own)))
@@ -273,7 +273,7 @@ def asked(config, tmp_path):
 
 
 def test_a_site_takes_numbers_from_the_server(asked):
-    """For its own keys with a number, a list of numbers, or null."""
+    """It accepts them for its own keys whose values are numbers, lists of numbers, or null."""
     words = ("model.hidden=[5,4]", "client.epochs=3", "data.limit_train=null", "client.clip_norm=2.5", "rounds=9")
     site, said = asked({"overrides": [*words, "seed=2"]}, "client.clip_norm=1.5", "data.limit_train=140")
     assert sum(said["sizes"]) < 140 // 3
@@ -289,7 +289,7 @@ def test_a_site_takes_numbers_from_the_server(asked):
         (("model.start=x.safetensors",), "model.start is 'x.safetensors' there, 'None' here"),
     ],
 )
-def test_a_site_refuses_a_run_that_is_not_its_own_and_names_the_keys(asked, words, sentence):
+def test_a_site_refuses_another_run_and_names_the_keys(asked, words, sentence):
     failure = asked({}, *words)[1]["failure"]
     assert "b takes only numbers from the server, and its gcfed.yaml has another run: " in failure
     assert sentence in failure
@@ -306,14 +306,14 @@ NODE, TEXT = {"_target_": "test_sites.sentinel", "x": "${sentinel:}"}, "${sentin
 
 
 def places(tree, path=()):
-    """Each key of each dict in a tree, and one more per dict: (dict, key, path)."""
+    """(dict, key, path) of each key of each dict in a tree, and of one new key in each dict."""
     for key, value in [*tree.items(), ("evil", None)]:
         yield tree, key, ".".join((*path, key))
         if isinstance(value, dict):
             yield from places(value, (*path, key))
 
 
-def test_of_what_a_server_sends_numbers_alone_are_taken(config):
+def test_a_site_accepts_only_numbers_from_a_server(config):
     words = (*TINY, "algorithm=scaffold", "metrics=[drift,updates]", "data=cifar10", "client_store.folder=x")
     own = sent_config(config(*words))
     assert not {"server", "aggregator", "callbacks", "logger", "federation", "paths"} & set(own)
@@ -335,8 +335,8 @@ def test_of_what_a_server_sends_numbers_alone_are_taken(config):
     assert not {"data.dataset.data_dir", "client_store.folder", "metrics.updates.folder", "data.dataset.name"} & taken
 
 
-def test_nothing_that_a_server_sends_is_called_or_resolved(asked, tmp_path):
-    """Not in the config, in a question's other values, or in a round's message."""
+def test_a_site_calls_and_resolves_nothing_that_a_server_sends(asked, tmp_path):
+    """This holds for the config, for other values of a question, and for the message of a round."""
     own = {"arrays": "own.npz"}
     OmegaConf.register_new_resolver("sentinel", sentinel, replace=True)
     saved(tmp_path, "own", pixels(60), np.arange(60) % 10)
@@ -365,7 +365,7 @@ def test_nothing_that_a_server_sends_is_called_or_resolved(asked, tmp_path):
     assert not CALLED
 
 
-def test_a_server_deletes_no_file_but_states_of_the_clients_that_it_asks(federated, tmp_path):
+def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, tmp_path):
     _, line = federated("algorithm=scaffold", "rounds=1")
     site, other = line.programs["a"], tmp_path / "other"
     other.mkdir()
@@ -379,8 +379,7 @@ def test_a_server_deletes_no_file_but_states_of_the_clients_that_it_asks(federat
         ({"states": {mine: [[0]], str(other): [[0]]}}, {}, "a has the states"),
         ({"states": {mine: [["*"]]}}, {}, "ValueError"), ({"states": {mine: [[0], [0]]}}, {}, "zip"),
         ({"run": "other"}, {}, "does not know the run other"), ({"clients": [0, 1]}, {}, "a holds the clients [0"),
-        ({}, {"round": "../../other/x"}, "ValueError"),
-        ({}, {"model": model | {"x": model[bias]}}, "x is torch.float32"),
+        ({}, {"round": "../../other/x"}, "ValueError"), ({}, {"model": model | {"x": model[bias]}}, "x is torch.float"),
     ):  # fmt: skip
         message = pack(vars(download) | changes)
         assert sentence in answered(site, "fit", question | asked, message)["failure"]
@@ -396,19 +395,19 @@ def edited(**changes):
 
 ANSWERS = (  # a change of an answer, and the error
     (lambda answer: answer | {"uploads": []}, r"clients cannot be \[\], because asked were"),
-    (lambda answer: answer | {"states": {"scaffold": [0, 2**62]}}, "states.scaffold cannot be"),  # of a later round
+    (lambda answer: answer | {"states": {"scaffold": [0, 2**62]}}, "states.scaffold cannot be"),  # a later round
     (lambda answer: pack(answer)[:-1], "a message cannot be read"),
 )  # fmt: skip
 
 
 def garbled_by(changes):
-    """Each answer of b to ``fit`` is changed by the next of these."""
+    """Changes each answer of b to ``fit`` by the next of these functions."""
     changes = iter(changes)
     return lambda site, verb, answer: next(changes)(answer) if (site, verb) == ("b", "fit") else answer
 
 
-def test_a_malformed_answer_is_a_failure_of_its_site_only(federated, simulated, monkeypatch, caplog):
-    """The others' uploads count, and the states that it names do not."""
+def test_a_malformed_answer_fails_only_its_site(federated, simulated, monkeypatch, caplog):
+    """The uploads of other sites count. The states that the answer names do not."""
     garbled, rounds = garbled_by(change for change, _ in ANSWERS), len(ANSWERS)
     words = ("algorithm=scaffold", *ALL, f"rounds={rounds}")
     survivors(federated, simulated, monkeypatch, dict.fromkeys(range(rounds), CLIENTS_OF_B), *words, garbled=garbled)
@@ -416,7 +415,7 @@ def test_a_malformed_answer_is_a_failure_of_its_site_only(federated, simulated, 
         assert re.search(f"round {round}: b failed: .*{sentence}", caplog.text)
 
 
-def test_the_server_sees_itself_whose_numbers_are_finite(federated):
+def test_the_server_checks_that_numbers_are_finite(federated):
     """A client that wrongly reports finite numbers is left out."""
     lies = edited(delta=lambda d: {name: t * float("nan") for name, t in d.items()}, finite=torch.ones_like)
     result, _ = federated(*ALL, "rounds=2", garbled=garbled_by([lies] * 2))
@@ -426,8 +425,8 @@ def test_the_server_sees_itself_whose_numbers_are_finite(federated):
 
 
 # ----------------------------------------------------------------------------------------------- data and tests
-def test_sites_train_on_what_is_theirs(federated, simulated, tmp_path):
-    """Sites with the arrays that a partition would deal them compute what the simulation does."""
+def test_sites_train_on_their_own_samples(federated, simulated, tmp_path):
+    """Sites that own the samples of a partition compute the same as a simulation with that partition."""
     words = (
         "data.limit_train=null", "participation.num_clients=3", "participation.per_round=3", "partition=shards",
         "rounds=2",
@@ -446,13 +445,13 @@ def test_sites_train_on_what_is_theirs(federated, simulated, tmp_path):
 
 
 def test_clients_of_a_site_share_its_own_data(federated, tmp_path):
-    """Site c holds no client. A class that the run does not know is refused."""
+    """Site c has no client. An unknown class is refused."""
     words, x = ("rounds=1", "participation.num_clients=2", "participation.per_round=2"), pixels(90)
     dealt = {"a": {"clients": []}, "b": {"clients": [0, 1]}}
     own = {"b": dealt["b"] | saved(tmp_path, "b", x, np.arange(90) % 3 + 7)}
     result, line = federated(*words, own=dealt | own)
     data = line.programs["b"].end.data
-    assert data.sizes(np.arange(2)).sum() == 89  # one is held out
+    assert data.sizes(np.arange(2)).sum() == 89  # one sample is held out
     assert set(data.labels.tolist()) == {7, 8, 9}
     assert line.programs["c"].clients == []
     assert np.isfinite(result.metrics["test/loss"])
@@ -461,7 +460,7 @@ def test_clients_of_a_site_share_its_own_data(federated, tmp_path):
         federated(*words, folder="other", own=dealt | own)
 
 
-def test_data_that_have_changed_are_refused_when_a_run_goes_on(federated, tmp_path):
+def test_a_resumed_run_refuses_changed_data(federated, tmp_path):
     own = {"b": saved(tmp_path, "b", pixels(60), np.arange(60) % 10)}
     federated("rounds=1", own=own)
     saved(tmp_path, "b", pixels(60), np.arange(60) % 9)

@@ -1,6 +1,6 @@
-"""What the methods that shape the local loss are compared with: FedAvg's loop on plain tensors, one client at a time.
+"""FedAvg as a loop on plain tensors, one client at a time: the reference for methods that change the local loss.
 
-Nothing of the engine but its batch order. The loss is written by each test, as its paper has it, and left to autograd.
+The loop uses only the engine's order of batches. Each test writes the loss as its paper does, and autograd derives it.
 """
 
 import numpy as np
@@ -46,7 +46,7 @@ def layers(w, x, first=0):
 
 
 def plain_rounds(data, objective, *, rounds=ROUNDS, cohort_of=3, seed=5):
-    """The final weights; ``objective(w, start, client, x, y, previous)`` is one client's loss on one batch."""
+    """The final weights. ``objective(w, start, client, x, y, previous)`` is one client's loss on one batch."""
     w0 = [p.detach().clone() for p in Net().parameters()]
     previous = {}
     for t in range(rounds):
@@ -68,14 +68,14 @@ def plain_rounds(data, objective, *, rounds=ROUNDS, cohort_of=3, seed=5):
 
 
 def check(method, data, objective):
-    """The method's rounds are those of the plain loop, in a stack of two clients and one of a single client."""
+    """The method equals the plain loop in a stack of two clients and a stack of one."""
     found = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[method], k=2)
     assert found.isfinite().all()
     torch.testing.assert_close(found, plain_rounds(data, objective), rtol=0, atol=1e-10)
 
 
 def federation(sequences=False, sizes=(7, 12, 5, 9, 1), seed=3) -> ArrayData:
-    """Unequal clients with few of the four classes each; sequences have three labels, some of them padding."""
+    """Clients of unequal sizes with few of four classes. Sequences have three labels, and some are padding."""
     g = torch.Generator().manual_seed(seed)
     n = sum(sizes)
     clients = np.split(np.arange(n), np.cumsum(sizes)[:-1])

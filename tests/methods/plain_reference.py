@@ -1,4 +1,4 @@
-"""What the tests' own loops share: flat weights, autograd, one client at a time; of the engine only the draws."""
+"""Functions for plain loops: flat weights, autograd, one client at a time. Only the draws come from the engine."""
 
 import copy
 
@@ -36,7 +36,7 @@ def batches(data, solver, client, t, seed=5):
 
 
 def local_sgd(net, w0, steps, *, lr, momentum=0.0, nesterov=False, weight_decay=0.0, term=None):
-    """SGD on the task's loss plus ``term(w)``, by autograd; returns the weights and the number of steps."""
+    """SGD on the task's loss plus ``term(w)`` by autograd. Returns the weights and the number of steps."""
     w, velocity, count = w0.clone(), torch.zeros_like(w0), 0
     for x, y in steps:
         w.requires_grad_()
@@ -54,7 +54,7 @@ def flat(params):
 
 
 def skewed_federation(sizes=(6, 9, 4, 8)):
-    """Each client has two of four classes, around means of its own: local optima lie far apart."""
+    """Each client has two of four classes and its own mean of inputs, so the local optima are far apart."""
     g = torch.Generator().manual_seed(3)
     x, y = [], []
     for k, n in enumerate(sizes):
@@ -85,7 +85,7 @@ def optimum(net, data, weight_decay):
 
 
 def broken(data, client):
-    """The same federation, where one client's inputs are not finite."""
+    """The same data, except that one input of this client is infinite."""
     data = copy.copy(data)
     data.x = data.x.clone()
     data.x[data.clients[client][0]] = torch.inf

@@ -1,4 +1,4 @@
-"""GC against an independent loop over outputs, and its algebra (GC-Fed, eq. 1–3 and Algorithm 1)."""
+"""GC equals an independent loop over entries, and obeys its algebra (GC-Fed, eq. 1–3 and Algorithm 1)."""
 
 from collections import OrderedDict
 from functools import partial
@@ -16,7 +16,7 @@ from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, by_o
 
 
 def by_hand(grad, mean="out"):
-    """Table 8, entry by entry: each choice names the indices over which an entry's mean is taken."""
+    """Table 8, entry by entry. Each choice selects the entries whose mean is subtracted."""
     g = grad.numpy()
     out = np.empty_like(g)
     for index in np.ndindex(*g.shape):
@@ -33,7 +33,7 @@ def by_hand(grad, mean="out"):
 
 @pytest.mark.parametrize("mean", MEAN_AXES)
 @pytest.mark.parametrize("shape", [(4, 3, 2, 3), (5, 7)])
-def test_it_is_the_loop_over_entries_and_an_orthogonal_projection(mean, shape):
+def test_gc_equals_the_loop_over_entries_and_is_an_orthogonal_projection(mean, shape):
     stacked = torch.randn(3, *shape, dtype=torch.float64)
     expected = torch.stack([by_hand(g, mean) for g in stacked])
     once, alone = stacked.clone(), stacked[0].clone()
@@ -55,8 +55,8 @@ def test_it_is_the_loop_over_entries_and_an_orthogonal_projection(mean, shape):
     ("shape", "mean"),
     [((4, 1), "out"), ((4, 1, 1), "out"), ((1,), "out"), ((4, 3, 1, 1), "out_in"), ((4, 1, 5, 5), "out_kernel")],
 )
-def test_a_mean_of_a_single_number_takes_nothing_out(shape, mean):
-    """Or a layer of one input, an adapter of rank 1 and a scale of each channel would never move."""
+def test_a_mean_over_a_single_number_is_not_subtracted(shape, mean):
+    """Otherwise a layer with one input, an adapter of rank 1 and a scale per channel would never change."""
     grad = torch.randn(3, *shape)
     projected = grad.clone()
     centralize_(projected, len(shape), mean)
@@ -65,8 +65,8 @@ def test_a_mean_of_a_single_number_takes_nothing_out(shape, mean):
 
 @pytest.mark.parametrize("mean", MEAN_AXES)
 @pytest.mark.parametrize(("groups", "kernel"), [(1, (3,)), (2, (3, 2)), (4, (2, 2, 3))])
-def test_each_group_of_a_transposed_convolution_is_a_convolution_of_its_own(mean, groups, kernel):
-    """Its weight is ``[in, out / groups, …]``: with the first two axes swapped, each group is one of a convolution."""
+def test_each_group_of_a_transposed_convolution_counts_as_a_convolution(mean, groups, kernel):
+    """Its weight is ``[in, out / groups, …]``. With these two axes swapped, each group is a convolution's weight."""
     stacked = torch.randn(3, 8, 5, *kernel, dtype=torch.float64)
     ndim, expected = stacked.dim() - 1, stacked.clone()
     for client in expected:
@@ -109,15 +109,15 @@ NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kin
         ({"boundary": "fc2", "local": False}, []),
     ],
 )
-def test_the_borderline(kwargs, expected):
+def test_local_gc_ends_at_the_boundary(kwargs, expected):
     clients = [part for part in GradientCentralization(**kwargs).parts if isinstance(part, ClientPart)]
     for part in clients:
         meet(part)
     assert [name for part in clients for name in part.ndim] == expected
 
 
-def test_the_share_is_of_the_tensors_that_are_trained(caplog):
-    """A frozen backbone would push adapters, which come last, beyond any share."""
+def test_lam_is_a_share_of_the_trained_tensors(caplog):
+    """Otherwise a frozen backbone would use up the share, because adapters come last."""
     model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
     model[:2].requires_grad_(False)
     gc = GradientCentralization(lam=0.5).local
@@ -132,7 +132,7 @@ def test_the_share_is_of_the_tensors_that_are_trained(caplog):
 
 
 class Decoder(nn.Module):
-    """Declares its head first, has a token and positions, and both kinds of convolution."""
+    """Declares its head first. It has a token, positions, a convolution and a transposed convolution."""
 
     def __init__(self):
         super().__init__()
@@ -163,7 +163,7 @@ STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
         ({"lam": 1}, [*STEM, "body.up.weight", "body.conv.weight", "head.weight"]),
     ],
 )
-def test_the_borderline_lies_in_the_forward_pass(kwargs, expected):
+def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     method = GradientCentralization(**kwargs)
     setup = make_setup(Decoder(), data=random_federation())
     method.local.meet(setup)
@@ -175,7 +175,7 @@ def test_the_borderline_lies_in_the_forward_pass(kwargs, expected):
 
 
 @pytest.mark.parametrize("kwargs", [{"boundary": "head", "server": False}, {"local": False}], ids=["local", "global"])
-def test_an_update_has_no_mean_over_the_inputs_where_it_is_centralized(kwargs):
+def test_centralized_updates_have_no_mean_over_the_inputs(kwargs):
     data, net = random_federation(), Decoder()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     train_rounds(net, data, sgd(lr=0.01), rounds=1, methods=[GradientCentralization(**kwargs)], k=2)
@@ -197,7 +197,7 @@ def test_an_update_has_no_mean_over_the_inputs_where_it_is_centralized(kwargs):
     ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
     ({"boundary": "fc2", "tensors": "all"}, NAMES), ({"local": False, "server_boundary": "fc1"}, NAMES[4::2]),
 ])  # fmt: skip
-def test_global_gc_projects_the_pseudo_gradient_of_every_layer_or_from_one_on(kwargs, chosen):
+def test_global_gc_projects_the_pseudo_gradient_of_all_layers_or_of_later_ones(kwargs, chosen):
     model, gc = net(), GradientCentralization(**kwargs).server
     meet(gc, model)
     for p in model.parameters():
@@ -210,7 +210,7 @@ def test_global_gc_projects_the_pseudo_gradient_of_every_layer_or_from_one_on(kw
 
 
 def test_local_gc_may_end_after_some_rounds():
-    """Two rounds with Local GC, then two without: as a run that is continued by Global GC alone."""
+    """Two rounds have Local GC, two do not. The result equals a run that continues with Global GC alone."""
     run = partial(train_rounds, data=random_federation(), solver=sgd(), cohort_of=4, rounds=4)
     found, always = (
         run(make_net(), methods=[GradientCentralization(lam=1, local_rounds=rounds)]) for rounds in (2, None)
@@ -225,27 +225,27 @@ def test_local_gc_may_end_after_some_rounds():
     assert not torch.equal(found, always)
 
 
-def test_both_need_a_borderline_between_them():
+def test_local_and_global_gc_together_need_a_boundary():
     with pytest.raises(ValueError, match=r"boundary and lam are null"):
         GradientCentralization()
 
 
-def test_an_unknown_boundary_lists_the_names_that_exist():
+def test_the_error_of_an_unknown_boundary_lists_the_names():
     with pytest.raises(ValueError, match=r"gc\.boundary='fc9'.*conv1, conv2, fc1, fc2"):
         meet(GradientCentralization(boundary="fc9").local)
 
 
-def test_a_tied_weight_lies_where_it_is_first_used():
+def test_a_tied_weight_belongs_to_the_layer_that_uses_it_last():
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight
-    for boundary, expected in (("2", ["0.weight"]), ("1", [])):  # the one weight of 1 is the first's
+    for boundary, expected in (("2", ["0.weight"]), ("1", [])):  # layer 1 uses it last
         gc = GradientCentralization(boundary=boundary).local
         meet(gc, tied)
         assert [*gc.ndim] == expected
 
 
-def test_the_projection_is_the_papers_p():
-    """P = I − eeᵀ with e = 1/√m, on G [m inputs × n outputs], PyTorch's layout transposed."""
+def test_the_projection_equals_the_papers_p():
+    """P = I − eeᵀ with e = 1/√m acts on G [m inputs × n outputs], the transpose of PyTorch's layout."""
     weight = torch.randn(3, 6, dtype=torch.float64)
     e = torch.full((6, 1), 6**-0.5, dtype=torch.float64)
     expected = ((torch.eye(6, dtype=torch.float64) - e @ e.T) @ weight.T).T
@@ -253,8 +253,8 @@ def test_the_projection_is_the_papers_p():
     torch.testing.assert_close(weight, expected)
 
 
-def test_a_borderline_is_a_module_with_parameters():
-    with pytest.raises(ValueError, match=r"gc\.boundary='fc'"):  # a prefix of a name is no name
+def test_the_boundary_must_be_a_module_with_parameters():
+    with pytest.raises(ValueError, match=r"gc\.boundary='fc'"):  # only a prefix of names
         meet(GradientCentralization(boundary="fc").local)
     with pytest.raises(ValueError, match=r"There are: 0, 1\."):
         meet(GradientCentralization(boundary="head").local, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()))

@@ -1,4 +1,4 @@
-"""Differential privacy: the noise's scale and bits, ε against other accountants, and what ε would not cover."""
+"""Differential privacy: the noise, ε compared with other accountants, and settings that would break the guarantee."""
 
 import json
 import math
@@ -38,7 +38,7 @@ RDPAccountant = pytest.importorskip("opacus.accountants").RDPAccountant
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """Poisson cohorts; a cheap accountant, except in the tests of ε."""
+    """Draws Poisson cohorts, and uses a cheap accountant except in tests of ε."""
     monkeypatch.setattr(harness, "Cohorts", lambda n, order=1: PoissonSampler(n))
     if "epsilon" not in request.function.__name__:
         monkeypatch.setattr(client_dp, "LARGE", 0.0)
@@ -67,8 +67,8 @@ def test_poisson_cohorts_are_independent_draws():
     assert pairs == pytest.approx(np.full(30, 1 / 9), abs=error)
 
 
-def test_without_noise_it_is_the_clipped_run_bit_for_bit(federation):
-    """If all clients take part; otherwise it is the clipped mean times n / qN."""
+def test_without_noise_a_run_equals_the_clipped_run_bit_for_bit(federation):
+    """This holds for full participation. Otherwise the result is the clipped mean times n / qN."""
     clipped, private = partial(ClipUpdate, 0.05), partial(ClientDP, 0.05, noise_multiplier=0.0)
     one, other = (updates(federation, make(), rounds=3, cohort_of=5)[-1][1] for make in (clipped, private))
     assert all(map(torch.equal, one, other))
@@ -78,7 +78,7 @@ def test_without_noise_it_is_the_clipped_run_bit_for_bit(federation):
 
 
 class Longer(ClientPart):
-    """Sends long updates, and of client 1 none that counts."""
+    """Sends long updates. That of client 1 is NaN."""
 
     def send(self, upload, own, download):
         for t in upload.delta.values():
@@ -95,7 +95,7 @@ class Sent(harness.Spy):
 
 
 def test_no_client_adds_more_than_the_bound(federation):
-    """A client that does not count adds nothing: the sum is divided by qN, whoever counts."""
+    """A client that is not finite adds nothing. The sum is always divided by qN."""
     found, sent, method = [], Sent(), ClientDP(0.05, noise_multiplier=0.0)
     train_rounds(
         make_net(), federation, sgd(), rounds=1, methods=[method, Longer(), sent], cohort_of=5,
@@ -137,7 +137,7 @@ def test_a_resumed_run_draws_the_same_noise(config, tmp_path):
 
 
 def epsilon_of(sigma, q, rounds, delta, tight=True):
-    """By numerical integration; the conversion of Balle et al. (2020, Theorem 21) or Mironov (2017, Proposition 3)."""
+    """ε by numerical integration, converted as Balle et al. (2020, Theorem 21) or Mironov (2017, Proposition 3)."""
     x, bounds = np.linspace(-10 * sigma, 64 + 10 * sigma, 20_000), []
     density = -(x**2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
     for a in np.r_[1.1:11:0.1, 11:64]:
@@ -168,7 +168,7 @@ def test_epsilon_agrees_with_published_values_and_another_accountant():
 
 
 def test_a_target_epsilon_finds_the_noise_for_its_rounds():
-    """If all clients take part, δ is known exactly (Balle & Wang 2018, Theorem 8, with σ / √T)."""
+    """For full participation, δ is known exactly (Balle & Wang 2018, Theorem 8, with σ / √T)."""
 
     def delta(epsilon):
         ratio = math.sqrt(50) / noise.sigma
@@ -200,7 +200,7 @@ def test_a_target_epsilon_finds_the_noise_for_its_rounds():
     ([], {"cohort": 2}, r"needs participation\.faults\.extra=null"),
     ([], {"transport": SimpleNamespace(remote=True)}, "needs federation=none"),
 ])  # fmt: skip
-def test_what_would_break_the_guarantee_is_refused(methods, changes, message):
+def test_settings_that_break_the_guarantee_are_refused(methods, changes, message):
     allowed, refused = (
         make_setup(make_net(), data=random_federation(), methods=[*more, Drift(), ClientDP(noise_multiplier=1.0)])
         for more in ([LookAhead(update="delta")], methods)
@@ -211,7 +211,7 @@ def test_what_would_break_the_guarantee_is_refused(methods, changes, message):
 
 
 def test_the_noise_has_the_stated_deviation_and_global_gc_removes_one_direction_per_output():
-    """Of isotropic noise on a weight [out, in], P removes 1/in of the squared norm on average: out of out · in."""
+    """Of isotropic noise on a weight [out, in], P removes on average the share 1/in of the squared norm."""
 
     def norm(tensors):
         return sum(float(t.square().sum()) for t in tensors)

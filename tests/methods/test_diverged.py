@@ -1,4 +1,4 @@
-"""Nothing of a client whose weights become infinite stays with server or client; statistics are no steps to correct."""
+"""A client with infinite weights leaves nothing at the server or the client. Methods do not change statistics."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ FedLESAM = partial(Sam, direction="last_update")
 
 
 class Diverges(ClientPart):
-    """A client whose weights become infinite in the second round."""
+    """Makes the weights of client 2 infinite in the second round."""
 
     order = Order.MEASURES
 
@@ -41,7 +41,7 @@ class Diverges(ClientPart):
 
 
 class DropsOut(Faults):
-    """The same client drops out of that round."""
+    """Lets client 2 drop out of the second round."""
 
     def survivors(self, drawn, steps, round, seed):
         return drawn[(round != 1) | (drawn != 2)]
@@ -50,8 +50,8 @@ class DropsOut(Faults):
 @pytest.mark.parametrize("cls", [
     DualSam, FedCM, FedCurv, FedDC, FedDyn, FedGC, FedGloSS, FedLESAM, FedMuon, FedSub, FedVARP, Moon, Scaffold, SSF,
 ])  # fmt: skip
-def test_who_diverges_is_as_one_who_drops_out(cls):
-    """Its next round is as it would have been."""
+def test_a_client_that_diverges_equals_one_that_drops_out(cls):
+    """Its next round is the same in both cases."""
     runs, lost = [], []
     for other, faults in (([Diverges()], None), ([], DropsOut())):
         runs.append(train_rounds(
@@ -63,7 +63,7 @@ def test_who_diverges_is_as_one_who_drops_out(cls):
     assert runs[0].isfinite().all()
 
 
-def test_who_diverges_keeps_its_own_batch_norms():
+def test_a_client_that_diverges_keeps_its_own_batch_norms():
     data, runs = random_federation(sizes=(8, 12, 4, 8)), []
     for other, faults in (([Diverges()], None), ([], DropsOut())):
         methods = [LocalNorm(), *other]
@@ -72,7 +72,7 @@ def test_who_diverges_keeps_its_own_batch_norms():
 
 
 class Statistics(Spy):
-    """Each client's running statistics at the end of its training, in the order of training."""
+    """Records each client's running statistics at the end of its training."""
 
     def __init__(self):
         self.seen = []
@@ -84,8 +84,8 @@ class Statistics(Spy):
 @pytest.mark.parametrize(
     "cls", [ClipUpdate, FedCM, FedCurv, FedDC, FedDyn, FedGC, FedSub, FedVARP, Quantization, Scaffold, SSF]
 )
-def test_running_statistics_are_the_cohorts_mean_whatever_the_method(cls):
-    """A method corrects, keeps or projects steps alone."""
+def test_running_statistics_are_the_cohorts_mean_with_every_method(cls):
+    """Methods correct, keep or project only trained weights."""
     net, watch = with_batch_norm(), Statistics()
 
     def on_round(round, row):

@@ -1,4 +1,4 @@
-"""Methods of strength 0, in a first round, or in a first step are FedAvg, bit for bit."""
+"""Methods equal FedAvg bit for bit with strength 0, in a first round, or in a first step."""
 
 from functools import cache, partial
 
@@ -35,7 +35,7 @@ def fedavg(**run):
     FedReg(1.0, pseudo=False, perturbed=False), FedSol(0.0), Moon(0.0), Proximal(0.0), Sam(0.0),
     Sam(0.0, direction="last_update"),
 ], ids=lambda method: type(method).__name__)  # fmt: skip
-def test_strength_0(method):
+def test_strength_0_equals_fedavg(method):
     found = train_rounds(Net(), federation(), sgd(), rounds=3, methods=[method], k=2)
     assert torch.equal(found, fedavg(rounds=3))
 
@@ -44,18 +44,18 @@ LESAM = [partial(Sam, direction=direction) for direction in ("last_update", "con
 
 
 @pytest.mark.parametrize("cls", [FedCurv, FedVARP, Moon, Scaffold, *LESAM])
-def test_a_first_round(cls):
+def test_a_first_round_equals_fedavg(cls):
     found = train_rounds(Net(), federation(), sgd(), rounds=1, methods=[cls()], k=2)
     assert torch.equal(found, fedavg(rounds=1))
 
 
 @pytest.mark.parametrize("method", [FedGC(), FedSol(), FedSol(adaptive=False), Proximal()])
-def test_a_first_step_of_one_client(method):
+def test_a_first_step_of_one_client_equals_fedavg(method):
     run = partial(train_rounds, data=random_federation(features=6), solver=sgd(steps=1), rounds=1, cohort_of=1)
     assert torch.equal(run(Net(), methods=[method]), run(Net()))
 
 
-def test_all_of_the_space_is_scaffold_and_a_first_round_in_it_has_no_correction():
+def test_ssf_in_the_whole_space_equals_scaffold_and_a_first_round_has_no_correction():
     run = partial(train_rounds, data=federation(), k=2)
     decayed = {"solver": sgd(weight_decay=0.01), "rounds": 6}
     whole, scaffold = (run(Net(), methods=[method], **decayed) for method in (SSF(ratio=1.0), Scaffold()))

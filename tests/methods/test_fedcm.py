@@ -1,4 +1,4 @@
-"""FedCM against a plain loop over autograd, and what its α and Δ mean."""
+"""FedCM equals a plain loop with autograd, and its α and Δ have the paper's meaning."""
 
 import torch
 from harness import make_net, random_federation, server_of, sgd, train_rounds, weights
@@ -8,7 +8,7 @@ from gcfed.methods.fedcm import FedCM
 
 
 def reference(net, data, solver, rounds, *, alpha, weight_decay):
-    """FedCM in the paper's words. Δ is the mean of all local steps of the round, whichever client made them."""
+    """FedCM as the paper writes it. Δ is the mean of all local steps of the round over all clients."""
     w, direction = weights(net), 0.0
     for t in range(rounds):
         ends, steps = [], []
@@ -32,7 +32,7 @@ def test_it_equals_a_plain_loop(federation):
 
 
 def test_delta_is_the_mean_of_the_finite_clients_steps():
-    """The long client is broken; the other takes one step of one batch, so Δ is its gradient."""
+    """The large client is not finite. The other client makes one step, so Δ is its gradient."""
     data = broken(random_federation(sizes=(4, 40)), 1)
     method, net = FedCM(0.25), make_net()
     start = weights(net)

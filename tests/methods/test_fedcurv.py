@@ -1,4 +1,4 @@
-"""FedCurv against a plain loop on the paper's own objective, with its sums under partial participation."""
+"""FedCurv equals a plain loop on the paper's objective, also under partial participation."""
 
 from functools import partial
 
@@ -19,14 +19,14 @@ LAM = 0.7
 
 
 def squared_gradients(net, w, data, client):
-    """Mean over a client's samples of the squared gradients of their losses."""
+    """The mean of the squared gradients of the losses of a client's samples."""
     samples = torch.from_numpy(data.clients[client]).split(1)
     w = w.clone().requires_grad_()
     return sum(torch.autograd.grad(loss_at(net, w, data.x[i], data.y[i]), w)[0] ** 2 for i in samples) / len(samples)
 
 
 def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
-    """The final weights; clients in ``silent`` train, but what they send does not count."""
+    """The final weights. Clients in ``silent`` train, but their uploads do not count."""
     w, last = weights(net), {}
     for t in range(rounds):
         now = {}
@@ -45,15 +45,15 @@ def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
     return w
 
 
-def test_it_is_the_plain_loop(federation):
+def test_it_equals_the_plain_loop(federation):
     ours = train_rounds(make_net(), federation, sgd(), rounds=5, methods=[FedCurv(LAM, chunk=5)], k=2)
     theirs = reference(make_net(), federation, sgd(), rounds=5)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("cohort_of", [1, 3])
-def test_clients_whose_numbers_are_not_finite_are_in_no_sum(federation, cohort_of):
-    """Client 2 never counts; where it is alone, the sums stay those of the round before, its one client's own."""
+def test_clients_that_are_not_finite_are_in_no_sum(federation, cohort_of):
+    """Client 2 never counts. If it is alone in a cohort, the sums of the previous round stay."""
     assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
     data, method = broken(federation, 2), FedCurv(LAM)
     ours = train_rounds(make_net(), data, sgd(), rounds=6, methods=[method], k=2, cohort_of=cohort_of)
@@ -62,7 +62,7 @@ def test_clients_whose_numbers_are_not_finite_are_in_no_sum(federation, cohort_o
 
 
 def test_a_client_alone_has_no_others():
-    """What it takes out of the server's sums is what it has sent, to the bit, so that it trains as in FedAvg."""
+    """It subtracts from the server's sums exactly what it sent, so it trains as in FedAvg."""
     run = partial(train_rounds, data=random_federation((7,)), solver=sgd(), rounds=4, cohort_of=1)
     ours = run(make_net(), methods=[FedCurv(LAM)])
     assert torch.equal(ours, run(make_net()))
@@ -70,7 +70,7 @@ def test_a_client_alone_has_no_others():
 
 @pytest.mark.parametrize("sequences", [False, True])
 def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
-    """Of a network in evaluation mode; a sequence's loss is the mean over its real labels."""
+    """The network is in evaluation mode. The loss of a sequence is the mean over its real labels."""
     data, net = sequence_federation(sequences), Net()
     net.fc1.weight.requires_grad_(False)
     net.fc2 = nn.Sequential(net.fc2, nn.Dropout(0.5))

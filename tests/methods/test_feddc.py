@@ -1,4 +1,4 @@
-"""FedDC against a plain loop over autograd of its objective."""
+"""FedDC equals a plain loop with autograd of its objective."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from gcfed.methods.feddc import FedDC
 
 
 def reference(net, data, solver, rounds, *, alpha, correction):
-    """FedDC in the paper's words, with −g_k/(ηK) written as the gradient c_k and all means taken over all clients."""
+    """FedDC as the paper writes it. The gradient c_k is −g_k/(ηK), and all means are over all clients."""
     w, n = weights(net), len(data.clients)
     h, c = torch.zeros(2, n, len(w), dtype=w.dtype)
     for t in range(rounds):

@@ -1,4 +1,4 @@
-"""FedDecorr: the Gram identity against the correlation matrix itself, and the authors' loss against theirs in words."""
+"""FedDecorr: the Gram identity equals the correlation matrix, for the paper's loss and the authors' loss."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from gcfed.tasks import Batch
 
 
 def decorrelation(features, scale):
-    """From the d × d matrix. The paper's diagonal is constant, so only its value is missing here."""
+    """The loss from the d × d matrix. The paper's diagonal is a constant, which is left out."""
     n, d = features.shape
     if n == 1:
         return features.sum() * 0
@@ -39,8 +39,8 @@ def term(features_KBF, rows=None, scale="paper"):
 
 
 @pytest.mark.parametrize("scale", ["paper", "authors"])
-def test_padding_constant_lone_features_and_single_samples(scale):
-    """Padding counts for nothing, a constant feature is uncorrelated, one sample adds nothing; all gradients finite."""
+def test_padding_constant_features_single_features_and_single_samples(scale):
+    """Padding and single samples add nothing, a constant feature is uncorrelated, and all gradients are finite."""
     torch.manual_seed(0)
     x = torch.randn(3, 6, 5, dtype=torch.float64)
     x[..., 3] = 0.7

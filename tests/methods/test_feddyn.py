@@ -1,4 +1,4 @@
-"""FedDyn against a plain loop on the paper's own objective."""
+"""FedDyn equals a plain loop on the paper's objective."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def reference(net, data, solver, *, rounds, alpha, divide_by, lr=0.1, momentum, 
 
 
 @pytest.mark.parametrize("divide_by", ["clients", "authors"])
-def test_it_is_the_plain_loop(federation, divide_by):
+def test_it_equals_the_plain_loop(federation, divide_by):
     setting, method = {"momentum": 0.5, "weight_decay": 0.01}, FedDyn(0.3, divide_by=divide_by)
     solver = sgd(**setting)
     ours = train_rounds(make_net(), federation, solver, rounds=5, methods=[method], k=2)

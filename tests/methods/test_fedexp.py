@@ -1,4 +1,4 @@
-"""FedExP's iterates against a plain loop; its model is the average of the last two."""
+"""FedExP equals a plain loop. Its model is the average of the last two iterates."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def by_hand(data, lr, rounds, epsilon, absent=(), project=lambda step: step):
 
 
 @pytest.mark.parametrize(("lr", "longer"), [(0.001, False), (0.5, True)])
-def test_it_is_the_plain_loop(federation, lr, longer):
+def test_it_equals_the_plain_loop(federation, lr, longer):
     expected, found = by_hand(federation, lr, 4, 1e-3)
     assert found is longer
     trained = train_rounds(make_net(), federation, sgd(lr), rounds=4, methods=[FedExP(1e-3)], k=2)
@@ -38,7 +38,7 @@ def test_it_is_the_plain_loop(federation, lr, longer):
 
 def test_a_broken_client_does_not_count_and_global_gc_projects_the_step(federation):
     def project(step):
-        """Each output of the two layers loses the mean over its inputs."""
+        """Subtracts the mean over the inputs of each output in two layers."""
         first, bias, second, rest = step.split([30, 5, 20, 4])
         first, second = (m - m.mean(1, keepdim=True) for m in (first.view(5, 6), second.view(4, 5)))
         return torch.cat([first.flatten(), bias, second.flatten(), rest])
@@ -52,7 +52,7 @@ def test_a_broken_client_does_not_count_and_global_gc_projects_the_step(federati
 
 
 @pytest.mark.parametrize("other", [Personal, Scaffold])
-def test_with_steps_that_are_not_longer_the_clients_train_as_without_it(federation, other):
+def test_without_longer_steps_the_clients_train_as_without_fedexp(federation, other):
     before, last = (train_rounds(make_net(), federation, sgd(), rounds=t, methods=[other()]) for t in (2, 3))
     found = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[other(), FedExP(1e9)])
     torch.testing.assert_close(found, (before + last) / 2, rtol=0, atol=1e-10)

@@ -1,4 +1,4 @@
-"""FedGC against Algorithm 1 in NumPy, its two programs against quadprog and their KKT conditions."""
+"""FedGC equals Algorithm 1 in NumPy. Its two programs agree with quadprog and satisfy their KKT conditions."""
 
 from functools import partial
 
@@ -31,7 +31,7 @@ samples = partial(MeanAggregator, "samples")
 
 
 def opposed_federation(sizes=(20, 4, 3, 5)):
-    """Each client has one class, on much the same inputs: what one learns, the others forget."""
+    """Each client has one class, and all have similar inputs. Each client's training increases the others' losses."""
     g = torch.Generator().manual_seed(2)
     x = 1.0 + 0.5 * torch.randn(sum(sizes), 6, generator=g, dtype=torch.float64)
     return ArrayData(
@@ -40,9 +40,9 @@ def opposed_federation(sizes=(20, 4, 3, 5)):
 
 
 def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, layerwise="tensor", size=3):
-    """Algorithm 1 in its own words, in gradients; both programs go to quadprog, SGC as the primal over all weights.
+    """Algorithm 1 with gradients. quadprog solves both programs, for SGC the primal over all weights.
 
-    Returns the weights and how often CGC, SGC projected.
+    Returns the weights and the numbers of projections by CGC and SGC.
     """
     theta, counts = weights(net), [p.numel() for p in net.parameters()]
     ends = np.cumsum(counts)[:-1]
@@ -79,10 +79,10 @@ FEDGC = {"lr": 0.3, "lr_decay": 0.9, "steps": 3}
     {}, {"layerwise": "layer"}, {"layerwise": "model"}, {"cgc": False}, {"sgc": False},
 ])  # fmt: skip
 def test_it_equals_algorithm_1(switches, monkeypatch):
-    monkeypatch.setattr("gcfed.methods.fedgc.COLUMNS", 8)  # of the 30 and 20 weights
+    monkeypatch.setattr("gcfed.methods.fedgc.COLUMNS", 8)  # in parts of 8 of 30 and 20 weights
     data, solver, rows = opposed_federation(), sgd(**FEDGC), []
     expected, projected, active = fedgc(make_net(), data, solver, 6, **switches)
-    assert projected > 3 or not switches.get("cgc", True)  # of 5 rounds and 3 clients, by 4 tensors or not
+    assert projected > 3 or not switches.get("cgc", True)  # at most 5 rounds · 3 clients · 4 tensors
     assert active > 3 or not switches.get("sgc", True)
     found = train_rounds(
         make_net(), data, solver, rounds=6, methods=[FedGC(**switches)], aggregator=samples(), k=2,
@@ -94,14 +94,14 @@ def test_it_equals_algorithm_1(switches, monkeypatch):
     assert active == sum(row.get("fedgc/sgc_active", 0) for row in rows)
 
 
-def test_a_client_without_finite_numbers_constrains_nobody():
+def test_a_client_that_is_not_finite_constrains_no_other():
     data, solver = broken(opposed_federation(), 1), sgd(**FEDGC)
     expected, *_ = fedgc(make_net(), data, solver, 5)
     found = train_rounds(make_net(), data, solver, rounds=5, methods=[FedGC()], aggregator=samples(), k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
-def test_a_layer_is_a_module_with_parameters_of_its_own_as_a_block_of_fixup_with_its_scalars():
+def test_a_layer_is_a_module_with_parameters_such_as_a_fixup_block():
     net = ResNet9(input_shape=(1, 8, 8), num_classes=3)
     layers = {}
     for name, _ in net.named_parameters():
@@ -112,7 +112,7 @@ def test_a_layer_is_a_module_with_parameters_of_its_own_as_a_block_of_fixup_with
 
 
 # ---------------------------------------------------------------------------------------------------------------- CGC
-def test_cgc_in_closed_form_is_what_quadprog_finds():
+def test_the_closed_form_of_cgc_equals_quadprog():
     rng = np.random.default_rng(0)
     for _ in range(50):
         h, z, margin = rng.normal(size=(4, 2, 3)), rng.normal(size=(2, 3)), rng.exponential()
@@ -124,7 +124,7 @@ def test_cgc_in_closed_form_is_what_quadprog_finds():
             np.testing.assert_allclose(v[k], primal[4], rtol=0, atol=1e-12)
 
 
-def test_cgc_leaves_what_satisfies_it_and_what_nothing_constrains_bit_for_bit():
+def test_cgc_does_not_change_satisfied_or_unconstrained_gradients():
     h = torch.randn(3, 4, 5)
     for move in (torch.zeros(4, 5), h[0].clone()):
         u = h.clone()
@@ -149,7 +149,7 @@ def assert_kkt(G, mean, margin, z, lam, atol=1e-8):
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
-def test_sgc_satisfies_its_kkt_conditions_and_is_the_nearest_in_whatever_units(scale):
+def test_sgc_satisfies_its_kkt_conditions_and_is_the_nearest_at_all_scales(scale):
     for seed in range(5):
         rng = np.random.default_rng(seed)
         G = rng.normal(size=(4, 6)) * rng.exponential(size=(4, 1))
@@ -161,14 +161,14 @@ def test_sgc_satisfies_its_kkt_conditions_and_is_the_nearest_in_whatever_units(s
 
 
 def test_sgc_with_more_clients_than_weights_and_with_equal_clients():
-    """GGᵀ is singular there."""
+    """In these cases GGᵀ is singular."""
     many = np.random.default_rng(0).normal(size=(9, 3))
-    many[:, 0] = abs(many[:, 0]) + 0.5  # in one half space, or nothing would satisfy all
+    many[:, 0] = abs(many[:, 0]) + 0.5  # otherwise no update satisfies all
     twins = np.array([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [-0.9, 0.5, 0.0, 0.0], [-0.9, 0.5, 0.0, 0.0]])
     for G, mean in ((many, -many.mean(0)), (twins, twins.mean(0) + twins[2])):
         z, lam = solution(G, mean, 0.1)
         assert lam.max() > 0
-        assert_kkt(G, mean, 0.1, z, lam, atol=1e-6)  # of λ around 30
+        assert_kkt(G, mean, 0.1, z, lam, atol=1e-6)  # λ is about 30
 
 
 @pytest.mark.parametrize(
@@ -176,25 +176,25 @@ def test_sgc_with_more_clients_than_weights_and_with_equal_clients():
     [
         np.array([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]]),  # opposite
         np.array([[1.0, 2.0, 0.0], [-3.0, -6.0, 0.0], [0.0, 0.0, 1.0]]),
-        np.array([[1.0, 0.0, 0.3], [-0.5, 0.8, 0.3], [-0.5, -0.8, -0.6]]),  # they add up to nothing
-        np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),  # one did not move
+        np.array([[1.0, 0.0, 0.3], [-0.5, 0.8, 0.3], [-0.5, -0.8, -0.6]]),  # they sum to zero
+        np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),  # one is zero
     ],
 )
 @pytest.mark.parametrize("scale", [1e-5, 1.0, 1e3])
-def test_sgc_without_a_solution_says_so(G, scale):
+def test_sgc_without_a_solution_returns_none(G, scale):
     with pytest.raises(ValueError, match="inconsistent"):
         quadprog.solve_qp(np.eye(3), G.mean(0), G.T.copy(), np.full(len(G), C))
     G = scale * G
     assert solution(G, np.array([0.7] + [0.3] * (len(G) - 1)) @ G, scale**2 * C) is None
 
 
-def test_opposite_gradients_are_reconcilable_without_a_margin():
+def test_opposite_gradients_have_a_solution_without_a_margin():
     G = np.array([[1.0, 2.0], [-1.0, -2.0]])
     z, _ = solution(G, 0.5 * G[0], 0.0)
     np.testing.assert_allclose(z, 0, rtol=0, atol=1e-6)
 
 
-def test_where_no_update_satisfies_all_the_mean_is_applied_and_counted():
+def test_if_no_update_satisfies_all_the_mean_is_applied_and_counted():
     part, net = server_of(FedGC(cgc=False)), nn.Linear(3, 1, bias=False).double()
     part.meet(make_setup(net))
     start = {"weight": torch.zeros(1, 3).double()}
@@ -212,7 +212,7 @@ def test_where_no_update_satisfies_all_the_mean_is_applied_and_counted():
 @pytest.mark.parametrize(
     ("cohort_of", "cgc", "factors"), [(3, True, [1, 2, 2]), (5, True, [1, 1, 1]), (3, False, [1, 1, 1])]
 )
-def test_the_servers_gradient_counts_where_not_all_clients_know_it(federation, cohort_of, cgc, factors):
+def test_the_bytes_of_the_servers_gradient_count_unless_all_clients_know_it(federation, cohort_of, cgc, factors):
     net, sizes = make_net(), Sizes()
     train_rounds(net, federation, sgd(), rounds=3, methods=[FedGC(cgc=cgc), sizes], cohort_of=cohort_of)
     size = 8 * weights(net).numel()
@@ -220,8 +220,8 @@ def test_the_servers_gradient_counts_where_not_all_clients_know_it(federation, c
     assert set(sizes.up) == {size}
 
 
-def test_a_multiplier_that_fits_no_sum_breaks_the_step_instead_of_hiding():
-    """The server then refuses the step; the sum of what does not fit would be any number."""
+def test_a_multiplier_outside_the_grid_makes_the_step_nan():
+    """The sum of a number outside the grid would be arbitrary. It is NaN, so the server refuses the step."""
     round = make_received({"w": torch.zeros(2)})
     upload = make_upload({"w": torch.ones(2, 2)}, np.ones(2))
     upload.clients = np.array([1, 4])
@@ -232,7 +232,7 @@ def test_a_multiplier_that_fits_no_sum_breaks_the_step_instead_of_hiding():
 
 
 def test_a_round_without_any_finite_client_changes_and_constrains_nothing(federation):
-    """Round 1 is that of client 2 alone, so round 2 meets a model that did not move."""
+    """Only client 2 takes part in round 1, so the model of round 2 is that of round 1."""
     assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
     models, data = [], broken(federation, 2)
     train_rounds(

@@ -1,4 +1,4 @@
-"""FedGloSS, with SAM on clients and server, against the paper's rule on flat vectors."""
+"""FedGloSS with SAM on clients and server equals the paper's rule on flat vectors."""
 
 import torch
 from harness import make_net, sgd, train_rounds, weights
@@ -9,7 +9,7 @@ from gcfed.methods.fedgloss import FedGloSS
 from gcfed.methods.sam import Sam
 
 
-def test_it_is_the_plain_loop(federation):
+def test_it_equals_the_plain_loop(federation):
     alpha, rho, lr, net = 0.5, 0.4, 0.1, make_net()
     w, n = weights(net), len(federation.clients)
     h, own, last = torch.zeros_like(w), [torch.zeros_like(w) for _ in range(n)], torch.zeros_like(w)

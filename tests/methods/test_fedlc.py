@@ -1,4 +1,4 @@
-"""FedLC: the calibrated cross-entropy, without the classes that a client lacks."""
+"""FedLC: the calibrated cross-entropy excludes the classes that a client lacks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedMLB: hybrid paths built by hand, client layers first and broadcast layers after."""
+"""FedMLB: hybrid paths are written by hand. They use the client's layers first, then the broadcast layers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedMuon against a plain loop over matrices; its iteration against the singular vectors."""
+"""FedMuon equals a plain loop over matrices. Its iteration approximates the product of singular vectors."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from gcfed.methods.fedmuon import FedMuon, orthogonal
 
 
 def newton_schulz(m):
-    """Keller Jordan's iteration for one matrix, by its polynomial of singular values."""
+    """Keller Jordan's iteration for one matrix, written as its polynomial of singular values."""
     if m.dim() < 2:
         return m
     u, s, vt = torch.linalg.svd(m.flatten(1), full_matrices=False)
@@ -22,7 +22,7 @@ def newton_schulz(m):
 
 
 @pytest.mark.parametrize("gc", [False, True])
-def test_it_is_the_plain_loop(federation, gc):
+def test_it_equals_the_plain_loop(federation, gc):
     """Local GC centralizes the gradients before they become orthogonal steps."""
     beta, alpha, lr, net = 0.9, 0.3, 0.1, make_net()
     w, direction = weights(net), 0.0

@@ -1,4 +1,4 @@
-"""FedNTD: the divergence as the paper has it, over the classes that a sample is not."""
+"""FedNTD: the paper's divergence over the classes other than a sample's own."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedReg against a plain loop of its algorithm, and what its regularization promises."""
+"""FedReg equals a plain loop of its algorithm, and refuses settings that cannot work."""
 
 import pytest
 import torch
@@ -63,8 +63,8 @@ CASES = [(0.5, 0.5, True, True), (1.0, 1.0, True, False), (0.0, 0.3, False, True
 
 
 @pytest.mark.parametrize(("gamma", "beta", "pseudo", "perturbed"), CASES)
-def test_it_is_the_plain_loop(federation, gamma, beta, pseudo, perturbed):
-    """Weight decay is in the step that is regularized."""
+def test_it_equals_the_plain_loop(federation, gamma, beta, pseudo, perturbed):
+    """The regularized step includes weight decay."""
     switches = {"gamma": gamma, "beta": beta, "pseudo": pseudo, "perturbed": perturbed}
     solver = sgd(weight_decay=0.01)
     ours = train_rounds(make_net(), federation, solver, rounds=2, methods=[make(**switches)], k=2)
@@ -72,7 +72,7 @@ def test_it_is_the_plain_loop(federation, gamma, beta, pseudo, perturbed):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
-def test_what_cannot_work_is_refused():
+def test_impossible_settings_are_refused():
     words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"methods\.fedreg .* tokens have none"):
         FedReg().meet(make_setup(words))

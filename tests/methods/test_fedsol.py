@@ -1,4 +1,4 @@
-"""FedSOL equals its rule with autograd of the divergence; scalars and padding."""
+"""FedSOL equals its rule with autograd of the divergence, also with scalar parameters and padding."""
 
 import numpy as np
 import pytest
@@ -12,13 +12,13 @@ from gcfed.methods.fedsol import FedSol
 
 
 def divergence(net, w, w0, x, temperature):
-    """The proximal loss KL(w₀ ‖ w) of softened outputs, written out with probabilities."""
+    """The proximal loss KL(w₀ ‖ w) of softened outputs, computed from probabilities."""
     p, q = ((functional_call(net, tensors(net, v), (x,)) / temperature).softmax(-1) for v in (w0, w))
     return (p * (p / q).log()).sum(-1).mean()
 
 
 def drift_scale(net, w, w0):
-    """|w − w₀|, in each tensor column by column divided by its norm."""
+    """|w − w₀|, where each column of each tensor is divided by its norm."""
     scales = []
     for tensor in tensors(net, (w - w0).abs()).values():
         scale = torch.zeros_like(tensor)
@@ -31,7 +31,7 @@ def drift_scale(net, w, w0):
 
 
 def by_hand(net, data, solver, rounds, rho, temperature, adaptive):
-    """Local steps w ← w − η ∇F(w + ρ Λ g/‖g‖) with g = ∇ KL(w₀ ‖ w), but plain SGD where w = w₀; and plain means."""
+    """Local steps w ← w − η ∇F(w + ρ Λ g/‖g‖) with g = ∇ KL(w₀ ‖ w), and plain SGD if w = w₀. Plain means."""
     w0 = weights(net)
     for t in range(rounds):
         trained = []
@@ -49,7 +49,7 @@ def by_hand(net, data, solver, rounds, rho, temperature, adaptive):
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_it_descends_by_the_gradient_at_proximally_perturbed_weights(federation, adaptive):
+def test_steps_use_the_gradient_at_proximally_perturbed_weights(federation, adaptive):
     expected = by_hand(make_net(), federation, sgd(), 3, 0.8, 2.0, adaptive)
     assert (expected - by_hand(make_net(), federation, sgd(), 3, 0.0, 2.0, adaptive)).norm() > 1e-3
     method = FedSol(0.8, temperature=2.0, adaptive=adaptive)
@@ -58,7 +58,7 @@ def test_it_descends_by_the_gradient_at_proximally_perturbed_weights(federation,
 
 
 class Scaled(nn.Module):
-    """A network with a parameter without axes, over sequences: one label a position."""
+    """A network for sequences with a scalar parameter and one label per position."""
 
     def __init__(self):
         super().__init__()
@@ -70,8 +70,8 @@ class Scaled(nn.Module):
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
-def test_padding_counts_for_nothing(adaptive):
-    """Sequences that are padded and clients of unequal size: one by one and side by side."""
+def test_padding_does_not_count(adaptive):
+    """Clients of unequal sizes with padded sequences train one by one and in a stack."""
     g = torch.Generator().manual_seed(0)
     x, y = torch.randint(5, (13, 6), generator=g), torch.randint(4, (13, 6), generator=g)
     y[::3, 4:] = -100
@@ -87,5 +87,5 @@ def test_padding_counts_for_nothing(adaptive):
 
     alone, together = run(1), run(3)
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-10)
-    x[::3, 4:] = 0  # other inputs where the labels are padding
+    x[::3, 4:] = 0  # changes only padded positions
     torch.testing.assert_close(run(1), alone, rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""FedSub against a plain loop in true coordinates, and SCAFFOLD where the two are the same."""
+"""FedSub equals a plain loop in full coordinates."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ NONE = Faults()
 
 
 def reference(net, data, solver, *, rounds, ratio, refresh, weight_decay=0.0, gamma=1.0, size=3, faults=NONE):
-    """The authors' rule; a dual is kept with the space in which it was written."""
+    """The authors' rule. Each dual is kept with the subspace in which it was computed."""
     w = {n: p.detach().clone() for n, p in net.named_parameters()}
     duals = {}
     for t in range(rounds):
@@ -42,7 +42,7 @@ def reference(net, data, solver, *, rounds, ratio, refresh, weight_decay=0.0, ga
 
 
 @pytest.mark.parametrize(("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 3, 0.05, 0.7)])
-def test_it_is_the_plain_loop(federation, ratio, refresh, weight_decay, gamma):
+def test_it_equals_the_plain_loop(federation, ratio, refresh, weight_decay, gamma):
     run, stores = {"ratio": ratio, "refresh": refresh}, ClientStores()
     solver, method = sgd(weight_decay=weight_decay, lr_decay=0.8), FedSub(**run)
     ours = train_rounds(
@@ -57,7 +57,7 @@ def test_it_is_the_plain_loop(federation, ratio, refresh, weight_decay, gamma):
         torch.testing.assert_close(flat(kept), dual, rtol=0, atol=1e-10)
 
 
-def test_a_straggler_applies_the_part_of_its_dual_for_which_it_has_time(federation):
+def test_a_straggler_applies_its_dual_only_in_the_steps_that_it_makes(federation):
     solver, run = sgd(epochs=4), {"rounds": 6, "faults": Faults(stragglers=0.7)}
     ours = train_rounds(wide_and_tall(), federation, solver, methods=[FedSub(ratio=0.5, refresh=99)], k=2, **run)
     theirs, _ = reference(wide_and_tall(), federation, solver, ratio=0.5, refresh=99, **run)
@@ -66,7 +66,7 @@ def test_a_straggler_applies_the_part_of_its_dual_for_which_it_has_time(federati
 
 @pytest.mark.parametrize("others", [[], [Quantization(bits=4)]])
 def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(federation, others):
-    """They take in what the server got, not what the client meant."""
+    """Duals use the update that the server received, not the one before quantization."""
     method, stores = FedSub(ratio=0.5, refresh=99), ClientStores()
     train_rounds(wide_and_tall(), federation, sgd(), rounds=3, methods=[method, *others], stores=stores, cohort_of=5)
     for dual in stores.read("fedsub", np.arange(5), server_of(method).coordinates).values():
@@ -74,8 +74,8 @@ def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(federation, othe
         assert dual.abs().sum() > 0
 
 
-def test_the_bytes_are_those_of_the_coordinates(federation):
+def test_fedsub_sends_the_bytes_of_the_coordinates(federation):
     assert sent(FedSub(ratio=0.25), data=federation) == ([COORDINATES] * 2, COORDINATES)
     rows, run = [], {"rounds": 1, "methods": [FedSub(ratio=0.25)], "on_round": lambda _, row: rows.append(row)}
     train_rounds(wide_and_tall(), federation, sgd(), **run)
-    assert rows[0]["comm/down_bytes"] == 3 * 2 * COORDINATES  # as much again at the end of the round
+    assert rows[0]["comm/down_bytes"] == 3 * 2 * COORDINATES  # the reply has the same size

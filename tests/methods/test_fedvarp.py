@@ -1,4 +1,4 @@
-"""FedVARP against a plain loop with the table in full."""
+"""FedVARP equals a plain loop with a full table."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from gcfed.methods.fedvarp import FedVARP
 
 
 def reference(net, data, solver, *, rounds, lr=0.1, momentum=0.0, server_lr=1.0):
-    """The mean of the table is taken anew in every round."""
+    """Computes the mean of the table again in every round."""
     w, n = weights(net), len(data.clients)
     table = torch.zeros(n, len(w), dtype=w.dtype)
     for t in range(rounds):
@@ -25,7 +25,7 @@ def reference(net, data, solver, *, rounds, lr=0.1, momentum=0.0, server_lr=1.0)
     return w, table
 
 
-def test_it_is_the_plain_loop(federation):
+def test_it_equals_the_plain_loop(federation):
     solver, method, stores = sgd(momentum=0.5), FedVARP(), ClientStores()
     server = partial(torch.optim.SGD, lr=0.7)
     ours = train_rounds(make_net(), federation, solver, rounds=6, methods=[method], k=2, stores=stores, server=server)

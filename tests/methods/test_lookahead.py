@@ -1,4 +1,4 @@
-"""FedACG is Algorithm 1 of its paper; without momentum it is FedProx; it refuses servers that go elsewhere."""
+"""FedACG equals Algorithm 1 of its paper, and refuses servers with another step."""
 
 from functools import partial
 
@@ -19,8 +19,8 @@ def server(momentum, lr=1.0, **kwargs):
 
 
 @pytest.mark.parametrize("update", ["momentum", "delta"])
-def test_it_is_algorithm_1(federation, update):
-    """Or, with ``delta``, what GC-Fed's code did: the same m, but θ ← θ + Δ."""
+def test_fedacg_equals_algorithm_1(federation, update):
+    """With ``delta`` it equals GC-Fed's code, which has the same m but θ ← θ + Δ."""
     net, solver, lam, beta = make_net(), sgd(lr_decay=0.9), 0.85, 0.3
     theta, m = weights(net), 0.0
     for t in range(5):
@@ -40,7 +40,7 @@ def test_it_is_algorithm_1(federation, update):
         server=server(lam if update == "momentum" else 0.0), k=2,
     )  # fmt: skip
     torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
-    assert sizes.down == [8 * trained.numel()] * 5  # one message: the model
+    assert sizes.down == [8 * trained.numel()] * 5  # only the model is sent
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_it_is_algorithm_1(federation, update):
         (partial(Adam, lr=1.0), r"needs server=momentum, not Adam"),
     ],
 )
-def test_servers_that_go_elsewhere_are_refused_by_name(make, words):
+def test_servers_with_another_step_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=words):
         LookAhead().meet(make_setup(make_net(), server=make))
 

@@ -1,4 +1,4 @@
-"""Several methods at once, and single ones in settings of which only a whole run sees all: against plain loops."""
+"""Whole runs equal plain loops: several methods at once, and settings that only a whole run combines."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Several(Plain):
-    """SAM goes up the whole objective, calibrated and with what others add; a gradient's term stays where w was."""
+    """SAM ascends the whole objective with all added losses. The proximal gradient uses the weights before."""
 
     rho, tau, mu, beta, temperature, weight = 0.3, 0.7, 0.4, 0.8, 2.0, 0.6
     overrides = (
@@ -46,7 +46,7 @@ class Several(Plain):
 
 
 class Clipped(Plain):
-    """The bound follows the 0.2-quantile of the cohort's norms; running statistics do not count, nor do rehearsals."""
+    """The bound follows the 0.2-quantile of the cohort's norms. Running statistics and rehearsals do not count."""
 
     last, model, quantile, lr_c, first = "wrap", {"special": True}, 0.2, 0.9, 0.3
     overrides = (
@@ -71,7 +71,7 @@ class Clipped(Plain):
 
 
 class Deep(nn.Module):
-    """Batch norms at two depths, and layers whose names begin as theirs do."""
+    """Has batch norms at two depths, and layers whose names begin with the names of batch norms."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +85,7 @@ class Deep(nn.Module):
 
 
 class Own(Plain):
-    """FedBN: each client goes on with its own batch norms; the global ones are the mean of the last cohort's."""
+    """FedBN: each client keeps its own batch norms. The global ones are the mean of the last cohort's."""
 
     last, model = "wrap", {"_target_": f"{__name__}.Deep", "norm_policy": "local"}
     overrides = ("client.last_batch=wrap", "gc.boundary=normal")
@@ -103,5 +103,5 @@ class Own(Plain):
 
 
 @pytest.mark.parametrize("case", [Several, Clipped, Own])
-def test_a_run_is_the_plain_loop(config, tmp_path, case):
+def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     check(case, config, tmp_path)

@@ -1,4 +1,4 @@
-"""MOON: the contrastive term against each client's own last model, which the server never sees."""
+"""MOON: the contrastive term uses each client's own last model, which the server never sees."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def test_rounds_equal_an_independent_loop(sequences):
     mu, temperature, seen = 3.0, 0.2, []
 
     def objective(w, start, client, x, y, previous):
-        """As the paper's Algorithm 1, where a client without a previous model takes the broadcast one."""
+        """The paper's Algorithm 1. A client without a previous model uses the broadcast model."""
         seen.append(previous is not None)
         _, z, logits = layers(w, x)
         z_global, z_previous = (layers(v, x)[1].flatten(1).detach() for v in (start, previous or start))

@@ -25,7 +25,7 @@ def distance(best, *methods, rounds=30):
     return (train_rounds(net, DATA, solver, rounds=rounds, methods=methods, k=2, cohort_of=2) - best).norm()
 
 
-def test_fedavg_misses_it(best):
+def test_fedavg_misses_the_optimum(best):
     assert distance(best) > 0.05
 
 
@@ -33,5 +33,5 @@ def test_fedavg_misses_it(best):
     (Scaffold(), 40, 1e-5), (FedDyn(2.0), 50, 1e-5), (SSF(ratio=0.7), 60, 1e-4), (FedDC(2.0), 60, 1e-4),
     (FedDC(2.0, correction="control"), 60, 1e-4),
 ])  # fmt: skip
-def test_it_is_reached(best, method, rounds, limit):
+def test_the_method_reaches_the_optimum(best, method, rounds, limit):
     assert distance(best, method, rounds=rounds) < limit

@@ -1,4 +1,4 @@
-"""Personalised methods against plain loops in float64: what the server has, what clients keep, and what is tested."""
+"""Personalised methods equal plain loops in float64: the global model, personal models and tests."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -28,8 +28,8 @@ from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
 from gcfed.metrics.local_models import Personal as PersonalMetric
 
-ROUNDS, LR, DECAY, WEIGHT_DECAY = 3, 0.25, 0.5, 0.03  # recorded steps read η in float32
-HEAD = (2, 3)  # the places of the head's weight and bias among the four tensors
+ROUNDS, LR, DECAY, WEIGHT_DECAY = 3, 0.25, 0.5, 0.03  # exact in float32, which recorded steps use for η
+HEAD = (2, 3)  # the indices of the head's weight and bias among four tensors
 
 
 def logits(w, x):
@@ -37,7 +37,7 @@ def logits(w, x):
 
 
 def gradients(w, x, y):
-    """Of the mean loss with weight decay."""
+    """The gradients of the mean loss, with weight decay."""
     leaves = [t.detach().requires_grad_() for t in w]
     grads = torch.autograd.grad(F.cross_entropy(logits(leaves, x), y), leaves)
     return [g + WEIGHT_DECAY * t.detach() for g, t in zip(grads, leaves, strict=True)]
@@ -52,7 +52,7 @@ def apart(a, b):
 
 
 class Plain:
-    """FedAvg. A method's ``local`` trains one client: it returns what the server averages, and the personal model."""
+    """FedAvg. ``local`` trains one client. It returns the weights for the server's mean, and the personal model."""
 
     momentum, kept = 0.0, ()
 
@@ -87,7 +87,7 @@ class PlainLG(Plain):
 
 
 class PlainFedRep(PlainFedPer):
-    """The share 0.6 of 2, 4 and 6 steps."""
+    """Trains the head in the share 0.6 of 2, 4 and 6 steps."""
 
     def frozen(self, step, count):
         return (0, 1) if step < {2: 1, 4: 2, 6: 3}[count] else HEAD
@@ -127,7 +127,7 @@ class PlainAPFL(Plain):
 
 
 class PlainAPFLFromOne(PlainAPFL):
-    """Some clients' α would exceed 1."""
+    """Without a limit, some clients' α would exceed 1."""
 
     alpha = 1.0
 
@@ -151,7 +151,7 @@ class PlainPFedMe(Plain):
 
 
 class PlainPFedMeGC(PlainPFedMe):
-    """Local GC in the body acts on each inner gradient, without weight decay, which SGD adds later."""
+    """Local GC acts on each inner gradient of the body. SGD adds weight decay later."""
 
     def projected(self, grads, theta):
         weight = grads[0] - WEIGHT_DECAY * theta[0]
@@ -159,7 +159,7 @@ class PlainPFedMeGC(PlainPFedMe):
 
 
 class Seen(ClientPart):
-    """The last personal model of each client that took part in the round."""
+    """Records the last personal model of each client that took part."""
 
     order = Order.MEASURES
 
@@ -179,7 +179,7 @@ def with_tests(data):
     return data
 
 
-CASES = {  # the method, its plain loop, and the number of sent and of received values, of 59
+CASES = {  # the method, its plain loop, and how many of 59 values it sends and receives
     "fedper": ([Personal()], PlainFedPer, 35),
     "lgfedavg": ([Personal("body", ["2"])], PlainLG, 24),
     "fedrep": ([FedRep(0.6)], PlainFedRep, 35),
@@ -196,8 +196,8 @@ CASES = {  # the method, its plain loop, and the number of sent and of received 
 
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_plain_loop(case, recorded, monkeypatch):
-    """In stacks of two clients and of one, whose numbers of steps differ: models, tests and bytes."""
+def test_it_equals_the_plain_loop(case, recorded, monkeypatch):
+    """Stacks have two clients or one, with different numbers of steps. Models, tests and bytes are compared."""
     recorder = Recorder(Tape()) if recorded else None
     monkeypatch.setattr(LocalSolver, "recorder", lambda *_: recorder)
     methods, plain, sent = CASES[case]
@@ -241,7 +241,7 @@ def test_it_is_the_plain_loop(case, recorded, monkeypatch):
     ([Ditto(), FedRep()], "methods: Ditto and FedRep both move the weights of a local step"),
     ([PFedMe(), Ditto()], "methods: PFedMe and Ditto both move the weights of a local step"),
 ])  # fmt: skip
-def test_what_would_compute_something_else_is_refused(methods, message):
+def test_combinations_with_another_result_are_refused(methods, message):
     with pytest.raises(ValueError, match=message):
         validate_parts(make_setup(make_net(), methods=methods, data=random_federation()))
 
@@ -263,8 +263,8 @@ def test_the_server_must_not_decay_personal_tensors():
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_fedbabu_is_a_frozen_head(first):
-    """Also for a server that lengthens its step."""
+def test_fedbabu_equals_a_frozen_head(first):
+    """This also holds if the server lengthens its step."""
     runs = []
     for methods in ([FedExP()], [FedRep(0.0), FedExP()] if first else [FedExP(), FedRep(0.0)]):
         net = make_net()

@@ -1,4 +1,4 @@
-"""FedProx: the gradient of μ/2 ‖w − w₀‖², left to autograd."""
+"""FedProx: autograd computes the gradient of μ/2 ‖w − w₀‖²."""
 
 import torch.nn.functional as F
 from plain_clients import check, federation, layers

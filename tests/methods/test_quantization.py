@@ -1,4 +1,4 @@
-"""The quantizer is QSGD's: on its levels, unbiased, within its variance bound; bytes to the byte; draws of a client."""
+"""The quantizer has QSGD's levels, mean and variance bound. Bytes are exact, and each client has its own draws."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ def quantized(x, bits, seed=0):
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(2, torch.float32), (3, torch.float64), (8, torch.float32)])
-def test_every_coordinate_lies_on_a_level_beside_it(bits, dtype):
+def test_each_coordinate_is_rounded_to_a_neighbouring_level(bits, dtype):
     x = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=dtype)
     x[3] = 0
     s, norm = 2 ** (bits - 1) - 1, x.norm()
@@ -33,7 +33,7 @@ def test_every_coordinate_lies_on_a_level_beside_it(bits, dtype):
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_it_is_unbiased_and_within_the_variance_bound(bits):
+def test_the_quantizer_is_unbiased_and_within_the_variance_bound(bits):
     d, draws, s = 20, 4000, 2 ** (bits - 1) - 1
     x = torch.randn(d, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     q = x.repeat(draws, 1)
@@ -55,11 +55,11 @@ def test_many_bits_are_the_identity():
     torch.testing.assert_close(q, x, rtol=0, atol=1e-7)
 
 
-def test_edges_of_the_numbers():
+def test_zeros_small_and_infinite_numbers():
     assert torch.equal(quantized(torch.zeros(3), 8), torch.zeros(3))
     lone = torch.tensor([-0.1])
     torch.testing.assert_close(quantized(lone, 2), lone)
-    rounded_down = torch.tensor([0.7], dtype=torch.float64)  # its norm as it is sent, in float32, is less than 0.7
+    rounded_down = torch.tensor([0.7], dtype=torch.float64)  # its norm in float32, as it is sent, is less than 0.7
     assert quantized(rounded_down, 32).item() <= rounded_down.float().item()
     for bad in (float("nan"), float("inf")):
         assert quantized(torch.tensor([1.0, bad, 0.0]), 8).isnan().any()
@@ -74,7 +74,7 @@ def uploads(k, seed=0):
 
 
 def quantization(bits):
-    """Of a network whose parameters are w and b."""
+    """The method for a network with the parameters w and b."""
     method = Quantization(bits)
     net = nn.ParameterDict({"w": nn.Parameter(torch.zeros(1)), "b": nn.Parameter(torch.zeros(1))})
     method.meet(make_setup(net))
@@ -82,7 +82,7 @@ def quantization(bits):
 
 
 @pytest.mark.parametrize("bits", [2, 5])
-def test_draws_and_bytes_are_a_clients_own(bits):
+def test_each_client_has_its_own_draws_and_bytes(bits):
     download, sent = make_download({}), {}
     for k in (1, 3):
         parts = uploads(k)
@@ -106,8 +106,8 @@ def test_draws_and_bytes_are_a_clients_own(bits):
     assert not torch.equal(twins.delta["w"][0], twins.delta["w"][1])
 
 
-def test_running_statistics_travel_in_full():
-    """A variance could become negative."""
+def test_running_statistics_are_not_quantized():
+    """Otherwise a variance could become negative."""
     method = Quantization(4)
     method.meet(make_setup(nn.BatchNorm1d(3)))
     delta = {"weight": torch.randn(2, 3), "bias": torch.randn(2, 3), "running_var": torch.randn(2, 3)}

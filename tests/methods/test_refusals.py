@@ -1,4 +1,4 @@
-"""What each method asks of the rest of the algorithm: the settings that it refuses, by its own name, and no others."""
+"""Each method refuses, by its own name, exactly the settings that it does not support."""
 
 import re
 from copy import deepcopy
@@ -65,7 +65,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("cls", REFUSED)
-def test_a_method_takes_and_refuses(cls, tmp_path):
+def test_a_method_accepts_and_refuses_settings(cls, tmp_path):
     for name, (changes, message) in SETTINGS.items():
         parts = {"solver": sgd(), "server": PLAIN_SERVER, "stores": ClientStores(folder=tmp_path), **changes}
         method, net = cls(), parts.pop("net", NET)
@@ -80,7 +80,7 @@ def test_a_method_takes_and_refuses(cls, tmp_path):
 @pytest.mark.parametrize("cls", [FedDecorr, Moon])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_features_without_a_trained_weight_are_refused(cls, frozen):
-    """A term on them has no gradient: the run would be FedAvg under another name."""
+    """A loss on such features has no gradient, so the run would be FedAvg with another name."""
     net = deepcopy(NET if frozen else LINEAR).double()
     net.requires_grad_(not frozen)
     net.fc2.requires_grad_() if frozen else None
@@ -88,7 +88,7 @@ def test_features_without_a_trained_weight_are_refused(cls, frozen):
         train_rounds(net, random_federation(), sgd(), rounds=1, methods=[cls()])
 
 
-def test_two_calls_of_a_network_a_step_are_refused_where_they_count():
+def test_two_calls_of_a_network_per_step_are_refused_if_it_counts_them():
     batch, group = (ResNetCIFAR(input_shape=(3, 8, 8), num_classes=4, depth=8, norm=n) for n in ("batch", "group"))
     FedMLB().meet(make_setup(batch, methods=[FedMLB()]))
     FedMLB().meet(make_setup(group, methods=[FedMLB(), Moon()]))
@@ -96,7 +96,7 @@ def test_two_calls_of_a_network_a_step_are_refused_where_they_count():
         FedMLB().meet(make_setup(batch, methods=[FedMLB(), Moon()]))
 
 
-def test_a_loss_that_is_infinite_where_a_class_is_missing_is_refused():
+def test_a_loss_that_is_infinite_for_missing_classes_is_refused():
     class Smoothed(Classification):
         def losses(self, outputs, y):
             return F.cross_entropy(outputs, y, reduction="none", label_smoothing=0.1)

@@ -1,4 +1,4 @@
-"""FedSAM equals its two-line rule, and the weights come back bit for bit, as FedSOL's do."""
+"""FedSAM equals its two-line rule. FedSAM and FedSOL restore the weights bit for bit."""
 
 from types import SimpleNamespace
 
@@ -29,7 +29,7 @@ from gcfed.methods.sam import Sam
 
 
 def by_hand(net, data, solver, rounds, rho, mu):
-    """Local steps w ← w − η (∇F(w + ρ g/‖g‖) + μ (w − w₀)), g = ∇F(w), and plain means."""
+    """Local steps w ← w − η (∇F(w + ρ g/‖g‖) + μ (w − w₀)) with g = ∇F(w). Plain means."""
     w0 = weights(net)
     for t in range(rounds):
         trained = []
@@ -44,16 +44,16 @@ def by_hand(net, data, solver, rounds, rho, mu):
     return w0
 
 
-def test_it_descends_by_the_gradient_at_the_worst_weights_nearby(federation):
-    """A proximal term, which another method adds to the gradient, is taken where the weights were."""
+def test_steps_use_the_gradient_at_the_worst_weights_nearby(federation):
+    """The proximal term of another method is computed at the weights before the move."""
     expected = by_hand(make_net(), federation, sgd(), 3, 0.3, 0.5)
     trained = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Proximal(0.5), Sam(0.3)], k=2)
     torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", [Sam(0.7), FedSol(0.7)])
-def test_weights_and_running_statistics_come_back(federation, method):
-    """What comes back are the weights before, and the statistics after, the first of both passes; frozen ones stay."""
+def test_weights_and_running_statistics_are_restored(federation, method):
+    """Restored are the weights before the first pass and the statistics after it. Frozen weights do not change."""
     net = with_batch_norm()
     net[2].bias.requires_grad_(False)
     start = broadcast_state(net)
@@ -78,7 +78,7 @@ def test_weights_and_running_statistics_come_back(federation, method):
         assert torch.equal(leaf, before[name])
 
 
-def test_two_that_move_the_weights_are_refused_by_name():
+def test_two_methods_that_move_the_weights_are_refused_by_name():
     with pytest.raises(ValueError, match=r"methods: Sam and FedSol"):
         validate_parts(make_setup(make_net(), methods=[Sam(), FedSol()]))
 
@@ -98,7 +98,7 @@ class Counted(torch.nn.Module):
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_running_statistics_come_from_the_first_pass(k):
-    """With ρ = 0 they and the weights are FedAvg's, also counts and buffers that forward replaces."""
+    """With ρ = 0, weights and buffers equal FedAvg's, also counts and buffers that ``forward`` replaces."""
     found = []
     for methods in ([], [Sam(0.0)]):
         first, _, last = make_net()

@@ -1,4 +1,4 @@
-"""SAM's moves with the corrections of SCAFFOLD, FedDyn and FedCM, against the papers' rules on flat vectors."""
+"""SAM's moves with the corrections of SCAFFOLD, FedDyn and FedCM equal the papers' rules on flat vectors."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def unit(v):
 
 
 def by_hand(net, data, move, correction="", alpha=1.0):
-    """Three of five clients a round. SCAFFOLD's c, FedDyn's h (strength 0.5), FedCM's Δ (weight 0.4)."""
+    """Three of five clients train in a round. FedDyn's h has strength 0.5, FedCM's Δ has weight 0.4."""
     w0, n = weights(net), len(data.clients)
     zero = torch.zeros_like(w0)
     clients = [SimpleNamespace(old=None, c=zero, h=zero, mu=zero) for _ in range(n)]
@@ -88,7 +88,7 @@ def test_a_move_and_a_correction(federation, move, correction):
 
 
 def fedwmsam_by_hand(net, data, alpha, lr, absent):
-    """In the paper's words, with its Δ_k = Δ + α/(1 − α) (c − c_k). Also returns the last mean of v_k."""
+    """FedWMSAM as the paper writes it, with Δ_k = Δ + α/(1 − α) (c − c_k). Also returns α and the last mean of v_k."""
     w0, n = weights(net), len(data.clients)
     c, delta, own = torch.zeros_like(w0), torch.zeros_like(w0), [torch.zeros_like(w0) for _ in range(n)]
     for t in range(ROUNDS):
@@ -112,7 +112,7 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent):
 def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low, high):
     method, data = FedWMSAM(RHO, alpha=alpha), broken(federation, 3)
     expected, last, value = fedwmsam_by_hand(make_net(), data, alpha, lr, absent=3)
-    assert low < value < high  # above 0.9 it is clipped
+    assert low < value < high  # values above 0.9 are clipped
     found = train_rounds(make_net(), data, sgd(lr=lr), rounds=ROUNDS, methods=[method], k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     change = method.parts[-1].server_state("alpha", {})["change"]

@@ -1,4 +1,4 @@
-"""SCAFFOLD against a plain loop, with and without momentum."""
+"""SCAFFOLD equals a plain loop, with and without momentum."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from gcfed.methods.scaffold import Scaffold
 
 
 def plain_steps(steps, momentum, **kwargs):
-    """Counts by running torch's SGD along a constant gradient of one."""
+    """Counts plain steps by running torch's SGD with a constant gradient of one."""
     w = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=1.0, momentum=momentum, **kwargs)
     for _ in range(steps):
@@ -48,7 +48,7 @@ def reference(net, data, solver, *, rounds, momentum=0.0, nesterov=False, correc
 @pytest.mark.parametrize(("momentum", "nesterov", "corrected"), [
     (0.0, False, True), (0.9, False, True), (0.9, False, False), (0.6, True, True),
 ])  # fmt: skip
-def test_it_is_the_plain_loop(federation, momentum, nesterov, corrected):
+def test_it_equals_the_plain_loop(federation, momentum, nesterov, corrected):
     settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": 0.01}
     optimizer, method = partial(torch.optim.SGD, lr=0.1, **settings), Scaffold(momentum_correction=corrected)
     solver = LocalSolver(optimizer, epochs=2, batch_size=4)

@@ -1,4 +1,4 @@
-"""Ditto, APFL and pFedMe: what the second model must not change, and what it needs."""
+"""Ditto, APFL and pFedMe: the second model does not change the first, and needs plain steps."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ class OwnMean(torch.nn.Module):
 
 @pytest.mark.parametrize("method", [Ditto(0.0), APFL(1.0)])
 def test_both_models_have_their_own_running_statistics(method):
-    """w is FedAvg's. Of a single client, v is w."""
+    """The global model equals FedAvg's. For a single client, the personal model equals the global one."""
     seen, found = Seen(), []
     for methods in ([], [method, seen]):
         first, _, last = make_net()
@@ -41,7 +41,7 @@ def test_both_models_have_their_own_running_statistics(method):
 
 
 class Poison(ClientPart):
-    """Makes client 1's v infinite in the first round, and notes whose v is its w at the start of a round."""
+    """Makes client 1's v infinite in the first round. Records which clients start a round with v = w."""
 
     order = Order.MOVES_WEIGHTS
 
@@ -56,7 +56,7 @@ class Poison(ClientPart):
 
 
 def test_a_personal_model_may_diverge_alone():
-    """Its client does not keep it, and the global model is FedAvg's."""
+    """Its client does not keep it, and the global model equals FedAvg's."""
     data, poison = random_federation(sizes=(8, 8, 8)), Poison()
     runs = [train_rounds(make_net(), data, sgd(), rounds=2, methods=m, k=3) for m in ([], [Ditto(0.5), poison])]
     assert torch.equal(*runs)
@@ -71,8 +71,8 @@ def test_second_models_need_plain_steps():
         validate_parts(make_setup(make_net(), methods=[PFedMe()], solver=sgd(clip_norm=1.0)))
 
 
-def test_without_a_pull_ditto_is_local_training_and_the_strongest_pull_of_pfedme_is_none():
-    """λ = 0: v never sees another client. ηλ = 0: w stays where it is."""
+def test_ditto_without_a_pull_trains_locally_and_pfedme_with_lambda_0_keeps_the_model():
+    """With λ = 0, v does not depend on other clients. With ηλ = 0, w does not change."""
     data = random_federation(sizes=(8, 12))
     seen, net = Seen(), make_net()
     train_rounds(net, data, sgd(), rounds=2, methods=[Ditto(0.0), seen], cohort_of=2)
@@ -89,7 +89,7 @@ def test_without_a_pull_ditto_is_local_training_and_the_strongest_pull_of_pfedme
 
 
 def test_a_second_model_counts_its_own_batches():
-    """w begins its second round with the mean count of both clients, 9, and v with its own, 6 or 12."""
+    """In the second round, w starts with the clients' mean count, 9, and v with its own count, 6 or 12."""
     seen, (first, _, last) = Seen(), make_net()
     net = torch.nn.Sequential(first, torch.nn.BatchNorm1d(5).double(), last)
     train_rounds(net, random_federation(sizes=(10, 22)), sgd(), rounds=2, methods=[Ditto(), seen], cohort_of=2)

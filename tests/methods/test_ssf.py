@@ -1,4 +1,4 @@
-"""SSF against the paper's iteration in true coordinates."""
+"""SSF equals the paper's iteration in full coordinates."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def wide_and_tall():
 
 
 class Coordinates:
-    """One round's P of each weight, by the paper's formulas: W P or PᵀW."""
+    """The projections of one round by the paper's formulas, W P or PᵀW."""
 
     def __init__(self, w, t, ratio, refresh, seed=5):
         self.p = {
@@ -52,7 +52,7 @@ def combine(f, *dicts):
 
 
 def local_iteration(net, space, w, data_batches, correction, lr, weight_decay):
-    """z_τ and the mean of ∂F_k/∂z over the steps, by autograd through Pz + (I − Π)w."""
+    """z_τ, and the mean of ∂F_k/∂z over the steps by autograd through Pz + (I − Π)w."""
     z, grads = space.down(w), []
     rest = combine(torch.sub, w, space.up(z, w))
     for x, y in data_batches:
@@ -96,7 +96,7 @@ def server(gamma):
 @pytest.mark.parametrize(
     ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 4, 0.05, 0.7), (0.01, 2, 0.05, 1.0)]
 )
-def test_it_is_the_papers_iteration(federation, ratio, refresh, weight_decay, gamma):
+def test_ssf_equals_the_papers_iteration(federation, ratio, refresh, weight_decay, gamma):
     solver, method = sgd(weight_decay=weight_decay, lr_decay=0.8), SSF(ratio=ratio, refresh=refresh)
     ours = train_rounds(wide_and_tall(), federation, solver, methods=[method], rounds=6, k=2, server=server(gamma))
     theirs, c = reference(
@@ -108,24 +108,24 @@ def test_it_is_the_papers_iteration(federation, ratio, refresh, weight_decay, ga
 
 
 def sent(method, *others, data, k=2):
-    """Bytes up of each stack's clients and down of the round."""
+    """Bytes that clients of each stack send, and bytes that a client receives."""
     sizes = Sizes()
     train_rounds(wide_and_tall(), data, sgd(), rounds=1, methods=[method, *others, sizes], k=k)
     return sizes.up, sizes.down[0]
 
 
-# [8, 6] with d = 8 and r = 2, [4, 8] with d = 8 and r = 2, biases of 8 and 4; 8 bytes a number
+# Weights [8, 6] and [4, 8] with d = 8 and r = 2, biases of 8 and 4. A number has 8 bytes.
 COORDINATES = 8 * (2 * 6 + 4 * 2 + 8 + 4)
 
 
-def test_the_bytes_are_those_of_the_coordinates_also_quantized(federation):
+def test_ssf_sends_the_bytes_of_the_coordinates_also_quantized(federation):
     assert sent(SSF(ratio=0.25), data=federation) == ([2 * COORDINATES] * 2, 2 * COORDINATES)
     uploads, _ = sent(SSF(ratio=0.25), Quantization(bits=8), data=federation)
     assert uploads == [COORDINATES + COORDINATES // 8 + 4 * 4] * 2
 
 
-def test_on_the_device_its_state_is_smaller_than_scaffolds(federation):
-    """What a stack holds between its hooks: projections, while the variates stay on the CPU."""
+def test_ssf_holds_only_projections_on_the_device(federation):
+    """During training, a stack holds only projections. The variates stay on the CPU."""
     method, sizes = SSF(ratio=0.25), []
 
     class Watch(Spy):

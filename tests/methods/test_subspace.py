@@ -1,4 +1,4 @@
-"""Projectors and what both subspace methods share: draws, shapes, backfill, order of the hooks, refusals."""
+"""Projectors, and the common code of both subspace methods: draws, shapes, order of the hooks, refusals."""
 
 import itertools
 from functools import partial
@@ -28,7 +28,7 @@ def draw(seed=1, epoch=0, name="fc1.weight", d=9, r=4, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("r", [1, 4, 9])
-def test_the_columns_of_p_are_orthonormal_and_a_function_of_seed_epoch_and_layer(r):
+def test_p_is_orthonormal_and_a_function_of_seed_epoch_and_layer(r):
     p = draw(r=r)
     torch.testing.assert_close(p.T @ p, torch.eye(r, dtype=p.dtype), rtol=0, atol=1e-14)
     assert torch.equal(draw(r=r), p)
@@ -37,14 +37,14 @@ def test_the_columns_of_p_are_orthonormal_and_a_function_of_seed_epoch_and_layer
 
 
 def test_p_is_uniformly_random():
-    """E PPᵀ = (r/d) I and E P = 0, which Q of a QR decomposition has only with the signs of R."""
+    """E PPᵀ = (r/d) I and E P = 0. A QR decomposition gives this only if Q takes the signs of R's diagonal."""
     bases = torch.stack([draw(epoch=i, d=4, r=2) for i in range(2000)])
     projections = bases @ bases.mT
     torch.testing.assert_close(projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.04)
     torch.testing.assert_close(bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.06)
 
 
-def test_the_projectors_are_drawn_anew_every_refresh_rounds():
+def test_projectors_are_drawn_again_every_refresh_rounds():
     spaces, model = Subspaces(0.2, 3), {"w": torch.zeros(4, 9), "b": torch.zeros(4)}
     drawn = [spaces.space(1, t, model, ["w", "b"]) for t in range(7)]
     assert {space["w"].basis.shape for space in drawn} == {(9, 2)}  # r = 0.2 · 9, rounded
@@ -73,7 +73,7 @@ def test_coordinates_of_every_shape(shape, wide, lead):
 
 
 @pytest.mark.parametrize("cls", METHODS)
-def test_tensors_of_one_axis_and_lone_scalars_go_whole(federation, cls):
+def test_vectors_and_scalars_are_not_projected(federation, cls):
     class Scaled(nn.Linear):
         def __init__(self):
             super().__init__(6, 4, dtype=torch.float64)
@@ -89,8 +89,8 @@ def test_tensors_of_one_axis_and_lone_scalars_go_whole(federation, cls):
 
 @pytest.mark.parametrize("cls", METHODS)
 @pytest.mark.parametrize("others", [[], [GradientCentralization(server=False), Proximal(mu=0.3)]])
-def test_a_round_leaves_what_is_outside_the_subspace(federation, cls, others):
-    """Whatever edits the gradients, and with weight decay."""
+def test_a_round_does_not_change_weights_outside_the_subspace(federation, cls, others):
+    """Other methods change the gradients, and weight decay is on."""
     net, method, starts = make_net(), cls(ratio=0.4), []
 
     def outside(name, tensor):

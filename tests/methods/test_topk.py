@@ -1,4 +1,4 @@
-"""Top-k with error feedback against a plain loop: what is sent, what is kept for later, and its bytes."""
+"""Top-k with error feedback equals a plain loop: sent entries, kept residuals and bytes."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ from gcfed.methods.topk import TopK
 
 
 def compressed(p, ratio):
-    """The largest entries of a tensor, by a sort on the host."""
+    """The largest entries of a tensor, found by sorting a list."""
     flat, kept = p.flatten().tolist(), torch.zeros_like(p).flatten()
     for i in sorted(range(len(flat)), key=lambda i: -abs(flat[i]))[: max(1, round(ratio * len(flat)))]:
         kept[i] = flat[i]
     return kept.view(p.shape)
 
 
-def test_it_is_the_plain_loop():
+def test_it_equals_the_plain_loop():
     data, net, solver, sizes, stores = random_federation(), make_net(), sgd(momentum=0.5), Sizes(), ClientStores()
     w, errors, like = weights(net), {}, dict(net.named_parameters())
     ours = train_rounds(net, data, solver, rounds=4, methods=[TopK(0.1), sizes], k=2, stores=stores)
@@ -38,10 +38,10 @@ def test_it_is_the_plain_loop():
     kept = stores.read("topk", np.arange(5), {n: p.detach() for n, p in like.items()})
     for k, error in errors.items():
         torch.testing.assert_close(torch.cat([t[k].flatten() for t in kept.values()]), error, rtol=0, atol=1e-10)
-    assert {*sizes.up} == {(3 + 1 + 2 + 1) * (8 + 4)}  # of 30 + 5 + 20 + 4 entries: a value and an index each
+    assert {*sizes.up} == {(3 + 1 + 2 + 1) * (8 + 4)}  # of 30 + 5 + 20 + 4 entries, with an index each
 
 
-def test_all_entries_are_fedavg_and_leave_no_residual():
+def test_ratio_1_equals_fedavg():
     runs = [train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=m) for m in ([], [TopK(1.0)])]
     assert torch.equal(*runs)
 

@@ -1,4 +1,4 @@
-"""What a metric should have seen: every round's broadcast and local models, recorded in the loop."""
+"""Records what a metric should see: the broadcast and the local models of each round."""
 
 from harness import sgd, train_rounds
 
@@ -27,12 +27,12 @@ class Recorder(ClientPart):
 
 
 def of_metric(row):
-    """What a metric added to a row."""
+    """The columns that a metric added to a row."""
     return {key: value for key, value in row.items() if key.split("/")[0] not in ("round", "train", "comm", "time")}
 
 
 def measured(metric, net, data, *, poisoned=False, **run):
-    """The metric's rows of a run, what it should have seen, and the weights in the end."""
+    """Runs a metric. Returns its rows, the recorded models of each round, and the final weights."""
     recorder, rows = Recorder(poisoned), []
     settings = {"solver": sgd(), "rounds": 3} | run
     trained = train_rounds(

@@ -1,4 +1,4 @@
-"""The angles of uploads against NumPy, in the loop."""
+"""The angles of uploads equal NumPy's."""
 
 import numpy as np
 import pytest
@@ -14,19 +14,19 @@ NAN_CLIENT = 3
 
 
 class Edits(Spy):
-    """A method that changes the uploads, the update and what the server then does with it; and one client diverges."""
+    """Changes the uploads, the aggregated update and the server's step. With ``poisoned``, one client diverges."""
 
     def __init__(self, poisoned=False):
         self.poisoned = poisoned
 
     def send(self, upload, own, download):
         for row, client in enumerate(upload.clients.tolist()):
-            upload.delta["0.weight"][row] *= 1 - client  # some reversed, one without it
+            upload.delta["0.weight"][row] *= 1 - client  # client 1 sends zeros, later clients reverse the sign
             if self.poisoned and client == NAN_CLIENT:
                 upload.delta["2.bias"][row, 0] = float("nan")
 
     def on_receive(self, upload, round):
-        upload.delta["2.weight"] -= 1.0  # metrics have looked by then
+        upload.delta["2.weight"] -= 1.0  # after the metrics, which must not see it
 
     def on_aggregate_end(self, update, round):
         update["2.weight"].mul_(-3)
@@ -36,11 +36,11 @@ class Edits(Spy):
 
 
 class Recorder(Spy):
-    """Broadcasts, uploads and updates of each round, flat; with ``full`` w_k − w in the place of uploads."""
+    """Records each round's broadcast, uploads and aggregated update as vectors. With ``full``, uploads are w_k − w."""
 
     def __init__(self, names, full=False):
         self.names, self.full, self.starts, self.sent, self.updates = names, full, [], [], []
-        self.order = Order.PROJECTS if full else Order.CORRECTS  # behind SSF, which lifts the aggregated update
+        self.order = Order.PROJECTS if full else Order.CORRECTS  # after SSF has lifted the update
 
     def flat(self, tensors, k=1):
         return np.concatenate([tensors[n].numpy().reshape(k, -1) for n in self.names], 1).copy()
@@ -62,7 +62,7 @@ class Recorder(Spy):
 
 
 def measured(metric, *, methods=(), full=False, **run):
-    """The metric's rows of a run, and what it should have seen."""
+    """Runs a metric. Returns its rows and the recorder."""
     net, rows = make_net(), []
     recorder = Recorder([name for name, _ in net.named_parameters()], full)
     settings = {"solver": sgd(), "rounds": 3} | run
@@ -79,8 +79,8 @@ def angles(vectors, other):
 
 
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
-def test_angles_of_the_uploads(k, poisoned):
-    """As the other methods leave them, to the whole step of the server and to the update as it was edited."""
+def test_angles_of_the_uploads_equal_numpy(k, poisoned):
+    """Other methods' changes count: to the uploads, to the aggregated update and to the server's step."""
     rows, seen = measured(Angle(), k=k, rounds=5, methods=[Edits(poisoned)], cohort_of=4)
     assert rows[0].keys() == {"angle/update"}
     above = []
@@ -99,7 +99,7 @@ def test_angles_of_the_uploads(k, poisoned):
 
 
 def test_every_second_round_and_the_last():
-    """The step of the round before is known although that round was not measured."""
+    """The server's last step is known although its round was not measured."""
     all_rows, *_ = measured(Angle(), rounds=5)
     rows, *_ = measured(Angle(every=2), rounds=5)
     assert [bool(row) for row in rows] == [False, True, False, True, True]
@@ -107,9 +107,8 @@ def test_every_second_round_and_the_last():
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
-def test_coordinates_count_as_the_updates_that_they_stand_for(ratio):
-    """Of a subspace of another size, and of all space rotated, where shapes do not tell."""
-
+def test_coordinates_of_a_subspace_count_as_full_updates(ratio):
+    """The subspace has half the dimensions, or all of them in a rotated basis."""
     rows, seen = measured(Angle(), methods=[SSF(ratio=ratio)], full=True, k=2)
     for t, row in enumerate(rows):
         cosine = angles(np.array(seen.sent[t]), seen.updates[t])[1].mean()

@@ -1,4 +1,4 @@
-"""Metrics of torchmetrics by name, against their definitions."""
+"""Metrics of torchmetrics, chosen by name, equal their definitions."""
 
 from types import SimpleNamespace
 
@@ -17,13 +17,13 @@ SHORT = ("rounds=2", "client.epochs=1", "eval_every=2", "extras.figures=false", 
 
 
 def auroc(scores: np.ndarray, y: np.ndarray) -> float:
-    """Mean over the classes: how often a sample of the class has a higher score than one of the others."""
+    """Mean over the classes of the share of pairs in which the sample of the class has the higher score."""
     pairs = [scores[y == c, c][:, None] - scores[y != c, c] for c in range(scores.shape[1])]
     return float(np.mean([((d > 0) + (d == 0) / 2).mean() for d in pairs]))
 
 
 def f1(predicted: np.ndarray, y: np.ndarray) -> float:
-    """Mean over the classes that occur, of 2 · hits / (predicted + true)."""
+    """Mean of 2 · hits / (predicted + true) over the classes that occur."""
     classes = np.union1d(predicted, y)
     hits = [(np.sum((predicted == c) & (y == c)), np.sum(predicted == c) + np.sum(y == c)) for c in classes]
     return float(np.mean([2 * both / either for both, either in hits]))
@@ -68,7 +68,7 @@ def test_two_processes_give_the_same_bits(results):
     assert one.equals(two)
 
 
-def test_numbers_have_metrics_too(tmp_path):
+def test_regressions_have_metrics(tmp_path):
     words = ("rounds=2", "data=matrix_regression", "model=linear", "extras.figures=false", "logger=csv")
     names = "metrics.torchmetrics.names=[mean_absolute_error,r2]"
     result = gcfed.train(gcfed.configure(*words, "metrics=torchmetrics", names, folder=tmp_path))
@@ -81,14 +81,14 @@ def test_numbers_have_metrics_too(tmp_path):
 @pytest.mark.parametrize(
     "name", ["auroq", "r2", "MetricCollection", "confusion_matrix", "mean_metric", "recall_at_fixed_precision"]
 )
-def test_a_name_that_does_not_fit_is_refused(name, tmp_path):
+def test_a_metric_that_the_task_does_not_allow_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match=rf"metrics.torchmetrics.names: .*{name}"):
         gcfed.train(gcfed.configure(*SHORT, f"metrics.torchmetrics.names=[{name}]", folder=tmp_path))
 
 
 @pytest.mark.parametrize("odd", [False, True])
 def test_a_model_with_an_infinite_output_has_no_value(odd):
-    """Neither the metric's own default, nor a number from the finite outputs."""
+    """The value is NaN. It is not the metric's default, and finite outputs alone do not count."""
     metric = ByName(["f1"])
     metric.metrics, metric._tested = {"f1": make("f1", 3)}, torch.zeros(2, dtype=torch.float64)
     metric.module, metric.numbers = SimpleNamespace(task=CLASSIFICATION), ()
@@ -101,7 +101,7 @@ def test_a_model_with_an_infinite_output_has_no_value(odd):
         assert metric.columns(round) == pytest.approx({"test/f1": np.nan if odd else 1.0}, nan_ok=True)
 
 
-def test_standardized_targets_are_in_their_own_units():
+def test_standardized_targets_are_measured_in_their_own_units():
     metric = ByName(["mean_absolute_error"])
     metric.module = SimpleNamespace(task=SquaredError())
     metric.module.task.scale = torch.tensor([10.0])

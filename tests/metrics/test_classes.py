@@ -1,4 +1,4 @@
-"""Accuracy by class and the confusion matrix against a plain loop over the test split, in whole runs."""
+"""In whole runs, accuracy by class and the confusion matrix equal a plain loop over the test split."""
 
 import csv
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def table(path):
 
 
 def confusion(result):
-    """Of the global model on the whole test split, counted one by one."""
+    """The confusion matrix of the global model, counted sample by sample on the test split."""
     data, (x, y) = result.loop.data, result.loop.data.fetch_test((0, result.loop.data.num_test))
     counts = np.zeros((data.num_classes, data.num_classes), int)
     with torch.no_grad():
@@ -38,8 +38,8 @@ def confusion(result):
     return counts
 
 
-def test_it_is_the_count_of_the_last_model(config, tmp_path):
-    """In batches of 40 samples, a validation split beside; every second round and the last; on two processes."""
+def test_the_confusion_matrix_counts_the_last_model(config, tmp_path):
+    """Two processes test in batches of 40, also on a validation split, in every second round and the last."""
     settings = ("data.eval_batch_size=40", "data.validation=0.1", *TWO)
     result = train(config(*TINY, *settings, "metrics.classes.every=2", folder=tmp_path / "run"))
     counts = confusion(result)
@@ -61,8 +61,8 @@ def test_it_is_the_count_of_the_last_model(config, tmp_path):
     assert not (tmp_path / "run" / "confusion.png").exists()  # extras.figures is false in these tests
 
 
-def test_labels_of_padding_and_classes_without_a_sample_count_for_nothing(tmp_path):
-    """Class 3 is predicted, but never tested; sequences, in two batches."""
+def test_padding_and_classes_without_samples_do_not_count(tmp_path):
+    """Samples are sequences in two batches. Class 3 is predicted but has no sample."""
     net, g = torch.nn.Linear(5, 4), torch.Generator().manual_seed(0)
     dataset = SimpleNamespace(name="pets", class_names=("a cat", "dog, hound", "a\npond", "none"))
     data = SimpleNamespace(num_classes=4, dataset=dataset)
@@ -88,8 +88,8 @@ class Stops(Callback):
         trainer.should_stop = trainer.global_step >= 1
 
 
-def test_a_run_that_is_ended_early_has_its_matrix(config, tmp_path, monkeypatch):
-    """The third round would have been the last, and the first is not tested."""
+def test_a_run_that_stops_early_has_a_confusion_matrix(config, tmp_path, monkeypatch):
+    """The run stops after round 2 of 3. Round 1 has no test."""
     shown, drawn = [], []
     log_image = "gcfed.loggers.folder.RoundCSVLogger.log_image"  # a logger that accepts pictures
     monkeypatch.setattr(log_image, lambda self, *about, step: shown.append((*about, step)), raising=False)
@@ -110,7 +110,7 @@ def test_the_picture_shows_shares_of_each_class(tmp_path, unrendered):
     counts = [[30, 10, 0], [1, 0, 3], [0, 0, 0]]
     axes, _ = plot_confusion(counts, ["rose", "tulip", "x" * 30], tmp_path / "confusion.png", "flowers").axes
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.75, 0.25, 0], [0.25, 0, 0.75], [0, 0, 0]])
-    assert axes.images[0].get_array().mask.all(1).tolist() == [False, False, True]  # no sample, no share
+    assert axes.images[0].get_array().mask.all(1).tolist() == [False, False, True]  # no samples
     assert {t.get_text() for t in axes.texts} == {"75", "25"}
     assert [label.get_text() for label in axes.get_yticklabels()] == ["rose", "tulip", "x" * 17 + "…"]
     assert axes.get_title() == "flowers\naccuracy 68.2%"

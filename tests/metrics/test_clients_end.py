@@ -1,4 +1,4 @@
-"""Drift, and what is measured on local models, against NumPy, in the plain loop."""
+"""Drift and the metrics of local models equal NumPy."""
 
 import math
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def test_drift(k, poisoned):
 
 # ----------------------------------------------------------------------------------------------------------- CKA
 def cka_by_hsic(x, y):
-    """Kornblith et al., eq. 1 to 3, word for word: the Hilbert-Schmidt independence criterion of two kernels."""
+    """Kornblith et al., eq. 1 to 3: the Hilbert-Schmidt independence criterion of two kernels."""
     n = len(x)
     h = np.eye(n) - np.ones((n, n)) / n
 
@@ -61,7 +61,7 @@ def test_linear_cka(shape):
 
 
 class WithTest(ArrayData):
-    """A test split of its own."""
+    """Data with a test split."""
 
     num_test = 9
     test = torch.randn(9, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -76,13 +76,13 @@ def mlp(hidden=(5,)):
 
 
 def forward(state, x):
-    """The MLP in NumPy: the outputs of both of its layers."""
+    """The MLP in NumPy. Returns the outputs of both layers."""
     hidden = np.maximum(x @ state["fc1.weight"].T + state["fc1.bias"], 0)
     return hidden, hidden @ state["fc2.weight"].T + state["fc2.bias"]
 
 
 def test_cka_of_each_layer():
-    """On all test samples, so that their order does not matter; every second round and the last."""
+    """It uses all test samples, so their order does not matter, in every second round and the last."""
     data = random_federation()
     data = WithTest(data.x, data.y, data.clients)
     rows, seen, _ = measured(CKA(every=2, samples=100), mlp(), data, k=3)
@@ -105,8 +105,8 @@ def scores(logits, y):
 
 
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
-def test_clients_before_and_after(k, poisoned):
-    """With dropout, which training has and the measurement has not."""
+def test_clients_are_measured_before_and_after_training(k, poisoned):
+    """Training uses dropout, the measurement does not."""
     data, net = random_federation(), make_net()
     net.insert(2, nn.Dropout(0.5))
     rows, seen, _ = measured(Clients(every=1), net, data, k=k, poisoned=poisoned, cohort_of=4)
@@ -125,7 +125,7 @@ def test_clients_before_and_after(k, poisoned):
 
 
 def test_sequences(monkeypatch):
-    """Labels at every position, −100 where there is none; in parts of two samples, whose labels are unequally many."""
+    """Each position has a label or −100. Parts of two samples have different numbers of labels."""
     monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 2)
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, 5, 6, generator=g, dtype=torch.float64), torch.randint(4, (10, 5), generator=g)
@@ -143,9 +143,9 @@ def test_sequences(monkeypatch):
             assert list(row.values()) == pytest.approx(means, **EXACT)
 
 
-# ------------------------------------------------------------------------------------- on their own test splits
+# -------------------------------------------------------------------------------- the clients' own test splits
 def with_own_tests(sizes):
-    """Clients that hold samples 0 … of which the last third is for testing; the smallest has none."""
+    """Clients whose last third of samples is a test split. It is empty for fewer than three samples."""
     data, ends = random_federation(sizes), np.cumsum(sizes)
     cuts = [end - size // 3 for end, size in zip(ends, sizes, strict=True)]
     data.clients = [np.arange(end - size, cut) for end, size, cut in zip(ends, sizes, cuts, strict=True)]
@@ -155,7 +155,7 @@ def with_own_tests(sizes):
 
 
 @pytest.mark.parametrize(("k", "poisoned", "sizes"), [(1, False, (30,) * 11), (3, True, (7, 12, 5, 9, 1))])
-def test_personal(k, poisoned, sizes):
+def test_personal_models_on_their_own_tests(k, poisoned, sizes):
     """The worst tenth of eleven clients is two clients."""
     data, tests = with_own_tests(sizes)
     cohort_of = 4 if poisoned else len(sizes)
@@ -181,15 +181,15 @@ def test_personal(k, poisoned, sizes):
         }
 
 
-# --------------------------------------------------------------------------------------- on everybody's data
+# -------------------------------------------------------------------------------------- data of the cohort
 def loss_of(state, x, y):
     logits = np.tanh(x @ state["0.weight"].T + state["0.bias"]) @ state["2.weight"].T + state["2.bias"]
     return scores(logits, y)[1]
 
 
 @pytest.mark.parametrize(("k", "poisoned", "samples"), [(1, False, None), (3, True, 6)])
-def test_every_model_on_everybodys_data(k, poisoned, samples, monkeypatch):
-    """In parts of five samples, which cut through the clients."""
+def test_each_local_model_on_all_data_of_the_cohort(k, poisoned, samples, monkeypatch):
+    """Parts of five samples mix the samples of several clients."""
     monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 5)
     data, net = random_federation(), make_net()
     rows, seen, _ = measured(Forgetting(1, samples), net, data, k=k, poisoned=poisoned, cohort_of=4)
@@ -218,7 +218,7 @@ def test_every_model_on_everybodys_data(k, poisoned, samples, monkeypatch):
         }
 
 
-def test_of_a_lone_client_nobody_can_be_forgotten():
+def test_a_single_client_has_no_other_clients_to_forget():
     (row,), _, _ = measured(Forgetting(1), make_net(), random_federation(), rounds=1, cohort_of=1)
     assert row.keys() == {"forgetting/before", "forgetting/after", "forgetting/own"}
     assert row["forgetting/after"] == row["forgetting/own"]

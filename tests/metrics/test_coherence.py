@@ -1,4 +1,4 @@
-"""gc/rho/*: whether the clients agree in what P takes out."""
+"""gc/rho/*: how far the clients agree in the part of their updates that P removes."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from gcfed.metrics.updates import Coherence
 
 
 def expected(start, locals_):
-    """The definition, client by client, with P as a projection of whole tensors."""
+    """The definition, computed client by client on whole tensors."""
     found = {}
     for name in (name for name, t in start.items() if t.ndim > 1):
         removed = []
@@ -24,7 +24,7 @@ def expected(start, locals_):
 
 
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (2, True)])
-def test_it_is_its_definition(k, poisoned):
+def test_rho_equals_its_definition(k, poisoned):
     rows, rounds, _ = measured(Coherence(), make_net(), random_federation(), k=k, cohort_of=4, poisoned=poisoned)
     for row, (start, locals_) in zip(rows, rounds, strict=True):
         finite = {client: w for client, w in locals_.items() if not (poisoned and client == NAN_CLIENT)}
@@ -39,7 +39,7 @@ def test_a_client_agrees_with_itself():
 
 
 class Upsampled(nn.Module):
-    """Has a tensor of two axes that is no weight, and a weight whose outputs are on its second axis."""
+    """Has a two-dimensional parameter that is no weight, and a weight with its outputs on the second axis."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +54,7 @@ class Upsampled(nn.Module):
         return self.head(self.up((x + self.offset).unflatten(1, (2, 3)))[:, :, :3].flatten(1))
 
 
-def test_it_knows_the_weights_and_their_outputs():
+def test_it_finds_the_weights_and_their_output_axis():
     rows, rounds, _ = measured(Coherence(), Upsampled(), random_federation(), cohort_of=4)
     for row, (start, locals_) in zip(rows, rounds, strict=True):
         both = [

@@ -1,4 +1,4 @@
-"""gc/share_*: what P removes, by its definition with a matrix P, and behind a LayerNorm."""
+"""gc/share_*: the share that P removes equals its definition with a matrix P, and is zero after a LayerNorm."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def gradient(net, start, data, client):
 
 
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (2, True)])
-def test_it_is_its_definition(k, poisoned):
+def test_the_share_equals_its_definition(k, poisoned):
     """Gradients are taken at the broadcast model, so a client that diverges later counts."""
     data, net = random_federation(), make_net()
     rows, rounds, _ = measured(GCShare(every=1), net, data, k=k, cohort_of=4, poisoned=poisoned)
@@ -42,7 +42,7 @@ def test_it_is_its_definition(k, poisoned):
     assert any(NAN_CLIENT in locals_ for _, locals_ in rounds)
 
 
-def test_behind_a_layer_norm_it_is_nothing():
+def test_the_share_is_zero_after_a_layer_norm():
     net = nn.Sequential(make_net()[0], nn.LayerNorm(make_net()[0].out_features), make_net()[2]).double()
     rows, _, _ = measured(GCShare(every=1), net, random_federation(), cohort_of=4, rounds=1)
     assert rows[0]["gc/share_gradient/2.weight"] < 1e-25 < rows[0]["gc/share_gradient/0.weight"]

@@ -1,4 +1,4 @@
-"""The metrics in real runs: that no run notices them, what they write, and the gap to full participation."""
+"""The metrics in real runs: they change no run. Their files and the gap to full participation are right."""
 
 import csv
 from pathlib import Path
@@ -48,11 +48,11 @@ COLUMNS = {
     "classes": "worst_acc mean_acc best_acc",
 }  # fmt: skip
 COLUMNS = {f"{metric}/{name}" for metric, names in COLUMNS.items() for name in names.split()}
-NOT_FIRST = {"angle/server", "angle/above_90"}  # there is no round before the first
+NOT_FIRST = {"angle/server", "angle/above_90"}  # they need an earlier round
 
 
 class WithBatchNorm(nn.Module):
-    """Its statistics travel; measurements are in evaluation mode, which must not reach the run."""
+    """Clients send its running statistics. Measurements use evaluation mode, which must not affect training."""
 
     def __init__(self):
         super().__init__()
@@ -84,12 +84,12 @@ def table(path):
 
 
 def numbers(lines):
-    """Those of a table's last columns."""
+    """The numbers from the fourth column of a table on."""
     return np.array([[float(x) for x in line[3:]] for line in lines[1:]])
 
 
-def test_a_run_that_is_measured_is_the_same_on_one_process_and_on_two(config, tmp_path, monkeypatch, unrendered):
-    """Bit for bit, with dropout, batch statistics and states, and every client rehearsed in every round."""
+def test_metrics_change_no_run_and_agree_on_one_and_two_processes(config, tmp_path, monkeypatch, unrendered):
+    """The run has dropout, BatchNorm and clients' states, and every client is rehearsed in every round."""
     shown = []
     log_image = "gcfed.loggers.folder.RoundCSVLogger.log_image"  # a logger that accepts pictures
     monkeypatch.setattr(log_image, lambda self, _, paths, step: shown.append((Path(*paths), step)), raising=False)
@@ -117,7 +117,7 @@ def test_a_run_that_is_measured_is_the_same_on_one_process_and_on_two(config, tm
         found, other = (np.load(tmp_path / i / f"surface_round_{number}.npz") for i in "12")
         for key in ("x", "y", "loss", "acc", "points", "point_loss", "point_acc", "distance"):
             np.testing.assert_allclose(found[key], other[key], rtol=1e-9, atol=1e-12)
-        assert found["point_loss"][5] == pytest.approx(b[number - 1]["test/loss"], rel=1e-9)  # of the same samples
+        assert found["point_loss"][5] == pytest.approx(b[number - 1]["test/loss"], rel=1e-9)  # on the same samples
         assert found["point_acc"][5] == pytest.approx(b[number - 1]["test/acc"])
 
 
@@ -125,14 +125,14 @@ def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path
     diverges = ("client.optimizer.lr=1e9", "client.optimizer.weight_decay=1e9", "client.steps=20", "rounds=1")
     result, rows = run(config, tmp_path, *ALL, *diverges)
     assert rows[0]["train/nonfinite_clients"] == 3
-    of_the_model = ("classes/", "gc/share_gradient", "gc/share_model")  # that is broadcast
+    of_the_model = ("classes/", "gc/share_gradient", "gc/share_model")  # the broadcast one
     assert {name for name in rows[0] if name in COLUMNS} == {n for n in COLUMNS if n.startswith(of_the_model)}
     assert not list(tmp_path.glob("surface*"))
     assert final_weights(result).isfinite().all()
 
 
-def test_a_metric_of_the_users_own():
-    """The one of docs/bring-your-own.md, which is the length of the updates."""
+def test_a_users_own_metric():
+    """This is the metric of docs/bring-your-own.md, the length of the updates."""
 
     class Moved(OwnNumbers):
         numbers = ("mine/moved",)
@@ -148,8 +148,8 @@ def test_a_metric_of_the_users_own():
         assert mine == {"mine/moved": pytest.approx(drift["drift/client_norm"], rel=1e-12)}
 
 
-def test_a_measurement_of_another_number_of_values_is_refused():
-    """A single value would be broadcast to all columns."""
+def test_a_metric_with_a_wrong_number_of_values_is_refused():
+    """Otherwise PyTorch would broadcast a single value to all columns."""
 
     class Two(OwnNumbers):
         numbers = ("mine/a", "mine/b")
@@ -177,7 +177,7 @@ class Gives(ServerMetric):
 
 @pytest.mark.parametrize("value", ["0.5", None, torch.ones(2)])
 def test_a_column_takes_numbers_only(value):
-    """Another value would make metrics.csv unreadable, and the run with it."""
+    """Other values would make metrics.csv unreadable."""
     with pytest.raises(ValueError, match=r"^column mine/x: a row of metrics takes numbers, not "):
         train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Gives(value)])
 
@@ -191,10 +191,10 @@ def test_a_tensor_of_one_number_is_a_number():
     ("method", "aggregator", "k"),
     [(None, MeanAggregator("samples"), 4), (Proximal, NormClip(1e6), 4), (Scaffold, MeanAggregator(), 1)],
 )
-def test_the_gap_is_that_to_a_run_of_all_clients(monkeypatch, method, aggregator, k):
-    """Runs that differ in the last cohort alone: what they then do to the model is Δ_S and Δ_all.
+def test_the_gap_is_the_distance_to_a_run_of_all_clients(monkeypatch, method, aggregator, k):
+    """Two runs differ only in the last cohort. Their last changes of the model are Δ_S and Δ_all.
 
-    A rule other than the mean, here one that cuts nothing, has no weights: they are alike then.
+    A robust rule has equal weights. The one here clips no update.
     """
 
     def two_rounds(last):
@@ -219,7 +219,7 @@ def test_the_gap_is_that_to_a_run_of_all_clients(monkeypatch, method, aggregator
 
 
 def test_a_round_without_a_finite_client_leaves_nothing_in_the_gap(monkeypatch):
-    """Those that rehearse it have finite updates: they are of that round, and not of the next that is measured."""
+    """Rehearsed clients have finite updates in that round. They must not count in the next measured round."""
     data, last = random_federation(), []
     data.x[data.clients[2]] = float("inf")
     monkeypatch.setattr(Cohorts, "__call__", lambda self, t, *_: np.array([[0], [2], [3]][t]))
@@ -264,8 +264,8 @@ def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monk
     assert [row["time/round_s"] for row in rows] == [9303, 9303]
 
 
-def test_what_was_trained_is_counted_and_by_whom_is_written(config, tmp_path):
-    """Rehearsals count for nothing; a resumed run drops the lines of rounds that it repeats, whole or not."""
+def test_samples_and_steps_are_counted_and_cohorts_are_written(config, tmp_path):
+    """Rehearsals do not count. A resumed run drops all lines of rounds that it repeats, also incomplete ones."""
     settings = ("metrics=[cohorts,gap]", "metrics.gap.every=1", "client.stack=2")
     run(config, tmp_path, *settings, "rounds=2")
     with (tmp_path / "cohorts.csv").open("a") as file:
@@ -281,7 +281,7 @@ def test_what_was_trained_is_counted_and_by_whom_is_written(config, tmp_path):
 
 
 def test_each_clients_updates_are_written_layer_by_layer(tmp_path):
-    """From plain copies of the models."""
+    """The expected numbers come from copies of the models."""
     recorder = Recorder()
     updates = Updates(str(tmp_path))
     train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=[updates, recorder], k=2)

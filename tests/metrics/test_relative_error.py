@@ -1,4 +1,4 @@
-"""The distance to a known optimum: in a run of SSF's experiment, and where it cannot be measured."""
+"""The distance to a known optimum in a run of SSF's experiment, and settings without such a distance."""
 
 import json
 
@@ -17,7 +17,7 @@ TINY = (
 )  # fmt: skip
 
 
-def test_it_is_the_distance_of_the_saved_model(config, tmp_path):
+def test_the_relative_error_is_that_of_the_saved_model(config, tmp_path):
     cfg = config(*TINY, "heterogeneity=high", folder=tmp_path / "run")
     result = train(cfg)
     data = matrix_regression(num_clients=4, features=6, outputs=2, samples=16, shift=2.0, ridge=0.1, seed=cfg.seed)
@@ -29,7 +29,7 @@ def test_it_is_the_distance_of_the_saved_model(config, tmp_path):
     assert {2, 4, 5} <= measured
     assert rows[-1]["test/relative_error"] == pytest.approx(expected, rel=1e-12)
     assert result.metrics["test/relative_error"] == pytest.approx(expected, rel=1e-12)
-    assert 0 < expected < 1  # W = 0 is at 1
+    assert 0 < expected < 1  # W = 0 has error 1
     x, y = (t.numpy() for t in result.loop.data.fetch_test((0, result.loop.data.num_test)))
     rmse = np.sqrt(np.mean((x @ weight.T - y) ** 2))
     assert rows[-1]["test/rmse"] == pytest.approx(rmse, rel=1e-12)
@@ -48,6 +48,6 @@ def test_it_is_the_distance_of_the_saved_model(config, tmp_path):
         ((*TINY, "model=mlp"), r"other parameters, fc\.weight.*model=linear"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(config, tmp_path, overrides, message):
+def test_settings_without_a_known_optimum_are_refused(config, tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message):
         train(config(*overrides, folder=tmp_path / "run"))

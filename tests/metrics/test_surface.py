@@ -1,4 +1,4 @@
-"""The loss on the plane through three local models, against NumPy; and the plane itself."""
+"""The plane through three local models, and the loss on it, equal NumPy."""
 
 import copy
 
@@ -18,7 +18,7 @@ GRID = 5
 
 
 class WithTest(ArrayData):
-    """A test split of its own; labels are classes, or vectors."""
+    """Data with a test split. Labels are classes or vectors."""
 
     num_test = 30
 
@@ -75,8 +75,8 @@ def axes_of(w):
 
 
 @pytest.mark.parametrize("loop", [{"vectors": True}, {"k": 3, "poisoned": True}, {"order": -1, "k": 4}])
-def test_the_first_three_clients_against_numpy(tmp_path, loop):
-    """Loss, and accuracy of classes, at every node and of the six models themselves."""
+def test_the_plane_of_the_first_three_clients_equals_numpy(tmp_path, loop):
+    """The loss, and for classes the accuracy, at all nodes of the grid and of the six models."""
     files, seen, data = measured(tmp_path, cohort_of=5, **loop)
     (broadcast, clients, new), found = seen[1], files[2]
     w = [flat(clients[k]) for k in (0, 1, 2)]
@@ -107,7 +107,7 @@ def test_the_first_three_clients_against_numpy(tmp_path, loop):
 
 @pytest.mark.parametrize("case", [{"poisoned": True, "cohort_of": 3}, {"lr": 0.0}, {"faults": Faults(dropout=0.5)}])
 def test_without_a_plane_there_is_no_file(tmp_path, caplog, case):
-    """One of the three is not finite, or all are at one place, or only two are left."""
+    """One of three models is not finite, or all three are equal, or fewer than three clients remain."""
     files, seen, _ = measured(tmp_path, rounds=6, every=1, **case)
     for number in range(1, 7):
         clients = sorted(seen[number - 1][1])[:3]
@@ -141,7 +141,7 @@ def test_axes_are_orthonormal_and_corners_are_the_models(dtype, tolerance):
         for _ in range(3)
     ]
     for i, model in enumerate(models):
-        model["running"] = torch.full((2,), 100.0 * i, dtype=dtype)  # a buffer: along, but of no length
+        model["running"] = torch.full((2,), 100.0 * i, dtype=dtype)  # a buffer, which does not count in distances
     given = copy.deepcopy(models)
     plane = Plane(models, ["w", "b"])
     across, up = plane.axes
@@ -158,7 +158,7 @@ def test_axes_are_orthonormal_and_corners_are_the_models(dtype, tolerance):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_three_models_on_a_line_span_no_plane(dtype):
-    """Also where two of them are equal, or differ by noise."""
+    """Two equal models, or two that differ by rounding, also lie on a line."""
     g = torch.Generator().manual_seed(0)
     origin, step, other = torch.randn(3, 50, generator=g, dtype=dtype)
     assert Plane([{"w": origin + s * step} for s in (0.0, 1.0, 0.3)], ["w"]).is_flat
@@ -169,7 +169,7 @@ def test_three_models_on_a_line_span_no_plane(dtype):
 
 
 def test_a_running_variance_is_never_negative():
-    """Combinations with negative parts, outside the triangle, could make it so; its mean may be negative."""
+    """Outside the triangle some weights of a combination are negative. A running mean may become negative."""
     models = [
         {"w": torch.eye(3)[i], "bn.running_var": torch.tensor([1.0 + i]), "bn.running_mean": torch.ones(1) * i}
         for i in range(3)
@@ -179,7 +179,7 @@ def test_a_running_variance_is_never_negative():
     assert beyond["bn.running_mean"].item() < -1
 
 
-def test_the_square_holds_all_points_that_are_known():
+def test_the_square_contains_all_finite_points():
     points = np.array([(0.0, 0.0), (4.0, 0.0), (1.0, 2.0), (np.nan, np.nan)])
     x, y = square(points, 3, 0.25)
     assert x.tolist() == [-1, 2, 5]

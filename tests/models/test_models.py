@@ -1,4 +1,4 @@
-"""The papers' networks: their sizes, and their values by other implementations."""
+"""The papers' networks: their sizes, and their values in other implementations."""
 
 import math
 
@@ -31,7 +31,7 @@ def count(net: nn.Module) -> int:
 
 
 @pytest.mark.parametrize(("name", "size"), [("mlp", 256), ("cnn", 64 * 8 * 8), ("resnet18_gn", 512), ("vgg11", 4096)])
-def test_features_are_what_the_papers_regularize(name, size):
+def test_features_have_the_size_that_the_papers_regularize(name, size):
     with torch.device("meta"):
         _, features_BF = Tap(build(name), features=True, stages=False)(torch.randn(2, *SHAPE[name]))
     assert features_BF.shape == (2, size)
@@ -51,12 +51,12 @@ def test_parameter_counts_follow_from_the_layer_sizes():
         assert count(faces) == (27 * 32 + 32) + 3 * (288 * 32 + 32) + 4 * 64 + (6 * 6 * 32 * 2 + 2)
         gates = 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2)
         assert count(CharLSTM(input_shape=(80,), num_classes=80)) == 81 * 8 + gates + 256 * 80 + 80
-        # The published size of torchvision's ResNet18, less what the smaller stem saves.
+        # The published size of torchvision's ResNet18, minus the weights that the smaller stem saves.
         assert count(resnet18_gn(num_classes=1000)) == 11_689_512 - 64 * 3 * (49 - 9)
 
 
 @pytest.mark.parametrize("last_only", [False, True])
-def test_lstm_is_torchs_with_two_layers(last_only):
+def test_lstm_equals_torchs_with_two_layers(last_only):
     net = CharLSTM(input_shape=(80,), num_classes=80, last_only=last_only)
     theirs = nn.LSTM(8, 256, 2, batch_first=True)
     for layer, module in enumerate((net.lstm1, net.lstm2)):
@@ -78,7 +78,7 @@ def test_faces_equal_relu_before_pooling_and_norm_within_an_image():
     assert torch.equal(net(x_BCHW), net.fc(h.flatten(1)))
 
 
-def test_resnet_is_torchvisions_with_another_stem():
+def test_resnet_equals_torchvisions_with_another_stem():
     ours = build("resnet18_gn")
     theirs = tv.resnet18(num_classes=10, norm_layer=lambda channels: nn.GroupNorm(32, channels))
     theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
@@ -88,8 +88,8 @@ def test_resnet_is_torchvisions_with_another_stem():
     assert torch.equal(ours(x_BCHW), theirs(x_BCHW))
 
 
-def test_vgg_is_torchvisions():
-    """With the published size. Values are compared with few channels and units."""
+def test_vgg_equals_torchvisions():
+    """It has the published size. Values are compared with few channels and units."""
     with torch.device("meta"):
         ours, theirs = vgg11(num_classes=1000), tv.vgg11(num_classes=1000)
     assert count(ours) == count(theirs) == 132_863_336
@@ -105,10 +105,10 @@ def test_vgg_is_torchvisions():
 def test_weights_are_kaiming_normal_and_biases_zero(name):
     for layer in build(name).children():
         fan_in = layer.weight[0].numel()
-        tolerance = 5 / math.sqrt(2 * layer.weight.numel())  # five standard errors of a standard deviation
+        tolerance = 5 / math.sqrt(2 * layer.weight.numel())  # five standard errors of the standard deviation
         assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / fan_in), rel=tolerance)
         kurtosis = ((layer.weight / layer.weight.std()) ** 4).mean().item()
-        assert kurtosis == pytest.approx(3, abs=5 * math.sqrt(24 / layer.weight.numel()))  # 1.8 if it were uniform
+        assert kurtosis == pytest.approx(3, abs=5 * math.sqrt(24 / layer.weight.numel()))  # a uniform one has 1.8
         assert not layer.bias.any()
 
 
@@ -126,7 +126,7 @@ def test_cnn_equals_relu_before_pooling_in_values_and_gradients():
 
 
 def narrow_vgg(**shape) -> nn.Module:
-    """VGG11 of 16 units and, after the first layer, 16 channels in place of up to 4,096 and 512."""
+    """VGG11 with 16 units instead of 4,096, and with 16 channels instead of up to 512 after the first layer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cfgs, "A", [64, "M", 16, "M", 16, 16, "M", 16, 16, "M", 16, 16, "M"])
         net = vgg11(**shape)
@@ -137,14 +137,14 @@ def narrow_vgg(**shape) -> nn.Module:
 
 # ------------------------------------------------------------------------------------------ FedGC's and SSF's networks
 def trained(net: nn.Module) -> nn.Module:
-    """No parameter is 0 any more."""
+    """Adds noise, so that no parameter is zero."""
     with torch.no_grad():
         for p in net.parameters():
             p.add_(0.1 * torch.randn_like(p))
     return net
 
 
-def test_fixup_starts_with_identities_and_no_opinion():
+def test_fixup_starts_with_identities_and_zero_logits():
     net, x_BCHW = ResNet9(input_shape=(3, 32, 32), num_classes=10), torch.randn(4, 3, 8, 8)
     for block in (net.layer1[1], net.layer3[1]):
         h_BCHW = torch.randn(2, block.conv1.in_channels, 8, 8)
@@ -163,8 +163,8 @@ def test_fixup_starts_with_identities_and_no_opinion():
             assert m.weight.std().item() == pytest.approx(expected, rel=5 / math.sqrt(2 * m.weight.numel()))
 
 
-def test_resnet9_computes_what_the_authors_layout_says():
-    """ReLU before pooling, every scalar in its place; values and gradients."""
+def test_resnet9_equals_the_authors_layout():
+    """The plain version has ReLU before pooling. Values and gradients are compared."""
     net = trained(ResNet9(input_shape=(3, 8, 8), num_classes=10).double())
     pool = nn.functional.max_pool2d
 
@@ -206,7 +206,7 @@ def test_resnet_cifar_block_by_block():
     for layer in (net.layer1, net.layer2, net.layer3):
         for block in layer:
             out = block.bn2(block.conv2(block.bn1(block.conv1(h)).relu()))
-            if out.shape != h.shape:  # option A: every other pixel, and zeros for the new channels
+            if out.shape != h.shape:  # option A: every second pixel, and zeros for new channels
                 small = torch.zeros_like(out)
                 small[:, : h.shape[1]] = h[:, :, ::2, ::2]
                 h = small

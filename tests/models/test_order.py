@@ -1,4 +1,4 @@
-"""The order of a forward pass: of our networks, of torchvision's, and of networks as people write them."""
+"""The order of the layers in a forward pass, for our networks, torchvision's and networks as people write them."""
 
 import pytest
 import torch
@@ -18,21 +18,21 @@ X = torch.randn(2, 8)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_our_networks_declare_their_tensors_in_the_order_of_use(model):
-    """So no result of theirs depends on which order is taken."""
+def test_our_networks_declare_their_tensors_in_forward_order(model):
+    """So their results do not depend on which of both orders counts."""
     is_text = model == "lstm"
     cfg = OmegaConf.load(ROOT / f"configs/model/{model}.yaml")
     cfg.model.update(input_shape=[8] if is_text else [3, 32, 32], num_classes=10)
     if model == "resnet110":
         cfg.model.depth = 20
-    with torch.device("cpu" if is_text else "meta"):  # the values of weights are of no interest
+    with torch.device("cpu" if is_text else "meta"):  # the weights do not matter here
         net = build_net(cfg)
         order = forward_order(net, torch.zeros(2, *cfg.model.input_shape, dtype=torch.int64 if is_text else None))
     assert order.names == [name for name, _ in net.named_parameters()]
     assert not order.facts()
     assert not order.groups
     assert order.weights == [name for name, p in net.named_parameters() if p.dim() > 1]
-    assert order.weights[-1].rpartition(".")[0] == order.names[-1].rpartition(".")[0]  # auto is where it was
+    assert order.weights[-1].rpartition(".")[0] == order.names[-1].rpartition(".")[0]  # for boundary=auto
 
 
 def test_a_vision_transformers_tokens_are_no_weights():
@@ -46,7 +46,7 @@ def test_a_vision_transformers_tokens_are_no_weights():
 
 
 class Chain(nn.Module):
-    """Calls its layers in alphabetical order, and declares them in another."""
+    """Calls its layers in alphabetical order, but declares them in another order."""
 
     def __init__(self, declared="cab", **layers):
         super().__init__()
@@ -85,7 +85,7 @@ class Call(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", LAYERS)
-def test_the_order_is_that_of_the_calls_whatever_the_layers(kind):
+def test_the_order_is_that_of_the_calls_for_all_kinds_of_layers(kind):
     x = torch.randn(2, 3, 8) if kind in ("attention", "recurrent") else X
     net = Chain(**{name: LAYERS[kind]() for name in "cab"})
     order = forward_order(net, x)
@@ -113,13 +113,13 @@ def test_a_weight_counts_where_it_is_last_used():
     tied = Chain("cab")
     tied.c.weight = tied.a.weight
     order = forward_order(tied, X)
-    assert order.names == ["a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]  # named by whom declares it first
+    assert order.names == ["a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]  # the first declaration gives the name
     again = forward_order(nn.Sequential(*[layer := nn.Linear(8, 8), nn.Linear(8, 8), layer]), X)
     assert again.names == ["1.weight", "1.bias", "0.weight", "0.bias"]
 
 
 class Tokens(nn.Module):
-    """Tensors of two axes or more that are used in every way but as a layer's weight, and two weights ``[1, …]``."""
+    """Has tensors with two or more axes that are no layer's weight, and two weights ``[1, …]``."""
 
     def __init__(self):
         super().__init__()
@@ -141,15 +141,15 @@ class Tokens(nn.Module):
         return self.pair(self.head(h[:, 0]), F.linear(h[:, 0], self.weight))
 
 
-def test_what_is_added_or_put_beside_is_no_weight():
+def test_added_and_concatenated_tensors_are_no_weights():
     order = forward_order(Tokens(), X)
     assert order.added == {"token", "position", "table", "scale", "query", "mask"}
     assert {"head.weight", "weight", "pair.weight", "attention.in_proj_weight"} <= {*order.weights}
-    assert order.names[:6] == ["token", "position", "table", "scale", "query", "mask"]  # at their module's place
+    assert order.names[:6] == ["token", "position", "table", "scale", "query", "mask"]  # where their module is
     assert order.names.index("attention.out_proj.bias") < order.names.index("head.weight") < order.names.index("weight")
 
 
-def test_the_axis_of_the_outputs_is_seen():
+def test_the_axis_of_the_outputs_is_found():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -170,7 +170,7 @@ def test_the_axis_of_the_outputs_is_seen():
 def test_unused_and_unseen_parameters():
     class Net(Chain):
         def forward(self, x):
-            return self.b(self.a(torch.tensor(x.tolist())))  # who loses sight of the input still sees the operations
+            return self.b(self.a(torch.tensor(x.tolist())))  # operations are seen without the input
 
     order = forward_order(Net("cab"), X)
     assert order.names == ["c.weight", "c.bias", "a.weight", "a.bias", "b.weight", "b.bias"]
@@ -178,7 +178,7 @@ def test_unused_and_unseen_parameters():
     assert ForwardOrder(Net("cab"), declared=True).names[0] == "c.weight"
 
 
-def test_the_network_stays_as_it_was():
+def test_finding_the_order_does_not_change_the_network():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Networks from elsewhere: do they match the data, and what each policy does to batch normalisation."""
+"""Users' networks: whether they match the data, and the effect of each policy on batch normalisation."""
 
 import re
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ SMALL = ("rounds=1", "client.epochs=1", "data.limit_train=120", "data.limit_test
 
 
 class Net(nn.Module):
-    """For eight classes of colour images of 8×8, unless told otherwise."""
+    """By default, for colour images of 8×8 pixels in eight classes."""
 
     def __init__(self, width=4, input_shape=(3, 8, 8), num_classes=8):
         super().__init__()
@@ -38,7 +38,7 @@ class Net(nn.Module):
         return self.head(self.norm(self.conv(x)).relu().flatten(1))
 
 
-def test_pretrained_weights_are_used_but_for_a_new_head(monkeypatch, caplog):
+def test_pretrained_weights_are_used_except_for_a_new_head(monkeypatch, caplog):
     kind = torchvision.models.get_model_weights("squeezenet1_1")
     theirs = {name: torch.full_like(t, 0.5) for name, t in torchvision.models.squeezenet1_1().state_dict().items()}
     monkeypatch.setattr(kind, "get_state_dict", lambda *args, **kwargs: theirs)
@@ -49,8 +49,8 @@ def test_pretrained_weights_are_used_but_for_a_new_head(monkeypatch, caplog):
     assert "classifier.1.weight, classifier.1.bias start at random" in caplog.text
 
 
-def test_a_network_that_fits_is_left_alone():
-    """The test with two samples changes no statistics and draws no random numbers."""
+def test_a_network_that_fits_is_not_changed():
+    """The check with two samples changes no statistics and draws no random numbers."""
     net, state = nn.Sequential(Net(), nn.Dropout()), torch.random.get_rng_state()
     before = {name: t.clone() for name, t in net.state_dict().items()}
     assert fitted(net, (3, 8, 8), 8) is net
@@ -73,7 +73,7 @@ def of_torchvision(name, side, **settings):
 
 
 class Pooled(Net):
-    """Its batch normalisation has one value a sample and channel."""
+    """Its batch normalisation has one value per sample and channel."""
 
     def forward(self, x):
         h = self.norm(self.conv(x).mean((2, 3), keepdim=True))
@@ -81,7 +81,7 @@ class Pooled(Net):
 
 
 class Squeezed(Net):
-    """Its code needs several samples."""
+    """Its ``forward`` fails with one sample."""
 
     def forward(self, x):
         h = self.norm(self.conv(x)).squeeze().mean((2, 3))
@@ -107,14 +107,14 @@ class Pair(Net):
         (lambda: apply_policy(with_batch_norm(), "fixed"), r"needs nn\.BatchNorm2d, and 1 is a BatchNorm1d"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_in_one_sentence(make, message):
+def test_networks_that_do_not_fit_are_refused_in_one_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_fixed_is_evaluation_for_ever_and_group_needs_no_statistics():
+def test_fixed_always_evaluates_and_group_needs_no_statistics():
     net, x = Net(), torch.randn(5, 3, 8, 8)
-    net(x)  # moves its statistics
+    net(x)  # changes its statistics
     nn.init.uniform_(net.norm.weight)
     expected = net.eval()(x)
     fixed = apply_policy(net, "fixed").train()
@@ -122,18 +122,18 @@ def test_fixed_is_evaluation_for_ever_and_group_needs_no_statistics():
     assert "norm.weight" not in dict(fixed.named_parameters())
 
     vectors = apply_policy(nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32)), "group")
-    assert vectors(torch.randn(2, 4)).std(1).min() > 0.5  # in groups of one all of it would be 0
+    assert vectors(torch.randn(2, 4)).std(1).min() > 0.5  # groups of one channel would give zeros
     group = apply_policy(Net(width=96), "group")
     assert (group.norm.num_groups, group.norm.num_channels) == (32, 96)
     torch.testing.assert_close(group(x)[:1], group(x[:1]))
     for channels, groups in ((1, 1), (2, 1), (16, 8), (24, 8), (32, 16), (64, 32)):
         layer = apply_policy(nn.Sequential(nn.BatchNorm2d(channels)), "group")[0]
         assert layer.num_groups == groups
-        assert channels == 1 or layer(torch.randn(2, channels, 1, 1)).std() > 0.1  # of a pixel, more than a channel
+        assert channels == 1 or layer(torch.randn(2, channels, 1, 1)).std() > 0.1  # one pixel, several channels
 
 
 class Starts(Spy):
-    """Notes with which statistics a client begins and ends."""
+    """Records each client's tensors before and after training."""
 
     def __init__(self):
         self.begin, self.end = [{}], [{}]
@@ -150,7 +150,7 @@ class Starts(Spy):
 
 
 @pytest.mark.parametrize("gc", [[], [GradientCentralization(local=False, tensors="all")]], ids=["", "gc"])
-def test_local_statistics_are_each_clients_own_and_the_server_has_their_mean(gc):
+def test_each_client_has_its_own_statistics_and_the_server_their_mean(gc):
     watch, models = Starts(), []
     net = with_batch_norm()
     train_rounds(
@@ -168,11 +168,11 @@ def test_local_statistics_are_each_clients_own_and_the_server_has_their_mean(gc)
             mean = (watch.end[round][0][name] + watch.end[round][1][name]) / 2
             if name != "0.weight" or not gc:
                 torch.testing.assert_close(models[round][name], mean, rtol=0, atol=1e-12)
-            else:  # which Global GC changes
+            else:  # Global GC changes it
                 assert (models[round][name] - mean).abs().max() > 1e-3
 
 
-def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
+def test_a_users_module_is_recorded_only_if_it_declares_graphable():
     net = nn.Sequential(nn.Flatten(), Net())
     assert sgd().recorder(net, torch.device("cuda")) is None
     net[1].graphable = True
@@ -180,7 +180,7 @@ def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
     assert is_graphable(of_torchvision("squeezenet1_1", 32))
 
 
-def test_local_statistics_refuse_what_compares_clients_with_the_broadcast_model():
+def test_local_statistics_refuse_methods_that_compare_with_the_broadcast_model():
     federation = random_federation(sizes=(8, 8, 8))
     with pytest.raises(ValueError, match=r"model\.norm_policy=local does not combine with Scaffold"):
         train_rounds(with_batch_norm(), federation, sgd(), rounds=1, methods=[LocalNorm(), Scaffold()])
@@ -188,8 +188,8 @@ def test_local_statistics_refuse_what_compares_clients_with_the_broadcast_model(
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "wrap"])
 @pytest.mark.parametrize("steps", [2, None])
-def test_a_batch_of_one_sample_is_foreseen(last_batch, steps):
-    """As the batches that are really drawn say."""
+def test_batches_of_one_sample_are_foreseen(last_batch, steps):
+    """The forecast equals the batches that are drawn."""
     data, settings = random_federation(sizes=(1, 2, 4, 5, 9, 13)), {"steps": steps, "last_batch": last_batch}
     single = np.flatnonzero((plan_of(data, range(6), **settings).counts == 1).any(1)).tolist()
     words = f"{len(single)} of 6 clients have such a batch .the first is client {single[0]}" if single else ""
@@ -202,7 +202,7 @@ def own(config, folder, *overrides, net="Net"):
     return config(*shorthand([f"model._target_={__name__}.{net}"]), *SMALL, *overrides, folder=folder)
 
 
-def test_a_run_has_its_networks_name_and_borderline(config, tmp_path, caplog):
+def test_a_run_has_its_networks_name_and_boundary(config, tmp_path, caplog):
     with caplog.at_level("INFO"):
         cfg = own(config, tmp_path, "+model.width=5", "client.last_batch=wrap")
         result = train(cfg)
@@ -226,8 +226,8 @@ def test_local_statistics_survive_a_kill(config, tmp_path):
 @pytest.mark.parametrize(
     ("net", "remedy"), [("Pooled", "model.norm_policy=group"), ("Squeezed", "client.last_batch=wrap")]
 )
-def test_clients_of_one_sample_are_named_with_the_policy_to_choose(config, tmp_path, net, remedy):
-    """Of 40 clients some have one, which batch normalisation cannot train on."""
+def test_the_error_of_clients_with_one_sample_names_the_remedy(config, tmp_path, net, remedy):
+    """Some of 40 clients have one sample, and batch normalisation cannot train on it."""
     with pytest.raises(ValueError, match=rf"{net} cannot train .*, and \d+ of 40 clients .*{re.escape(remedy)}"):
         assemble(own(config, tmp_path, "participation.num_clients=40", net=net))
     assemble(own(config, tmp_path, "participation.num_clients=40", remedy, net=net))

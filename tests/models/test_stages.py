@@ -1,4 +1,4 @@
-"""What every network of ours owes: stages that compose to it, features, stacks; and a teacher is the plain network."""
+"""All our networks have stages that compose to the network, features, and stacks. A teacher is the plain network."""
 
 import copy
 
@@ -18,7 +18,7 @@ from gcfed.models.resnet import resnet18_gn
 from gcfed.models.resnet9 import ResNet9
 from gcfed.models.resnet_cifar import ResNetCIFAR
 
-MAKE = {  # the network of an input's shape, and that shape
+MAKE = {  # the network and the shape of an input
     "mlp": (MLP, (1, 9, 9)),
     "cnn": (CNN, (3, 8, 9)),
     "cnn of two hidden layers": (lambda **kw: CNN(hidden=[30, 20], **kw), (3, 8, 8)),
@@ -35,7 +35,7 @@ NOISE = torch.randn(2**18, generator=torch.Generator().manual_seed(0), dtype=tor
 
 
 def network(name, seed=0):
-    """With weights in Kaiming's size from one draw, which is cheap; none is 0, as some are at first."""
+    """Weights come from one draw, which is fast, and have Kaiming's scale. None is zero, unlike initially."""
     make, shape = MAKE[name]
     with torch.device("meta"):
         net = make(input_shape=shape, num_classes=10).double()
@@ -62,23 +62,23 @@ def compose(net, h, first=0):
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_its_stages_and_its_head_after_its_features_are_the_network(name):
+def test_stages_and_the_head_of_features_equal_the_network(name):
     net, x = network(name).eval(), images(name, 2)
     outputs = compose(net, x)
     assert len(outputs) == (1 if name == "linear" else max(3, len(outputs)))
     assert torch.equal(outputs[-1], net(x))
-    torch.testing.assert_close(net(x)[:1], net(x[:1]))  # of a sample alone
+    torch.testing.assert_close(net(x)[:1], net(x[:1]))  # samples are independent
     names = [n for n, _ in net.named_parameters()]
     used = torch.autograd.grad(outputs[-1].square().sum(), list(net.parameters()), allow_unused=True)
-    assert not [n for n, g in zip(names, used, strict=True) if g is None]  # no parameter lies between two stages
+    assert not [n for n, g in zip(names, used, strict=True) if g is None]  # stages use all parameters
     logits, features = Tap(net, features=True, stages=False)(x)
     assert torch.equal(logits, net(x))
-    if name != "lstm":  # whose features lie flat in a tap, all positions of a text
+    if name != "lstm":  # a Tap flattens its features over all positions
         assert torch.equal(logits, net.head(features))
 
 
 @pytest.mark.parametrize("name", [name for name in MAKE if not name.startswith("lstm")])
-def test_a_stack_under_vmap_is_its_networks(name):
+def test_a_stack_under_vmap_equals_its_networks(name):
     nets, x_KB = [network(name, seed).eval() for seed in range(2)], images(name, 2, 2)
     params, buffers = stack_module_state(nets)
     logits_KBC = vmap(lambda p, b, x: functional_call(nets[0], (p, b), (x,)))(params, buffers, x_KB)
@@ -96,14 +96,14 @@ def test_a_stack_under_vmap_is_its_networks(name):
     ("name", "k", "shared"),
     [("mlp", 1, False), ("mlp", 3, True), ("mlp", 3, False), ("cnn", 2, False), ("vgg11", 2, False)],
 )
-def test_a_teacher_is_the_plain_network(name, k, shared):
-    """From the first stage (with its features), the second and the last; only the stack trains with dropout."""
+def test_a_teacher_equals_the_plain_network(name, k, shared):
+    """It starts at the first stage (with features), the second or the last. Only the stack trains with dropout."""
     net = network(name).train()
     others = [net] * k if shared else [network(name, seed) for seed in range(1, 1 + k)]
     teachers = [copy.deepcopy(o).eval() for o in others]
     stack = ClientStack(net, broadcast_state(net), np.arange(k), np.ones(k), np.ones(k))
     with torch.no_grad():
-        for leaf in stack.leaves.values():  # the clients' own weights must not matter
+        for leaf in stack.leaves.values():  # the clients' weights must not matter
             leaf.add_(1.0)
     params = None
     if not shared:
@@ -117,7 +117,7 @@ def test_a_teacher_is_the_plain_network(name, k, shared):
         if first == 0:
             features = torch.stack([Tap(t, True, False)(x[i])[1] for i, t in enumerate(teachers)])
             torch.testing.assert_close(out.features_KBF, features, rtol=1e-9, atol=1e-9)
-        out.logits_KBC.square().sum().backward()  # reaches every leaf that it can
+        out.logits_KBC.square().sum().backward()  # must not reach the leaves
         plain = h.detach().requires_grad_()
         logits = torch.stack([compose(t, plain[i], first)[-1] for i, t in enumerate(teachers)])
         (expected,) = torch.autograd.grad(logits.square().sum(), plain)

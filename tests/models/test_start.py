@@ -1,4 +1,4 @@
-"""``model.start``: a run that begins with the weights of another, and files that it refuses."""
+"""``model.start``: a run starts with the weights of another run, and refuses other files."""
 
 from copy import deepcopy
 
@@ -29,7 +29,7 @@ def same(a, b):
 
 
 class Tied(nn.Module):
-    """Two layers share a weight, as the first and the last of a language model do."""
+    """Two layers share a weight, as the first and the last layer of a language model."""
 
     def __init__(self):
         super().__init__()
@@ -41,8 +41,8 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("model", [SMALL[0], f"model._target_={__name__}.Tied"])
-def test_a_run_begins_at_the_end_of_another_and_is_another_run(config, tmp_path, model):
-    """From either file of a run, bit for bit: clients that stay where they are leave the other's last test."""
+def test_a_run_starts_at_the_end_of_another_and_has_another_identity(config, tmp_path, model):
+    """Both files of a run work, bit for bit. With η = 0, the first test equals the last test of the other run."""
     small = (*shorthand([model]), *SMALL[1:])
     first = train(config(*small, folder=tmp_path / "first"))
     files = [tmp_path / "first" / name for name in ("checkpoints/last.ckpt", "global_model.safetensors")]
@@ -56,7 +56,7 @@ def test_a_run_begins_at_the_end_of_another_and_is_another_run(config, tmp_path,
     assert torch.equal(final_weights(still), final_weights(first))
 
 
-def test_a_run_and_its_test_need_the_file_only_at_first(config, tmp_path):
+def test_a_run_needs_the_file_only_at_its_start(config, tmp_path):
     save_file(assemble(config(*SMALL, "seed=7")).module.net.state_dict(), tmp_path / "start.safetensors")
     start = f"model.start={tmp_path}/start.safetensors"
     begun = train(config(*SMALL, start, folder=tmp_path / "run"))
@@ -75,12 +75,12 @@ def test_tensors_of_another_network_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["fixed", "group"])
-def test_tensors_of_before_a_policy_and_under_it_are_taken(tmp_path, policy):
+def test_tensors_from_before_and_after_a_policy_are_accepted(tmp_path, policy):
     def make():
         return nn.Sequential(nn.Conv2d(1, 64, 3), nn.BatchNorm2d(64))
 
     net, x, file = make(), torch.randn(5, 1, 6, 6), str(tmp_path / "net.pt")
-    net(x)  # moves its statistics
+    net(x)  # changes its statistics
     torch.save(net.state_dict(), file)
     under = apply_policy(deepcopy(net), policy)
     assert torch.equal(begin_at(make(), file, policy)(x), under(x))
@@ -89,7 +89,7 @@ def test_tensors_of_before_a_policy_and_under_it_are_taken(tmp_path, policy):
 
 
 class Code:
-    """Unpickling it would create a file."""
+    """Unpickling an object of this class would create a file."""
 
     def __init__(self, path):
         self.path = path
@@ -98,7 +98,7 @@ class Code:
         return open, (self.path, "w")
 
 
-def test_no_code_of_a_file_is_run(tmp_path):
+def test_code_in_a_file_is_not_executed(tmp_path):
     ran, file = tmp_path / "ran", tmp_path / "net.pt"
     torch.save(network().state_dict() | {"code": Code(str(ran))}, file)
     with pytest.raises(ValueError, match=r"net\.pt holds no tensors that can be read: Weights only load failed"):

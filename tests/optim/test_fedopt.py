@@ -1,4 +1,4 @@
-"""Server optimizers against Algorithm 2 of their paper, in NumPy."""
+"""Server optimizers equal Algorithm 2 of their paper in NumPy."""
 
 import math
 
@@ -42,7 +42,7 @@ def feed(optimizer, params, updates):
 
 
 @pytest.mark.parametrize("cls", ALL)
-def test_several_steps_against_algorithm_2(cls):
+def test_several_steps_equal_algorithm_2(cls):
     lr, tau, beta1, beta2 = 0.1, 0.02, 0.8, 0.95
     params = make_params()
     expected = [p.detach().numpy().copy() for p in params]

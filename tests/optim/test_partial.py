@@ -1,4 +1,4 @@
-"""Optimizers from the config: what torch refuses, and the faster forms."""
+"""Optimizers from the config: refused settings, and the faster fused forms."""
 
 from functools import partial
 
@@ -10,28 +10,28 @@ from gcfed.optim.partial import fused, try_optimizer, unprofiled_step
 from gcfed.utils.instantiate import BuildError
 
 
-def test_what_cannot_train_is_refused_by_its_key():
+def test_optimizers_that_cannot_train_are_refused_by_their_key():
     for settings, message in (
         ({"nesterov": True}, "Nesterov momentum"), ({"betas": (0.9, 0.9)}, ".*argument 'betas'"),
         ({"momentum": float("nan")}, "momentum=nan is not finite"),
     ):  # fmt: skip
         with pytest.raises(BuildError, match=rf"^server: {message}"):
             try_optimizer(partial(SGD, lr=1.0, **settings), "server")
-    for cls in (torch.optim.LBFGS, torch.optim.SparseAdam):  # one needs the loss, the other sparse gradients
+    for cls in (torch.optim.LBFGS, torch.optim.SparseAdam):  # they need a closure, or sparse gradients
         with pytest.raises(BuildError, match=r"^server: "):
             try_optimizer(cls, "server")
 
 
 @pytest.mark.parametrize("cls", [SGD, partial(SGD, lr=0.1), partial(partial(SGD, lr=0.1), momentum=0.9)])
-def test_the_one_pass_form_is_taken_where_the_user_chose_no_other(cls):
+def test_the_fused_form_is_used_unless_the_user_chose_another(cls):
     assert fused(cls).keywords["fused"] is True
     for choice in ({"foreach": False}, {"fused": False}, {"differentiable": True}):
         chosen = partial(cls, **choice)
         assert fused(chosen) is chosen
-    assert fused(torch.optim.Rprop) is torch.optim.Rprop  # has none
+    assert fused(torch.optim.Rprop) is torch.optim.Rprop  # it has no fused form
 
 
-def test_a_step_without_the_profilers_range_is_the_same_step():
+def test_a_step_without_the_profilers_range_computes_the_same():
     weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     for weight, step in zip(weights, (lambda o: o.step, unprofiled_step), strict=True):
         weight.grad = torch.arange(3.0)

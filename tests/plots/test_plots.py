@@ -18,7 +18,7 @@ from gcfed.utils.instantiate import build
 def test_curves_hold_the_data(tmp_path):
     t, path = pd.RangeIndex(1, 31, name="round"), tmp_path / "new" / "curves.png"
     table = pd.DataFrame({"train/loss": 2 / t, "test/loss": 3 / t, "test/acc": t / (t + 20) + 0.01 * (t % 2)}, index=t)
-    table.loc[t % 3 != 0, ["test/loss", "test/acc"]] = np.nan  # tested every third round
+    table.loc[t % 3 != 0, ["test/loss", "test/acc"]] = np.nan  # every third round has a test
     tests = table.dropna()
     accuracy, loss = plot_curves(table, path).axes
     raw, smoothed = accuracy.lines
@@ -115,13 +115,13 @@ def surface():
     }  # fmt: skip
 
 
-def test_contours_and_points_are_where_they_belong(tmp_path):
+def test_contours_and_points_have_the_right_positions(tmp_path):
     (axes,) = plot_surface(surface(), tmp_path / "new" / "surface.png").axes
     (contours,) = (one for one in axes.collections if hasattr(one, "levels"))
     np.testing.assert_allclose([line.get_xydata()[0] for line in axes.lines], surface()["points"])
     np.testing.assert_allclose(np.diff(np.log(contours.levels), 2), 0, atol=1e-9)
     for level, path in zip(contours.levels, contours.get_paths(), strict=True):
-        for x, y in path.vertices:  # between two points of the grid a contour is straight
+        for x, y in path.vertices:  # contours are straight between grid points
             assert (x - 0.5) ** 2 + 2 * (y - 1.5) ** 2 + 1 == pytest.approx(level, abs=0.2)
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels[0] == "w₁, client 4: 1"
@@ -131,7 +131,7 @@ def test_contours_and_points_are_where_they_belong(tmp_path):
     assert matplotlib.image.imread(tmp_path / "new" / "surface.png").std() > 0.02
 
 
-def test_originals_lie_above_what_was_recovered(tmp_path, unrendered):
+def test_originals_are_drawn_above_recovered_images(tmp_path, unrendered):
     original, recovered = np.random.default_rng(0).random((2, 4, 3, 8, 8))
     figure = plot_recovered(original, recovered, [*"abcd"], [*"efgh"], tmp_path / "leakage.png")
     assert "".join(ax.get_title() for ax in figure.axes) == "abcdefgh"

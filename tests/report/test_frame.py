@@ -1,4 +1,4 @@
-"""Which runs are repetitions of each other, and what they are called."""
+"""Which runs are repetitions of each other, and the names of methods and settings."""
 
 import pytest
 from run_folders import GCFED, PLACE, run_of
@@ -21,13 +21,13 @@ def test_runs_that_differ_by_seed_or_by_folder_are_repetitions():
     assert not frame["repeated"].any()
 
 
-def test_how_long_and_how_often_tells_places_apart():
-    """The best of 30 tests and the best of 4 are two measures."""
+def test_rounds_and_tests_distinguish_settings():
+    """The best of 30 tests and the best of 4 tests cannot be compared."""
     named = places(run_of(), run_of(eval_every=7), run_of(rounds=9))
     assert named == ["30 rounds, tested every 1", "30 rounds, tested every 7", "9 rounds"]
 
 
-def test_of_a_seed_run_twice_the_last_to_end_counts():
+def test_the_latest_of_two_runs_with_the_same_seed_counts():
     old, new = (run_of(summary={"ended": f"2026-05-0{day}T00:00:00+00:00"}) for day in (1, 2))
     assert [*frame_of([new, run_of("unfinished"), old])["repeated"]] == [False, True, True]
 
@@ -49,7 +49,7 @@ def test_of_a_seed_run_twice_the_last_to_end_counts():
                 {"client.optimizer._target_": "torch.optim.Adam", "client.optimizer.eps": 1e-8},
                 {"client.optimizer._target_": "torch.optim.SGD"},
             ],
-            ["fedavg, Adam", "fedavg, SGD"],  # a class brings its own settings
+            ["fedavg, Adam", "fedavg, SGD"],  # eps belongs to Adam
         ),
         (
             [{"client.epochs": e} for e in (1, 1, 1, 2)] + [{"client.epochs": 1, "client.clip_norm": 10}],
@@ -57,12 +57,12 @@ def test_of_a_seed_run_twice_the_last_to_end_counts():
         ),
     ],
 )
-def test_names_say_what_differs_and_no_more(changes, names):
+def test_names_contain_only_what_differs(changes, names):
     found = methods(*(run_of(seed=seed, **change) for seed, change in enumerate(changes)))
     assert found == names
 
 
-def test_attacks_and_partitions_are_places():
+def test_attacks_and_partitions_are_settings():
     flip = {"attack._target_": "gcfed.attacks.byzantine.Scale", "attack.factor": -4.0}
     natural = {"partition._target_": "gcfed.data.partition.ByGroup", "partition.alpha": None}
     frame = frame_of([run_of(), run_of(**flip), run_of(**natural)])

@@ -1,4 +1,4 @@
-"""``src/report.py`` as one types it, and its figures."""
+"""``src/report.py`` as a user types it, and its figures."""
 
 import re
 
@@ -29,13 +29,13 @@ def write_runs(root):
     (root / "broken" / "metrics.csv").touch()
 
 
-def test_as_a_user_types_it(tmp_path):
+def test_the_report_from_the_command_line(tmp_path):
     write_runs(tmp_path / "logs" / "a")
     words = (f"paths.log_dir={tmp_path}/logs", "measures=[best:test/acc,total:time/round_s]")
     printed = type_command(tmp_path, "report.py", *words)
-    assert "7 runs: 6 finished, 1 failed" in printed  # a debug run is no run
+    assert "7 runs: 6 finished, 1 failed" in printed  # debug runs do not count
     assert re.search("Not in this report: .*broken: its files cannot be read: ParserError", printed)
-    out = tmp_path / "logs" / "report"  # the report goes where the runs are
+    out = tmp_path / "logs" / "report"  # the report lies next to the runs
     assert {*map(str, (path.name for path in (out / "tables").iterdir()))} == {
         "comparison_1.tex", "targets_1.tex", "runs.csv",
     }  # fmt: skip
@@ -47,7 +47,7 @@ def test_as_a_user_types_it(tmp_path):
     assert (len(table), table["state"].tolist()[0], table["total:time/round_s"].notna().all()) == (7, "failed", True)
     assert [path for path in out.rglob("*.tex") if str(tmp_path) in path.read_text()] == []
 
-    page = (out / "index.html").read_text()  # which needs no other file, and whose links lead somewhere
+    page = (out / "index.html").read_text()  # the page needs no other file, and its links are valid
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert page.index("GC-Fed leads +19.9 points over FedAvg (") < page.index("Test accuracy (%), higher is better")
@@ -69,7 +69,7 @@ def test_as_a_user_types_it(tmp_path):
 def test_an_error_names_the_argument_and_nothing_is_written(tmp_path, monkeypatch, roots, changed, error, message):
     monkeypatch.setattr("gcfed.report.build.ROOT", tmp_path)
     (tmp_path / "logs").mkdir()
-    for folder in ("trial_0000", "trial_0001/seed_1"):  # several seeds a trial
+    for folder in ("trial_0000", "trial_0001/seed_1"):  # the second trial has one run per seed
         write_run(tmp_path / "search" / folder, curve(0.9, 4), "data=digits rounds=4")
     (tmp_path / "search" / "trials.csv").touch()
     with pytest.raises(error, match=message):
@@ -80,7 +80,7 @@ def test_an_error_names_the_argument_and_nothing_is_written(tmp_path, monkeypatc
 def test_each_algorithm_has_one_colour_and_dash_pattern():
     files = [*CONFIGS.glob("algorithm/*.yaml"), *CONFIGS.glob("gc/*.yaml")]
     labels = [name for file in files for name in yaml.safe_load(file.read_text()).get("labels", {}).values()]
-    names = {*labels} - {"none", "FedZMG"} | {"FedZMG + Local GC"}  # as reports call it
+    names = {*labels} - {"none", "FedZMG"} | {"FedZMG + Local GC"}  # its name in reports
     together = looks([*names, "GC-Fed, λ 0.5", "Mine"])
     assert len({str(together[name]) for name in names}) == len(names) > 25
     assert all(looks([name])[name] == together[name] for name in names)

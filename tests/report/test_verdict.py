@@ -1,4 +1,4 @@
-"""Which methods lead, by how much and how sure that is, over the seeds that all of them share."""
+"""Which methods lead, by how much, and how certain this is. All methods are compared over their common seeds."""
 
 import re
 from math import isnan
@@ -20,7 +20,7 @@ FEDAVG, BETTER = (0.5, 0.6, 0.7), (0.54, 0.65, 0.73)
 
 
 def runs(values, **config):
-    """A run a seed from 1 on, which ends with the value."""
+    """One run for each value, which is its last accuracy. Seeds count from 1."""
     return [run_of(seed=seed, values=(value,), **config) for seed, value in enumerate(values, start=1)]
 
 
@@ -49,7 +49,7 @@ def test_the_interval_is_student_s(n, t):
             [runs(FEDAVG), runs((0.6, 0.58, 0.72), **GCFED)],
             "No method leads clearly; gcfed +3.3 points over fedavg (−11.8 to 18.5), uncertain",
         ),
-        (  # the best one is not clearly above FedAvg, the second one is
+        (  # only the second-best method is clearly above FedAvg
             [runs(FEDAVG), runs((0.5, 0.622, 0.744), **SCAFFOLD), runs((0.51, 0.614, 0.718), **GCFED)],
             "scaffold and gcfed lead; gcfed +1.4 points over fedavg (0.4 to 2.4), scaffold +2.2, uncertain",
         ),
@@ -62,12 +62,12 @@ def test_the_interval_is_student_s(n, t):
         ([[run_of("failed", values=(0.1,))]], "fedavg: no result yet"),
     ],
 )  # fmt: skip
-def test_the_headline_claims_no_more_than_the_interval_allows(parts, headline):
+def test_the_headline_agrees_with_the_intervals(parts, headline):
     assert of(*parts).headline == headline
 
 
 def width(latex):
-    """Points of a LaTeX table in a Times font of 9 points, with 6 points between the columns."""
+    """The width of a LaTeX table in points: a Times font of 9 points, 6 points between the columns."""
     rows = [line.rstrip("\\ ").split("&") for line in latex.splitlines() if line.endswith(r"\\")]
     words = [[re.sub(r"\\textbf|\\pm|\\lambda|[${}\\~]", " ", cell).strip() for cell in row] for row in rows]
     size = {"size": 9, "prop": FontProperties(family="STIXGeneral")}
@@ -75,7 +75,7 @@ def width(latex):
     return sum(map(max, zip(*widths, strict=True))) + 6 * (len(rows[0]) - 1)
 
 
-def test_tables_for_papers_fit_a_column_of_a_two_column_page():
+def test_tables_for_papers_fit_one_column_of_two():
     run = {"targets": [0.1, 0.2, 0.3, 0.4], "rounds": 30}
     parts = [
         [run_of(seed=seed, values=(value,) * 30, **run, **method) for seed, value in enumerate(FEDAVG, start=1)]
@@ -104,13 +104,13 @@ def test_differences_are_taken_seed_by_seed_and_leaders_are_bold():
         "against fedavg": ["+4.00 (1.52 to 6.48)", "+1.67 (0.23 to 3.10)", "–"],
         "seeds": [3, 3, 3],
     }
-    assert table.bold == [True, True, False]  # local is not told apart from the best
+    assert table.bold == [True, True, False]  # local does not differ clearly from the best
     assert r"\textbf{gcfed} & 64.00 $\pm$ 9.54 & +4.00 (1.52 to 6.48) \\" in table.latex
     assert table.frame.shape[1] > 3 == table.latex.splitlines()[8].count("&") + 1
 
 
 def test_a_method_with_fewer_than_three_seeds_is_listed_below():
-    """A method that drew an easy seed alone does not lead, and a fourth seed of another one counts for nothing."""
+    """A method with a single easy seed does not lead. A fourth seed of only one method does not count."""
     found = of(runs((*FEDAVG, 0.1)), runs(BETTER, **GCFED), runs((0.9,), **LOCAL))
     assert (found.ranked, found.seeds) == (["gcfed", "fedavg"], [1, 2, 3])
     assert [*found.table.index] == ["gcfed", "fedavg", "local"]
@@ -118,7 +118,7 @@ def test_a_method_with_fewer_than_three_seeds_is_listed_below():
     assert found.table["difference"].isna().tolist() == [False, False, True]
 
 
-def test_how_runs_ended_and_what_differs_is_said():
+def test_the_table_shows_how_runs_ended_and_what_differs():
     moon = {"tags.algorithm": "moon", "client.optimizer.lr": 0.5}
     private = {"privacy._target_": "gcfed.methods.client_dp.ClientDP"}
     lost = [run_of("failed", values=(0.1,), **moon)]
@@ -141,11 +141,11 @@ def test_the_last_ten_rounds_decide_if_they_are_a_third_of_the_run():
 
 
 @pytest.mark.parametrize(("column", "title"), [("test/relative_error", "relative error"), ("test/rmse", "RMSE")])
-def test_lower_is_better_of_an_error(column, title):
+def test_a_lower_error_is_better(column, title):
     def regression(error, **config):
         run = run_of(**config)
         run.metrics.columns = ["test/loss"]
-        run.metrics["test/loss"] = 1 - error  # knows less than the column that decides
+        run.metrics["test/loss"] = 1 - error  # must not decide
         run.metrics[column] = error
         return run
 
@@ -157,12 +157,12 @@ def test_lower_is_better_of_an_error(column, title):
     assert found.scale.text(0.0121) == "0.01210"
 
 
-def test_the_four_highest_targets_that_were_reached_are_columns():
+def test_the_table_has_the_four_highest_reached_targets():
     reached = run_of(values=(0.2, 0.6), targets=[0.1, 0.15, 0.2, 0.3, 0.5, 0.9])
     rows = frame_of([reached, run_of(seed=2, values=(0.9, 0.2)), run_of(**GCFED, values=(0.2,))])
     table = targets(verdict(rows), rows, "t", "T")
     assert [*table.frame] == ["method", *(f"rounds to {t}\u00a0%" for t in (20, 30, 50, 90))]
     assert table.frame.iloc[:, 3].tolist() == ["2 ± 1", "1+"]
-    assert table.frame.iloc[0, 4] == "2+"  # a run that did not reach it counts with all its rounds
+    assert table.frame.iloc[0, 4] == "2+"  # a run that missed it counts with all its rounds
     low = frame_of([run_of(values=(0.2,), targets=[0.5])])
     assert targets(verdict(low), low, "t", "T") is None

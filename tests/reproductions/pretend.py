@@ -13,13 +13,13 @@ composed = cache(composer)
 
 
 def plain(overrides):
-    """A small config with these values, without the files that Hydra takes long to read."""
+    """A small config with these values. Reading the files of Hydra's config would take long."""
     few = "seed=1 rounds=1 eval_every=1 metrics={} callbacks={} client.optimizer.lr=0.01 tags.data=x tags.model=y"
     return OmegaConf.from_dotlist([*few.split(), f"paths.log_dir={plain.logs}", *overrides])
 
 
 def finish(folder, overrides, rounds, compose, *, rows=None, **summary):
-    """Writes what a run of so many rounds leaves behind, by default with equal rows."""
+    """Writes the files of a finished run. By default its rows are equal."""
     cfg = compose([*overrides, f"rounds={rounds}", "paths.output_dir=run"])
     cfg = OmegaConf.to_container(cfg, resolve=True)
     run = write_run(folder, rows or accuracies(*[0.5] * rounds), summary={"rounds": rounds, **summary}, **cfg)
@@ -30,8 +30,8 @@ def finish(folder, overrides, rounds, compose, *, rows=None, **summary):
 class Trainer:
     """Replaces ``table.train``: writes what a run would write, with the accuracy that ``of`` returns.
 
-    ``of`` takes the job's overrides, key → text, and its number. If it returns a text, the run failed for that reason;
-    if it returns a list, these are the rows of the metrics.
+    ``of`` takes the job's overrides as a dict and its number. If it returns a string, the run fails for that reason. If
+    it returns a list, these are the rows of the metrics.
     """
 
     def __init__(self, of=lambda values, number: 0.5, compose=plain):

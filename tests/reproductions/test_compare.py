@@ -1,4 +1,4 @@
-"""A table's runs beside the printed numbers: the measures of a run and the text of a cell."""
+"""A table compares its runs with the printed numbers: the measures of a run and the text of a cell."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_an_unknown_measure_is_refused():
 
 @pytest.fixture
 def cells(monkeypatch, tmp_path):
-    """``cells(trainer, *words, **node)``: (row, column) → ours, paper, difference; and all of the Markdown."""
+    """``cells(trainer, *words, **node)``: {(row, column): (ours, paper, difference)}, and the page's Markdown."""
 
     def made(trainer, *words, **node):
         plain.logs = tmp_path / "logs"
@@ -96,7 +96,7 @@ def test_a_bound_has_no_difference_and_departures_say_why(cells):
         "setting": {"client.optimizer.lr": 0.1},
     }
     found, text = cells(Trainer(lambda values, number: 0.95 if values["seed"] == "1" else 0.5), **node)
-    assert found["FedAvg", "a"] == ("2+", "50 (3)", "")  # one run at round 1, the other not in its four rounds
+    assert found["FedAvg", "a"] == ("2+", "50 (3)", "")  # one run needs one round, the other more than four
     assert "Ours differs in client.optimizer.lr 0.01 (paper 0.1: It is faster)." in text
 
 

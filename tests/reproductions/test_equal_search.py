@@ -1,4 +1,4 @@
-"""A table that tunes each cell first: equal budgets, further parameters of a method, the best for every seed."""
+"""A table that first tunes each cell: budgets are equal, and all seeds of a cell use its best parameters."""
 
 import pandas as pd
 import pytest
@@ -46,7 +46,7 @@ def trials(folder, cell):
     return pd.read_csv(folder / cell / "trials.csv", dtype=str, keep_default_na=False).to_dict("records")
 
 
-def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tuned):
+def test_all_cells_have_equally_many_trials_and_their_runs_use_the_best(tuned):
     going = trainer()
     assert tuned(going) == 0
     jobs = [dict(override.split("=", 1) for override in job) for job in going.jobs]
@@ -65,11 +65,11 @@ def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tuned):
             assert [float(job[key]) for key in keys] == [float(best[key]) for key in keys]
         assert [row["state"] for row in trials(tuned.folder, f"{algorithm}_digits")] == ["complete"] * 2
     tuned(going)
-    assert len(going.jobs) == len(jobs)  # nothing is done twice
+    assert len(going.jobs) == len(jobs)  # no job runs twice
 
 
-def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tuned):
-    def of(values, number):  # each trial has 0 with one seed; the second trial fails with another
+def test_a_trial_has_one_run_per_seed_and_their_mean_is_its_value(tuned):
+    def of(values, number):  # one seed of each trial has 0; trial 1 also fails with another seed
         if "data.validation" not in values:
             return 0.5
         trial, seed = divmod(number, 3)
@@ -86,7 +86,7 @@ def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tuned):
         assert float(row["value"]) == pytest.approx(2 / 3 * float(row["client.optimizer.lr"]), rel=1e-12)
 
 
-def test_a_search_that_was_stopped_goes_on_with_what_it_had_drawn(tuned):
+def test_a_stopped_search_continues_with_the_values_it_drew(tuned):
     def killed(values, number):
         if number == 1:
             raise KeyboardInterrupt
@@ -100,9 +100,9 @@ def test_a_search_that_was_stopped_goes_on_with_what_it_had_drawn(tuned):
     assert len(trials(tuned.folder, "fedavg_digits")) == 2
 
 
-def test_a_trial_past_the_edge_is_refused_and_never_the_best(tuned):
-    """The better a trial, the worse it ran: client updates left out, explosions, a near one, a negative loss, a step
-    taken back."""
+def test_an_unstable_trial_is_refused_and_never_the_best(tuned):
+    """Trials 0 to 2 have lost updates or exploding losses, trial 5 a refused step. A loss below the limit (3) and a
+    negative loss (4) are allowed."""
     losses = [(2.0, 2000.0, 0.1), (2.0, 0.001, 2.1), (2.0, 1999.0, 0.1), (0.5, -1.0, 0.6)]
     lost = [{"train/nonfinite_clients": count} for count in (0, 2, 1)]
     rows = [
@@ -129,8 +129,8 @@ def test_a_trial_past_the_edge_is_refused_and_never_the_best(tuned):
     assert study.trials[0].constraints == {"edges": 3.0}
 
 
-def test_a_cell_whose_search_finds_nothing_is_named_and_the_others_run(tuned, capsys):
-    """It has no runs: they would have an untuned rate beside tuned ones."""
+def test_a_cell_without_a_successful_trial_is_named_and_the_others_run(tuned, capsys):
+    """That cell has no runs, because an untuned rate would not compare with tuned ones."""
 
     def of(values, number):
         return "too large a rate" if values["algorithm"] == "fedavg" else 1 - float(values["client.optimizer.lr"])
@@ -143,14 +143,14 @@ def test_a_cell_whose_search_finds_nothing_is_named_and_the_others_run(tuned, ca
     assert f"FedAvg, digits, seed 2: no trial of its search has a value: see {tuned.folder}/fedavg_digits" in said
 
 
-def test_a_dry_run_counts_the_trials_that_are_to_come(tuned, capsys, monkeypatch):
-    """A run of one round takes an hour. A trial has a run with each of two seeds."""
+def test_a_dry_run_counts_the_planned_trials(tuned, capsys, monkeypatch):
+    """A run takes one hour. A trial has two runs, one for each seed."""
     monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 3600.0)
     tuned(trainer(), "dry_run=true", search=SEARCH | {"seeds": [8, 9]})
-    assert "about 12.0 h on one core" in capsys.readouterr().out  # 2 cells, 2 trials, 2 seeds; 4 runs
+    assert "about 12.0 h on one core" in capsys.readouterr().out  # 2 cells · 2 trials · 2 seeds + 4 runs
 
 
-def test_a_mistake_in_any_cell_or_a_seed_that_a_run_has_is_named_before_any_search(tuned, capsys):
+def test_mistakes_and_seeds_of_runs_are_named_before_any_search(tuned, capsys):
     going = trainer()
     for search, message in (
         ({"budget": 3}, r"search\.budget"),

@@ -1,4 +1,4 @@
-"""From a table to its jobs: which cells, which overrides, which folders."""
+"""The jobs of a table: their cells, overrides and folders."""
 
 import pytest
 
@@ -23,22 +23,22 @@ def folders(*arguments, **node):
     return [job.folder for job in jobs(*arguments, **node)]
 
 
-def test_rows_columns_and_seeds_become_jobs_with_folders_of_their_own():
+def test_rows_columns_and_seeds_become_jobs_in_separate_folders():
     names = [f"{row}_iid-lambda-{value}" for row in ("fedavg", "gc-fed") for value in ("0.1", "1")]
     assert folders(seeds=[1, 2]) == [f"{name}_s{seed}" for seed in (1, 2) for name in names]
     job = jobs(seeds=[1, 2])[6]
     assert (job.title, job.cell, job.seed) == ("GC-Fed, i.i.d., λ 0.1, seed 2", "gc-fed_iid-lambda-0.1", 2)
-    assert job.overrides == ["partition.alpha=0.1", "rounds=8", "gc=gcfed", "rounds=9", "seed=2"]  # the row's last
+    assert job.overrides == ["partition.alpha=0.1", "rounds=8", "gc=gcfed", "rounds=9", "seed=2"]  # the row wins
 
 
-def test_a_scale_and_the_command_line_choose_parts():
+def test_a_scale_and_the_command_line_select_cells():
     found = jobs("rounds=3", scale="small")
     assert [job.folder for job in found] == [
         f"fedavg_iid-lambda-{value}_s{s}" for s in (4, 5) for value in ("0.1", "1")
     ]
     assert all(job.overrides[-3:] == ["rounds=2", f"seed={job.folder[-1]}", "rounds=3"] for job in found)
     assert folders(scale="small", rows=["GC-Fed"], columns=["*-0.1"], seeds=[7]) == ["gc-fed_iid-lambda-0.1_s7"]
-    assert jobs(rows=["fedavg", "FedAvg"]) == jobs(rows=["FedAvg"])  # by label or by short name
+    assert jobs(rows=["fedavg", "FedAvg"]) == jobs(rows=["FedAvg"])  # label and short name
 
 
 @pytest.mark.parametrize(
@@ -48,22 +48,22 @@ def test_a_scale_and_the_command_line_choose_parts():
         (["model.hidden=[64,32]", "+client.x='a b/c'"], ",client.x=-a-b-c-,model.hidden=[64,32]"),
     ],
 )
-def test_further_overrides_go_to_all_jobs_and_name_their_folder_where_they_change_results(arguments, suffix):
+def test_extra_overrides_apply_to_all_jobs_and_are_in_the_folders_name_if_they_change_results(arguments, suffix):
     found = jobs(*arguments, seeds=[1])
     assert all(job.overrides[-len(arguments) :] == arguments for job in found)
     assert found[0].folder == f"fedavg_iid-lambda-0.1_s1{suffix}"
 
 
-def test_a_long_name_of_a_folder_is_cut_and_still_its_own():
+def test_a_long_name_of_a_folder_is_cut_and_stays_unique():
     one, other = (folders(f"a.b=[{','.join(map(str, range(k)))}]")[0] for k in (200, 201))
     assert (one == other, len(one) < 200) == (False, True)
 
 
-def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
+def test_cells_with_the_same_overrides_are_one_job_named_after_the_first():
     columns = [{"label": f"{rounds}R", "overrides": ["x=1"]} for rounds in (500, 1000)]
     table = {"rows": [{"label": "r", "overrides": []}], "columns": columns}
     assert folders(table=table) == folders(table=table, columns=["1000R"]) == ["r_500r_s1"]
-    ends = [{"label": str(i), "overrides": [f"x={i}"]} for i in (1, 2)]  # the row's word is the last: not the same
+    ends = [{"label": str(i), "overrides": [f"x={i}"]} for i in (1, 2)]  # different, because the row's value wins
     turned = {"columns": ends, "rows": [{"label": f"r{i}", "overrides": [f"x={i}"]} for i in (1, 2)]}
     assert folders(table=turned) == ["r1_1_s1", "r2_1_s1"]
 

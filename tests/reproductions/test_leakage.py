@@ -1,4 +1,4 @@
-"""DLG: the search finds a sample from its gradient. In real runs, what it sees and what it finds."""
+"""DLG: the search recovers a sample from its gradient. In real runs it gets the right gradient and images."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def run(config, folder, *overrides, model=None):
 
 
 class Smooth(nn.Sequential):
-    """A network without kinks, which the attack was made for."""
+    """A smooth network, as the attack assumes."""
 
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(64, 20), nn.Sigmoid(), nn.Linear(20, 10))
@@ -42,8 +42,8 @@ class Smooth(nn.Sequential):
 @pytest.mark.parametrize(
     "settings", [("algorithm=scaffold",), ("client=adam", "rounds=2", "client.lr_decay=0.5")], ids=" ".join
 )
-def test_it_sees_the_gradient_of_the_images(config, tmp_path, monkeypatch, settings):
-    """In the last round all of these send −η times autograd's gradient on the drawn client's images."""
+def test_the_attack_sees_the_gradient_of_the_images(config, tmp_path, monkeypatch, settings):
+    """In the last round, these clients send −η times the gradient that autograd computes on the drawn images."""
     seen = []
     monkeypatch.setattr(Leakage, "attack", lambda self, *known: seen.append(known) or [0.0] * 4)
     more = ("gc=none", "metrics.leakage.images=3")
@@ -62,8 +62,8 @@ def test_it_sees_the_gradient_of_the_images(config, tmp_path, monkeypatch, setti
     assert rows[-1].keys() >= COLUMNS
 
 
-def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
-    """The projected gradient, which knows no weight decay, and quantized where its coordinates are."""
+def test_in_a_subspace_the_attack_sees_the_uploaded_gradient(config, tmp_path, monkeypatch):
+    """It sees the projected gradient, without weight decay. With quantization, the coordinates lie on a grid."""
     seen = []
     monkeypatch.setattr(Leakage, "attack", lambda self, *known: seen.append(known[3]) or [0.0] * 4)
     settings = ("gc=none", "algorithm=ssf", "methods.ssf.ratio=0.5", "client.optimizer.weight_decay=0.5")
@@ -79,7 +79,7 @@ def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
     torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-5)
 
 
-def test_it_recovers_an_image_from_fedavg_and_changes_no_bit_of_the_run(config, tmp_path):
+def test_the_attack_recovers_an_image_from_fedavg_and_changes_no_bit_of_the_run(config, tmp_path):
     attack = ("metrics=leakage", "metrics.leakage.iterations=40", "metrics.leakage.restarts=2", "gc=none")
     attacked, (row,) = run(config, tmp_path / "attacked", *attack, model="Smooth")
     without, _ = run(config, tmp_path / "without", "gc=none", model="Smooth")
@@ -113,7 +113,7 @@ def smooth_net():
 
 
 def gradient_of(net, x, y):
-    """Autograd's, of the mean cross-entropy, by name."""
+    """The gradient of the mean cross-entropy by autograd, by name."""
     names, params = zip(*net.named_parameters(), strict=True)
     grads = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), params)
     return dict(zip(names, grads, strict=True))
@@ -133,8 +133,8 @@ def sample(batch=1):
 
 
 @pytest.mark.parametrize("settings", [{"iterations": 30}, {"optimizer": "adam", "iterations": 200}])
-def test_it_recovers_the_sample_and_its_label(settings):
-    """At the weights that it is given; it touches neither the network nor the global generator."""
+def test_the_search_recovers_the_sample_and_its_label(settings):
+    """It uses the given weights, and changes neither the network nor the global generator."""
     net, (x, y) = smooth_net(), sample()
     given, target = weights_of(net), gradient_of(net, x, y)
     with torch.no_grad():
@@ -143,15 +143,15 @@ def test_it_recovers_the_sample_and_its_label(settings):
     moved, before = weights_of(net), torch.get_rng_state()
     found = invert_gradient(net, given, target, x.shape, 5, random=start(), **settings)
     assert found.mismatch < 1e-3
-    assert (found.x - x).square().mean() < 0.05  # at random it is 2
+    assert (found.x - x).square().mean() < 0.05  # random images have 2
     assert found.labels.argmax(-1).tolist() == y.tolist()
     torch.testing.assert_close(found.labels.sum(-1), torch.ones(1, dtype=torch.float64))
     assert all(torch.equal(p, moved[n]) and p.grad is None for n, p in net.named_parameters())
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_the_mismatch_is_that_of_what_it_returns():
-    """Computed here from the recovered inputs and soft labels alone, through ``cross_entropy``."""
+def test_the_mismatch_belongs_to_the_returned_sample():
+    """The test computes it from the recovered inputs and soft labels with ``cross_entropy``."""
     net, (x, y) = smooth_net(), sample(2)
     target = gradient_of(net, x, y)
     found = invert_gradient(net, weights_of(net), target, x.shape, 5, random=start(), iterations=3)
@@ -160,8 +160,8 @@ def test_the_mismatch_is_that_of_what_it_returns():
     assert found.mismatch == pytest.approx(float(apart / sum(t.square().sum() for t in target.values())), rel=1e-9)
 
 
-def test_a_search_that_diverges_returns_the_best_that_it_met(monkeypatch):
-    """With an infinite step the second point is no number: the first is left."""
+def test_a_search_that_diverges_returns_its_best_sample(monkeypatch):
+    """An infinite step makes the second point NaN, so the first one is returned."""
     monkeypatch.setitem(OPTIMIZERS, "adam", partial(torch.optim.Adam, lr=float("inf")))
     net, (x, y) = smooth_net(), sample()
     arguments = (net, weights_of(net), gradient_of(net, x, y), x.shape, 5)

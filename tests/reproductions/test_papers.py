@@ -1,4 +1,4 @@
-"""The papers' tables: the printed numbers, and settings and overrides that fit our configs."""
+"""The papers' tables: their printed numbers, and settings and overrides that exist in our configs."""
 
 import itertools
 
@@ -21,7 +21,7 @@ def tables():
 
 
 def runnable(table):
-    """Row, column and overrides of each cell that we can run."""
+    """(row, column, overrides) of each cell that we can run."""
     cells = ((r, c, table.overrides_of(r, c)) for r, c in itertools.product(table.rows, table.columns))
     return [(row, column, overrides) for row, column, overrides in cells if overrides is not None]
 
@@ -30,7 +30,7 @@ def test_the_tables_of_the_four_papers_are_there(tables):
     wanted = {"GC-Fed": "2 4 5 6 7 8", "FedACG": "1a 1b 2 3 4 5 6 7 8", "FedGC": "1 2 3 4", "SSF": "2 3 4 5"}
     numbered = [t for t in tables if t.table.isalnum()]
     assert {(t.paper, t.table) for t in numbered} == {(p, n) for p, ns in wanted.items() for n in ns.split()}
-    assert {t.name for t in tables if t not in numbered} == {"gcfed_rounds"}  # of a paper's text
+    assert {t.name for t in tables if t not in numbered} == {"gcfed_rounds"}  # from a paper's text
     for table in tables:
         assert table.source.endswith(table.table)
         if table in numbered:
@@ -49,13 +49,13 @@ def printed(name, row, column):
     return table.cell(row, column)
 
 
-def test_what_is_printed():
+def test_printed_numbers():
     assert printed("gcfed_table5", "GC-Fed", "CIFAR-10, 5/100, α 0.05") == Cell(66.47, 2.49)
     assert printed("fedacg_table1a", "FedDecorr", "TinyImageNet, rounds to 35 %") == Cell(1000, note="+")
     assert printed("ssf_table4", "ν 2.0, high", "FedSub") == Cell(note="diverged")
 
 
-def test_a_rows_values_win_and_a_column_has_a_measure_and_a_unit():
+def test_a_rows_settings_win_and_a_column_has_a_measure_and_a_unit():
     table, cifar10 = load("fedgc_table1"), 1
     rows = {axis.label: axis for axis in table.rows}
     for row, lr in (("FedAvg", 0.05), ("FedGC (with SGC)", 0.1)):
@@ -75,11 +75,11 @@ def test_cells_with_different_numbers_are_different_runs(tables):
 
 
 def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_configs(tables):
-    """Each listed value, each key, each experiment and each network is in a cell that is composed.
+    """The composed cells contain each listed value, each key, each experiment and each network.
 
-    Our value is another one only where a table's ``departures`` say why.
+    Our value may differ only if a table's ``departures`` give the reason.
     """
-    cells = []  # what a cell shows, the cell's table, its overrides and its listed settings
+    cells = []  # what a cell covers, its table, its overrides and its listed settings
     for table in tables:
         for row, column, overrides in runnable(table):
             listed = table.settings(row, column)
@@ -88,14 +88,14 @@ def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_co
         assert f"table.py {table.name}" in (CONFIGS / f"{table.name}.yaml").read_text()
         for scale in {"full", "small", *table.scales}:
             jobs, places, gaps = plan(table, scale, Part())
-            assert all(gaps)  # cells without a run say why
+            assert all(gaps)  # cells without a run give a reason
             assert len({tuple(sorted(job.overrides)) for job in jobs.values()}) == len(jobs) > 0
             assert {folder for cell in places.values() for folder in cell} == {*jobs}
             for job in jobs.values():
                 chosen = {o if o.startswith(("experiment=", "model=")) else o.split("=")[0] for o in job.overrides}
                 cells.append((chosen, table, job.overrides, {}))
 
-    groups = {}  # the cells with the same choices of config files, which Hydra takes long to compose
+    groups = {}  # cells by their config files: Hydra composes new files slowly
     for cell in cells:
         groups.setdefault(tuple(o for o in cell[2] if o.split("=")[0] in GROUPS), []).append(cell)
     words = {files: set().union(*(cell[0] for cell in own)) for files, own in groups.items()}

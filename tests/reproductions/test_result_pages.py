@@ -1,4 +1,4 @@
-"""The commands for runs and tables, on the pages of results and elsewhere in the docs, are accepted."""
+"""The commands for runs and tables on all pages of the docs are accepted."""
 
 import re
 import shlex
@@ -18,28 +18,28 @@ ALL = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("reproducti
 
 
 def printed(script, pages):
-    """The words of each command that a page prints."""
+    """The arguments of each command that a page prints."""
     texts = (page.read_text().replace("\\\n", " ") for page in pages)
     lines = dict.fromkeys(line for text in texts for line in re.findall(rf"python {script} (\w[^`…<\n]+)", text))
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_the_links_of_the_pages_lead_somewhere():
+def test_the_links_of_the_pages_are_valid():
     for page in ROOT.glob("reproductions/**/*.md"):
         for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), (page.name, link)
 
 
 @pytest.mark.parametrize("words", printed(r"src/train\.py", PAGES), ids=lambda words: " ".join(words)[:80])
-def test_each_run_of_the_pages_is_accepted(config, words):
-    """A sweep by the first of its values."""
+def test_each_run_on_the_pages_is_accepted(config, words):
+    """For a sweep, the first values are checked."""
     known = OverridesParser.create().parse_overrides(shorthand(word for word in words if word != "-m"))
     first = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str() for o in known]
     words = [f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)]
     check(config(*(word for word in words if not word.startswith(("ckpt_path=", "hydra.", "hydra/")))))
 
 
-def test_each_table_that_a_page_names_is_there_with_its_rows_and_columns(config, tmp_path, monkeypatch):
+def test_each_table_that_a_page_names_exists_with_its_rows_and_columns(config, tmp_path, monkeypatch):
     """Only the page's own ``mine.yaml`` is composed: test_papers.py composes the others."""
     monkeypatch.chdir(tmp_path)
     example = re.search(r"```yaml\n(.*?)```", (ROOT / "reproductions/README.md").read_text(), re.DOTALL)[1]

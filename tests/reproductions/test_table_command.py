@@ -1,4 +1,4 @@
-"""The command for a table: which jobs it skips, continues and refuses. The runs only pretend to train."""
+"""The command for a table: which jobs it skips, continues and refuses. No test but the last one trains."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def table(tmp_path, monkeypatch):
     return run
 
 
-def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(table, capsys):
+def test_finished_jobs_are_skipped_and_unfinished_jobs_continue(table, capsys):
     trainer = Trainer()
     assert table(trainer, "dry_run=true", "rows=[GC-Fed]") == 0
     assert "to start      GC-Fed, α 0.1, seed 1  (gc-fed_alpha-0.1_s1)" in capsys.readouterr().out
@@ -62,7 +62,7 @@ def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(table, capsys):
     assert len(more.jobs) == 2
 
 
-def test_the_same_run_of_another_table_counts_and_a_longer_one_does_not(table):
+def test_an_equal_run_of_another_table_counts_and_a_longer_one_does_not(table):
     table(Trainer(), "rows=[FedAvg]", name="first")
     table(Trainer(), "rounds=6", "rows=[GC-Fed]", name="longer")
     trainer = Trainer()
@@ -80,13 +80,13 @@ def test_the_same_run_of_another_table_counts_and_a_longer_one_does_not(table):
         ((), (f"{EVERY}=2",), "it has no metrics=gap"),
         ((f"{EVERY}=10",), (f"{EVERY}=2",), f"{EVERY} is 10 there, 2 here"),
         ((f"{PATIENCE}=3",), (f"{PATIENCE}=20",), f"{PATIENCE} is 3 there, 20 here"),
-        (("metrics.cohorts.folder=${paths.output_dir}",) * 2 + (None,)),  # which is the run's own
-        (("metrics.drift.a=1", f"{EVERY}=10"), (f"{EVERY}=10",), None),  # more than is asked for
-        (("eval_every=7",), ("eval_every=4",), None),  # both test only the last of four rounds
-        ((f"{PATIENCE}=3",), ("extras.figures=false", "trainer.devices=1", "targets=[0.3]"), None),  # it never ended it
+        (("metrics.cohorts.folder=${paths.output_dir}",) * 2 + (None,)),  # the run's own folder
+        (("metrics.drift.a=1", f"{EVERY}=10"), (f"{EVERY}=10",), None),  # more metrics than needed
+        (("eval_every=7",), ("eval_every=4",), None),  # both test only round 4 of 4
+        ((f"{PATIENCE}=3",), ("extras.figures=false", "trainer.devices=1", "targets=[0.3]"), None),  # it never stopped
     ],
 )
-def test_a_folder_with_another_run_is_named_and_left_alone(table, capsys, then, now, why):
+def test_a_folder_with_another_run_is_named_and_not_changed(table, capsys, then, now, why):
     trainer, folder = Trainer(), table.root / "try" / "full" / FEDAVG
     then, now = ((words,) if isinstance(words, str) else words for words in (then, now))
     finish(folder, ["gc=none", "partition.alpha=0.1", *then], 4, trainer.compose)
@@ -98,7 +98,7 @@ def test_a_folder_with_another_run_is_named_and_left_alone(table, capsys, then, 
 
 @pytest.mark.parametrize(("words", "goes_on"), [((f"{PATIENCE}=3",), False), ((), True)])
 def test_a_job_that_stopped_early_is_finished_if_the_table_asks_for_early_stopping(table, words, goes_on):
-    """It stopped after two of four rounds."""
+    """The job stopped after two of four rounds."""
     trainer, overrides = Trainer(), ["gc=none", "partition.alpha=0.1", f"{PATIENCE}=3"]
     rows = [{"test/acc": 0.5}] * 2
     finish(table.root / "try" / "full" / FEDAVG, overrides, 4, trainer.compose, rows=rows, stopped="no better")
@@ -136,7 +136,7 @@ def test_two_processes_never_run_the_same_job_and_a_failure_is_reported(table, c
     first = Trainer(meanwhile)
     assert table(first) == 0
     assert [job[2] for job in second.jobs] == ["gc=gcfed"]
-    assert [job[2] for job in first.jobs] == ["gc=none"]  # and not what has been finished meanwhile
+    assert [job[2] for job in first.jobs] == ["gc=none"]  # the other job has finished meanwhile
     said = capsys.readouterr().out
     assert f"skipped: FedAvg, α 0.1, seed 1; process {os.getpid()} on {socket.gethostname()} is running it" in said
     assert "GC-Fed, α 0.1, seed 1: out of\nmemory\n    " in said
@@ -144,7 +144,7 @@ def test_two_processes_never_run_the_same_job_and_a_failure_is_reported(table, c
 
 
 def test_hours_are_steps_times_seconds(monkeypatch):
-    """20 equal clients of the digits, 5 a round, 2 epochs in batches of 10."""
+    """The digits have 20 equal clients, 5 per round, 2 epochs in batches of 10."""
     steps = type("Steps", (dict,), {"__contains__": lambda self, key: True, "__missing__": lambda self, key: 36.0})
     overrides = "client.epochs=2 client.batch_size=10 data.limit_train=1000 data.limit_test=300 rounds=3 eval_every=2"
     cfg = composed(("gc=none", "partition=iid", *overrides.split()))
@@ -155,7 +155,7 @@ def test_hours_are_steps_times_seconds(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_table_as_a_user_types_it_names_what_failed_and_goes_on_with_more_rounds(tmp_path):
+def test_a_table_from_the_command_line_names_failed_jobs_and_continues_with_more_rounds(tmp_path):
     words = ["rounds=2", "client.epochs=1", "participation.num_clients=8", "data.limit_train=200", "data.limit_test=50",
              "extras.figures=false", "trainer.devices=1"]  # fmt: skip
     rows = [{"label": "broken", "overrides": ["gc=gcfed", "gc.lam=2"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}]
@@ -163,7 +163,7 @@ def test_a_table_as_a_user_types_it_names_what_failed_and_goes_on_with_more_roun
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(node))
 
     def train(command):
-        """Runs the command of a job in a fork, which saves the seconds of its imports."""
+        """Runs the command of a job in a fork, which needs no imports."""
         script, *words = command[1:]
         code = forked(lambda: run_script(Path(script).name, *words), tmp_path / "run.txt")
         print((tmp_path / "run.txt").read_text(), flush=True)

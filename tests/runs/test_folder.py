@@ -12,7 +12,7 @@ from gcfed.runs.folder import find_runs
 from gcfed.runs.reading import read_metrics
 
 
-def test_an_empty_cell_was_not_measured_and_nan_was_not_finite(tmp_path):
+def test_an_empty_cell_is_missing_and_nan_is_not_finite(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_bytes(b"round,a,b,c\r\n1,,,\r\n2,0.1,,1e-3\r\n3,,inf,\r\n4,nan,-inf,5\r\n")
     table = read_metrics(path)
@@ -26,7 +26,7 @@ def test_an_empty_cell_was_not_measured_and_nan_was_not_finite(tmp_path):
         assert list(read_metrics(path).index) == rounds
 
 
-def test_a_resumed_run_keeps_the_rows_up_to_its_checkpoint_as_they_were(tmp_path):
+def test_a_resumed_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
     path = tmp_path / "metrics.csv"
     first = RoundCSVLogger(str(path))
     for row in ({"round": 1, "a": 0.1}, {"round": 2, "a": 1e-30, "b": math.nan}, {"round": 3, "a": 7.0, "b": 1}):

@@ -1,4 +1,4 @@
-"""Which keys of a config make another run."""
+"""Which keys of a config change the identity of a run."""
 
 import pytest
 import yaml
@@ -17,13 +17,13 @@ def base():
     return composed()
 
 
-def test_what_changes_no_number_is_the_same_run(base):
+def test_settings_that_change_no_result_keep_the_identity(base):
     cfg = composed("gc.lam=null", "server.lr=1", "metrics=drift", "debug=profiler", "~logger.csv", "+tags.note=mine")
     assert differences(leaves(base), leaves(cfg)) == ""
     assert identity(cfg) == identity(base)
 
 
-#: All that changes no number. A new key is another run until it is listed here and in the module.
+#: The keys that change no result. A new key changes the identity unless it is listed here and in the module.
 SECTIONS = ("paths", "extras", "trainer", "logger", "callbacks", "metrics", "federation", "tags", "labels")
 LEAVES = {
     "name", "rounds", "eval_every", "ckpt_path", "targets", "optimized_metric", "client.stack", "client.graphs",
@@ -48,7 +48,7 @@ def changed(value):
 
 
 def nodes(tree, prefix=""):
-    """Dotted key and unresolved value of each leaf; an empty group is one."""
+    """Dotted key and unresolved value of each leaf. An empty group is a leaf."""
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from nodes(value, f"{prefix}{key}.")
@@ -56,7 +56,7 @@ def nodes(tree, prefix=""):
             yield f"{prefix}{key}", value
 
 
-def test_each_leaf_of_a_config_makes_another_run_unless_it_is_listed():
+def test_each_leaf_of_a_config_changes_the_identity_unless_it_is_listed():
     cfg = composed(*SAMPLE.split(), "paths.output_dir=run")
     before, differ = leaves(cfg), {}
     for key, value in nodes(OmegaConf.to_container(cfg)):
@@ -72,7 +72,7 @@ def test_each_leaf_of_a_config_makes_another_run_unless_it_is_listed():
 
 
 def test_runs_that_differ_by_seed_are_repetitions(base):
-    """Also where the seed stands in other sections: a regression's data are drawn by it."""
+    """Interpolations of the seed also count: a regression draws its data from it."""
 
     def setting(cfg):
         return digest(leaves(cfg), without="seed")
@@ -84,9 +84,9 @@ def test_runs_that_differ_by_seed_are_repetitions(base):
     assert setting(one) == setting(two) != setting(other)
 
 
-def test_an_ingredient_that_is_absent_has_no_settings(base):
+def test_settings_of_an_absent_method_do_not_count(base):
     assert identity(composed("gc=none", "gc.boundary=fc1")) == identity(composed("gc=none"))
-    assert identity(composed("~gc")) == identity(composed("gc=none"))  # model=mlp has left gc.boundary
+    assert identity(composed("~gc")) == identity(composed("gc=none"))  # model=mlp sets gc.boundary
     assert identity(composed("+methods.fedgc.layerwise=tensor")) == identity(composed())
 
 
@@ -100,5 +100,5 @@ def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
     table = hyperparameters(composed("algorithm=fedprox", "gc=gcfed", "gc.lam=0.5", "+task.gamma=3", "server=fedadam"))
     wanted = {"data": "digits", "algorithm": "fedprox", "gc.lam": 0.5, "client.optimizer": "SGD", "rounds": 100}
     assert (wanted | {"server.betas": "[0.9, 0.99]"}).items() <= table.items()
-    sections = {key.partition(".")[0] for key in table if "." in key}  # not of data, of the model or of the task
+    sections = {key.partition(".")[0] for key in table if "." in key}  # no data, model or task
     assert sections == {"aggregator", "client", "gc", "methods", "participation", "partition", "server"}

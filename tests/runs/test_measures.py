@@ -1,4 +1,4 @@
-"""Measures of a run, against definitions and by hand."""
+"""Measures of a run equal their definitions and results computed by hand."""
 
 import math
 from itertools import accumulate
@@ -12,8 +12,8 @@ from gcfed.runs.measures import average, smooth, value
 from gcfed.runs.summary import summary_of
 
 
-def test_moving_means_are_their_definitions():
-    values, rounds = np.random.default_rng(0).random(25), np.array([1, 2, *range(4, 48, 2), 70])  # the last alone
+def test_moving_means_equal_their_definitions():
+    values, rounds = np.random.default_rng(0).random(25), np.array([1, 2, *range(4, 48, 2), 70])  # 70 stands alone
     curve = pd.Series(values, index=rounds)
     wanted = [values[(rounds > t - 10) & (rounds <= t)].mean() for t in rounds]
     np.testing.assert_allclose(smooth(curve), wanted, rtol=1e-13)
@@ -39,25 +39,25 @@ def test_measure(run, measure, wanted):
     assert value(run, measure) == (wanted if wanted is None else pytest.approx(wanted, abs=1e-12))
 
 
-def test_the_last_ten_rounds_are_those_of_the_run():
-    run = run_of(values=(0.9, *[math.nan] * 9, 0.2, math.nan, 0.4))  # of 13 rounds, those from 4 on
+def test_the_last_ten_rounds_count_rounds_and_not_tests():
+    run = run_of(values=(0.9, *[math.nan] * 9, 0.2, math.nan, 0.4))  # rounds 4 to 13
     assert value(run, "last10:test/acc") == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("measure", ["median:test/acc", "rounds:80 %", "final:"])
-def test_what_is_no_measure_is_named(measure):
+def test_an_invalid_measure_is_named(measure):
     with pytest.raises(ValueError, match=rf"measure={measure!r} is not understood.*last10:<column>"):
         value(run_of(), measure)
 
 
-def test_nothing_is_read_from_before_a_run_diverged(tmp_path):
+def test_a_diverged_run_has_no_final_value(tmp_path):
     run = write_run(tmp_path / "a", accuracies(0.1, 0.5, 0.2, 0.1, **{"test/loss": [2.0, 1.0, "inf", "nan"]}))
     assert run.state == "diverged"
     assert value(run, "final:test/loss") is value(run, "last10:test/loss") is None
     assert (value(run, "best:test/loss"), value(run, "final:test/acc")) == (1, 0.1)
 
 
-#: Rounds of which every client sends 10 bytes and receives 30.
+#: In these rounds, each client sends 10 bytes and receives 30.
 ROWS = [
     ROW | {"test/acc": acc, "time/train_s": seconds, "train/clients": clients, "comm/down_bytes": 30 * clients,
            "comm/up_bytes": 10 * clients}
@@ -71,8 +71,8 @@ def table():
     return pd.DataFrame(ROWS, index=pd.RangeIndex(1, 7, name="round")).astype(float)
 
 
-def test_what_a_target_cost(table):
-    """Tested every second round: what the rounds before the test cost belongs to it."""
+def test_the_cost_of_a_target(table):
+    """Every second round has a test. The cost includes all rounds up to the test."""
     one, two = summary_of(table, [0.3, 0.5, 0.9]), summary_of(table, [0.5], processes=2)
     assert one["rounds_to_target"] == {"0.3": 2, "0.5": 4, "0.9": None}
     assert one["bytes_to_target"] == {"0.3": 320, "0.5": 560, "0.9": None}
@@ -81,11 +81,11 @@ def test_what_a_target_cost(table):
     assert two["client_seconds"] == 1.0
 
 
-def test_the_curve_in_a_few_numbers(table):
+def test_the_summary_of_a_curve(table):
     found = summary_of(table, [0.41, 0.425, 0.45])
     assert (found["test/acc"], found["test/acc_best"], found["best_round"]) == (0.5, 0.6, 4)
     assert found["test/acc_smooth10"] == pytest.approx(0.5)
     assert found["test/acc_ema"] == pytest.approx(0.9 * (0.9 * 0.4 + 0.1 * 0.6) + 0.1 * 0.5)
-    assert found["rounds_to_target"] == {"0.41": 4, "0.425": 4, "0.45": 4}  # so it is for the mean of ten rounds
+    assert found["rounds_to_target"] == {"0.41": 4, "0.425": 4, "0.45": 4}  # also for the mean of ten rounds
     changes = [found[f"acc_diff/{name}"] for name in ("mean", "std", "min")]
     assert changes == pytest.approx([0.05, 0.15, -0.1])

@@ -17,14 +17,14 @@ from gcfed.runs.folder import check_folder, job_dir, new_folder, read_run, run_d
 FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 
 
-def test_the_newest_run_of_the_same_identity_with_a_checkpoint_goes_on(tmp_path, caplog):
+def test_the_newest_run_of_the_same_identity_with_a_checkpoint_continues(tmp_path, caplog):
     def where(ckpt_path, **config):
         return Path(run_dir(str(tmp_path), ckpt_path, "now", _root_=OmegaConf.create(config)))
 
     for stamp, seed, begun in (("1", 1, True), ("2", 2, True), ("3", 1, False), ("4", 5, True)):
         (tmp_path / stamp / "checkpoints").mkdir(parents=True)
         OmegaConf.save(OmegaConf.create({"seed": seed, "rounds": 3}), tmp_path / stamp / "config.yaml")
-        if begun:  # not killed before its first round was done
+        if begun:  # its first round was finished before a kill
             (tmp_path / stamp / "checkpoints/last.ckpt").touch()
     (tmp_path / "4" / "config.yaml").write_text("a: [")
     assert where(None, seed=1) == tmp_path / "now"
@@ -34,7 +34,7 @@ def test_the_newest_run_of_the_same_identity_with_a_checkpoint_goes_on(tmp_path,
     assert f"{tmp_path / '4'} is skipped" in caplog.text
 
 
-def test_a_run_is_named_by_what_was_changed_in_letters_that_ckpt_path_takes(tmp_path):
+def test_the_name_of_a_folder_lists_the_overrides_and_is_valid_in_ckpt_path(tmp_path):
     def named(changed):
         return run_dir(str(tmp_path), None, "now", changed, _root_={})
 
@@ -55,7 +55,7 @@ def test_a_run_is_named_by_what_was_changed_in_letters_that_ckpt_path_takes(tmp_
         ("targets=[0.5,0.9],data.root=" + "日" * 99, "targets=[0.5,0.9]", "targets-0.5_0.9"),
     ],
 )
-def test_a_folders_name_has_whole_overrides_no_dicts_and_80_bytes_before_its_digest(tmp_path, changed, kept, named):
+def test_a_long_name_has_whole_overrides_no_dicts_and_80_bytes_before_its_digest(tmp_path, changed, kept, named):
     job, run = job_dir(changed), Path(run_dir(str(tmp_path), None, "now", changed, _root_={})).name
     assert re.fullmatch(re.escape(kept) + "-[0-9a-f]{12}", job)
     assert re.fullmatch(rf"now_{named}-[0-9a-f]{{12}}", run)
@@ -63,14 +63,14 @@ def test_a_folders_name_has_whole_overrides_no_dicts_and_80_bytes_before_its_dig
     assert job != job_dir(f"{changed},client.epochs=2") != job_dir(f"{changed},client.epochs=3")
 
 
-def test_a_new_folder_is_nobody_elses(tmp_path):
+def test_two_runs_never_get_the_same_new_folder(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         made = [*pool.map(lambda _: new_folder(tmp_path / "logs" / "now"), range(24))]
     assert {path.name for path in made} == {"now", *(f"now_{i}" for i in range(2, 25))}
 
 
-def test_of_processes_that_start_in_one_folder_one_trains(config, tmp_path):
-    """At the same moment, and with the same folder: the others are refused, and no row is lost."""
+def test_only_one_of_several_processes_trains_in_a_folder(config, tmp_path):
+    """They start at the same time. The others are refused, and no row is lost."""
     context = multiprocessing.get_context("fork")
     start, cfg = context.Barrier(3), config(*FAST, folder=tmp_path / "run")
 
@@ -100,8 +100,8 @@ def test_of_processes_that_start_in_one_folder_one_trains(config, tmp_path):
         (("checkpoints/best.ckpt",), False), (("summary.json",), False), (("global_model.safetensors",), False),
     ],
 )  # fmt: skip
-def test_a_folder_is_refused_for_what_would_be_lost(tmp_path, left, goes):
-    """Rounds of the same run that cannot be continued come out equal when it begins again."""
+def test_a_folder_is_refused_if_results_would_be_lost(tmp_path, left, goes):
+    """Rounds without a checkpoint may be lost: the same run repeats them with the same numbers."""
     (tmp_path / "checkpoints").mkdir()
     for name in left:
         (tmp_path / name).write_text("round,test/acc\n1,0.5\n")
@@ -119,16 +119,16 @@ def test_a_job_of_a_sweep_is_one_folder_named_by_its_overrides():
     assert "/" not in job_dir("data.root=a/b") != job_dir("data.root=a-b")
 
 
-def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch):
+def test_the_newest_sweep_with_the_same_overrides_continues(tmp_path, monkeypatch):
     for stamp, overrides in (("2026-01-01", ["seed=1,2", "trainer=cpu"]), ("2026-01-02", ["gc.lam=0,1"])):
         (tmp_path / f"multirun_{stamp}").mkdir()
         sweep = OmegaConf.create({"hydra": {"overrides": {"task": overrides}}})
         OmegaConf.save(sweep, tmp_path / f"multirun_{stamp}" / "multirun.yaml")
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=1,2", "ckpt_path=last"])
-    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the newest one swept λ
-    assert Path(sweep_dir(str(tmp_path), None)).name.startswith("multirun_20")  # where a later start looks for it
+    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the newer sweep was over λ
+    assert Path(sweep_dir(str(tmp_path), None)).name.startswith("multirun_20")  # a later start searches for this
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "hydra/launcher=joblib", "seed=1,2", "ckpt_path=last"])
-    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # Hydra keeps the launcher apart
+    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the launcher does not count
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "~gc", "seed=1,2", "ckpt_path=last"])
     assert not Path(sweep_dir(str(tmp_path), "last")).exists()
 
@@ -138,7 +138,7 @@ def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch)
     [
         ({"TORCHELASTIC_RUN_ID": "abc", "WORLD_SIZE": "2"}, "job_abc"),
         ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, "job_7-1"),
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "now"),  # in the script of a job, outside of srun
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "now"),  # a batch script without srun
         ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}, None),
     ],
 )
