@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torchvision
 from hydra.utils import get_object
 from omegaconf import DictConfig, open_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torchvision.ops import FrozenBatchNorm2d
 
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import build, installed
@@ -68,6 +66,8 @@ def torchvision_net(
             shape, such as the last layer's, start at random; the log names them. None: all start at random.
         settings: of its constructor.
     """
+    import torchvision  # it imports the compiler
+
     try:
         net = torchvision.models.get_model(str(name), num_classes=num_classes, **settings)
     except ValueError as error:
@@ -153,6 +153,8 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
             groups = 1 if vectors else max(1, min(gcd(32, channels), channels // 2))
             new = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine)
         elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats:
+            from torchvision.ops import FrozenBatchNorm2d
+
             new = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
         else:
             what = f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}."
