@@ -12,8 +12,7 @@ from torchvision import models as tv
 
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.centralization import GradientCentralization
-from gcfed.models.attention import NORMS, Block
-from gcfed.models.transformers import CCT, GPT, ViT
+from gcfed.models.transformers import CCT, GPT, NORMS, Block, ViT
 from gcfed.utils.checked import SettingError
 
 SHAPES = {"vit": (3, 8, 8), "cct": (3, 7, 9), "gpt": (6,)}
