@@ -119,13 +119,18 @@ def test_rounds_on_sequences_equal_an_independent_loop():
     torch.testing.assert_close(weights(ours), weights(net), rtol=0, atol=1e-10)
 
 
-def test_a_run_on_the_small_play(config, play):
+NETS = {"lstm": ("model.hidden=8",), "gpt": ("model.width=8", "client=adamw")}
+
+
+def run_of(play, model, *more):
+    small = f"paths.data_dir={play}", "participation.num_clients=2", "participation.per_round=2", "client.batch_size=4"
+    return f"experiment=tiny_shakespeare_{model}_gcfed", *NETS[model], *small, "rounds=1", *more
+
+
+@pytest.mark.parametrize("model", NETS)
+def test_a_run_on_the_small_play(config, play, model):
     """Accuracy and loss are means over the characters of the test split, and class counts are right."""
-    cfg = config(
-        "data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=2", "rounds=1",
-        "participation.per_round=2", "model.hidden=8", "client.batch_size=4",
-    )  # fmt: skip
-    result = train(cfg)
+    result = train(config(*run_of(play, model)))
     data = result.trainer.datamodule
     assert data.num_clients == 2
     x, y = data.fetch_test((0, 3))
@@ -135,4 +140,19 @@ def test_a_run_on_the_small_play(config, play):
     assert result.metrics["test/acc"] == pytest.approx((logits.argmax(-1) == y)[real].float().mean().item())
     loss = F.cross_entropy(logits[real], y[real]).item()
     assert result.metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
+    assert result.metrics["test/perplexity"] == pytest.approx(np.exp(loss), rel=1e-5)
+    groups = data.dataset.train.groups[data.partition.indices]
+    owners = [{*groups[data.partition.offsets[k] : data.partition.offsets[k + 1]].tolist()} for k in (0, 1)]
+    assert [len(owner) for owner in owners] == [1, 1]  # a client is a speaker
     assert data.class_counts(np.array([0, 1])).sum() == (data.labels[data.partition.indices] != IGNORE).sum()
+
+
+def test_a_gpt_in_bfloat16_is_near_the_one_in_float32(config, play, tmp_path):
+    half, full = (
+        train(config(*run_of(play, "gpt", f"precision={precision}", "rounds=2"), folder=tmp_path / precision))
+        for precision in ("bf16-mixed", "32-true")
+    )
+    (a, b), start = (weights(result.module.net) for result in (half, full)), full.metrics["test/loss"]
+    assert a.dtype == torch.float32
+    assert 0 < (a - b).norm() < 0.02 * b.norm()
+    assert half.metrics["test/loss"] == pytest.approx(start, rel=0.02)

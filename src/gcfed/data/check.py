@@ -30,7 +30,7 @@ def check_labels(data: FederatedDataModule, net: nn.Module, task: Task) -> None:
     name, model = f"data ({data.dataset.name})", type(net).__name__
     is_text = len(data.input_shape) == 1 and data.dataset.train.x.dtype == np.uint8
     if is_text != hasattr(net, "last_only"):
-        kind, take = ("text", "model=lstm, or make numbers of it floats") if is_text else ("no text", "model=mlp")
+        kind, take = ("text", "model=lstm or gpt, or make them floats") if is_text else ("no text", "model=mlp")
         raise ValueError(f"{name} is {kind}, which {model} cannot read: take {take}.")
     if task.has_classes != (data.labels.dtype.kind == "i"):
         kinds = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"

@@ -141,10 +141,11 @@ class FederatedModule(LightningModule):
         return self.scores()
 
     def scores(self) -> dict[str, float]:
-        """The means of the present test over all processes, by column; in ``task.roots`` their roots."""
+        """The means of the present test over all processes, by column, with the task's roots and exponentials."""
         means = [total / number for total, number in sum_over_processes([*self.sums.values()])]
-        roots = [column.replace("val/", "test/") in getattr(self.task, "roots", ()) for column in self.sums]
-        means = [mean.sqrt() if root else mean for mean, root in zip(means, roots, strict=True)]
+        for last, kind in ((torch.sqrt, "roots"), (torch.exp, "exponentials")):
+            chosen = [column.replace("val/", "test/") in getattr(self.task, kind, ()) for column in self.sums]
+            means = [last(mean) if found else mean for mean, found in zip(means, chosen, strict=True)]
         return dict(zip(self.sums, torch.stack(means).double().tolist(), strict=True))
 
     def step(self, update: Params | None, before: Params) -> bool:
