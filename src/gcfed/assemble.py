@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
@@ -85,8 +86,10 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
         cfg.data.update(found)
         for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they no longer refer to the data's
             cfg.model[key] = found[key] if cfg.model[key] is None else cfg.model[key]
-        if "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
-            cfg.model.vocabulary = cfg.model.vocabulary or 256
+        if own := "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
+            most = (int(s.x.max()) + (1 if s.x.dtype == np.uint8 else 2) for s in data.splits.values())  # −1: the last
+            cfg.model.vocabulary = cfg.model.vocabulary or max(256, *most)
+        if own or cfg.model.get("last_only", False) is None:
             cfg.model.last_only = data.labels.ndim == 1
     return cfg
 
