@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.data.check import check_labels, check_samples
 from gcfed.data.datamodule import FederatedDataModule
@@ -23,6 +23,7 @@ from gcfed.federated.method import ClientPart, Part, parts_of
 from gcfed.federated.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
 from gcfed.federated.state.store import ClientStores
+from gcfed.methods.adapters import AVERAGES
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
 from gcfed.runs.identity import digest
@@ -126,8 +127,9 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
 def build_methods(cfg: DictConfig) -> list[Part]:
     """The ingredients of the algorithm, in the order of their hooks. GC projects the corrected gradient."""
     own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
+    lora = [AVERAGES[name]() for name in AVERAGES if name == OmegaConf.select(cfg, "model.lora.average")]
     rest = [optional(cfg, key) for key in ("gc", "privacy", "attack", "quantization")]
-    return parts_of(m for m in (*own, *build_all(cfg, "methods"), *rest) if m is not None)
+    return parts_of(m for m in (*own, *lora, *build_all(cfg, "methods"), *rest) if m is not None)
 
 
 def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0) -> Trainer:

@@ -120,9 +120,9 @@ def test_rounds_of_a_language_model_are_those_of_a_plain_loop_with_its_own_loss(
 # ----------------------------------------------------------------------------------------------------------- runs
 def of(root, name, *more):
     return (
-        "data=huggingface", f"data.name={root}/texts", f"data.tokenizer={root}/tokenizer", f"paths.data_dir={root}/data",
-        "data.length=10", "partition=natural", "partition.by=user", "participation.num_clients=null", "rounds=3",
-        "participation.per_round=3", "client.epochs=1", "client.batch_size=8", "model=huggingface",
+        "data=huggingface", f"data.name={root}/texts", f"data.tokenizer={root}/tokenizer", "data.length=10",
+        f"paths.data_dir={root}/data", "partition=natural", "partition.by=user", "participation.num_clients=null",
+        "rounds=3", "participation.per_round=3", "client.epochs=1", "client.batch_size=8", "model=huggingface",
         f"model.folder={root}/{name}", *more,
     )  # fmt: skip
 

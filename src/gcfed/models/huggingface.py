@@ -1,6 +1,5 @@
 """Language models and classifiers of texts by transformers, from a local folder. No code in the folder is run."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,16 +11,13 @@ from gcfed.models.own import fitted
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import installed
 
-log = logging.getLogger(__name__)
-
 
 class Logits(nn.Module):
-    """Returns the logits of a model of transformers: tokens, int64 [B, T] → [B, T, C], or for a class of each text [B,
-    C]. Negative tokens are padding.
+    """Returns a model's logits: tokens, int64 [B, T] → [B, T, C], or with ``last_only`` [B, C]. Padding is negative.
 
-    A causal model does not see what follows, so padding on the right needs no mask. Texts with a class may be padded on
-    either side: they are moved to the left, where positions begin. A classifier with a ``score`` is a causal model that
-    reads its last token. Its own ``forward`` would take a token for padding if both have the same id.
+    A causal model does not see what follows, so padding on the right needs no mask. Texts with a class are moved to the
+    left, where positions begin. A classifier with a ``score`` is a causal model that reads its last token; its own
+    ``forward`` would take a token for padding if both have the same id.
     """
 
     def __init__(self, net: Any, last_only: bool) -> None:
@@ -48,11 +44,10 @@ def huggingface_net(
     *, folder: str | None, input_shape: Sequence[Count], num_classes: Count, last_only: bool,
     attention: Literal["sdpa", "eager"] = "sdpa", **settings: Any,
 ) -> nn.Module:  # fmt: skip
-    """The causal language model of a folder that ``save_pretrained`` wrote, or its classifier of texts.
+    """``AutoModelForCausalLM`` of a folder that ``save_pretrained`` wrote, or ``AutoModelForSequenceClassification``.
 
     Args:
-        last_only: a class for each text (``AutoModelForSequenceClassification``), not the next token for each token
-            (``AutoModelForCausalLM``). A head that the folder lacks starts at random, drawn from the seed.
+        last_only: there is a class for each text. A head that the folder lacks starts at random, drawn from the seed.
         attention: not the folder's choice, which could name code of the hub.
         settings: replace those of ``config.json``, such as ``resid_pdrop`` (dropout).
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def huggingface(
         keep("train", **vars(dataset.train))
         keep("test", **vars(dataset.test))
         if kind is None:
-            return read.size, ()
+            return read[1], ()
         names = getattr(train.features[kind], "names", ())
         return dataset.num_classes, names if len(names) == dataset.num_classes else dataset.class_names or ()
 
@@ -91,16 +91,14 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
     return found["train"], [found[split] for split in TESTS if split in found]
 
 
-class _Encoder(NamedTuple):
-    encode: Callable[[str, int | None], np.ndarray]  # a text, and its largest number of tokens → its tokens
-    size: int  # number of tokens
-    padding: int
+_Encoder = tuple[Callable[[str, int | None], np.ndarray], int, int]
+"""Takes a text and its largest number of tokens, and returns its tokens; the number of all tokens; padding."""
 
 
 def _encoder(tokenizer: str | None) -> _Encoder:
     """LEAF's characters, or a tokenizer of transformers with its own special tokens. No code of its folder is run."""
     if tokenizer is None:
-        return _Encoder(lambda text, length: encode(text[:length]), len(ALPHABET), PAD)
+        return lambda text, length: encode(text[:length]), len(ALPHABET), PAD
     installed("transformers", "data.tokenizer", "huggingface")
     from transformers import AutoTokenizer  # takes seconds
 
@@ -113,7 +111,7 @@ def _encoder(tokenizer: str | None) -> _Encoder:
         cut = {} if length is None else {"truncation": True, "max_length": length}
         return np.array(tokens(text, verbose=False, **cut)["input_ids"], np.int32)
 
-    return _Encoder(encoded, len(tokens), -1)
+    return encoded, len(tokens), -1
 
 
 def _columns(rows: Dataset, named: dict[str, str | None], next_token: bool) -> dict[str, Any]:
@@ -150,13 +148,11 @@ def _arrays(
     texts = list(rows[input])
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"data.input={input} has a row that is no text: take it out.")
+    encoded, _, pad = read
     if columns["y"]:
-        x = np.full((len(texts), length), read.padding, np.int32 if read.padding < 0 else np.uint8)
-        for row, text in zip(x, texts, strict=True):
-            tokens = read.encode(text, length)
-            row[length - len(tokens) :] = tokens
-        return {"x": x, **content}
-    pieces = [sequences(read.encode(text, None), length, read.padding) for text in texts]
+        cut = (encoded(text, length) for text in texts)
+        return {"x": np.stack([np.pad(t, (length - len(t), 0), constant_values=pad) for t in cut]), **content}
+    pieces = [sequences(encoded(text, None), length, pad) for text in texts]
     sizes = [len(x) for x, _ in pieces]
     x, y = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
     return {"x": x, "y": y, **{key: np.repeat(values, sizes, axis=0) for key, values in content.items()}}
