@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import torch
 from hydra.utils import get_object
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from gcfed.models.adapters import with_adapters
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import build, installed
 
@@ -36,6 +37,8 @@ def build_net(cfg: DictConfig) -> nn.Module:
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
         policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
+        lora: Any = OmegaConf.to_container(node.pop("lora", OmegaConf.create()))
+        lora = {key: value for key, value in lora.items() if value is not None}
         known = set[str]()
         with suppress(Exception):  # build() raises it again, with the key
             known = {*signature(get_object(target)).parameters}
@@ -49,9 +52,13 @@ def build_net(cfg: DictConfig) -> nn.Module:
             net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
         if cfg.get("precision") == "64-true":  # before a checkpoint is read, because float32 would round its numbers
             net = net.double()
-        return begin_at(net, start, policy)
+        net = begin_at(net, start, policy)
     except SettingError as error:
         raise ValueError(f"model.{error}") from None
+    try:
+        return with_adapters(net, **lora) if lora else net
+    except SettingError as error:
+        raise ValueError(f"model.lora.{error}") from None
 
 
 @checked
