@@ -179,4 +179,5 @@ def test_a_search_begins_with_its_points(tuned):
     for n_trials in (2, 4):  # the second command continues the search
         tuned(going, "rows=[FedAvg]", "seeds=[1]", search=SEARCH | {"n_trials": n_trials, "points": points})
     *first, drawn = [float(row["client.optimizer.lr"]) for row in trials(tuned.folder, "fedavg_digits")]
-    assert first == [0.25, 0.75, 0.5] and drawn not in first
+    assert first == [0.25, 0.75, 0.5]
+    assert drawn not in first
