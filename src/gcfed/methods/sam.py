@@ -97,7 +97,7 @@ def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
 
 
 def along_ones(tensors: Sequence[Tensor], length: float) -> list[Tensor]:
-    """One number per client and tensor, ``[n, 1, …]``: entry i of the flattened vector for tensor i, with Σ|·| = length.
+    """One number per client and tensor, ``[n, 1, …]``: entry i of the flattened tensors for tensor i, Σ|·| = length.
 
     Gradient centralization removes such moves from gradients.
     """
