@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,16 +52,15 @@ class ForkLauncher(_Launcher):
         environment, threads = dict(os.environ), torch.get_num_threads()
         own, world = max(1, cores() // self.num_processes), str(self.num_processes)
         os.environ |= {"NODE_RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": "lo"}
-        folder = TemporaryDirectory(prefix="gcfed_")
+        folder, work = TemporaryDirectory(prefix="gcfed_"), partial(function, *args, **kwargs)
         self.meeting = f"{folder.name}/store"
         try:
             for rank in range(1, self.num_processes):
-                work = (rank, own, lambda: function(*args, **kwargs))
-                child = multiprocessing.get_context("fork").Process(target=_child, args=work)
+                child = multiprocessing.get_context("fork").Process(target=_child, args=(rank, own, work))
                 child.start()
                 self.children.append(child)
             torch.set_num_threads(own)
-            result = function(*args, **kwargs)
+            result = work()
             if failed := self._join(stop=False):
                 raise ChildProcessError(failed)
             return result
@@ -127,14 +127,11 @@ class CohortStrategy(DDPStrategy):
     The module is not wrapped in ``DistributedDataParallel``, because clients must drift apart during local training.
     The strategy forks the processes if it can (:class:`ForkLauncher`). Otherwise Lightning starts the command once for
     each process. Under ``torchrun`` and SLURM the processes exist already.
-
-    Args:
-        timeout: how long a process waits for the others. torch's default of half an hour may be too short for the
-            training of one client. A process that ends is noticed at once.
     """
 
-    def __init__(self, *, timeout: timedelta = timedelta(days=1), **kwargs: Any) -> None:
-        super().__init__(timeout=timeout, **kwargs)
+    def __init__(self, **kwargs: Any) -> None:
+        # A client may train for longer than torch's half an hour. The others notice at once that a process has ended.
+        super().__init__(**{"timeout": timedelta(days=1)} | kwargs)
 
     def _configure_launcher(self) -> None:
         environment = self.cluster_environment
