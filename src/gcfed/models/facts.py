@@ -2,7 +2,10 @@
 
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:
@@ -37,3 +40,16 @@ def cannot_stack(net: nn.Module) -> str:
     if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"
     return ""
+
+
+def activation_bytes(net: nn.Module, sample: Tensor) -> int:
+    """Bytes of the outputs of all layers for one sample, ``[1, *input]``."""
+    returned: list[int] = []
+
+    def count(layer: nn.Module, inputs: object, output: object) -> None:
+        if not list(layer.children()):
+            returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
+
+    with register_module_forward_hook(count), torch.no_grad():
+        net(sample)
+    return sum(returned)

@@ -167,9 +167,9 @@ def trains_on_cpu(accelerator: str) -> bool:
 def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -> dict[str, Any]:
     """The devices and the strategy of the trainer.
 
-    ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory suffices. Two processes of
-    one thread train the CNN's clients about a quarter faster than one process of two threads, and an MLP's by three
-    quarters (docs/performance.md). No run on CPUs has more processes than clients in a round or test samples.
+    ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory suffices: two processes of
+    one thread are faster than one of two threads. No run on CPUs has more processes than clients in a round or test
+    samples.
 
     Raises:
         ValueError: several processes of a job would each train the whole run.
