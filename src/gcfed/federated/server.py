@@ -50,7 +50,7 @@ class Server:
         model = self.module.broadcast_state()
         return Round(
             t, self.seed, cohort, self.num_clients, dict(model), self.solver.lr(t), model=model,
-            server=self.module.trainer.optimizers[0], drawn=len(drawn),
+            server=self.module.trainer.optimizers[0], drawn=len(drawn), cohort=cohort,
         )  # fmt: skip
 
     def broadcast(self, round: Round) -> Download:
@@ -162,7 +162,7 @@ class RoundSums:
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
         always = any("steps without clients" in part.facts for part in self.parts)
         return Received(
-            **vars(round), answered=answered, update=update, received=extra, sums=sums, num_finite=finite,
+            **vars(round) | {"cohort": answered}, update=update, received=extra, sums=sums, num_finite=finite,
             loss=loss / losses if losses else float("nan"), up_bytes=up_bytes, samples=samples, steps=steps,
             overflown=overflows > 0, usable=(finite > 0 or always) and not overflows,
         )  # fmt: skip

@@ -21,8 +21,6 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
 from gcfed.utils.device import free_memory
 
-STREAMS = 8  # at most; a GPU has no room for more at once
-
 
 class Stacks:
     """The transport of a simulation, which passes messages by reference. Other transports inherit from it.
@@ -115,7 +113,9 @@ class Stacks:
         alone = module.traits.alone or has_dropout(net) or has_convolutions(net)
         k = chosen or (1 if alone else fit)
         draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
-        return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS)))
+        return Layout(
+            k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, 8))
+        )  # a GPU runs no more at once
 
 
 class Layout:
