@@ -75,6 +75,8 @@ class Stacks:
             here: train all of them on this process, because no other process calls it.
         """
         program = self.program
+        if self.separate_clients:
+            raise ValueError("metrics=gap and metrics=leakage work with federation=none only.")
         parts = [p for p in program.parts if p.order is not Order.MEASURES and "sees the cohort" not in p.facts]
         alone = replace(program, solver=solver or program.solver, parts=parts)
         alone.receive(download)

@@ -129,10 +129,6 @@ class CohortStrategy(DDPStrategy):
     each process. Under ``torchrun`` and SLURM the processes exist already.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        # A client may train for longer than torch's half an hour. The others notice at once that a process has ended.
-        super().__init__(**{"timeout": timedelta(days=1)} | kwargs)
-
     def _configure_launcher(self) -> None:
         environment = self.cluster_environment
         assert environment is not None
@@ -142,6 +138,7 @@ class CohortStrategy(DDPStrategy):
             super()._configure_launcher()
 
     def setup_distributed(self) -> None:
+        self._timeout = timedelta(days=1)  # a client may train for longer than torch's default of half an hour
         if isinstance(self._launcher, ForkLauncher):  # Lightning would open a port on all interfaces
             rank, world = int(os.environ["LOCAL_RANK"]), self.num_processes
             store = dist.FileStore(self._launcher.meeting, world)
