@@ -102,7 +102,6 @@ class FederatedModule(LightningModule):
         def call() -> None:
             for hook in hooks:
                 hook(self.trainer, self)
-            self.on_after_backward()
 
         return call
 

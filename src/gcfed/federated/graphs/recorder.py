@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.messages import Download
-from gcfed.federated.training.batches import BatchPlan, Kind
+from gcfed.federated.training.batches import BatchPlan, Kind, LocalStep, Steps
 from gcfed.federated.training.stack import ClientStack
-from gcfed.federated.training.steps import LocalStep, Steps
 
 Step = Callable[[], object]
 MOST = 128  # recordings of one stack at most: each takes memory

@@ -33,7 +33,7 @@ class ClientStack:
     uploaded and averaged like parameters, integers as floats. The others start again in the next round.
 
     Args:
-        net: the global network. It has the client's tensors while a single client trains, until :meth:`end`.
+        net: the global network. It has the client's tensors while a single client trains, until :meth:`delta`.
         start: the broadcast model, name → ``[*shape]``, with the tensors that travel (:func:`travelling`).
         clients: ids, ``[K]``, like ``num_samples`` and ``num_steps`` sorted by the number of local steps, most first.
         reads: what the forward pass also returns: ``features``, ``stages`` (see ``Tap``).
@@ -226,13 +226,9 @@ class ClientStack:
         for counter, t in self._counters:
             t.copy_(counter)
 
-    def end(self) -> None:
-        """Gives the network its own tensors back."""
-        self.lent.home()
-
     def delta(self) -> Params:
         """The clients' updates w_k − w, name → ``[K, *shape]``."""
-        self.end()
+        self.lent.home()
         self.personal = {}
         self.drop_grads()
         moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
