@@ -144,12 +144,10 @@ class FederatedLoop(Callback):
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, EarlyStopping | ModelCheckpoint):
-                if callback.monitor in (None, *outputs):
+                if (monitor := callback.monitor) in (None, *outputs):
                     callback.on_validation_end(trainer, pl_module)
                 elif all(getattr(part, "every", 1) == 1 for part in self.server.parts):  # no later row has it either
-                    raise ValueError(
-                        f"monitor={callback.monitor} is no column of this run. There are {', '.join(outputs)}."
-                    )
+                    raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(outputs)}.")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""

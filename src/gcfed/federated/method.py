@@ -5,9 +5,9 @@ A file with a method imports all it needs from here: messages, rounds, stacks, a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -248,7 +248,7 @@ class ServerPart(Part):
                 tensors[key] = torch.empty_like(t).copy_(held)
         return tensors
 
-    @functools.cached_property
+    @cached_property
     def _server(self) -> dict[str, Params]:
         return {}
 

@@ -62,13 +62,13 @@ class LocalSolver:
             why = "is not elementwise, so it cannot train stacked clients: choose one such as torch.optim.SGD or Adam."
             raise SettingError("optimizer", f"={cls.__name__} {why}")
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
-        self._lr = float(probe_optimizer(self.optimizer).defaults["lr"])
         if epochs is None and steps is None:
             raise SettingError("epochs", "=None must be a whole number of at least 1, where client.steps is null.")
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
         self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
         self.recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         probed = probe_optimizer(self.optimizer)
+        self._lr = float(probed.defaults["lr"])
         # Later stacks can replay a recording if its optimizer can start again, and reads a changing η_l from a tensor.
         self._lasting = starts_at_zero(probed) and (lr_decay == 1 or bool(probed.defaults["fused"]))
 
@@ -191,7 +191,10 @@ class LocalSolver:
             stack.backward(objective)
             after_backward()
             if self.clip_norm is not None:
-                clip_client_grads_(stack.grads(), self.clip_norm)
+                (grads,) = stack.with_grads()
+                scale_K = (self.clip_norm / (client_norms(grads) + 1e-6)).clamp(max=1.0)
+                for grad in grads:
+                    grad.mul_(per_client(scale_K, grad))
             update()
             for part in movers:
                 with autocast():
@@ -225,10 +228,3 @@ def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any]) -> t
                 raise ValueError(f"{type(part).__name__}.local_loss returns a tensor of shape {shapes}.")
             terms.append(term)
     return task, sum(terms, objective)
-
-
-def clip_client_grads_(grads: Sequence[Tensor], max_norm: float) -> None:
-    """Scales each client's gradient, over all tensors ``[n, *shape]``, to a norm of at most ``max_norm``."""
-    scale = (max_norm / (client_norms(grads) + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(per_client(scale, grad))

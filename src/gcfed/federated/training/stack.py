@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gcfed.federated.training.forward import Output, Params, Tap, evaluating
 from gcfed.federated.training.lent import Lent
-from gcfed.models.facts import cannot_stack, is_recurrent
+from gcfed.models.facts import is_recurrent
 from gcfed.tasks import CLASSIFICATION, Task
 
 
@@ -45,9 +45,6 @@ class ClientStack:
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of ``full``.
         prepared: what each client part returned from ``prepare``, by part.
         personal: tensors of each client's personal model that differ from ``full``, set after local training.
-
-    Raises:
-        ValueError: K > 1, and the network cannot be stacked.
     """
 
     def __init__(
@@ -55,8 +52,6 @@ class ClientStack:
         num_steps: np.ndarray, *, reads: Set[str] = frozenset(), task: Task = CLASSIFICATION, lent: Lent | None = None,
     ) -> None:  # fmt: skip
         k = len(clients)
-        if k > 1 and (reason := cannot_stack(net)):
-            raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.task, self.net, self.lent = task, net, lent or Lent(net)
         self._tap = Tap(net, "features" in reads, "stages" in reads)
         self.lent.home()
@@ -116,18 +111,15 @@ class ClientStack:
         """Gradients of the active clients, name → ``[n, *shape]``; hooks edit them in place."""
         return ((name, leaf.grad) for name, leaf in self.leaves.items() if leaf.grad is not None)
 
-    def grads(self) -> list[Tensor]:
-        return [grad for _, grad in self.named_grads()]
-
     def with_grads(self, *sets: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """:meth:`grads`, and the tensors of these names from each set. Tensors of all clients, ``[K, *shape]``, are cut
-        to the active ones, ``[n, *shape]``; tensors of the server, ``[*shape]``, are not.
+        """The active clients' gradients, and the tensors of these names from each set. Tensors of all clients,
+        ``[K, *shape]``, are cut to the active ones, ``[n, *shape]``; tensors of the server, ``[*shape]``, are not.
         """
-        grads, lists = dict(self.named_grads()), []
-        for tensors in sets:
-            pairs = [(tensors[name], grad.dim()) for name, grad in grads.items()]
-            lists.append([t[: self.active] if t.dim() == axes else t for t, axes in pairs])
-        return [list(grads.values()), *lists]
+        grads = dict(self.named_grads())
+        return [[*grads.values()], *(
+            [t[: self.active] if (t := tensors[name]).dim() == grad.dim() else t for name, grad in grads.items()]
+            for tensors in sets
+        )]  # fmt: skip
 
     def __call__(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
