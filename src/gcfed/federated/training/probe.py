@@ -81,7 +81,12 @@ class _Probe:
             self.warn(f"has {len(self.strangers)} weights that are no parameters of it, so nothing trains them. "
                       "Register them in __init__: self.w = nn.Parameter(…), or an nn.ParameterList.")  # fmt: skip
         moved, functional, alone = self.moved(first), "", cannot_stack(self.net)
-        single = self.single_sample() if uses_batch_statistics(self.net) else ""
+        single = ""
+        if uses_batch_statistics(self.net):
+            try:
+                self.run(self.x[:1])
+            except Exception as error:
+                single = f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
         if not _is_known(self.net):
             test = self.run(self.x, training=False)
             if test.changed:
@@ -97,19 +102,19 @@ class _Probe:
             alone += ". Set client.stack=1"
         return Traits(moved, self.edits, contiguous, functional, alone, single, bool(self.replaced))
 
-    def first_pass(self) -> tuple[_Pass, bool]:
+    def first_pass(self, contiguous: bool = False) -> tuple[_Pass, bool]:
         """A forward and a backward pass, and whether they need the contiguous layout."""
-        for contiguous in (False, True):
-            if contiguous:  # .contiguous() would leave the strides of a single channel as they are
-                for t in self.lent.tensors.values():
-                    t.data = t.data.clone(memory_format=torch.contiguous_format)
-                self.x = self.x.clone(memory_format=torch.contiguous_format)
-            self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
-            try:
-                return self.run(self.x, y=self.y), contiguous
-            except Exception as error:
-                failure = error
-        raise ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_short(failure)}") from failure
+        self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
+        try:
+            return self.run(self.x, y=self.y), contiguous
+        except Exception as error:
+            if contiguous:
+                text = f"{self.name} fails on {len(self.x)} samples in training mode: {_short(error)}"
+                raise ValueError(text) from error
+        for t in self.lent.tensors.values():  # .contiguous() would leave the strides of a single channel as they are
+            t.data = t.data.clone(memory_format=torch.contiguous_format)
+        self.x = self.x.clone(memory_format=torch.contiguous_format)
+        return self.first_pass(contiguous=True)
 
     def run(self, x: Tensor, training: bool = True, y: Tensor | None = None, start: Params | None = None) -> _Pass:
         """A forward pass, with labels ``y`` also a backward pass, on copies of ``start``, by default of the network's
@@ -138,14 +143,6 @@ class _Probe:
             self.lent.home()
             for t in own.values():
                 t.grad = None
-
-    def single_sample(self) -> str:
-        """Why a batch of a single sample fails; empty if it works."""
-        try:
-            self.run(self.x[:1])
-        except Exception as error:
-            return f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
-        return ""
 
     def moved(self, first: _Pass) -> tuple[str, ...]:
         """The constants that training changes, which are then averaged. Refuses what cannot be averaged."""
