@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch
 from torch import nn
 
 
@@ -18,6 +19,14 @@ has_convolutions = partial(has_layers, kind=nn.modules.conv._ConvNd)
 def is_known(layer: nn.Module) -> bool:
     """Whether it is a layer of these libraries, whose forward passes do the same operations every time."""
     return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")
+
+
+def shows_all_at_once(net: nn.Module) -> bool:
+    """Whether it has only layers of known libraries and no hooks, so that one pass shows all."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
+    parts = [*net.modules(), *net.parameters(), *net.buffers()]
+    hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
+    return not hooked and all(is_known(m) and not isinstance(m, torch.jit.ScriptModule) for m in net.modules())
 
 
 def is_graphable(net: nn.Module) -> bool:

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.training.forward import Params, Tap, hand_copies
+from gcfed.federated.training.forward import Params, Tap
 from gcfed.federated.training.lent import Lent, Traits, new_memory
-from gcfed.models.facts import cannot_stack, is_known, uses_batch_statistics
+from gcfed.models.facts import cannot_stack, shows_all_at_once, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
-from gcfed.models.unchanged import GENERATORS, unchanged
+from gcfed.models.unchanged import GENERATORS, hand_copies, unchanged
 from gcfed.tasks import Task
 from gcfed.utils.rng import seed_generators
 
@@ -87,7 +87,7 @@ class _Probe:
                 self.run(self.x[:1])
             except Exception as error:
                 single = f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
-        if not _is_known(self.net):
+        if not shows_all_at_once(self.net):
             test = self.run(self.x, training=False)
             if test.changed:
                 self.warn(f"changes {_few(test.changed)} in evaluation mode: a test would change the model. "
@@ -226,14 +226,6 @@ class _Probe:
         if {"numpy", "python"} & self.draws:
             return functional, "random numbers of NumPy or Python, drawn once for all of a stack"
         return functional, stacked and f"a forward that torch.func.vmap cannot batch ({stacked})"
-
-
-def _is_known(net: nn.Module) -> bool:
-    """Whether it has only layers of known libraries and no hooks, so that one pass shows all."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
-    parts = [*net.modules(), *net.parameters(), *net.buffers()]
-    hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
-    return not hooked and all(is_known(m) and not isinstance(m, torch.jit.ScriptModule) for m in net.modules())
 
 
 def _attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:

@@ -1,7 +1,6 @@
 """K clients that train side by side. The first axis of every client-side tensor is the client axis K."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
 
-from gcfed.federated.training.forward import Output, Params, Tap, evaluating
+from gcfed.federated.training.forward import Output, Params, Tap
 from gcfed.federated.training.lent import Lent
 from gcfed.models.facts import is_recurrent
+from gcfed.models.unchanged import evaluating, unedited
 from gcfed.tasks import CLASSIFICATION, Task
 
 
@@ -225,15 +225,6 @@ class ClientStack:
         self.drop_grads()
         moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
         return dict(zip(self.full, moved, strict=True))
-
-
-@contextmanager
-def unedited(x: Tensor) -> Iterator[None]:
-    """Raises ValueError if the block changes ``x``; networks that did so in the probe get copies."""
-    version = None if x.is_inference() else x._version
-    yield
-    if version is not None and x._version != version:
-        raise ValueError("model: forward changes its input in some steps only: begin it with x = x.clone().")
 
 
 def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:
