@@ -36,24 +36,17 @@ class FederatedLoop(Callback):
     """Runs a round in each of Lightning's training steps (:func:`~gcfed.federated.round.run_round`).
 
     The parts of methods are those callbacks of the trainer that are a :class:`Part`.
-
-    Args:
-        rounds: R, the number of communication rounds.
-        seed: the run's seed; every draw derives from it.
-        eval_every: rounds between two tests of the global model. The last round is always tested.
-        stores: the states of clients; by default in a temporary folder, without checkpoints.
-        federation: takes the simulation in memory; returns another transport.
     """
 
     sampler: ClientSampler
     solver: LocalSolver
     aggregator: Aggregator
-    rounds: int
-    seed: int
-    eval_every: int = 1
-    stores: ClientStores = field(default_factory=ClientStores)
+    rounds: int  # R, the number of communication rounds
+    seed: int  # every draw derives from it
+    eval_every: int = 1  # rounds between two tests of the global model; the last round is always tested
+    stores: ClientStores = field(default_factory=ClientStores)  # by default in a temporary folder, without checkpoints
     faults: Faults = field(default_factory=Faults)
-    federation: Callable[[Stacks], Stacks] | None = None
+    federation: Callable[[Stacks], Stacks] | None = None  # takes the simulation in memory; returns another transport
     data: Any = field(default=None, init=False)
     _row: dict[str, Any] = field(default_factory=dict, init=False)  # of the last round in this process
 
@@ -107,7 +100,6 @@ class FederatedLoop(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.stores.load_state_dict(state_dict["stores"])
 
-    # ------------------------------------------------------------------------------------------------ one round
     def run_and_test(self, t: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()

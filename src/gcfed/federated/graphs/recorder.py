@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.messages import Download
-from gcfed.federated.training.batches import BatchPlan, Kind, LocalStep, Steps
+from gcfed.federated.training.batches import BatchPlan, Kind, Steps
 from gcfed.federated.training.stack import ClientStack
 
 Step = Callable[[], object]
@@ -145,7 +145,7 @@ class RecordedSteps(Steps):
             torch._foreach_copy_(list(kept.values()), [prepared[name] for name in kept])
         return kept
 
-    def run(self, step: LocalStep, t: int, kind: Kind) -> None:
+    def run(self, step: Callable[[int | Tensor, Kind], None], t: int, kind: Kind) -> None:
         def counted(kind: Kind) -> None:
             step(self._number, kind)
             self._number.add_(1)

@@ -33,23 +33,16 @@ class Kind(NamedTuple):
 
 @dataclass
 class BatchPlan:
-    """All local steps of K clients of one round, longest client first.
+    """All local steps of K clients of one round, longest client first."""
 
-    Attributes:
-        index: sample indices, ``[K, T, B]`` on the device; padding repeats the client's first sample.
-        augment: augmentation draws, ``[K, T, B, A]``, or None.
-        counts: number of samples in each step, ``[K, T]`` on the host; 0 after a client has finished.
-        kinds: the kind of each step, ``[T]``.
-    """
-
-    index: Tensor
-    augment: Tensor | None
-    counts: np.ndarray
+    index: Tensor  # sample indices, [K, T, B] on the device; padding repeats the client's first sample
+    augment: Tensor | None  # augmentation draws, [K, T, B, A]
+    counts: np.ndarray  # number of samples in each step, [K, T] on the host; 0 after a client has finished
 
     def __post_init__(self) -> None:
         self._ahead: tuple[int, list[tuple[Tensor, ...]]] = 0, []  # first step; samples, labels, counts from there on
         self._counts = on_device(self.counts, self.index.device, torch.float32)
-        self.kinds: list[Kind] = []
+        self.kinds: list[Kind] = []  # of each step, [T]
         for counts in zip(*self.counts.tolist(), strict=True):
             active = [count for count in counts if count]
             self.kinds.append(Kind(len(active), max(active), min(active) == max(active)))
@@ -122,16 +115,10 @@ class BatchPlan:
         return x if x.data_ptr() % 64 == 0 else x.clone(), y, counts
 
 
-LocalStep = Callable[[int | Tensor, Kind], None]
-"""A local step of all active clients, from its number and its kind."""
-
-
 class Steps:
-    """K clients that are ready to train, and their losses. :mod:`gcfed.federated.graphs` has a version for GPUs.
+    """K clients that are ready to train, their batches, their optimizer (new in each round) and their losses.
 
-    Attributes:
-        stack, plan: the clients and their batches.
-        optimizer: updates the stack's leaves; new in each round.
+    :mod:`gcfed.federated.graphs` has a version for GPUs.
     """
 
     def __init__(self, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
@@ -142,8 +129,8 @@ class Steps:
         """Returns what the local steps read as ``stack.prepared[part]``."""
         return prepared
 
-    def run(self, step: LocalStep, t: int, kind: Kind) -> None:
-        """Runs step number t."""
+    def run(self, step: Callable[[int | Tensor, Kind], None], t: int, kind: Kind) -> None:
+        """Runs step number t of all active clients; ``step`` takes its number and its kind."""
         step(t, kind)
 
     def first_done(self) -> None:
