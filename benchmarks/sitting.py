@@ -72,7 +72,7 @@ class Sitting(Callback):
         self.before_first = time.time() - self.started
 
     def _switch(self, on: bool) -> None:
-        self.solver._recorders = self.recorders[on]  # a graph of one method is wrong for the other
+        self.solver.recorders = self.recorders[on]  # a graph of one method is wrong for the other
         for part, layers in self.gc:
             part.ndim = layers if on else {}
 

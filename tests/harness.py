@@ -11,6 +11,7 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gcfed.data.faults import Faults
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.client import ClientProgram
 from gcfed.federated.loop import FederatedLoop
@@ -194,7 +195,7 @@ def train_rounds(
     solver.stack, data.rounds = k, rounds
     loop = FederatedLoop(
         sampler=Cohorts(cohort_of, order), solver=solver, aggregator=aggregator or MeanAggregator(), rounds=rounds,
-        seed=seed, stores=stores, faults=faults,
+        seed=seed, stores=stores or ClientStores(), faults=faults or Faults(),
     )  # fmt: skip
     loop.tested = lambda round_number: False
     together = {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())} if world > 1 else {}

@@ -237,7 +237,7 @@ class Listener(Callback):
 
     def on_after_backward(self, trainer, pl_module):
         assert trainer.lightning_module is pl_module
-        assert all(grad.shape[0] == pl_module.clients.active for grad in pl_module.clients.grads())
+        assert all(grad.shape[0] == pl_module.clients.active for grad in pl_module.clients.with_grads()[0])
         self.heard += 1
 
 

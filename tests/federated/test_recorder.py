@@ -135,7 +135,7 @@ class Counter(Spy):
 
     def on_after_backward(self, trainer, pl_module):
         self.steps += 1
-        for grad in pl_module.clients.grads():
+        for grad in pl_module.clients.with_grads()[0]:
             grad.mul_(self.steps)
 
 
@@ -145,7 +145,7 @@ class Waiting(Spy):
     recordable = "stack"
 
     def on_after_backward(self, trainer, pl_module):
-        for grad in pl_module.clients.grads():
+        for grad in pl_module.clients.with_grads()[0]:
             grad.div_(grad.norm().item())
 
 
@@ -155,7 +155,7 @@ class FromHost(Spy):
     recordable = "stack"
 
     def on_after_backward(self, trainer, pl_module):
-        for grad in pl_module.clients.grads():
+        for grad in pl_module.clients.with_grads()[0]:
             grad.mul_(torch.tensor(0.5))
 
 

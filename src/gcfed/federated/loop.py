@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -30,30 +31,24 @@ from gcfed.models.facts import is_recurrent
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, kw_only=True)
 class FederatedLoop(Callback):
     """Runs a round in each of Lightning's training steps (:func:`~gcfed.federated.round.run_round`).
 
     The parts of methods are those callbacks of the trainer that are a :class:`Part`.
-
-    Args:
-        rounds: R, the number of communication rounds.
-        seed: the run's seed; every draw derives from it.
-        eval_every: rounds between two tests of the global model. The last round is always tested.
-        stores: the states of clients; by default in a temporary folder, without checkpoints.
-        federation: takes the simulation in memory; returns another transport.
     """
 
-    def __init__(
-        self, *, sampler: ClientSampler, solver: LocalSolver, aggregator: Aggregator, rounds: int, seed: int,
-        eval_every: int = 1, stores: ClientStores | None = None, faults: Faults | None = None,
-        federation: Callable[[Stacks], Stacks] | None = None,
-    ) -> None:  # fmt: skip
-        self.sampler, self.solver, self.aggregator = sampler, solver, aggregator
-        self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
-        self.stores, self.faults = stores or ClientStores(), faults or Faults()
-        self.federation = federation
-        self.data: Any = None
-        self._row: dict[str, Any] = {}  # of the last round in this process
+    sampler: ClientSampler
+    solver: LocalSolver
+    aggregator: Aggregator
+    rounds: int  # R, the number of communication rounds
+    seed: int  # every draw derives from it
+    eval_every: int = 1  # rounds between two tests of the global model; the last round is always tested
+    stores: ClientStores = field(default_factory=ClientStores)  # by default in a temporary folder, without checkpoints
+    faults: Faults = field(default_factory=Faults)
+    federation: Callable[[Stacks], Stacks] | None = None  # takes the simulation in memory; returns another transport
+    data: Any = field(default=None, init=False)
+    _row: dict[str, Any] = field(default_factory=dict, init=False)  # of the last round in this process
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -98,7 +93,7 @@ class FederatedLoop(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.stores.release()
-        self.solver.forget()
+        self.solver.recorders.clear()
 
     def state_dict(self) -> dict[str, Any]:
         return {"stores": self.stores.state_dict()}
@@ -106,7 +101,6 @@ class FederatedLoop(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.stores.load_state_dict(state_dict["stores"])
 
-    # ------------------------------------------------------------------------------------------------ one round
     def run_and_test(self, t: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
@@ -120,7 +114,12 @@ class FederatedLoop(Callback):
             for name in before:
                 if row[name] is not before[name] and name != "time/train_s":  # measurements take their time off
                     raise ValueError(f"{part.title} gives the row a second {name}: take another name for its column.")
-        return numbers(row) | {"time/round_s": time.perf_counter() - started}
+        row = {name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for name, t in row.items()}
+        if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
+            raise ValueError(
+                f"column {odd}: a row of metrics takes numbers, not {row[odd]!r}, which a part has given it."
+            )
+        return row | {"time/round_s": time.perf_counter() - started}
 
     def tested(self, round_number: int) -> bool:
         """Whether the global model is tested after the round with this number (the first is 1)."""
@@ -138,12 +137,10 @@ class FederatedLoop(Callback):
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, EarlyStopping | ModelCheckpoint):
-                if callback.monitor in (None, *outputs):
+                if (monitor := callback.monitor) in (None, *outputs):
                     callback.on_validation_end(trainer, pl_module)
                 elif all(getattr(part, "every", 1) == 1 for part in self.server.parts):  # no later row has it either
-                    raise ValueError(
-                        f"monitor={callback.monitor} is no column of this run. There are {', '.join(outputs)}."
-                    )
+                    raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(outputs)}.")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""
@@ -166,11 +163,3 @@ def _warn(row: dict[str, Any]) -> None:
         )  # fmt: skip
     if row["train/refused_steps"]:
         log.warning("round %d: the server's step was not finite; the model stays as it was.", row["round"])
-
-
-def numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with tensors of one number as numbers. Raises ValueError for anything else than a number."""
-    row = {name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for name, t in row.items()}
-    if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
-        raise ValueError(f"column {odd}: a row of metrics takes numbers, not {row[odd]!r}, which a part has given it.")
-    return row

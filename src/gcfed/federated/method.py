@@ -5,9 +5,9 @@ A file with a method imports all it needs from here: messages, rounds, stacks, a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -24,22 +24,15 @@ from gcfed.tasks import Batch
 
 
 class Order(IntEnum):
-    """What a part does to a client's step or upload. The parts of a run are called in this order.
+    """What a part does to a client's step or upload. The parts of a run are called in this order."""
 
-    Parts that move the weights come first: they move them back before the others read them. Then come terms and
-    corrections of the gradient, GC last. A projection on a subspace follows, because a gradient that is edited later
-    would leave the subspace. Clipping shortens an update after the others have read it. Attacks change the finished
-    update. Quantization rounds the result, and measurements see the upload. A server part that moves the clients' start
-    comes before parts that read the broadcast model.
-    """
-
-    MOVES_WEIGHTS = 0
-    CORRECTS = 1
-    PROJECTS = 2
-    SHORTENS = 3
-    ATTACKS = 4
-    QUANTIZES = 5
-    MEASURES = 6
+    MOVES_WEIGHTS = 0  # moves them back before others read them; a server part moves the start before others read it
+    CORRECTS = 1  # terms and corrections of the gradient, GC last
+    PROJECTS = 2  # on a subspace, which a gradient that is edited later would leave
+    SHORTENS = 3  # clips an update after the others have read it
+    ATTACKS = 4  # changes the finished update
+    QUANTIZES = 5  # rounds the result
+    MEASURES = 6  # sees the upload
 
 
 Prepared = Mapping[str, Any]
@@ -246,7 +239,7 @@ class ServerPart(Part):
                 tensors[key] = torch.empty_like(t).copy_(held)
         return tensors
 
-    @functools.cached_property
+    @cached_property
     def _server(self) -> dict[str, Params]:
         return {}
 

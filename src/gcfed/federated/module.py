@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gcfed.federated.parallel.sums import sum_over_processes
-from gcfed.federated.training.forward import evaluating, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, broadcast_state, travelling
-from gcfed.federated.training.stack import ClientStack, Params, unedited
+from gcfed.federated.training.stack import ClientStack, Params
 from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
+from gcfed.models.unchanged import evaluating, hand_copies, unedited
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.checked import validated
@@ -103,7 +103,6 @@ class FederatedModule(LightningModule):
         def call() -> None:
             for hook in hooks:
                 hook(self.trainer, self)
-            self.on_after_backward()
 
         return call
 

@@ -11,24 +11,21 @@ from gcfed.federated.method import FACTS, ClientPart, Order, Part, ServerPart, S
 #: Lightning's hooks that only one side uses.
 LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
 
-#: The other names by which the loop knows what a part does and keeps.
-NAMES = [name for name in {**vars(Part), **vars(ClientPart), **vars(ServerPart)} if not name.startswith(("_", "on_"))]
-
 
 def check_hooks(part: Part) -> None:
     """Raises ValueError for a hook that is never called, because it is misspelt or belongs to the other side."""
-    sides = [side for side in (ClientPart, ServerPart) if isinstance(part, side)]
-    for name in dir(type(part)) if sides else ():
-        hook = hasattr(ClientPart, name) or hasattr(ServerPart, name)
-        called = any(hasattr(side, name) for side in sides)
-        if (side := LIGHTNINGS.get(name)) and getattr(type(part), name) is not getattr(Callback, name):
-            called = isinstance(part, side)
-        if (hook or name.startswith(("on_", "before_", "after_"))) and not called:
-            near = difflib.get_close_matches(name, [] if hook else dir(sides[0]), 1)
-            way = f": did you mean {near[0]}?" if near else "; the other side has." if hook else "."
+    cls, sides = type(part), [side for side in (ClientPart, ServerPart) if isinstance(part, side)]
+    called = {name for side in sides for name in dir(side)}
+    called -= {name for name, side in LIGHTNINGS.items() if not isinstance(part, side)}
+    own = [name for name in dir(cls) if getattr(cls, name) is not getattr(Callback, name, None) and name[0] != "_"]
+    for name in [name for name in own if name not in called] if sides else ():
+        alike = [hook for hook in called if hook.startswith("on_") == name.startswith("on_")]
+        near = difflib.get_close_matches(name, alike, 1, 0.85)
+        others = hasattr(ClientPart, name) or hasattr(ServerPart, name)
+        if others or name.startswith(("on_", "before_", "after_")):
+            way = "; the other side has." if others else f": did you mean {near[0]}?" if near else "."
             raise ValueError(f"{part.title}.{name} is never called: a {sides[0].__name__} has no such hook{way}")
-        ours = any(name in vars(cls) for cls in type(part).__mro__ if cls.__module__.startswith("gcfed."))
-        if not (called or ours) and (near := difflib.get_close_matches(name, NAMES, 1, 0.85)):
+        if near and not any(name in vars(base) for base in cls.__mro__ if base.__module__.startswith("gcfed.")):
             raise ValueError(f"{part.title}.{name}: did you mean {near[0]}? If not, give it another name.")
 
 

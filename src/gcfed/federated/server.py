@@ -23,19 +23,13 @@ from gcfed.utils.device import on_device
 
 @dataclass
 class RoundSums:
-    """The sums of this process in a round.
+    """The sums of this process in a round."""
 
-    Attributes:
-        expected: the tensors that a client sends.
-        means: the sums of Δ, ``"delta"``, and of the floats that clients send in addition to it, by name.
-        parts: the sums of each server part (``ServerPart.sums``).
-        counts: the numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 ``[6]`` on
-            the device, so that nothing waits for it.
-    """
-
-    expected: Expected
-    means: Mapping[str, Aggregator]
-    parts: Mapping[ServerPart, Params]
+    expected: Expected  # the tensors that a client sends
+    means: Mapping[str, Aggregator]  # of Δ ("delta"), and of the floats that clients send in addition to it, by name
+    parts: Mapping[ServerPart, Params]  # ServerPart.sums
+    # The numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 [6] on the device, so
+    # that nothing waits for it.
     counts: Tensor
 
 
@@ -116,7 +110,8 @@ class Server:
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
         always = any("steps without clients" in part.facts for part in self.parts)
         received = Received(
-            **vars(round) | {"cohort": np.setdiff1d(round.cohort, self.setup.transport.missing)}, update=means.pop("delta"),
+            **vars(round) | {"cohort": np.setdiff1d(round.cohort, self.setup.transport.missing)},
+            update=means.pop("delta"),
             received=means, sums=of_parts, num_finite=finite, loss=loss / losses if losses else float("nan"),
             up_bytes=up_bytes, samples=samples, steps=steps, overflown=overflows > 0,
             usable=(finite > 0 or always) and not overflows,

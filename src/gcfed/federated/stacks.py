@@ -16,9 +16,10 @@ from gcfed.federated.messages import Download, Expected, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training.forward import Params, evaluating
+from gcfed.federated.training.forward import Params
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
+from gcfed.models.unchanged import evaluating
 from gcfed.utils.device import free_memory
 
 

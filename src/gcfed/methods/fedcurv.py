@@ -21,10 +21,11 @@ from torch.func import grad, vmap
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Kept, Method, Own, Params, Prepared, ServerPart, Setup, like_trained
 from gcfed.federated.received import Received, Round
-from gcfed.federated.training.forward import Tap, evaluating
+from gcfed.federated.training.forward import Tap
 from gcfed.federated.training.stack import ClientStack, per_client
 from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.models.facts import is_recurrent
+from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, Weight, checked
 
 PARTS = ("fedcurv_fisher", "fedcurv_center")  # F_k and F_k ŵ_k

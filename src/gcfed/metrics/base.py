@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gcfed.federated.method import ClientPart, Download, Order, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.parallel.strategy import rank_and_world
-from gcfed.federated.training.forward import evaluating
 from gcfed.federated.training.stack import ClientStack
+from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
 

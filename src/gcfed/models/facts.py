@@ -33,6 +33,14 @@ def is_known(layer: nn.Module) -> bool:
     return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")
 
 
+def shows_all_at_once(net: nn.Module) -> bool:
+    """Whether it has only layers of known libraries and no hooks, so that one pass shows all."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
+    parts = [*net.modules(), *net.parameters(), *net.buffers()]
+    hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
+    return not hooked and all(is_known(m) and not isinstance(m, torch.jit.ScriptModule) for m in net.modules())
+
+
 def is_graphable(net: nn.Module) -> bool:
     """Whether a CUDA graph can record a forward pass; a user's module must declare it: ``graphable = True``."""
     return all(is_known(m) or getattr(m, "graphable", False) for m in net.modules())

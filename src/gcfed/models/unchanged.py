@@ -1,4 +1,4 @@
-"""Undoes what a trial pass does to a network."""
+"""Leaves a network and its inputs as they were."""
 
 import random
 from collections import deque
@@ -48,3 +48,28 @@ def unchanged(net: nn.Module) -> Iterator[None]:
         for t, version, value in tensors:
             if t._version != version:
                 t.detach().copy_(value)
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Puts the network into evaluation mode in the block."""
+    training = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(training)
+
+
+def hand_copies(net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward pre-hook for networks that change their input: copies the input, so that the batch stays the same."""
+    return tuple(t.clone() if isinstance(t, Tensor) else t for t in inputs)
+
+
+@contextmanager
+def unedited(x: Tensor) -> Iterator[None]:
+    """Raises ValueError if the block changes ``x``; networks that did so in the probe get copies."""
+    version = None if x.is_inference() else x._version
+    yield
+    if version is not None and x._version != version:
+        raise ValueError("model: forward changes its input in some steps only: begin it with x = x.clone().")

@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.messages import Download
-from gcfed.federated.training.batches import BatchPlan, Kind
+from gcfed.federated.training.batches import BatchPlan, Kind, Steps
 from gcfed.federated.training.stack import ClientStack
-from gcfed.federated.training.steps import LocalStep, Steps
 
 Step = Callable[[], object]
 MOST = 128  # recordings of one stack at most: each takes memory
@@ -146,7 +145,7 @@ class RecordedSteps(Steps):
             torch._foreach_copy_(list(kept.values()), [prepared[name] for name in kept])
         return kept
 
-    def run(self, step: LocalStep, t: int, kind: Kind) -> None:
+    def run(self, step: Callable[[int | Tensor, Kind], None], t: int, kind: Kind) -> None:
         def counted(kind: Kind) -> None:
             step(self._number, kind)
             self._number.add_(1)

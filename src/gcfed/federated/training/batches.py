@@ -1,18 +1,21 @@
-"""The mini-batches of each client in a round. Their indices lie on the device."""
+"""The mini-batches of each client in a round, and the local steps on them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.federated.training.stack import ClientStack
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 
@@ -30,23 +33,16 @@ class Kind(NamedTuple):
 
 @dataclass
 class BatchPlan:
-    """All local steps of K clients of one round, longest client first.
+    """All local steps of K clients of one round, longest client first."""
 
-    Attributes:
-        index: sample indices, ``[K, T, B]`` on the device; padding repeats the client's first sample.
-        augment: augmentation draws, ``[K, T, B, A]``, or None.
-        counts: number of samples in each step, ``[K, T]`` on the host; 0 after a client has finished.
-        kinds: the kind of each step, ``[T]``.
-    """
-
-    index: Tensor
-    augment: Tensor | None
-    counts: np.ndarray
+    index: Tensor  # sample indices, [K, T, B] on the device; padding repeats the client's first sample
+    augment: Tensor | None  # augmentation draws, [K, T, B, A]
+    counts: np.ndarray  # number of samples in each step, [K, T] on the host; 0 after a client has finished
 
     def __post_init__(self) -> None:
         self._ahead: tuple[int, list[tuple[Tensor, ...]]] = 0, []  # first step; samples, labels, counts from there on
         self._counts = on_device(self.counts, self.index.device, torch.float32)
-        self.kinds: list[Kind] = []
+        self.kinds: list[Kind] = []  # of each step, [T]
         for counts in zip(*self.counts.tolist(), strict=True):
             active = [count for count in counts if count]
             self.kinds.append(Kind(len(active), max(active), min(active) == max(active)))
@@ -117,3 +113,39 @@ class BatchPlan:
             x, y = x[:, :size], y[:, :size]
         # The last bits of a matrix product may depend on the alignment of its memory.
         return x if x.data_ptr() % 64 == 0 else x.clone(), y, counts
+
+
+class Steps:
+    """K clients that are ready to train, their batches, their optimizer (new in each round) and their losses.
+
+    :mod:`gcfed.federated.graphs` has a version for GPUs.
+    """
+
+    def __init__(self, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
+        self.stack, self.plan, self.optimizer = stack, plan, optimizer
+        self._losses: list[tuple[Tensor, ...]] = []
+
+    def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns what the local steps read as ``stack.prepared[part]``."""
+        return prepared
+
+    def run(self, step: Callable[[int | Tensor, Kind], None], t: int, kind: Kind) -> None:
+        """Runs step number t of all active clients; ``step`` takes its number and its kind."""
+        step(t, kind)
+
+    def first_done(self) -> None:
+        """Called after the first step, in which an optimizer creates its state."""
+        if self.optimizer.defaults.get("fused") and self.optimizer.defaults.get("momentum"):
+            for leaf in self.stack.leaves.values():
+                if "momentum_buffer" not in (state := self.optimizer.state[leaf]):  # no gradient in the first step
+                    state["momentum_buffer"] = torch.zeros_like(leaf)
+
+    def note(self, number: int | Tensor, *values: Tensor) -> None:
+        """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]`` each."""
+        self._losses.append(values)
+
+    def mean_losses(self) -> Tensor:
+        """Each client's mean loss over all its labels, ``[K]``."""
+        # [T, K]; n never grows, and a client that is done has zeros
+        losses, counts = (pad_sequence([*values], batch_first=True) for values in zip(*self._losses, strict=True))
+        return (losses * counts).sum(0) / counts.sum(0)

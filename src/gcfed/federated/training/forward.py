@@ -1,28 +1,13 @@
 """Calls a network with given tensors, and returns its features and stages in addition to its logits."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from gcfed.models.unchanged import hand_copies
+
 Params = dict[str, Tensor]
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """Puts the network into evaluation mode in the block."""
-    training = net.training
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train(training)
-
-
-def hand_copies(net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook for networks that change their input: copies the input, so that the batch stays the same."""
-    return tuple(t.clone() if isinstance(t, Tensor) else t for t in inputs)
 
 
 class Output(NamedTuple):

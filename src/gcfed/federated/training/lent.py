@@ -16,34 +16,19 @@ from gcfed.federated.training.forward import Params, slots
 
 @dataclass(frozen=True)
 class Traits:
-    """What the engine must know about a network.
+    """What the engine must know about a network. A text says why something fails; it is empty if it works."""
 
-    Attributes:
-        moved: frozen parameters and integer buffers that training changes. They travel.
-        edits_input: whether forward changes its input. It then gets copies.
-        contiguous: whether training fails in ``channels_last``.
-        functional: why ``torch.func.functional_call`` cannot replace a call of the network; empty if it can.
-        alone: why several clients cannot train in one stack; empty if they can.
-        single: why a batch of a single sample fails; empty if it works.
-        assigns: whether forward replaces tensors by new ones. No CUDA graph can record that.
-    """
-
-    moved: tuple[str, ...] = ()
-    edits_input: bool = False
-    contiguous: bool = False
-    functional: str = ""
-    alone: str = ""
-    single: str = ""
-    assigns: bool = False
+    moved: tuple[str, ...] = ()  # frozen parameters and integer buffers that training changes; they travel
+    edits_input: bool = False  # forward changes its input; it then gets copies
+    contiguous: bool = False  # training fails in channels_last
+    functional: str = ""  # why torch.func.functional_call cannot replace a call of the network
+    alone: str = ""  # why several clients cannot train in one stack
+    single: str = ""  # why a batch of a single sample fails
+    assigns: bool = False  # forward replaces tensors by new ones, which no CUDA graph can record
 
 
 class Lent:
-    """A network that is lent to clients.
-
-    Attributes:
-        tensors: its parameters and buffers, by name; always the same objects.
-        saved: the names of those that checkpoints have.
-    """
+    """A network that is lent to clients."""
 
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
         self.net, self.traits = net, traits or Traits()
@@ -65,8 +50,9 @@ class Lent:
         self._loan.close()
         self._rows = {}
         if not self._slots or any(tensors[key] is not self.tensors[name] for tensors, key, name in self._slots):
+            # Its parameters and buffers, by name; always the same objects, also while a client has the network.
             self.tensors: Params = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
-            self.saved = self.net.state_dict().keys()
+            self.saved = self.net.state_dict().keys()  # the names of those that checkpoints have
             self._slots = slots(self.net)
 
     def present(self) -> Params:

@@ -20,11 +20,11 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.training.forward import Params, Tap, hand_copies
+from gcfed.federated.training.forward import Params, Tap
 from gcfed.federated.training.lent import Lent, Traits, new_memory, travelling
-from gcfed.models.facts import cannot_stack, first_weight, is_known, uses_batch_statistics
+from gcfed.models.facts import cannot_stack, first_weight, shows_all_at_once, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
-from gcfed.models.unchanged import CONTAINERS, GENERATORS, OWN, unchanged
+from gcfed.models.unchanged import CONTAINERS, GENERATORS, OWN, hand_copies, unchanged
 from gcfed.tasks import Task
 from gcfed.utils.rng import seed_generators
 
@@ -83,8 +83,13 @@ class _Probe:
             self.warn(f"has {len(self.strangers)} weights that are no parameters of it, so nothing trains them. "
                       "Register them in __init__: self.w = nn.Parameter(…), or an nn.ParameterList.")  # fmt: skip
         moved, functional, alone = self.moved(first), "", cannot_stack(self.net)
-        single = self.single_sample() if uses_batch_statistics(self.net) else ""
-        if not _is_known(self.net):
+        single = ""
+        if uses_batch_statistics(self.net):
+            try:
+                self.run(self.x[:1])
+            except Exception as error:
+                single = f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
+        if not shows_all_at_once(self.net):
             test = self.run(self.x, training=False)
             if test.changed:
                 self.warn(f"changes {_few(test.changed)} in evaluation mode: a test would change the model. "
@@ -99,19 +104,19 @@ class _Probe:
             alone += ". Set client.stack=1"
         return Traits(moved, self.edits, contiguous, functional, alone, single, bool(self.replaced))
 
-    def first_pass(self) -> tuple[_Pass, bool]:
+    def first_pass(self, contiguous: bool = False) -> tuple[_Pass, bool]:
         """A forward and a backward pass, and whether they need the contiguous layout."""
-        for contiguous in (False, True):
-            if contiguous:  # .contiguous() would leave the strides of a single channel as they are
-                for t in self.lent.tensors.values():
-                    t.data = t.data.clone(memory_format=torch.contiguous_format)
-                self.x = self.x.clone(memory_format=torch.contiguous_format)
-            self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
-            try:
-                return self.run(self.x, y=self.y), contiguous
-            except Exception as error:
-                failure = error
-        raise ValueError(f"{self.name} fails on {len(self.x)} samples in training mode: {_short(failure)}") from failure
+        self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
+        try:
+            return self.run(self.x, y=self.y), contiguous
+        except Exception as error:
+            if contiguous:
+                text = f"{self.name} fails on {len(self.x)} samples in training mode: {_short(error)}"
+                raise ValueError(text) from error
+        for t in self.lent.tensors.values():  # .contiguous() would leave the strides of a single channel as they are
+            t.data = t.data.clone(memory_format=torch.contiguous_format)
+        self.x = self.x.clone(memory_format=torch.contiguous_format)
+        return self.first_pass(contiguous=True)
 
     def run(self, x: Tensor, training: bool = True, y: Tensor | None = None, start: Params | None = None) -> _Pass:
         """A forward pass, with labels ``y`` also a backward pass, on copies of ``start``, by default of the network's
@@ -140,14 +145,6 @@ class _Probe:
             self.lent.home()
             for t in own.values():
                 t.grad = None
-
-    def single_sample(self) -> str:
-        """Why a batch of a single sample fails; empty if it works."""
-        try:
-            self.run(self.x[:1])
-        except Exception as error:
-            return f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
-        return ""
 
     def moved(self, first: _Pass) -> tuple[str, ...]:
         """The constants that training changes, which are then averaged. Refuses what cannot be averaged."""
@@ -242,14 +239,6 @@ class _Probe:
         if {"numpy", "python"} & self.draws:
             return functional, "random numbers of NumPy or Python, drawn once for all of a stack"
         return functional, stacked and f"a forward that torch.func.vmap cannot batch ({stacked})"
-
-
-def _is_known(net: nn.Module) -> bool:
-    """Whether it has only layers of known libraries and no hooks, so that one pass shows all."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
-    parts = [*net.modules(), *net.parameters(), *net.buffers()]
-    hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
-    return not hooked and all(is_known(m) and not isinstance(m, torch.jit.ScriptModule) for m in net.modules())
 
 
 def _attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:

@@ -16,11 +16,10 @@ from torch.optim import Optimizer
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
-from gcfed.federated.training.batches import BatchPlan, Kind
+from gcfed.federated.training.batches import BatchPlan, Kind, Steps
 from gcfed.federated.training.forward import Params
 from gcfed.federated.training.lent import Traits
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
-from gcfed.federated.training.steps import Steps
 from gcfed.models.facts import is_graphable, is_recurrent
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
@@ -63,13 +62,13 @@ class LocalSolver:
             why = "is not elementwise, so it cannot train stacked clients: choose one such as torch.optim.SGD or Adam."
             raise SettingError("optimizer", f"={cls.__name__} {why}")
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
-        self._lr = float(probe_optimizer(self.optimizer).defaults["lr"])
         if epochs is None and steps is None:
             raise SettingError("epochs", "=None must be a whole number of at least 1, where client.steps is null.")
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
         self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
-        self._recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
+        self.recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         probed = probe_optimizer(self.optimizer)
+        self._lr = float(probed.defaults["lr"])
         # Later stacks can replay a recording if its optimizer can start again, and reads a changing η_l from a tensor.
         self._lasting = starts_at_zero(probed) and (lr_decay == 1 or bool(probed.defaults["fused"]))
 
@@ -90,11 +89,7 @@ class LocalSolver:
         if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
             return None
         stream = torch.cuda.current_stream(device)
-        return None if stream == torch.cuda.default_stream(device) else self._recorders[stream.cuda_stream]
-
-    def forget(self) -> None:
-        """Frees all recordings."""
-        self._recorders.clear()
+        return None if stream == torch.cuda.default_stream(device) else self.recorders[stream.cuda_stream]
 
     def begin(
         self, make: Callable[..., ClientStack], download: Download, clients: np.ndarray, plan: BatchPlan, data: Any,
@@ -196,7 +191,10 @@ class LocalSolver:
             stack.backward(objective)
             after_backward()
             if self.clip_norm is not None:
-                clip_client_grads_(stack.grads(), self.clip_norm)
+                (grads,) = stack.with_grads()
+                scale_K = (self.clip_norm / (client_norms(grads) + 1e-6)).clamp(max=1.0)
+                for grad in grads:
+                    grad.mul_(per_client(scale_K, grad))
             update()
             for part in movers:
                 with autocast():
@@ -230,10 +228,3 @@ def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any]) -> t
                 raise ValueError(f"{type(part).__name__}.local_loss returns a tensor of shape {shapes}.")
             terms.append(term)
     return task, sum(terms, objective)
-
-
-def clip_client_grads_(grads: Sequence[Tensor], max_norm: float) -> None:
-    """Scales each client's gradient, over all tensors ``[n, *shape]``, to a norm of at most ``max_norm``."""
-    scale = (max_norm / (client_norms(grads) + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(per_client(scale, grad))

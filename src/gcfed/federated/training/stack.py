@@ -1,7 +1,6 @@
 """K clients that train side by side. The first axis of every client-side tensor is the client axis K."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
 
-from gcfed.federated.training.forward import Output, Params, Tap, evaluating
+from gcfed.federated.training.forward import Output, Params, Tap
 from gcfed.federated.training.lent import Lent
-from gcfed.models.facts import cannot_stack, is_recurrent
+from gcfed.models.facts import is_recurrent
+from gcfed.models.unchanged import evaluating, unedited
 from gcfed.tasks import CLASSIFICATION, Task
 
 
@@ -33,7 +33,7 @@ class ClientStack:
     uploaded and averaged like parameters, integers as floats. The others start again in the next round.
 
     Args:
-        net: the global network. It has the client's tensors while a single client trains, until :meth:`end`.
+        net: the global network. It has the client's tensors while a single client trains, until :meth:`delta`.
         start: the broadcast model, name → ``[*shape]``, with the tensors that travel (:func:`travelling`).
         clients: ids, ``[K]``, like ``num_samples`` and ``num_steps`` sorted by the number of local steps, most first.
         reads: what the forward pass also returns: ``features``, ``stages`` (see ``Tap``).
@@ -45,9 +45,6 @@ class ClientStack:
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of ``full``.
         prepared: what each client part returned from ``prepare``, by part.
         personal: tensors of each client's personal model that differ from ``full``, set after local training.
-
-    Raises:
-        ValueError: K > 1, and the network cannot be stacked.
     """
 
     def __init__(
@@ -55,8 +52,6 @@ class ClientStack:
         num_steps: np.ndarray, *, reads: Set[str] = frozenset(), task: Task = CLASSIFICATION, lent: Lent | None = None,
     ) -> None:  # fmt: skip
         k = len(clients)
-        if k > 1 and (reason := cannot_stack(net)):
-            raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.task, self.net, self.lent = task, net, lent or Lent(net)
         self._tap = Tap(net, "features" in reads, "stages" in reads)
         self.lent.home()
@@ -118,18 +113,15 @@ class ClientStack:
         """Gradients of the active clients, name → ``[n, *shape]``; hooks edit them in place."""
         return ((name, leaf.grad) for name, leaf in self.leaves.items() if leaf.grad is not None)
 
-    def grads(self) -> list[Tensor]:
-        return [grad for _, grad in self.named_grads()]
-
     def with_grads(self, *sets: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """:meth:`grads`, and the tensors of these names from each set. Tensors of all clients, ``[K, *shape]``, are cut
-        to the active ones, ``[n, *shape]``; tensors of the server, ``[*shape]``, are not.
+        """The active clients' gradients, and the tensors of these names from each set. Tensors of all clients,
+        ``[K, *shape]``, are cut to the active ones, ``[n, *shape]``; tensors of the server, ``[*shape]``, are not.
         """
-        grads, lists = dict(self.named_grads()), []
-        for tensors in sets:
-            pairs = [(tensors[name], grad.dim()) for name, grad in grads.items()]
-            lists.append([t[: self.active] if t.dim() == axes else t for t, axes in pairs])
-        return [list(grads.values()), *lists]
+        grads = dict(self.named_grads())
+        return [[*grads.values()], *(
+            [t[: self.active] if (t := tensors[name]).dim() == grad.dim() else t for name, grad in grads.items()]
+            for tensors in sets
+        )]  # fmt: skip
 
     def __call__(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
@@ -227,26 +219,13 @@ class ClientStack:
         for counter, t in self._counters:
             t.copy_(counter)
 
-    def end(self) -> None:
-        """Gives the network its own tensors back."""
-        self.lent.home()
-
     def delta(self) -> Params:
         """The clients' updates w_k − w, name → ``[K, *shape]``."""
-        self.end()
+        self.lent.home()
         self.personal = {}
         self.drop_grads()
         moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
         return dict(zip(self.full, moved, strict=True))
-
-
-@contextmanager
-def unedited(x: Tensor) -> Iterator[None]:
-    """Raises ValueError if the block changes ``x``; networks that did so in the probe get copies."""
-    version = None if x.is_inference() else x._version
-    yield
-    if version is not None and x._version != version:
-        raise ValueError("model: forward changes its input in some steps only: begin it with x = x.clone().")
 
 
 def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:
