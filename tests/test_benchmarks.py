@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from conftest import forked
 
 from benchmarks import gpu, kernels, peers, plain, run, workloads
@@ -149,3 +150,11 @@ def test_the_tests_for_a_gpu_need_no_package_that_the_device_lacks(tmp_path):
     assert forked(collect, tmp_path / "printed.txt") == 0
     found = re.search(r"^(\d+) skipped in", (tmp_path / "printed.txt").read_text(), re.MULTILINE)
     assert int(found[1]) >= 30
+
+
+def test_the_plain_loop_takes_the_positions_of_a_text_as_samples():
+    logits, y = torch.randn(2, 3, 5, dtype=torch.float64), torch.tensor([[1, 4, -100], [0, -100, -100]])
+    logs = -logits.log_softmax(-1)
+    expected = (logs[0, 0, 1] + logs[0, 1, 4] + logs[1, 0, 0]) / 3
+    torch.testing.assert_close(plain.cross_entropy(logits, y), expected)
+    torch.testing.assert_close(plain.cross_entropy(logits[:, 0], y[:, 0]), (logs[0, 0, 1] + logs[1, 0, 0]) / 2)

@@ -42,9 +42,8 @@ class ForwardOrder:
         place: name → when it is used.
         unused: parameters that the pass does not use. Their place is that of the parameter declared before.
         names: all parameters in order.
-        added: parameters of two or more axes that multiply no input, such as class tokens, position embeddings and
-            tables of relative positions. Also those ``[1, …]`` that scale activations entry by entry, or are the input
-            of a layer.
+        added: parameters of two or more axes that multiply no input, such as class tokens and positions, added or
+            looked up. Also those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
         groups: number of groups of each weight whose outputs are on axis 1, ``[in, out / groups, …]``: transposed
             convolutions, ``x @ w``.
 
@@ -151,8 +150,8 @@ class ForwardOrder:
         written = results + (inputs[:1] if func._schema.is_mutable else [])
         sources = {name: t for t in inputs if _memory(t) not in self._data for name in self._sources(t)}
         meets = any(_memory(t) in self._data for t in inputs)
-        used = len(inputs) > 1 and (meets or _kind(func) not in LOOKUPS)
-        weights = {n: t for n, t in sources.items() if used and self._multiplies(func, args, n, t)}
+        joins = len(inputs) > 1 and (meets or _kind(func) not in LOOKUPS)
+        weights = {n: t for n, t in sources.items() if joins and self._multiplies(func, args, n, t)}
         self._weights |= weights.keys()
         for name, t in weights.items():
             self._orient(func, args, name, t, meets)

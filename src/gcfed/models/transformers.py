@@ -46,15 +46,10 @@ class Block(nn.Module):
         self.norm2, self.fc1, self.fc2 = NORMS[norm](width), nn.Linear(width, mlp), nn.Linear(mlp, width)
         self.norm_first, self.drop = first, nn.Dropout(dropout) if dropout else nn.Identity()
 
-    def mlp(self, x_BTD: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x_BTD)))
-
     def forward(self, x_BTD: Tensor) -> Tensor:
-        for norm, branch in ((self.norm1, self.attn), (self.norm2, self.mlp)):
-            if self.norm_first:
-                x_BTD = x_BTD + self.drop(branch(norm(x_BTD)))
-            else:
-                x_BTD = norm(x_BTD + self.drop(branch(x_BTD)))
+        for norm, branch in ((self.norm1, self.attn), (self.norm2, lambda h: self.fc2(F.gelu(self.fc1(h))))):
+            pre = self.norm_first
+            x_BTD = x_BTD + self.drop(branch(norm(x_BTD))) if pre else norm(x_BTD + self.drop(branch(x_BTD)))
         return x_BTD
 
 
@@ -64,9 +59,7 @@ class Transformer(Staged, nn.Module):
     Args:
         embed: inputs to tokens ``[B, T, D]``.
         pool: which tokens ``fc`` reads, an index of T. None: their mean, weighted by a softmax of a linear score.
-        width: D.
-        depth: number of blocks.
-        heads: H, which divides D.
+        width, depth, heads: D, the number of blocks, and H, which divides D.
         mlp: width of a block's hidden layer, in multiples of D.
         norm: LayerNorm, or RMSNorm (Zhang & Sennrich, NeurIPS 2019), which subtracts no mean.
         norm_first: pre-LN, with a last norm after all blocks; false: post-LN.
@@ -148,10 +141,8 @@ class CCT(Transformer):
         self, *, input_shape: Sequence[Count], num_classes: Count, width: Count = 128, **settings: Any
     ) -> None:
         channels, height, wide = image_shape(input_shape, 1, "model=cct takes images")
-        layers = [
-            layer for pair in ((channels, 64), (64, width))
-            for layer in (nn.Conv2d(*pair, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
-        ]  # fmt: skip
+        convs = [nn.Conv2d(*pair, 3, padding=1, bias=False) for pair in ((channels, 64), (64, width))]
+        layers = [layer for conv in convs for layer in (conv, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))]
         embed = nn.Sequential(*layers, Tokens(-(-height // 4) * -(-wide // 4), width)).apply(init_kaiming)
         super().__init__(embed, num_classes, pool=None, width=width, **settings)
 
