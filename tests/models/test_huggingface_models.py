@@ -1,6 +1,7 @@
 """Networks and tokens of transformers, from folders: what a text becomes, exact losses, padding, and safety."""
 
 import json
+import shutil
 from functools import partial
 
 import numpy as np
@@ -57,11 +58,6 @@ def test_texts_become_tokens_with_a_class_or_with_the_next_token_as_their_label(
     np.testing.assert_array_equal(y[:, :-1][following], x[:, 1:][following])
     characters = huggingface(str(root / "texts"), str(tmp_path), next_token=True, length=7)
     assert (characters.num_classes, characters.train.x.dtype) == (80, np.uint8)
-
-
-def test_a_tokenizer_that_is_not_there_is_named(root, tmp_path):
-    with pytest.raises(ValueError, match=r"^tokenizer=.*nowhere"):
-        huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(tmp_path / "nowhere"))
 
 
 # ------------------------------------------------------------------------------------------------- exact numbers
@@ -139,17 +135,15 @@ def test_a_run_counts_tied_weights_once_and_continues_bit_for_bit(root, config, 
     part = config(*words, folder=tmp_path / "b")
     part.rounds = part.trainer.max_steps = 2
     train(part)
-    assert torch.equal(
-        final_weights(train(config(*words, "ckpt_path=last", folder=tmp_path / "b"))), final_weights(whole)
-    )
+    resumed = train(config(*words, "ckpt_path=last", folder=tmp_path / "b"))
+    assert torch.equal(final_weights(resumed), final_weights(whole))
     exported = load_file(tmp_path / "a/global_model.safetensors")
     assert {f"net.{name}" for name in net.state_dict()} == exported.keys()
 
 
 def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, config, tmp_path):
-    words = of(
-        root, "bert", "precision=64-true", "+model.hidden_dropout_prob=0.0", "+model.attention_probs_dropout_prob=0.0"
-    )
+    off = [f"+model.{name}_dropout_prob=0.0" for name in ("hidden", "attention_probs")]
+    words = of(root, "bert", "precision=64-true", *off)
     one, three = (train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 3))
     assert not three.module.traits.alone
     torch.testing.assert_close(final_weights(three), final_weights(one), rtol=0, atol=1e-9)
@@ -161,26 +155,24 @@ def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, co
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_an_lstm_reads_the_same_tokens(root, config):
-    words = [word for word in of(root, "gpt2") if not word.startswith("model")]
-    result = train(config(*words, "model=lstm", "model.hidden=4", "rounds=1"))
-    assert result.model.embedding.num_embeddings == 256
+def test_peft_reads_adapters_of_a_folder_and_an_lstm_reads_the_same_tokens(root, config, tmp_path):
+    peft, words = pytest.importorskip("peft"), of(root, "gpt2", "data.next_token=true", "rounds=1")
+    net = train(config(*words, "model.lora.rank=2", "model.lora.target=[c_attn,wte]", "client.stack=2")).model.eval()
+    base, x = net_of(root, "gpt2", False).float().net, torch.arange(20).view(2, 10)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "run").eval()
+    torch.testing.assert_close(theirs(input_ids=x).logits, net(x), rtol=0, atol=0)
+    lstm = [word for word in words if not word.startswith("model")]
+    net = train(config(*lstm, "model=lstm", "model.hidden=4", folder=tmp_path / "lstm")).model
+    assert net.embedding.num_embeddings == 256
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
 def test_no_code_and_no_pickle_of_a_folder_is_run(root, tmp_path):
-    import shutil
-
-    evil = tmp_path / "evil"
-    shutil.copytree(root / "gpt2", evil)
+    evil, ran = shutil.copytree(root / "gpt2", tmp_path / "evil"), tmp_path / "ran"
     about = json.loads((evil / "config.json").read_text())
-    ran = tmp_path / "ran"
     (evil / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\n")
-    theirs = {
-        "auto_map": {"AutoModelForCausalLM": "modeling.Mine", "AutoConfig": "modeling.Theirs"},
-        "model_type": "mine",
-    }
-    (evil / "config.json").write_text(json.dumps(about | theirs))
+    theirs = {"AutoModelForCausalLM": "modeling.Mine", "AutoConfig": "modeling.Theirs"}
+    (evil / "config.json").write_text(json.dumps(about | {"auto_map": theirs, "model_type": "mine"}))
     with pytest.raises(ValueError, match=r"folder=.*evil"):
         net_of(evil, "", False)
     with pytest.raises(ValueError, match="trust_remote_code"):
@@ -192,6 +184,8 @@ def test_no_code_and_no_pickle_of_a_folder_is_run(root, tmp_path):
     (evil / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"folder=.*safetensors"):
         net_of(evil, "", False)
+    with pytest.raises(ValueError, match=r"^tokenizer=.*nowhere"):
+        huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match=r"folder=None must be a local folder"):
         huggingface_net(folder=None, input_shape=[10], num_classes=3, last_only=True)
     with pytest.raises(ValueError, match=r"has 32 tokens, not 31: set data\.num_classes=32"):

@@ -1,19 +1,21 @@
 """Adapters: their averages against loops over plain matrices, exact bytes, GC that keeps row sums, and peft's files."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import read_rows
-from harness import ALGORITHMS, CPU, final_weights, make_net, random_federation, sgd, train_rounds
+from harness import ALGORITHMS, final_weights, make_net, random_federation, sgd, train_rounds
+from plain_reference import batches
 from torch import nn
 
-from gcfed.federated.messages import Download
+from gcfed.assemble import build_module
 from gcfed.methods.adapters import AVERAGES
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.models.adapters import with_adapters
 from gcfed.run import train
+from gcfed.utils.compose import composed
 
 peft = pytest.importorskip("peft")
 RANK = 2
@@ -38,23 +40,20 @@ def test_an_average_of_factors_is_what_a_loop_over_plain_matrices_computes(avera
     net, data, solver = adapted(average), random_federation((7, 5, 9)), sgd()
     frozen = {name: p.detach().clone() for name, p in net.named_parameters()}
     w0, b0 = frozen["0.base_layer.weight"], frozen["0.base_layer.bias"]
-    keys = ["0.lora_A.default.weight", "0.lora_B.default.weight", "2.modules_to_save.default.weight"]
-    keys += ["2.modules_to_save.default.bias"]
+    keys = [f"0.lora_{factor}.default.weight" for factor in "AB"]
+    keys += [f"2.modules_to_save.default.{kind}" for kind in ("weight", "bias")]
     model = [frozen[key].clone() for key in keys]  # A, B, head
     own = [model[1].clone() for _ in range(3)]  # each client's B
     for t in range(3):
         ends = []
         for k in range(3):
-            w = [t.clone() for t in model]
-            w[1] = own[k].clone() if average == "fedsa" else w[1]
-            plan = solver.plan(data, torch.tensor([k]).numpy(), Download(t, 5, 0.0, {}, torch.tensor([k]).numpy()), CPU)
-            for step, count in enumerate(plan.counts[0]):
-                x, y = data.fetch(plan.index[0, step, :count], None)
-                a, b, v, c = w = [t.requires_grad_() for t in w]
+            w = [model[0], own[k] if average == "fedsa" else model[1], *model[2:]]
+            for x, y in batches(data, solver, k, t):
+                a, b, v, c = w = [t.detach().requires_grad_() for t in w]
                 loss = F.cross_entropy((x @ (w0 + 4 / RANK * b @ a).T + b0).tanh() @ v.T + c, y)
                 grads = torch.autograd.grad(loss, w)
-                grads = (grads[0] * (average != "ffa"), *grads[1:])
-                w = [t.detach() - 0.1 * g for t, g in zip(w, grads, strict=True)]
+                rates = [0.0 if average == "ffa" else 0.1, 0.1, 0.1, 0.1]
+                w = [t.detach() - rate * grad for t, rate, grad in zip(w, rates, grads, strict=True)]
             ends.append(w)
         own = [w[1] for w in ends]
         product = sum(w[1] @ w[0] for w in ends) / 3
@@ -64,8 +63,7 @@ def test_an_average_of_factors_is_what_a_loop_over_plain_matrices_computes(avera
         elif average == "fedsa":
             mean[1] = model[1]
         elif average == "svd":
-            mean[1] = nn.functional.pad(product @ product.T, (0, 0))  # eigenvectors of WWᵀ, not an SVD of W
-            values, vectors = torch.linalg.eigh(product.T @ product)
+            values, vectors = torch.linalg.eigh(product.T @ product)  # no SVD
             mean[0] = vectors.T.flip(0)[:RANK]
             mean[0] = mean[0] * torch.stack([row[row.abs().argmax()].sign() for row in mean[0]])[:, None]
             mean[1] = product @ mean[0].T
@@ -76,11 +74,8 @@ def test_an_average_of_factors_is_what_a_loop_over_plain_matrices_computes(avera
         train_rounds(net, data, solver, rounds=3, methods=methods(average), k=k)
         found = dict(net.named_parameters())
         for key, expected in zip(keys, model, strict=True):
-            torch.testing.assert_close(
-                found[key].detach(), expected, rtol=0, atol=1e-10, msg=lambda m, key=key: key + m
-            )
-        for key in frozen.keys() - {*keys}:
-            assert torch.equal(found[key], frozen[key])
+            torch.testing.assert_close(found[key].detach(), expected, rtol=0, atol=1e-10)
+        assert all(torch.equal(found[key], frozen[key]) for key in frozen.keys() - {*keys})
 
 
 @pytest.mark.parametrize("average", ["mean", "ffa", "fedsa", "svd"])
@@ -131,31 +126,26 @@ def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, m
     for row in read_rows(tmp_path / "run/metrics.csv"):
         assert (row["comm/up_bytes"], row["comm/down_bytes"]) == (2 * expected, 2 * expected)
     x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
-    plain = train(config(*TINY, "rounds=1", folder=tmp_path / "plain")).model  # the layers of net, but for the adapter
-    for name in ("fc1", "fc2", "fc3"):
-        layer = net.get_submodule(name)
-        plain.get_submodule(name).load_state_dict(getattr(layer, "base_layer", None).state_dict() if name != "fc3"
-                                                  else layer.original_module.state_dict())  # fmt: skip
+    plain = build_module(composed(TINY)).net  # the same seed gives the same frozen weights
     loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "run")
     torch.testing.assert_close(loaded.eval()(x), net.eval()(x), rtol=0, atol=0)
 
 
+@cache
+def untrained():
+    return build_module(composed((*TINY, *LORA))).net
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_trains_adapters_or_refuses_by_name(config, tmp_path, algorithm):
+def test_every_algorithm_trains_adapters(config, tmp_path, algorithm):
     """Stacks of one and two clients agree, and nothing else changes."""
     words = (*TINY, *LORA, f"algorithm={algorithm}")
     one, two = (train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 2))
     torch.testing.assert_close(final_weights(two), final_weights(one), rtol=0, atol=1e-9)
-    start = config(*words, folder=tmp_path / "0")
-    from gcfed.assemble import build_module, described
-
-    net = build_module(described(start, one.trainer.datamodule)).net
-    moved = {
-        n for (n, a), b in zip(net.named_parameters(), one.model.parameters(), strict=True) if not torch.equal(a, b)
-    }
-    trained = {n for n, p in net.named_parameters() if p.requires_grad}
+    pairs = zip(untrained().named_parameters(), one.model.parameters(), strict=True)
+    moved = {name for (name, before), after in pairs if not torch.equal(before, after)}
     assert moved
-    assert moved <= trained
+    assert moved <= {name for name, p in untrained().named_parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize(("words", "message"), [
