@@ -21,9 +21,7 @@ UNITS = {  # the unit in a column's name, the factor of our numbers, and their f
     "seconds": ("s", 1.0, ".3g"), "1e-3": ("10⁻³", 1e3, ".3f"), "none": ("", 1.0, ".4g"),
 }  # fmt: skip
 FORMS = [
-    re.compile(
-        r"(?P<how>max|min|mean|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"
-    ),  # over all or the last rounds
+    re.compile(r"(?P<how>max|min|mean|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"),  # of all or the last rounds
     re.compile(r"(?P<how>rounds):(?P<column>[^\[\]]+?)(?:\[(?P<window>\d+)\])?>=(?P<number>[\d.]+)"),  # to a target
     re.compile(r"(?P<column>[^:@]+)(?P<how>@)(?P<number>\d+)"),  # the last test up to a round
     re.compile(r"(?P<column>[^:@]+)(?P<how>)(?P<number>)"),  # a number of summary.json

@@ -102,16 +102,15 @@ def equal_rate(figure: Figure) -> None:
     axes.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 1.15))
 
 
-def gains(figure: Figure, page: str, tables: dict[str, int]) -> None:
-    """A panel per table of method, no GC, GC-Fed, gain: each seed, the mean, the 95 % interval (5 seeds)."""
+def gains(figure: Figure, page: str, tables: dict[str, int], least: int = 5) -> None:
+    """A panel per table of method, no GC, GC-Fed, gain: each seed, the mean, the 95 % interval of ``least`` seeds."""
     panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
     for axes, (title, number) in zip(panels, tables.items(), strict=True):
-        rows = []
-        for method, plain, gcfed, _ in table(page, number):
-            rows.append((method, [b - a for a, b in zip(numbers(plain), numbers(gcfed), strict=True)]))
+        cells = [(method, numbers(plain), numbers(gcfed)) for method, plain, gcfed, _ in table(page, number)]
+        rows = [(method, [b - a for a, b in zip(plain, gcfed, strict=True)]) for method, plain, gcfed in cells]
         dots(axes, rows, VERMILION)
         for i, (_, points) in enumerate(rows):
-            if len(points) >= 5:
+            if len(points) >= least:
                 axes.plot(interval(points), [i, i], color=VERMILION, lw=2, alpha=0.5)
         axes.axvline(0, color=GREY, lw=1)
         axes.set(title=title, xlabel="gain of GC-Fed over the method without GC (points), by seed")
@@ -177,6 +176,7 @@ if __name__ == "__main__":
         "tuned_tasks_gains": (partial(gains, page="tuned-tasks.md", tables=tasks), 11, 2.6),
         "global_gc_remedies": (global_gc_remedies, 11, 4.4), "gc_warmup": (gc_warmup, 12, 3),
         "every_method": (every_method, 8, 6.5),
+        "today": (partial(gains, page="today.md", tables={"": 0}, least=3), 8, 2.5),
     }  # fmt: skip
     for name, drawing in drawings.items():
         folder = HERE.parents[1] / "docs" if name == "gcfed_table5" else HERE  # README.md shows that one, too

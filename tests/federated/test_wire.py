@@ -22,7 +22,7 @@ TINY = (  # at least two clients take part twice
 BITS = ("quantization=fedpaq", "quantization.bits=3")
 # They refuse quantization, or compress uploads themselves.
 EXACT = {
-    "fedcurv", "feddc", "fedgamma", "fedlesam_s", "fedmuon", "fedsmoo", "fedwmsam", "scaffold", "topk",
+    "fedadamw", "fedcurv", "feddc", "fedgamma", "fedlesam_s", "fedmuon", "fedsmoo", "fedwmsam", "scaffold", "topk",
 }  # fmt: skip
 SERVERS = {"fedadagrad", "fedadam", "fedavgm", "fedyogi"}  # these differ from fedavg only in the server's step
 ALIKE = {"fedbabu", "fedpaq", "lgfedavg"}  # these differ from fedrep, quantization=fedpaq and fedper only in settings

@@ -10,6 +10,7 @@ from plain_clients import Net
 from gcfed.data.faults import Faults
 from gcfed.federated.method import ClientPart, Order
 from gcfed.methods.clip_update import ClipUpdate
+from gcfed.methods.fedadamw import FedAdamW
 from gcfed.methods.fedcm import FedCM
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.feddc import FedDC
@@ -48,7 +49,8 @@ class DropsOut(Faults):
 
 
 @pytest.mark.parametrize("cls", [
-    DualSam, FedCM, FedCurv, FedDC, FedDyn, FedGC, FedGloSS, FedLESAM, FedMuon, FedSub, FedVARP, Moon, Scaffold, SSF,
+    DualSam, FedAdamW, FedCM, FedCurv, FedDC, FedDyn, FedGC, FedGloSS, FedLESAM, FedMuon, FedSub, FedVARP, Moon,
+    Scaffold, SSF,
 ])  # fmt: skip
 def test_a_client_that_diverges_equals_one_that_drops_out(cls):
     """Its next round is the same in both cases."""

@@ -13,6 +13,7 @@ from gcfed.aggregators.coordinates import Median
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.methods.fedadamw import FedAdamW
 from gcfed.methods.fedcm import FedCM
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.feddc import FedDC
@@ -59,6 +60,7 @@ REFUSED = {
     SSF: f"adam momentum samples median {SERVER}", FedSub: f"adam momentum median {SERVER}",
     FedNova: "adam samples", FedExP: f"samples median half {SERVER}", FedGloSS: f"samples median half {SERVER}",
     FedMuon: "adam momentum samples median quantized", FedWMSAM: "adam momentum samples median quantized",
+    FedAdamW: "adam momentum samples median quantized",
     DualSam: "samples quantized",
     FedDecorr: "layers", FedMLB: "layers", Moon: "layers",
 }  # fmt: skip

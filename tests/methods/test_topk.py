@@ -21,16 +21,18 @@ def compressed(p, ratio):
     return kept.view(p.shape)
 
 
-def test_it_equals_the_plain_loop():
+@pytest.mark.parametrize(("ratio", "entries"), [(0.1, 3 + 1 + 2 + 1), (0.46, 14 + 2 + 9 + 2)])
+def test_it_equals_the_plain_loop(ratio, entries):
+    """The tensors have 30, 5, 20 and 4 entries. k is rounded, and at least 1."""
     data, net, solver, sizes, stores = random_federation(), make_net(), sgd(momentum=0.5), Sizes(), ClientStores()
     w, errors, like = weights(net), {}, dict(net.named_parameters())
-    ours = train_rounds(net, data, solver, rounds=4, methods=[TopK(0.1), sizes], k=2, stores=stores)
+    ours = train_rounds(net, data, solver, rounds=4, methods=[TopK(ratio), sizes], k=2, stores=stores)
     for t in range(4):
         sent = []
         for k in cohort(data, t, 3):
             w_k, _ = local_sgd(net, w, batches(data, solver, k, t), lr=0.1, momentum=0.5)
             wanted = tensors(net, w_k - w + errors.get(k, torch.zeros_like(w)))
-            chosen = torch.cat([compressed(p, 0.1).flatten() for p in wanted.values()])
+            chosen = torch.cat([compressed(p, ratio).flatten() for p in wanted.values()])
             errors[k] = torch.cat([p.flatten() for p in wanted.values()]) - chosen
             sent.append(chosen)
         w = w + sum(sent) / 3
@@ -38,7 +40,7 @@ def test_it_equals_the_plain_loop():
     kept = stores.read("topk", np.arange(5), {n: p.detach() for n, p in like.items()})
     for k, error in errors.items():
         torch.testing.assert_close(torch.cat([t[k].flatten() for t in kept.values()]), error, rtol=0, atol=1e-10)
-    assert {*sizes.up} == {(3 + 1 + 2 + 1) * (8 + 4)}  # of 30 + 5 + 20 + 4 entries, with an index each
+    assert {*sizes.up} == {entries * (8 + 4)}  # a value and an index each
 
 
 def test_ratio_1_equals_fedavg():

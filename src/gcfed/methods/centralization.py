@@ -83,26 +83,15 @@ class GradientCentralization(Method):
     """
 
     def __init__(
-        self,
-        *,
-        local: bool = True,
-        server: bool = True,
-        lam: Share | None = None,
-        boundary: str | None = None,
-        mean: Mean = "out",
-        tensors: Literal["weights", "all"] = "weights",
-        local_rounds: Count | None = None,
-        server_boundary: str | None = None,
-        lora: Literal["centre_a"] | None = None,
-    ) -> None:
+        self, *, local: bool = True, server: bool = True, lam: Share | None = None, boundary: str | None = None,
+        mean: Mean = "out", tensors: Literal["weights", "all"] = "weights", local_rounds: Count | None = None,
+        server_boundary: str | None = None, lora: Literal["centre_a"] | None = None,
+    ) -> None:  # fmt: skip
         if lora and not server:
             raise SettingError("lora", f"={lora} needs server=true: a client's optimizer may move the mean of A.")
         if local and server and lam is None and boundary is None:
-            raise SettingError(
-                "boundary",
-                " and lam are null, but Local and Global GC together need a borderline: set boundary to a module, set "
-                "lam in [0, 1], or use gc=local or gc=global.",
-            )
+            what = " and lam are null, but Local and Global GC together need a borderline: set boundary to a module, "
+            raise SettingError("boundary", f"{what}set lam in [0, 1], or use gc=local or gc=global.")
         least = 2 if tensors == "weights" else 1
         self.local = LocalGC(lam, boundary, local_rounds, mean, least)
         self.server = GlobalGC(server_boundary, mean, least)

@@ -1,13 +1,15 @@
-"""Estimates of a client's gradients from its update."""
+"""Estimates of a client's gradients from its update, and moves of a given length."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gcfed.federated.messages import Upload
 from gcfed.federated.training.forward import Params
-from gcfed.federated.training.stack import per_client
+from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.optim.partial import MakeOptimizer, probe_optimizer
 from gcfed.utils.device import on_device
 
@@ -40,3 +42,19 @@ def step_counter(sgd: MakeOptimizer) -> Callable[[np.ndarray], np.ndarray]:
     """:func:`effective_steps` for the momentum of the clients' SGD."""
     settings = probe_optimizer(sgd).defaults
     return partial(effective_steps, momentum=settings["momentum"], nesterov=settings["nesterov"])
+
+
+def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
+    """Scales each client's gradient to the norm ``length``, a number or ``[n]``, over all its tensors."""
+    scale = length / client_norms(grads).clamp(min=1e-12)
+    return [g * per_client(scale, g).to(g.dtype) for g in grads]
+
+
+def along_ones(tensors: Sequence[Tensor], length: float) -> list[Tensor]:
+    """FedLESAM's code: one number per client and tensor, ``[n, 1, …]``, along the direction that GC removes.
+
+    Tensor i moves by entry i of all flattened tensors; the absolute numbers add up to ``length``.
+    """
+    first_KT = torch.cat([t.reshape(len(t), -1) for t in tensors], 1)[:, : len(tensors)]
+    moves_KT = first_KT * (length / first_KT.abs().sum(1, keepdim=True).clamp(min=1e-12))
+    return [per_client(move_K, t) for move_K, t in zip(moves_KT.T, tensors, strict=True)]

@@ -13,24 +13,16 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, ClientStack, Method, Order, Own, Params
-from gcfed.federated.received import Round
+from gcfed.federated.method import ClientStack, Download, Method, Own, Params, Round
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.fedcm import MeanStep
-from gcfed.methods.fedmuon import MeanMomentum
-from gcfed.methods.requirements import full_uploads, local_sgd
+from gcfed.methods.fedmuon import MeanMomentum, OrthogonalSteps
 from gcfed.utils.checked import ShareBelow1, Weight, checked
 
 
 @checked
 class FedAdamW(Method):
-    """Replaces each client's gradients by Adam's steps, plus α times the cohort's last direction.
-
-    Args:
-        alpha: α.
-        beta1, beta2, eps: β₁, β₂ and ε.
-    """
+    """Replaces each client's gradients by Adam's steps plus α Δ; ``beta1``, ``beta2``, ``eps``: β₁, β₂, ε."""
 
     def __init__(
         self, alpha: Weight = 0.5, *, beta1: ShareBelow1 = 0.9, beta2: ShareBelow1 = 0.999, eps: Weight = 1e-8
@@ -38,11 +30,9 @@ class FedAdamW(Method):
         super().__init__(AdamSteps(alpha, beta1, beta2, eps), MeanStep(), MeanMoment())
 
 
-class AdamSteps(ClientPart):
+class AdamSteps(OrthogonalSteps):
     recordable = "run"
-    facts = {"corrects drift"}
-    order = Order.PROJECTS  # after GC, which acts on g
-    needs = [local_sgd("its steps have their own moments"), full_uploads("its moments would still be sent in full")]
+    message = "fedadamw"
 
     def __init__(self, alpha: float, beta1: float, beta2: float, eps: float) -> None:
         self.alpha, self.beta1, self.beta2, self.eps = alpha, beta1, beta2, eps
@@ -60,9 +50,8 @@ class AdamSteps(ClientPart):
         stack = pl_module.clients
         tensors = stack.prepared[self]
         k, t = (tensors[count][: stack.active].add_(1) for count in "kt")
-        grads, m, v, direction = stack.with_grads(
-            *({n: tensors[f"{kind} {n}"] for n in stack.leaves} for kind in "mvΔ")
-        )
+        kinds = ({name: tensors[f"{kind} {name}"] for name in stack.leaves} for kind in "mvΔ")
+        grads, m, v, direction = stack.with_grads(*kinds)
         torch._foreach_lerp_(m, grads, 1 - self.beta1)
         torch._foreach_mul_(v, self.beta2)
         torch._foreach_addcmul_(v, grads, grads, value=1 - self.beta2)
@@ -73,10 +62,8 @@ class AdamSteps(ClientPart):
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         tensors = stack.prepared[self]
-        self._sent = {n: tensors[f"v {n}"].flatten(1).mean(1) for n in stack.leaves} | {"t": tensors["t"].clone()}
-
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
-        upload.send("fedadamw", self._sent)
+        means = {name: tensors[f"v {name}"].reshape(len(stack), -1).mean(1) for name in stack.leaves}
+        self._sent = means | {"t": tensors["t"].clone()}
 
 
 class MeanMoment(MeanMomentum):

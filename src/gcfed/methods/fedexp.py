@@ -9,9 +9,7 @@ M ε instead of ε and lowers it from round to round. Its first model is w⁺ wi
 
 import torch
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Order, Params, ServerPart
-from gcfed.federated.received import Received, Round
+from gcfed.federated.method import Download, Order, Params, Received, Round, ServerPart, Upload
 from gcfed.federated.training.stack import client_norms
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Weight, checked

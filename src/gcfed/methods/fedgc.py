@@ -45,11 +45,9 @@ COLUMNS = 2**20  # of G at a time: in float64, and in one message to the other p
 class FedGC(Method):
     """Projects the clients' updates (CGC) and their mean (SGC) and adds to the row of metrics:
 
-    ====================  =========================================================================
-    ``fedgc/cgc_layers``  share of the uploaded tensors (layers, updates) that CGC projected
-    ``fedgc/sgc_active``  clients of the cohort whose constraint bound the mean (λ_k > 0)
-    ``fedgc/sgc_failed``  1 if SGC's problem had no solution and the server applied the mean
-    ====================  =========================================================================
+    - ``fedgc/cgc_layers``: the share of the uploaded tensors (layers, updates) that CGC projected;
+    - ``fedgc/sgc_active``: the clients of the cohort whose constraint bound the mean (λ_k > 0);
+    - ``fedgc/sgc_failed``: 1 if SGC's problem had no solution and the server applied the mean.
 
     Args:
         margin: C.
@@ -59,13 +57,9 @@ class FedGC(Method):
     """
 
     def __init__(
-        self,
-        margin: Weight = 1e-3,
-        *,
-        layerwise: Literal["tensor", "layer", "model"] = "tensor",
-        cgc: bool = True,
-        sgc: bool = True,
-    ) -> None:
+        self, margin: Weight = 1e-3, *, layerwise: Literal["tensor", "layer", "model"] = "tensor",
+        cgc: bool = True, sgc: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(ClientConstraint(margin, layerwise, cgc), ServerConstraint(margin, cgc, sgc))
 
 

@@ -10,12 +10,10 @@ the sum in h by the size of the cohort once more.
 
 import torch
 
-from gcfed.federated.messages import Download
-from gcfed.federated.method import Method, Order, Params
-from gcfed.federated.received import Received, Round
+from gcfed.federated.method import Download, Method, Order, Params, Received, Round
+from gcfed.methods.estimates import along
 from gcfed.methods.feddyn import DynamicPull, UpdateSum
 from gcfed.methods.requirements import plain_server
-from gcfed.methods.sam import along
 from gcfed.utils.checked import Positive, Weight, checked
 
 

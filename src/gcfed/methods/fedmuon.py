@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, ClientStack, Method, Order, Own, Params
-from gcfed.federated.received import Received
+from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Order, Own, Params, Received, Upload
 from gcfed.methods.fedcm import MeanStep
 from gcfed.methods.requirements import full_uploads, local_sgd
 from gcfed.methods.scaffold import MeanVariate
@@ -40,6 +38,7 @@ class OrthogonalSteps(ClientPart):
     facts = {"corrects drift"}
     order = Order.PROJECTS  # after GC: the step must be orthogonal
     needs = [local_sgd("its steps have their own momentum"), full_uploads("its momentum would still be sent in full")]
+    message = "fedmuon"
 
     def __init__(self, momentum: float, alpha: float) -> None:
         self.momentum, self.alpha = momentum, alpha
@@ -60,10 +59,10 @@ class OrthogonalSteps(ClientPart):
         torch._foreach_lerp_(grads, directions, self.alpha)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        self._momenta = {name: stack.prepared[self][f"M {name}"].clone() for name in stack.leaves}
+        self._sent = {name: stack.prepared[self][f"M {name}"].clone() for name in stack.leaves}
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        upload.send("fedmuon", self._momenta)
+        upload.send(self.message, self._sent)
 
 
 def orthogonal(momentum: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.messages import Download
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Own, Params, Prepared, Setup
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Order, Own, Params, Prepared, Setup
 from gcfed.federated.training.batches import Kind
 from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.methods.requirements import class_logits, teacher
@@ -67,9 +66,7 @@ class FedReg(ClientPart):
         self.data, self.solver = setup.data, setup.solver
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
-        if not (self.pseudo or self.perturbed):
-            return {}
-        return {"pass": PseudoPass(self, stack, download)}
+        return {"pass": PseudoPass(self, stack, download)} if self.pseudo or self.perturbed else {}
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         self._unmoved: list[Tensor] = []
@@ -137,11 +134,8 @@ class PseudoPass:
                 kept[:n, t] = part
 
     def next(self, n: int) -> tuple[Tensor, ...]:
-        """The next batch of each of the first n clients.
-
-        Returns:
-            Pseudo inputs ``[n, B, *input]`` and the broadcast model's probabilities for them, ``[n, B, C]``; perturbed
-            inputs and labels; weights of the labels, which average over a client's real ones.
+        """The next batch of each of the first n clients: pseudo inputs ``[n, B, *input]``, the broadcast model's
+        probabilities for them, ``[n, B, C]``, perturbed inputs, labels, and weights for the mean over real labels.
         """
         turn = self._next[:n]
         rows = torch.arange(n, device=turn.device)

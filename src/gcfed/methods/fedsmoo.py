@@ -15,8 +15,9 @@ from torch import Tensor
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Batch, ClientStack, Kept, Method, Own, Params, like_trained
 from gcfed.federated.received import Received
+from gcfed.methods.estimates import along
 from gcfed.methods.requirements import full_uploads
-from gcfed.methods.sam import Sam, along
+from gcfed.methods.sam import Sam
 from gcfed.methods.scaffold import MeanVariate
 from gcfed.utils.checked import Positive, checked
 

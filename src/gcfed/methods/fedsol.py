@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientStack
+from gcfed.methods.estimates import along
 from gcfed.methods.requirements import class_logits, teacher
-from gcfed.methods.sam import Sam, along
+from gcfed.methods.sam import Sam
 from gcfed.utils.checked import Positive, Weight, checked
 
 

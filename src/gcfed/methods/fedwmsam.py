@@ -4,9 +4,8 @@
     local step b    w̃ = w + ρ d/‖d‖ with d = w₀ + b Δ_k − w, and w ← w − η (α ∇F_k(w̃) + (1 − α) Δ_k); b = 0, 1, …
     weight          α⁺ = 0.99 α + 0.01 clip(mean_{k∈S} v_k, 0.1, 0.9) with v_k = 1 + cos(w_k − w₀, Δ)
 
-Δ and Δ_k have the sign of gradients, so d points up the loss. v_k is small where the update follows the momentum; the
-clients' own gradients then get less weight. Where Δ = 0, as in the first round, v_k = 0. The rule of α is that of the
-authors' code. That code moves along −d, and by one number per tensor, as FedLESAM's: ``constant``.
+Δ and Δ_k have the sign of gradients, so d points up the loss. v_k is small where the update follows the momentum, and 0
+if Δ = 0. The rule of α is that of the authors' code, which moves along −d, by one number per tensor: ``constant``.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Batch, ClientStack, Method, Own, Params
-from gcfed.federated.received import Received, Round
+from gcfed.federated.method import Batch, ClientStack, Download, Method, Own, Params, Received, Round, Upload
 from gcfed.federated.training.stack import per_client
+from gcfed.methods.estimates import along, along_ones
 from gcfed.methods.fedcm import MeanStep
 from gcfed.methods.requirements import local_sgd
-from gcfed.methods.sam import Sam, along, along_ones
+from gcfed.methods.sam import Sam
 from gcfed.methods.scaffold import ControlVariates, MeanVariate
 from gcfed.utils.checked import Inside, Weight, checked
 
@@ -30,10 +28,7 @@ from gcfed.utils.checked import Inside, Weight, checked
 class FedWMSAM(Method):
     """Mixes each client's momentum into its gradients, which it computes ahead of its weights.
 
-    Args:
-        rho: ρ.
-        alpha: α of the first round.
-        constant: moves as the authors' code does.
+    ``rho`` is ρ, ``alpha`` the α of the first round; ``constant`` moves as the authors' code does.
     """
 
     def __init__(self, rho: Weight = 0.01, *, alpha: Inside = 0.1, constant: bool = False) -> None:
@@ -51,23 +46,22 @@ class OwnMomentum(ControlVariates, Sam):
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """(1 − α) Δ_k, α, and b/(1 − α), which each step increases."""
         alpha, variates = download.extra["fedwmsam"]["alpha"], super().prepare(stack, own, download)
-        mixed = {f"mixed {n}": (1 - alpha) * mean + alpha * variates[n] for n, mean in download.extra["fedcm"].items()}
-        return mixed | {"alpha": alpha, "ahead": alpha.new_zeros(len(stack))}
+        mixed = {n: (1 - alpha) * mean + alpha * variates[n] for n, mean in download.extra["fedcm"].items()}
+        return mixed | {"/alpha": alpha, "/ahead": alpha.new_zeros(len(stack))}
 
     def perturbation(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> Sequence[Tensor]:
         tensors, n = stack.prepared[self], stack.active
-        ahead, mixed = tensors["ahead"][:n], {name: tensors[f"mixed {name}"][:n] for name in stack.leaves}
-        targets = [stack.start[name] + per_client(ahead, m) * m for name, m in mixed.items()]
-        directions = torch._foreach_sub(targets, [w.detach() for w in stack.leaves.values()])
-        ahead.add_(1 / (1 - tensors["alpha"]))
+        ahead, weights = tensors["/ahead"][:n], {name: w.detach() for name, w in stack.leaves.items()}
+        targets = [stack.start[name] + per_client(ahead, w) * tensors[name][:n] for name, w in weights.items()]
+        directions = torch._foreach_sub(targets, list(weights.values()))
+        ahead.add_(1 / (1 - tensors["/alpha"]))
         return along_ones(torch._foreach_neg(directions), self.rho) if self.constant else along(directions, self.rho)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         Sam.on_after_backward(self, trainer, pl_module)
         stack = pl_module.clients
-        tensors = stack.prepared[self]
-        grads, mixed = stack.with_grads({name: tensors[f"mixed {name}"] for name in stack.leaves})
-        torch._foreach_mul_(grads, tensors["alpha"])
+        grads, mixed = stack.with_grads(stack.prepared[self])
+        torch._foreach_mul_(grads, stack.prepared[self]["/alpha"])
         torch._foreach_add_(grads, mixed)
 
 
@@ -86,9 +80,8 @@ class WeightedMeanStep(MeanStep):
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
         deltas_KP = torch.cat([upload.delta[name].reshape(len(upload.clients), -1) for name in self.direction], 1)
-        momentum_P = torch.cat([m.flatten() for m in self.direction.values()])
-        values = 1 + torch.cosine_similarity(deltas_KP, momentum_P.unsqueeze(0))
-        values = values.where(momentum_P.any() & upload.finite, 0.0)
+        m_P = torch.cat([m.flatten() for m in self.direction.values()])
+        values = (1 + torch.cosine_similarity(deltas_KP, m_P.unsqueeze(0))).where(m_P.any() & upload.finite, 0.0)
         return super().on_receive(upload, round) | {"values": values.double().sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:

@@ -37,18 +37,15 @@ class LookAhead(ServerPart):
     def validate(self, setup: Setup) -> None:
         server = probe_optimizer(setup.module.server)
         if not isinstance(server, SGD):
-            raise ValueError(
-                f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads SGD's momentum."
-            )
+            other = type(server).__name__
+            raise ValueError(f"methods.lookahead needs server=momentum, not {other}: it reads SGD's momentum.")
         needed: dict[str, Any] = {"dampening": 0, "nesterov": False, "weight_decay": 0, "maximize": False}
         needed |= {"lr": 1, "momentum": self.momentum if self.update == "momentum" else 0}
         for key, value in needed.items():
             if (present := server.defaults[key]) != value:
-                step = "λm + Δ" if self.update == "momentum" else "Δ"
-                raise ValueError(
-                    f"methods.lookahead with momentum={self.momentum} and update={self.update} needs server.{key}="
-                    f"{value}, not {present}: the server's step must be θ ← θ + {step}."
-                )
+                step = f"θ ← θ + {'λm + Δ' if self.update == 'momentum' else 'Δ'}"
+                own = f"methods.lookahead with momentum={self.momentum} and update={self.update}"
+                raise ValueError(f"{own} needs server.{key}={value}, not {present}: the server's step must be {step}.")
         self._params = {n: p for n, p in setup.module.net.named_parameters() if p.requires_grad}
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Kept, Order, Own, Params, like_trained
-from gcfed.federated.training.stack import client_norms, per_client
+from gcfed.methods.estimates import along, along_ones
 from gcfed.utils.checked import PositiveShare, SettingError, Weight, checked
 
 Direction = Literal["own", "last_update", "constant"]
@@ -28,12 +28,11 @@ Direction = Literal["own", "last_update", "constant"]
 class Sam(ClientPart):
     """Computes each client's gradient at w + ρ d/‖d‖; the norm is over all tensors.
 
-    F_k is the task's loss plus the losses that other methods add. What methods add to the gradient (Proximal, SCAFFOLD,
-    …) is computed at w and does not change d. Running statistics come from the first pass.
+    F_k includes the losses of other methods. What methods add to the gradient (Proximal, SCAFFOLD, …) is computed at w
+    and does not change d. Running statistics come from the first pass.
 
     Args:
         rho: ρ. 0.5 is FedSAM's value in FedSOL's code, which has the same local solver.
-        direction: d, as above.
         alpha: α, the weight of the gradient at w̃; below 1 only with ``own``.
     """
 
@@ -88,19 +87,3 @@ class Sam(ClientPart):
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
         return {name: {n: download.model[n].expand_as(t) for n, t in old.items()} for name, old in own.items()}
-
-
-def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
-    """Scales each client's gradient to the norm ``length``, a number or ``[n]``, over all its tensors."""
-    scale = length / client_norms(grads).clamp(min=1e-12)
-    return [g * per_client(scale, g).to(g.dtype) for g in grads]
-
-
-def along_ones(tensors: Sequence[Tensor], length: float) -> list[Tensor]:
-    """One number per client and tensor, ``[n, 1, …]``: entry i of the flattened tensors for tensor i, Σ|·| = length.
-
-    Gradient centralization removes such moves from gradients.
-    """
-    first_KT = torch.cat([t.reshape(len(t), -1) for t in tensors], 1)[:, : len(tensors)]
-    moves_KT = first_KT * (length / first_KT.abs().sum(1, keepdim=True).clamp(min=1e-12))
-    return [per_client(move_K, t) for move_K, t in zip(moves_KT.T, tensors, strict=True)]

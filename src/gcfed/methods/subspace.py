@@ -112,10 +112,8 @@ class SubspaceClient(ClientPart):
     def validate(self, setup: Setup) -> None:
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
-            raise ValueError(
-                f"client.clip_norm={setup.solver.clip_norm} would move {self.title} out of its subspace: weight "
-                "decay is added after clipping. Set client.optimizer.weight_decay=0."
-            )
+            why = f"would move {self.title} out of its subspace: weight decay is added after clipping"
+            raise ValueError(f"client.clip_norm={setup.solver.clip_norm} {why}. Set client.optimizer.weight_decay=0.")
 
     def on_download(self, download: Download) -> None:
         self.space = self.spaces.space(download.seed, download.round, download.model, self.trained_names)
