@@ -90,7 +90,7 @@ def test_a_server_believes_no_site_that_its_numbers_fit(where):
     mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
     server = Server(None, [], mean, None, None, None, None, SimpleNamespace(remote=True), 5, 1)
     expected = Expected({"delta": round.start, "c": round.start}, {})
-    sums = RoundSums(expected, mean, {"c": mean.beside()}, {}, torch.zeros(6, dtype=torch.float64))
+    sums = RoundSums(expected, mean, {"c": mean.beside()}, {}, torch.zeros(3, dtype=torch.float64), np.zeros(3))
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
     received = sums.reduce(round, upload.clients)

@@ -67,8 +67,8 @@ class Server:
         floats = [name for name, like in shapes.items() if all(t.is_floating_point() for t in like.values())]
         extra = {name: self.aggregator.beside() for name in floats if name != "delta"}
         sums = {part: part.sums(round) for part in self.parts}
-        counts = torch.zeros(6, dtype=torch.float64, device=self.module.device)
-        return RoundSums(Expected(shapes, notes), self.aggregator, extra, sums, counts)
+        counts = torch.zeros(3, dtype=torch.float64, device=self.module.device)
+        return RoundSums(Expected(shapes, notes), self.aggregator, extra, sums, counts, np.zeros(3))
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
         """Receives K uploads. Measurements see them first, before methods edit them.
@@ -128,8 +128,9 @@ class RoundSums:
         delta: the sum of Δ.
         extra: the sums of what clients send in addition to Δ, by name.
         parts: the sums of each server part (``ServerPart.sums``).
-        counts: the numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 ``[6]`` on
-            the device, so that nothing waits for it.
+        counts: the number of finite losses, their sum, and finite clients: float64 ``[3]`` on the device, so that
+            nothing waits for it.
+        host: bytes, samples and steps, float64 ``[3]``.
     """
 
     expected: Expected
@@ -137,6 +138,7 @@ class RoundSums:
     extra: Mapping[str, Aggregator]
     parts: Mapping[ServerPart, Params]
     counts: Tensor
+    host: np.ndarray
 
     def add(self, upload: Upload, round: Round) -> None:
         """Adds the uploads of K clients."""
@@ -146,21 +148,31 @@ class RoundSums:
         assert upload.loss is not None
         assert upload.num_seen is not None
         both = upload.finite & upload.loss.isfinite()
-        of_device = torch.stack([both.sum(), upload.loss.where(both, 0.0).double().sum(), upload.finite.sum()])
-        of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
-        self.counts += torch.cat([of_device, on_device(of_host, self.counts.device, self.counts.dtype)])
+        self.counts[:3] += torch.stack([both, upload.loss.where(both, 0.0).double(), upload.finite]).sum(1)
+        self.host += len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()
 
     def reduce(self, round: Round, answered: np.ndarray) -> Received:
         """The round with the sums of all processes; ``answered`` has the ids of the clients that sent an upload."""
-        shapes, own = self.expected.shapes, [t for sums in self.parts.values() for t in sums.values()]
-        update = self.delta.reduce(round, shapes["delta"])
-        extra = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.extra.items()}
+        shapes, totals = self.expected.shapes, list[Tensor]()
+        own = [torch.cat([self.counts, on_device(self.host, self.counts.device)])]
+        own += [t for sums in self.parts.values() for t in sums.values()]
+
+        def together(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            """Sums tensors over all processes. The first message also carries this round's own numbers."""
+            if totals:
+                return round.reduce(tensors)
+            added = round.reduce([*tensors, *own])
+            totals.extend(added[len(tensors) :])
+            return added[: len(tensors)]
+
+        update = self.delta.reduce(sent := replace(round, reduce=together), shapes["delta"])
+        extra = {name: aggregator.reduce(sent, shapes[name]) for name, aggregator in self.extra.items()}
+        counts, *rest = totals or round.reduce(own)
         results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *extra.values())]
         overflown = ~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
-        counts, *totals = round.reduce([torch.cat([self.counts, overflown]), *own])
-        rest = iter(totals)
-        sums = {part: {name: next(rest) for name in sums} for part, sums in self.parts.items()}
-        losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
+        terms = iter(rest)
+        sums = {part: {name: next(terms) for name in sums} for part, sums in self.parts.items()}
+        losses, loss, *numbers = torch.cat([counts, overflown]).tolist()  # the round waits for the device, once
         mean = loss / losses if losses else float("nan")
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
         return Received(

@@ -134,7 +134,7 @@ class ClientStack:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
         with unedited(x_KB):
             if self._lent:
-                return self._tap.output([t.unsqueeze(0) for t in self._tap(x_KB.squeeze(0))])
+                return self._tap.output([t.unsqueeze(0) for t in self._tap.forward(x_KB.squeeze(0))])
             out, assigned = self._side_by_side(self._tap, self._state, x_KB)
         for name, value in assigned.items():
             self._state[name].copy_(value.detach())
