@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -62,9 +63,9 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
 
     @torch.no_grad()
     def kernel() -> object:
-        params: list[torch.Tensor] = group["params"]
-        grads, momentum = [p.grad for p in params], group["momentum"]
-        buffers = [optimizer.state[p].get("momentum_buffer") for p in params] if momentum else []
+        params, momentum = group["params"], group["momentum"]
+        grads: list[Any] = [p.grad for p in params]
+        buffers: list[Any] = [optimizer.state[p].get("momentum_buffer") for p in params] if momentum else []
         if any(t is None or t.is_sparse for t in grads + buffers):  # as in the first step with momentum
             return step()
         settings = {name: group[name] for name in ("weight_decay", "lr", "dampening", "nesterov", "maximize")}
