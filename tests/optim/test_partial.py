@@ -31,10 +31,39 @@ def test_the_fused_form_is_used_unless_the_user_chose_another(cls):
     assert fused(torch.optim.Rprop) is torch.optim.Rprop  # it has no fused form
 
 
-def test_a_step_without_the_profilers_range_computes_the_same():
-    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    for weight, step in zip(weights, (lambda o: o.step, unprofiled_step), strict=True):
-        weight.grad = torch.arange(3.0)
-        step(SGD([weight], lr=0.5))()
-    assert torch.equal(*weights)
-    assert weights[0].tolist() == [1.0, 0.5, 0.0]
+@pytest.mark.parametrize(
+    ("settings", "collected"),
+    [
+        ({}, 0),
+        ({"momentum": 0.9, "weight_decay": 0.1}, 1),
+        ({"momentum": 0.9, "nesterov": True, "maximize": True}, 1),
+        ({"momentum": 0.5, "dampening": 0.3}, 1),
+        ({"momentum": 0.9, "fused": False}, 4),
+    ],
+)
+def test_a_step_without_its_overhead_is_the_same_step(settings, collected):
+    """With another learning rate in each step. torch collects the tensors in ``collected`` of four steps only."""
+    weights = [[torch.nn.Parameter(torch.arange(3.0)), torch.nn.Parameter(torch.ones(2, 2))] for _ in range(2)]
+    plain, ours = (SGD(own, lr=0.5, **{"fused": True} | settings) for own in weights)
+    collect, calls = ours._init_group, []
+    ours._init_group = lambda *args: calls.append(args) or collect(*args)
+    for step, optimizer in ((plain.step, plain), (unprofiled_step(ours), ours)):
+        for t in range(1, 5):
+            group = optimizer.param_groups[0]
+            group["lr"] = 0.5 / t
+            for weight in group["params"]:
+                weight.grad = torch.full_like(weight, t**2)
+            step()
+    assert all(map(torch.equal, *weights))
+    assert not torch.equal(weights[0][1], torch.ones(2, 2))
+    assert len(calls) == collected
+
+
+def test_a_parameter_without_a_gradient_keeps_its_value():
+    used, unused = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    step = unprofiled_step(SGD([used, unused], lr=0.5, momentum=0.9, fused=True))
+    for _ in range(3):
+        used.grad = torch.arange(3.0)
+        step()
+    assert unused.tolist() == [1.0, 1.0, 1.0]
+    torch.testing.assert_close(used, 1 - 0.5 * (1 + 1.9 + 2.71) * torch.arange(3.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,9 +28,8 @@ class RoundSums:
     expected: Expected  # the tensors that a client sends
     means: Mapping[str, Aggregator]  # of Δ ("delta"), and of the floats that clients send in addition to it, by name
     parts: Mapping[ServerPart, Params]  # ServerPart.sums
-    # The numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 [6] on the device, so
-    # that nothing waits for it.
-    counts: Tensor
+    counts: Tensor  # finite losses, their sum, and finite clients: float64 [3] on the device, which nothing waits for
+    host: np.ndarray  # bytes, samples and steps, float64 [3]
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Server:
         floats = [name for name, like in shapes.items() if all(t.is_floating_point() for t in like.values())]
         means = {name: aggregator if name == "delta" else aggregator.beside() for name in floats}
         sums = {part: part.sums(round) for part in self.parts}
-        return RoundSums(Expected(shapes, notes), means, sums, round.zeros(6))
+        return RoundSums(Expected(shapes, notes), means, sums, round.zeros(3), np.zeros(3))
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
         """Adds up K uploads. Measurements see them first, before methods edit them.
@@ -93,20 +92,29 @@ class Server:
         for name, mean in sums.means.items():
             mean.add(upload if name == "delta" else replace(upload, delta=upload.extra[name]), round)
         both = upload.finite & upload.loss.isfinite()
-        of_device = torch.stack([both.sum(), upload.loss.where(both, 0.0).double().sum(), upload.finite.sum()])
-        of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
-        sums.counts += torch.cat([of_device, on_device(of_host, sums.counts.device, sums.counts.dtype)])
+        sums.counts += torch.stack([both, upload.loss.where(both, 0.0).double(), upload.finite]).sum(1)
+        sums.host += len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:
-        """Adds up the sums of all processes."""
-        means = {name: mean.reduce(round, sums.expected.shapes[name]) for name, mean in sums.means.items()}
+        """Adds up the sums of all processes. The first message also has the counts and the parts' sums."""
+        own, totals = [torch.cat([sums.counts, on_device(sums.host, sums.counts.device)])], list[Tensor]()
+        own += [t for part in sums.parts.values() for t in part.values()]
+
+        def together(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+            if totals:
+                return round.reduce(tensors)
+            added = round.reduce([*tensors, *own])
+            totals.extend(added[len(tensors) :])
+            return added[: len(tensors)]
+
+        sent = replace(round, reduce=together)
+        means = {name: mean.reduce(sent, sums.expected.shapes[name]) for name, mean in sums.means.items()}
+        counts, *rest = totals or round.reduce(own)
         results = [{name: t.unsqueeze(0) for name, t in mean.items()} for mean in means.values()]
         overflown = ~torch.cat([finite_clients(result) for result in results]).all(0, keepdim=True)
-        own = [t for part in sums.parts.values() for t in part.values()]
-        counts, *totals = round.reduce([torch.cat([sums.counts, overflown]), *own])
-        rest = iter(totals)
-        of_parts = {part: {name: next(rest) for name in own} for part, own in sums.parts.items()}
-        losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
+        terms = iter(rest)
+        of_parts = {part: {name: next(terms) for name in part_sums} for part, part_sums in sums.parts.items()}
+        losses, loss, *numbers = torch.cat([counts, overflown]).tolist()  # the round waits for the device, once
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
         always = any("steps without clients" in part.facts for part in self.parts)
         received = Received(

@@ -92,20 +92,16 @@ def run(module: ModuleType) -> None:
     """Runs the code of a module if it was postponed."""
     with _lock:
         if loader := waiting.pop(module.__name__, None):
-            try:
-                loader.exec_module(module)
-            except BaseException:
-                waiting[module.__name__] = loader
-                raise
+            for name in EARLY[module.__name__]:
+                vars(module).pop(name, None)
+            loader.exec_module(module)
             del module.__getattr__
 
 
 def _get(module: ModuleType, name: str) -> Any:
     global _early
     with _lock:
-        if module.__name__ in waiting and (found := EARLY[module.__name__].get(name)):
-            if not isinstance(found, str):
-                return found
+        if module.__name__ in waiting and isinstance(found := EARLY[module.__name__].get(name), str):
             before, _early = _early, True
             try:
                 return getattr(import_module(found, module.__name__), name)
@@ -133,6 +129,7 @@ class Postponing(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         spec: Any = module.__spec__
         module.__loader__ = spec.loader = waiting[module.__name__] = spec.loader_state
+        vars(module).update({name: v for name, v in EARLY[spec.name].items() if not isinstance(v, str)})
         module.__getattr__ = partial(_get, module)  # type: ignore[method-assign]
 
 

@@ -123,11 +123,13 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """
     if rank_and_world()[1] == 1:
         return tensors
-    result: list[Tensor] = list(tensors)
+    result, sent = list(tensors), []
     for dtype in dict.fromkeys(t.dtype for t in tensors):  # in the same order on every process
         places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
         flat = torch.cat([tensors[i].reshape(-1) for i in places])
-        _wait(dist.all_reduce(flat, async_op=True), flat)
+        sent.append((dist.all_reduce(flat, async_op=True), flat, places))
+    for work, flat, places in sent:
+        _wait(work, flat)
         for i, part in zip(places, flat.split([tensors[i].numel() for i in places]), strict=True):
             # In the memory format of the original: the server's optimizer needs one layout.
             result[i] = torch.empty_like(tensors[i]).copy_(part.view(tensors[i].shape))
