@@ -1,0 +1,1 @@
+import gcfed  # noqa: F401  (before Lightning, as in the commands)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,6 +18,11 @@ from gcfed.federated.training.batches import BatchPlan
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """The mean loss of classes, logits ``[B, C]``, or of all positions of texts, ``[B, T, C]``."""
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten())
 
 
 def plain_seconds(
@@ -39,7 +44,7 @@ def plain_seconds(
             x, y = data.fetch(plan.index[k, t, :size], None if plan.augment is None else plan.augment[k, t, :size])
             stepper.zero_grad()
             with autocast():
-                loss = F.cross_entropy(net(x), y)
+                loss = cross_entropy(net(x), y)
             loss.backward()
             stepper.step()
     synchronize(device)
@@ -78,5 +83,5 @@ def training_flops(net: nn.Module, data: FederatedDataModule, device: torch.devi
     net = copy.deepcopy(net).train()
     x, y = data.fetch(torch.arange(8, device=device), None)
     with FlopCounterMode(display=False) as counter:
-        F.cross_entropy(net(x), y).backward()
+        cross_entropy(net(x), y).backward()
     return counter.get_total_flops() / len(x)

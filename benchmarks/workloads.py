@@ -61,34 +61,22 @@ WORKLOADS = {
     ),
     "w6": Workload(
         "pfl-research's CIFAR-10: 50 of 1,000 clients of 50 samples",
-        (
-            "data=cifar10",
-            *PEER,
-            "participation.num_clients=1000",
-            "participation.per_round=50",
-            "client.batch_size=10",
-            "data.transform.crop_padding=0",
-            "data.transform.flip=false",
-        ),
-        50_000,
-        10_000,
+        ("data=cifar10", *PEER, "participation.num_clients=1000", "participation.per_round=50", "client.batch_size=10",
+         "data.transform.crop_padding=0", "data.transform.flip=false"), 50_000, 10_000,
     ),
     "w7": Workload(
         "FLUTE's federated EMNIST: 10 of 3,400 clients of 197 samples",
-        (
-            "data=synthetic",
-            "data.input_shape=[1,28,28]",
-            "data.num_classes=62",
-            *PEER,
-            "participation.num_clients=3400",
-            "participation.per_round=10",
-            "client.batch_size=20",
-        ),
-        671_585,
-        77_483,
+        ("data=synthetic", "data.input_shape=[1,28,28]", "data.num_classes=62", *PEER, "participation.num_clients=3400",
+         "participation.per_round=10", "client.batch_size=20"), 671_585, 77_483,
     ),
     "digits": Workload("the default run: 8×8 digits, MLP, 5/20", (), pairs=20),
-}
+    "vit": Workload(
+        "CIFAR-10 shapes, ViT, 5/100, one epoch", ("experiment=cifar10_vit_gcfed", "client.epochs=1"), 50_000, 2_000
+    ),
+    "gpt": Workload(
+        "tiny Shakespeare, GPT, 5/299", ("experiment=tiny_shakespeare_gpt_gcfed", "data.limit_test=100"), pairs=15
+    ),
+}  # fmt: skip
 
 
 def drawn(num_classes: int, shape: list[int], num_train: int, num_test: int) -> FederatedDataset:

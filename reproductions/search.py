@@ -69,6 +69,8 @@ def run_trials(
         if holder:
             raise ValueError(f"{holder} is at the search in {folder}: give each process other rows.")
         study = open_study(folder, cfg, space, f"{search.metric} {search.seeds}", "minimize" if smaller else "maximize")
+        for point in [] if study.trials else search.points:
+            study.enqueue_trial(point)
         while sum(trial.state.is_finished() for trial in study.trials) < search.n_trials:
             trial = next_trial(study, space, SAMPLER, search.seed)
             place, drawn = folder / f"trial_{trial.number:04d}", [f"{k}={v}" for k, v in trial.params.items()]

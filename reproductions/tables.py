@@ -75,6 +75,7 @@ class Search:
     n_trials: int
     params: dict[str, str]  # key → interval(…), range(…) or choice(…), in Hydra's words
     knobs: dict[str, dict[str, str]] = field(default_factory=dict)  # override → further params of cells with it
+    points: list[dict[str, Any]] = field(default_factory=list)  # the first trials, such as a grid; then Optuna draws
     seeds: list[int] = field(default_factory=list)  # a trial has a run per seed; its value is their mean
     overrides: list[str] = field(default_factory=list)  # of the trials: a validation split, a seed that no job has
     seed: int = 1  # of the sampler

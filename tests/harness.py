@@ -105,6 +105,12 @@ def make_setup(
     )  # fmt: skip
 
 
+def meet(method, setup):
+    """The parts of a method check what they need."""
+    for part in method.parts:
+        part.meet(setup)
+
+
 def with_batch_norm():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
@@ -217,6 +223,11 @@ def make_received(start, num_finite=2, received=None, **kwargs):
         0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, answered=cohort, received=received or {},
         num_finite=num_finite, usable=num_finite > 0,
     )  # fmt: skip
+
+
+def plan_of(data, clients, seed=1, index=0, **solver):
+    """The batches of these clients in a round."""
+    return sgd(**solver).plan(data, np.array(clients), Download(index, seed, 0.0, {}, np.array(clients)), CPU)
 
 
 def make_download(start, index=0, lr=0.1, cohort=(1, 4)):

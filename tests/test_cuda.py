@@ -8,7 +8,7 @@ import torch
 from harness import ALGORITHMS, ArrayData, final_weights, make_download
 
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.lent import broadcast_state
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import ClientStack
 from gcfed.federated.training.steps import Steps

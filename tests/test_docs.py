@@ -48,6 +48,7 @@ def own_data(tmp_path_factory):
         for name, content in files_in(OWN).items():
             Path(name).write_text(content)
         runpy.run_path("make_arrays.py")
+        runpy.run_path("make_hub.py")
         for i in range(60):
             for images in ("flowers", f"sites/{i % 4}"):
                 path = Path(images, ("rose", "tulip")[i % 2 if images == "flowers" else i // 4 % 2], f"{i}.png")

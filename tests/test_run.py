@@ -297,7 +297,7 @@ def test_a_round_without_a_finite_client_changes_nothing(config, tmp_path, caplo
         (["participation=dynamic"], r"participation\.sampler\.live=250 exceeds participation\.num_clients=20"),
         (["gc.boundary=fc7"], r"gc\.boundary='fc7'.*fc1, fc2, fc3"),
         (["gc.boundary=null"], r"^gc\.boundary and lam are null"),
-        (["data=tiny_shakespeare"], r"data \(.*\) is text, which MLP cannot read: take model=lstm"),
+        (["data=tiny_shakespeare"], r"data \(.*\) is text, which MLP cannot read: take model=lstm or gpt"),
         (["data=matrix_regression", "model=lstm"], "is no text, which CharLSTM cannot read: take model=mlp"),
         (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
         (["+client.optimizer.foo=1"], r"client\.optimizer: .*'foo'"),

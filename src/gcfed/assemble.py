@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.data.check import check_labels, check_samples
 from gcfed.data.datamodule import FederatedDataModule
@@ -22,6 +23,7 @@ from gcfed.federated.method import ClientPart, Part, parts_of
 from gcfed.federated.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
 from gcfed.federated.state.store import ClientStores
+from gcfed.methods.adapters import AVERAGES
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
 from gcfed.runs.identity import digest
@@ -85,8 +87,10 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
         cfg.data.update(found)
         for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they no longer refer to the data's
             cfg.model[key] = found[key] if cfg.model[key] is None else cfg.model[key]
-        if "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
-            cfg.model.vocabulary = cfg.model.vocabulary or 256
+        if own := "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
+            most = (int(s.x.max()) + (1 if s.x.dtype == np.uint8 else 2) for s in data.splits.values())  # −1: the last
+            cfg.model.vocabulary = cfg.model.vocabulary or max(256, *most)
+        if own or cfg.model.get("last_only", False) is None:
             cfg.model.last_only = data.labels.ndim == 1
     return cfg
 
@@ -123,8 +127,9 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
 def build_methods(cfg: DictConfig) -> list[Part]:
     """The ingredients of the algorithm, in the order of their hooks. GC projects the corrected gradient."""
     own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
+    lora = [AVERAGES[name]() for name in AVERAGES if name == OmegaConf.select(cfg, "model.lora.average")]
     rest = [optional(cfg, key) for key in ("gc", "privacy", "attack", "quantization")]
-    return parts_of(m for m in (*own, *build_all(cfg, "methods"), *rest) if m is not None)
+    return parts_of(m for m in (*own, *lora, *build_all(cfg, "methods"), *rest) if m is not None)
 
 
 def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0) -> Trainer:

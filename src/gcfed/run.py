@@ -131,4 +131,4 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     quiet: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = Trainer(accelerator=device, devices=1, precision=cfg.precision, **quiet)
     trainer.validate(module, datamodule=data, verbose=False)
-    return {"round": rounds} | {key: float(trainer.callback_metrics[key]) for key in module.tested()}
+    return {"round": rounds} | {key: float(value) for key, value in trainer.callback_metrics.items()}

@@ -43,6 +43,7 @@ class Task:
 
     columns: tuple[str, ...] = ("test/loss",)  # the keys of scores()
     roots: tuple[str, ...] = ()  # columns for which a test reports the root of the mean
+    exponentials: tuple[str, ...] = ()  # columns for which it reports e to the mean
     shares: tuple[str, ...] = ()  # columns whose scores are from 0 to 1
     has_classes = False  # whether labels are classes and outputs their logits
 
@@ -66,7 +67,7 @@ class Task:
 class Classification(Task):
     """Cross-entropy of classes: logits ``[…, C]``, labels int64 ``[…]``; a negative label is padding."""
 
-    columns = ("test/acc", "test/loss")
+    columns: tuple[str, ...] = ("test/acc", "test/loss")
     shares = ("test/acc",)
     has_classes = True
 
@@ -85,6 +86,17 @@ class Classification(Task):
 
     def real(self, y: Tensor) -> Tensor:
         return y >= 0
+
+
+class LanguageModel(Classification):
+    """The next token. A test also reports ``test/perplexity``, e to its mean loss."""
+
+    columns = (*Classification.columns, "test/perplexity")
+    exponentials = ("test/perplexity",)
+
+    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found = super().scores(outputs, y)
+        return found | {"test/perplexity": found["test/loss"]}
 
 
 class SquaredError(Task):

@@ -104,7 +104,7 @@ def next_trial(study: Any, space: Mapping[str, Any], sampler: Any, seed: int, sk
     import numpy as np
     from optuna.trial import Trial
 
-    left = [trial for trial in study.trials if not trial.state.is_finished()][skip:]
+    left = [trial for trial in study.trials if trial.state.name == "RUNNING"][skip:]
     index = left[0].number if left else len(study.trials)
     study.sampler = instantiate(sampler, seed=int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
     trial = Trial(study, left[0]._trial_id) if left else study.ask()

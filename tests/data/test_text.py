@@ -7,13 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import DATA_DIR
-from harness import ArrayData, sgd, train_rounds, weights
+from harness import ArrayData, plan_of, sgd, train_rounds, weights
 
 from gcfed.data.augment import PlainTransform
 from gcfed.data.base import IGNORE
 from gcfed.data.sets import leaf
 from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
-from gcfed.federated.training.batches import plan_batches
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
@@ -106,10 +105,7 @@ def test_rounds_on_sequences_equal_an_independent_loop():
         cohort = np.sort(np.random.default_rng(t).choice(4, 3, replace=False))
         for k in cohort:
             net.load_state_dict(start)
-            plan = plan_batches(
-                data, np.array([k]), seed=5, round_index=t, batch_size=2, epochs=2, steps=None, last_batch="keep",
-                to_device=torch.from_numpy,
-            )  # fmt: skip
+            plan = plan_of(data, [k], 5, t, batch_size=2)
             for step, count in enumerate(plan.counts[0]):
                 index = plan.index[0, step, :count]
                 losses = F.cross_entropy(net(data.x[index]).transpose(1, 2), data.y[index], reduction="none")
@@ -123,13 +119,18 @@ def test_rounds_on_sequences_equal_an_independent_loop():
     torch.testing.assert_close(weights(ours), weights(net), rtol=0, atol=1e-10)
 
 
-def test_a_run_on_the_small_play(config, play):
+NETS = {"lstm": ("model.hidden=8",), "gpt": ("model.width=8", "client=adamw")}
+
+
+def run_of(play, model, *more):
+    small = f"paths.data_dir={play}", "participation.num_clients=2", "participation.per_round=2", "client.batch_size=4"
+    return f"experiment=tiny_shakespeare_{model}_gcfed", *NETS[model], *small, "rounds=1", *more
+
+
+@pytest.mark.parametrize("model", NETS)
+def test_a_run_on_the_small_play(config, play, model):
     """Accuracy and loss are means over the characters of the test split, and class counts are right."""
-    cfg = config(
-        "data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=2", "rounds=1",
-        "participation.per_round=2", "model.hidden=8", "client.batch_size=4",
-    )  # fmt: skip
-    result = train(cfg)
+    result = train(config(*run_of(play, model)))
     data = result.trainer.datamodule
     assert data.num_clients == 2
     x, y = data.fetch_test((0, 3))
@@ -139,4 +140,19 @@ def test_a_run_on_the_small_play(config, play):
     assert result.metrics["test/acc"] == pytest.approx((logits.argmax(-1) == y)[real].float().mean().item())
     loss = F.cross_entropy(logits[real], y[real]).item()
     assert result.metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
+    assert result.metrics["test/perplexity"] == pytest.approx(np.exp(loss), rel=1e-5)
+    groups = data.dataset.train.groups[data.partition.indices]
+    owners = [{*groups[data.partition.offsets[k] : data.partition.offsets[k + 1]].tolist()} for k in (0, 1)]
+    assert [len(owner) for owner in owners] == [1, 1]  # a client is a speaker
     assert data.class_counts(np.array([0, 1])).sum() == (data.labels[data.partition.indices] != IGNORE).sum()
+
+
+def test_a_gpt_in_bfloat16_is_near_the_one_in_float32(config, play, tmp_path):
+    half, full = (
+        train(config(*run_of(play, "gpt", f"precision={precision}", "rounds=2"), folder=tmp_path / precision))
+        for precision in ("bf16-mixed", "32-true")
+    )
+    (a, b), start = (weights(result.module.net) for result in (half, full)), full.metrics["test/loss"]
+    assert a.dtype == torch.float32
+    assert 0 < (a - b).norm() < 0.02 * b.norm()
+    assert half.metrics["test/loss"] == pytest.approx(start, rel=0.02)

@@ -7,15 +7,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from harness import ArrayData, Spy, make_net, random_federation, sgd, train_rounds, weights
+from harness import ArrayData, Spy, make_net, plan_of, random_federation, sgd, train_rounds, weights
 from torch import nn
 
 from gcfed.federated.method import ClientPart, Kept, like_trained
 from gcfed.federated.stacks import Stacks, assign
 from gcfed.federated.training import batches
-from gcfed.federated.training.batches import Kind, plan_batches
-from gcfed.federated.training.lent import Traits
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.batches import Kind
+from gcfed.federated.training.lent import Traits, broadcast_state
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.centralization import GradientCentralization
@@ -26,11 +25,6 @@ from gcfed.models.mlp import MLP
 
 def solver(**kwargs):
     return sgd(momentum=0.9, weight_decay=1e-3, **kwargs)
-
-
-def plan_of(data, clients, **changes):
-    args = {"seed": 1, "round_index": 0, "batch_size": 4, "epochs": 1, "steps": None, "last_batch": "keep"} | changes
-    return plan_batches(data, np.array(clients), to_device=torch.from_numpy, **args)
 
 
 def stack_of(net, k=1, **how):
@@ -107,14 +101,14 @@ def test_a_users_own_optimizer_steps_as_torchs(federation):
 @pytest.mark.parametrize(("last_batch", "counts"), [("keep", [4, 4, 1]), ("drop", [4, 4]), ("wrap", [4, 4, 4])])
 def test_an_epoch_is_divided_as_configured(last_batch, counts):
     data = random_federation(sizes=(9, 3))
-    plan = plan_of(data, [0], epochs=2, last_batch=last_batch)
+    plan = plan_of(data, [0], last_batch=last_batch)
     assert plan.counts.tolist() == [counts * 2]
     epochs = plan.index[0].view(2, -1)
     for epoch in epochs:
         times = np.bincount(epoch[: sum(counts)], minlength=9)  # wrap repeats the first samples at the end
         assert sorted(times) == {"keep": [1] * 9, "drop": [0] + [1] * 8, "wrap": [1] * 6 + [2] * 3}[last_batch]
     assert not torch.equal(epochs[0], epochs[1])
-    few = plan_of(data, [1], last_batch=last_batch)
+    few = plan_of(data, [1], epochs=1, last_batch=last_batch)
     assert few.counts.tolist() == [[4 if last_batch == "wrap" else 3]]  # a small client keeps its only batch
     assert (plan_of(data, [0, 1], steps=5, last_batch=last_batch).counts > 0).sum(1).tolist() == [5, 5]
 
@@ -139,7 +133,7 @@ def test_a_steps_batch_does_not_depend_on_earlier_steps(monkeypatch, clients, ah
     data = random_federation(sizes=(3, 14, 9), features=5)
     data = Counts(data.x, data.y, data.clients)
     monkeypatch.setattr(batches, "AHEAD", ahead)
-    plan = plan_of(data, clients, epochs=2)
+    plan = plan_of(data, clients)
     for step in [*range(8), *range(7, -1, -1), 0, 5, 2, 2, 7, 3]:
         n, size, _ = kind = plan.kinds[step]
         rows = plan.index[:n, step, :size]
@@ -167,9 +161,9 @@ def test_a_client_fetches_no_value_beyond_its_plan(monkeypatch):
 
 
 def test_a_clients_draws_do_not_depend_on_other_clients(federation):
-    alone, beside = (plan_of(federation, clients, round_index=3, epochs=2) for clients in ([2], [1, 3, 2]))
+    alone, beside = (plan_of(federation, clients, index=3) for clients in ([2], [1, 3, 2]))
     assert torch.equal(beside.index[2, : alone.counts.shape[1]], alone.index[0])
-    assert not torch.equal(plan_of(federation, [2], round_index=4, epochs=2).index, alone.index)
+    assert not torch.equal(plan_of(federation, [2], index=4).index, alone.index)
 
 
 def test_clients_are_assigned_to_processes_largest_first():
@@ -300,27 +294,6 @@ def test_a_client_whose_extra_numbers_are_not_finite_is_left_out(federation):
         on_round=lambda round, row: seen.append((row["train/nonfinite_clients"], round.received["more"]["v"].item())),
     )  # fmt: skip
     assert seen == [(1, 2.0)]
-
-
-class Counting(Spy):
-    """Counts rounds in a plain attribute."""
-
-    def __init__(self):
-        self.name, self.number = "n", 0
-
-    def on_round_end(self, row, round):
-        self.number += 1
-
-
-class Saved(Counting):
-    def state_dict(self):
-        return {"number": self.number}
-
-
-def test_a_changing_plain_attribute_of_a_part_gives_one_warning(federation, caplog):
-    train_rounds(make_net(), federation, sgd(), rounds=4, methods=[Counting(), Saved()])
-    (warning,) = [record.getMessage() for record in caplog.records if "no checkpoint has it" in record.getMessage()]
-    assert warning.startswith("Counting.number changed in the second round")
 
 
 class Misfit(Spy):

@@ -90,12 +90,15 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     upload.send("c", {"w": torch.ones(2, 3)})
     {"delta": upload.delta, "extra": upload.extra["c"]}[where]["w"][1, 0] = 1e30
     mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
-    server = Server(None, [], mean, None, None, None, None, SimpleNamespace(remote=True), 5, 1)
+    transport = SimpleNamespace(remote=True, missing=[])
+    stores = SimpleNamespace(finish_round=lambda cohort, index: None)
+    setup = SimpleNamespace(parts=[], aggregator=mean, transport=transport, stores=stores)
+    server = Server(setup, None, 1)
     expected = Expected({"delta": round.start, "c": round.start}, {})
-    sums = RoundSums(expected, mean, {"c": mean.beside()}, {}, torch.zeros(6, dtype=torch.float64))
+    sums = RoundSums(expected, {"delta": mean, "c": mean.beside()}, {}, round.zeros(6))
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
-    received = sums.reduce(round, upload.clients)
+    received = server.reduce(sums, round)
     assert received.update["w"].tolist() == received.received["c"]["w"].tolist() == [1.0] * 3
     assert received.num_finite == 1
 

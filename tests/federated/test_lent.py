@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gcfed.federated.training.lent import Lent
-from gcfed.federated.training.network import broadcast_state, travelling
+from gcfed.federated.training.lent import Lent, broadcast_state, travelling
 from gcfed.federated.training.stack import ClientStack
 
 

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gcfed.federated.training.lent import Lent, Traits
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.lent import Lent, Traits, broadcast_state
 from gcfed.federated.training.probe import probe
 from gcfed.federated.training.stack import ClientStack
 from gcfed.tasks import CLASSIFICATION

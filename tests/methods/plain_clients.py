@@ -5,10 +5,8 @@ The loop uses only the engine's order of batches. Each test writes the loss as i
 
 import numpy as np
 import torch
-from harness import ArrayData, sgd, train_rounds
+from harness import ArrayData, plan_of, sgd, train_rounds
 from torch import nn
-
-from gcfed.federated.training.batches import plan_batches
 
 LR = 0.3
 SOLVER = sgd(lr=LR)  # two epochs in batches of four
@@ -55,10 +53,7 @@ def plain_rounds(data, objective, *, rounds=ROUNDS, cohort_of=3, seed=5):
         ids = np.sort(np.random.default_rng(t).choice(len(data.clients), cohort_of, replace=False)).tolist()
         last = {}
         for k in ids:
-            plan = plan_batches(
-                data, np.array([k]), seed=seed, round_index=t, batch_size=4, epochs=2, steps=None, last_batch="keep",
-                to_device=torch.from_numpy,
-            )  # fmt: skip
+            plan = plan_of(data, [k], seed, t)
             w = [p.clone() for p in w0]
             for step, count in enumerate(plan.counts[0]):
                 idx = plan.index[0, step, :count]

@@ -166,7 +166,8 @@ STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
 def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     method = GradientCentralization(**kwargs)
     setup = make_setup(Decoder(), data=random_federation())
-    method.meet(setup)
+    method.local.meet(setup)
+    method.server.meet(setup)
     assert [*method.local.ndim] == expected
     later = GradientCentralization(local=False, server_boundary="body.conv").server
     later.meet(setup)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import final_weights, make_net, make_received, make_setup, random_federation, sgd, train_rounds
+from harness import final_weights, make_net, make_received, make_setup, meet, random_federation, sgd, train_rounds
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.attacks.byzantine import Scale
@@ -150,7 +150,7 @@ def epsilon_of(sigma, q, rounds, delta, tight=True):
 
 def accounted(rounds, clients, per_round, **settings):
     method, data = ClientDP(**settings), random_federation(sizes=(1,) * clients)
-    method.meet(make_setup(make_net(), methods=[method], data=data, rounds=rounds, cohort_of=per_round))
+    meet(method, make_setup(make_net(), methods=[method], data=data, rounds=rounds, cohort_of=per_round))
     return method.parts[1]
 
 

@@ -75,7 +75,7 @@ class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-class KillInRound(Spy):
+class KillInRound(ServerPart):
     """Kills the process in the middle of a round: the first stack has written its clients' states, the second not."""
 
     def __init__(self, round_number):
@@ -151,6 +151,33 @@ def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path
         for row in expected[1:]:  # a client that drops out has received the model
             sent = [row[way] / (model * n) for way, n in zip(COMM, (3, row["train/clients"]), strict=True)]
             assert sent == pytest.approx(table, rel=0.03)
+
+
+TRANSFORMER = (
+    "model=vit_tiny", "model.width=8", "model.depth=1", "model.heads=2", "model.mlp=1", "rounds=2", "eval_every=2",
+    "data.limit_train=60", "client.batch_size=4", "client.steps=3", "callbacks.checkpoint.every=1", "seed=597",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_transformer_trains_alike_in_every_way(config, tmp_path, monkeypatch, algorithm):
+    """In recorded stacks, and one at a time, in bytes, on two processes that continue a killed run of one process."""
+    words = [word for word in TINY if not word.startswith(("model.", "seed", "client.steps"))]
+    words += [f"algorithm={algorithm}", "gc=gcfed", *TRANSFORMER]
+    reference, same, played = train_twice(monkeypatch, config(*words, "client.stack=2", folder=tmp_path / "stacks"))
+    assert same
+    assert played
+    cfg = config(*words, "client.stack=1", "federation=wire", folder=tmp_path / "bytes")
+    with open_dict(cfg):
+        cfg.callbacks.kill = {"_target_": f"{__name__}.KillInRound", "round_number": 2}
+    with pytest.raises(Killed):
+        train(cfg)
+    cfg.callbacks.kill.round_number, cfg.ckpt_path, cfg.trainer = 99, "last", composed(TWO).trainer
+    two = train(cfg)
+    assert two.trainer.world_size == 2
+    torch.testing.assert_close(final_weights(two), final_weights(reference), rtol=0, atol=1e-9)
+    for found, row in zip(rows(tmp_path / "bytes"), rows(tmp_path / "stacks"), strict=True):
+        assert found == pytest.approx(row, abs=1e-6, nan_ok=True)
 
 
 class StepsByItself(Spy):

@@ -5,13 +5,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import client_of, make_net, make_setup, random_federation, sgd, train_rounds, weights
+from harness import client_of, make_net, make_setup, meet, random_federation, sgd, train_rounds, weights
 from plain_clients import Net
 from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, local_sgd, loss_at
 from torch import nn
 
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.lent import broadcast_state
 from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.fedcurv import FedCurv
 
@@ -77,7 +77,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
     found = []
     for chunk in (1, 4):
         method = client_of(FedCurv(chunk=chunk))
-        method.meet(make_setup(net, data=data))
+        meet(method, make_setup(net, data=data))
         clients = np.array([1, 0])
         stack = ClientStack(net, broadcast_state(net), clients, data.sizes(clients), np.ones(2))
         method.on_clients_end(stack, None)
@@ -101,4 +101,4 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
 
 def test_recurrent_networks_are_refused():
     with pytest.raises(ValueError, match=r"methods\.fedcurv .* recurrent layers"):
-        FedCurv().meet(make_setup(nn.Sequential(nn.LSTM(6, 4))))
+        meet(FedCurv(), make_setup(nn.Sequential(nn.LSTM(6, 4))))

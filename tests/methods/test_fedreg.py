@@ -1,15 +1,13 @@
 """FedReg equals a plain loop of its algorithm, and refuses settings that cannot work."""
 
-import numpy as np
 import pytest
 import torch
-from harness import make_net, make_setup, sgd, train_rounds, weights
+from harness import make_net, make_setup, plan_of, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at, tensors
 from torch import nn
 from torch.func import functional_call, grad
 
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.training.batches import plan_batches
 from gcfed.methods.fedreg import FedReg
 from gcfed.methods.sam import Sam
 from gcfed.utils.rng import torch_seed
@@ -29,10 +27,7 @@ def climbed(net, w0, x, y, eta):
 
 
 def own_pass(data, client, t, seed=5):
-    plan = plan_batches(
-        data, np.array([client]), seed=torch_seed(seed, "pseudo"), round_index=t, batch_size=4, epochs=1, steps=None,
-        last_batch="keep", to_device=torch.from_numpy,
-    )  # fmt: skip
+    plan = plan_of(data, [client], torch_seed(seed, "pseudo"), t, epochs=1)
     return [data.fetch(plan.index[0, i, :count], None) for i, count in enumerate(plan.counts[0])]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import PLAIN_SERVER, make_net, make_setup, random_federation, sgd, train_rounds
+from harness import PLAIN_SERVER, make_net, make_setup, meet, random_federation, sgd, train_rounds
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.federated.aggregate import MeanAggregator
@@ -72,9 +72,9 @@ def test_a_method_accepts_and_refuses_settings(cls, tmp_path):
         setup = make_setup(net, data=random_federation(), **parts | {"methods": [method, *parts.get("methods", ())]})
         if name in REFUSED[cls].split():
             with pytest.raises(ValueError, match=rf"^{cls.__name__} .*{re.escape(message)}"):
-                method.meet(setup)
+                meet(method, setup)
         else:
-            method.meet(setup)
+            meet(method, setup)
 
 
 @pytest.mark.parametrize("cls", [FedDecorr, Moon])

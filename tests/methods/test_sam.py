@@ -20,7 +20,7 @@ from plain_reference import batches, cohort, loss_at
 from torch.func import grad
 
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.lent import broadcast_state
 from gcfed.federated.training.solver import local_objective
 from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.fedsol import FedSol

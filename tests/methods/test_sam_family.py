@@ -22,6 +22,12 @@ def unit(v):
     return v / v.norm() if v.any() else v
 
 
+def constant(net, v):
+    """In tensor i, entry i of the flattened vector divided by the sum of these entries' absolute values."""
+    first = v[:TENSORS] / max(v[:TENSORS].abs().sum(), 1e-12)
+    return torch.cat([x.expand(p.numel()) for x, p in zip(first, net.parameters(), strict=True)])
+
+
 def by_hand(net, data, move, correction="", alpha=1.0):
     """Three of five clients train in a round. FedDyn's h has strength 0.5, FedCM's Δ has weight 0.4."""
     w0, n = weights(net), len(data.clients)
@@ -41,9 +47,7 @@ def by_hand(net, data, move, correction="", alpha=1.0):
                 elif move == "last_update":
                     shift = RHO * unit(back)
                 elif move == "constant":
-                    first = back[:TENSORS] / max(back[:TENSORS].abs().sum(), 1e-12)
-                    sizes = [p.numel() for p in net.parameters()]
-                    shift = RHO * torch.cat([v.expand(size) for v, size in zip(first, sizes, strict=True)])
+                    shift = RHO * constant(net, back)
                 elif move == "dual":
                     shift = RHO * unit(g - own.mu - s)
                     own.mu = own.mu + shift - s
@@ -87,7 +91,7 @@ def test_a_move_and_a_correction(federation, move, correction):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def fedwmsam_by_hand(net, data, alpha, lr, absent):
+def fedwmsam_by_hand(net, data, alpha, lr, absent, move):
     """FedWMSAM as the paper writes it, with Δ_k = Δ + α/(1 − α) (c − c_k). Also returns α and the last mean of v_k."""
     w0, n = weights(net), len(data.clients)
     c, delta, own = torch.zeros_like(w0), torch.zeros_like(w0), [torch.zeros_like(w0) for _ in range(n)]
@@ -96,7 +100,7 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent):
         for k in [k for k in cohort(data, t, 3) if k != absent]:
             w, count, momentum = w0, 0, delta + alpha / (1 - alpha) * (c - own[k])
             for x, y in batches(data, sgd(), k, t):
-                at = w + RHO * unit(w0 + count * momentum - w)
+                at = w + RHO * move(w0 + count * momentum - w)
                 steps.append(alpha * grad(lambda v, x=x, y=y: loss_at(net, v, x, y))(at) + (1 - alpha) * momentum)
                 w, count = w - lr * steps[-1], count + 1
             ends.append(w)
@@ -108,10 +112,13 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent):
     return w0, alpha, sum(values) / len(values)
 
 
-@pytest.mark.parametrize(("alpha", "lr", "low", "high"), [(0.3, LR, 0.0, 0.9), (0.9, 5.0, 0.9, 2.0)])
-def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low, high):
-    method, data = FedWMSAM(RHO, alpha=alpha), broken(federation, 3)
-    expected, last, value = fedwmsam_by_hand(make_net(), data, alpha, lr, absent=3)
+@pytest.mark.parametrize(("alpha", "lr", "low", "high", "ones"), [
+    (0.3, LR, 0.0, 0.9, False), (0.9, 5.0, 0.9, 2.0, False), (0.3, LR, 0.0, 0.9, True),
+])  # fmt: skip
+def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low, high, ones):
+    method, data, net = FedWMSAM(RHO, alpha=alpha, constant=ones), broken(federation, 3), make_net()
+    move = (lambda d: -constant(net, d)) if ones else unit
+    expected, last, value = fedwmsam_by_hand(net, data, alpha, lr, 3, move)
     assert low < value < high  # values above 0.9 are clipped
     found = train_rounds(make_net(), data, sgd(lr=lr), rounds=ROUNDS, methods=[method], k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

@@ -14,13 +14,16 @@ from gcfed.models.own import build_net
 from gcfed.utils.resolvers import ROOT
 
 MODELS = sorted({path.stem for path in (ROOT / "configs/model").glob("*.yaml")} - {"own", "timm"})
+ADDED = {"vit_tiny": ["position", "token"], "cct": ["position"], "gpt": ["position"]}
 X = torch.randn(2, 8)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_our_networks_declare_their_tensors_in_forward_order(model):
-    """So their results do not depend on which of both orders counts."""
-    is_text = model == "lstm"
+    """So their results do not depend on which of both orders counts. Only transformers have tensors that are no
+    weights.
+    """
+    is_text = model in ("lstm", "gpt")
     cfg = OmegaConf.load(ROOT / f"configs/model/{model}.yaml")
     cfg.model.update(input_shape=[8] if is_text else [3, 32, 32], num_classes=10)
     if model == "resnet110":
@@ -29,9 +32,10 @@ def test_our_networks_declare_their_tensors_in_forward_order(model):
         net = build_net(cfg)
         order = forward_order(net, torch.zeros(2, *cfg.model.input_shape, dtype=torch.int64 if is_text else None))
     assert order.names == [name for name, _ in net.named_parameters()]
-    assert not order.facts()
+    assert [name.rpartition(".")[2] for name in sorted(order.added)] == ADDED.get(model, [])
+    assert len(order.facts()) == bool(order.added)
     assert not order.groups
-    assert order.weights == [name for name, p in net.named_parameters() if p.dim() > 1]
+    assert order.weights == [name for name, p in net.named_parameters() if p.dim() > 1 and name not in order.added]
     assert order.weights[-1].rpartition(".")[0] == order.names[-1].rpartition(".")[0]  # for boundary=auto
 
 
@@ -43,6 +47,25 @@ def test_a_vision_transformers_tokens_are_no_weights():
     assert order.facts() == [
         "no weights of a layer, and so not centralized (unless gc.tensors=all): class_token, encoder.pos_embedding"
     ]
+
+
+def test_tables_of_positions_are_no_weights_and_tables_of_tokens_are():
+    """Swin looks up relative positions, GPT-2 the positions. Their indices do not depend on the input."""
+    swin = tv.SwinTransformer([2, 2], 8, [1, 1], [2, 2], [2, 2], num_classes=3)
+    added = forward_order(swin, torch.zeros(2, 3, 16, 16)).added
+    assert added == {f"features.{i}.0.attn.relative_position_bias_table" for i in (1, 3)}
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places, self.tokens = nn.Embedding(5, 8), nn.Embedding(7, 8)
+            self.rows = nn.Parameter(torch.randn(7, 8))
+
+        def forward(self, x):
+            return self.tokens(x) + self.rows[x] + self.places(torch.arange(x.shape[1]))
+
+    order = forward_order(Net(), torch.zeros(2, 5, dtype=torch.int64))
+    assert (order.added, {*order.weights}) == ({"places.weight"}, {"tokens.weight", "rows"})
 
 
 class Chain(nn.Module):

@@ -1,18 +1,19 @@
 """Users' networks: whether they match the data, and the effect of each policy on batch normalisation."""
 
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 import torchvision
 from conftest import read_rows
-from harness import Spy, make_net, random_federation, sgd, train_rounds, with_batch_norm
+from harness import Spy, make_net, plan_of, random_federation, sgd, train_rounds, with_batch_norm
 from omegaconf import OmegaConf
 from torch import nn
 
 from gcfed.assemble import assemble
-from gcfed.federated.training.batches import counts_of_pass, plan_batches
+from gcfed.federated.training.lent import Traits
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold
@@ -189,12 +190,11 @@ def test_local_statistics_refuse_methods_that_compare_with_the_broadcast_model()
 @pytest.mark.parametrize("steps", [2, None])
 def test_batches_of_one_sample_are_foreseen(last_batch, steps):
     """The forecast equals the batches that are drawn."""
-    sizes = np.array([1, 2, 4, 5, 9, 13])
-    args = {"batch_size": 4, "steps": steps, "last_batch": last_batch}
-    data = random_federation(sizes=sizes)
-    plan = plan_batches(data, np.arange(6), seed=1, round_index=0, epochs=2, to_device=torch.from_numpy, **args)
-    foreseen = [1 in counts_of_pass(size, 4, last_batch)[:steps] for size in sizes.tolist()]
-    assert foreseen == (plan.counts == 1).any(1).tolist()
+    data, settings = random_federation(sizes=(1, 2, 4, 5, 9, 13)), {"steps": steps, "last_batch": last_batch}
+    single = np.flatnonzero((plan_of(data, range(6), **settings).counts == 1).any(1)).tolist()
+    words = f"{len(single)} of 6 clients have such a batch .the first is client {single[0]}" if single else ""
+    with pytest.raises(ValueError, match=words) if single else nullcontext():
+        sgd(**settings).check(Traits(single="it fails"), data)
 
 
 # ------------------------------------------------------------------------------------------------------ whole runs

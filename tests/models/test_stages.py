@@ -9,7 +9,7 @@ from test_models import narrow_vgg
 from torch.func import functional_call, stack_module_state, vmap
 
 from gcfed.federated.training.forward import Tap
-from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.lent import broadcast_state
 from gcfed.federated.training.stack import ClientStack
 from gcfed.models.cnn import CNN, CelebACNN
 from gcfed.models.lstm import CharLSTM
@@ -17,7 +17,9 @@ from gcfed.models.mlp import MLP, Linear
 from gcfed.models.resnet import resnet18_gn
 from gcfed.models.resnet9 import ResNet9
 from gcfed.models.resnet_cifar import ResNetCIFAR
+from gcfed.models.transformers import CCT, GPT, ViT
 
+SMALL = {"width": 8, "depth": 2, "heads": 2}
 MAKE = {  # the network and the shape of an input
     "mlp": (MLP, (1, 9, 9)),
     "cnn": (CNN, (3, 8, 9)),
@@ -30,6 +32,10 @@ MAKE = {  # the network and the shape of an input
     "linear": (Linear, (7,)),
     "lstm": (lambda **kw: CharLSTM(hidden=8, **kw), (6,)),
     "lstm of the last": (lambda **kw: CharLSTM(hidden=8, last_only=True, **kw), (6,)),
+    "vit": (lambda **kw: ViT(**SMALL, **kw), (3, 8, 12)),
+    "cct": (lambda **kw: CCT(**SMALL, norm="rms", **kw), (3, 8, 9)),
+    "gpt": (lambda **kw: GPT(**SMALL, norm_first=False, **kw), (6,)),
+    "gpt of the last": (lambda **kw: GPT(**SMALL, last_only=True, **kw), (6,)),
 }
 NOISE = torch.randn(2**18, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -49,7 +55,7 @@ def network(name, seed=0):
 
 def images(name, *batch):
     shape, g = MAKE[name][1], torch.Generator().manual_seed(1)
-    if name.startswith("lstm"):
+    if name.startswith(("lstm", "gpt")):
         return torch.randint(11, (*batch, *shape), generator=g)
     return torch.randn(*batch, *shape, generator=g, dtype=torch.float64)
 
@@ -73,7 +79,7 @@ def test_stages_and_the_head_of_features_equal_the_network(name):
     assert not [n for n, g in zip(names, used, strict=True) if g is None]  # stages use all parameters
     logits, features = Tap(net, features=True, stages=False)(x)
     assert torch.equal(logits, net(x))
-    if name != "lstm":  # a Tap flattens its features over all positions
+    if name not in ("lstm", "gpt"):  # a Tap flattens their features over all positions
         assert torch.equal(logits, net.head(features))
 
 
@@ -94,7 +100,7 @@ def test_a_stack_under_vmap_equals_its_networks(name):
 
 @pytest.mark.parametrize(
     ("name", "k", "shared"),
-    [("mlp", 1, False), ("mlp", 3, True), ("mlp", 3, False), ("cnn", 2, False), ("vgg11", 2, False)],
+    [("mlp", 1, False), ("mlp", 3, True), ("mlp", 3, False), ("cnn", 2, False), ("vgg11", 2, False), ("vit", 2, False)],
 )
 def test_a_teacher_equals_the_plain_network(name, k, shared):
     """It starts at the first stage (with features), the second or the last. Only the stack trains with dropout."""

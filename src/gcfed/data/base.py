@@ -13,7 +13,7 @@ FLOATS = (np.float32, np.float64)
 class Split:
     """Samples and labels of one split.
 
-    x: images, uint8 [n, C, H, W]; tokens, uint8 [n, T]; or vectors, float32 or float64 [n, d]. May be a memory map.
+    x: images, uint8 [n, C, H, W]; tokens, uint8 or int32 [n, T]; or vectors, float32 or float64 [n, d]. May be mapped.
     y: class indices, int64 [n]. Tokens may have one each, int64 [n, T], with −100 for none. Vectors may have targets of
         a regression, floats [n, C].
     groups: the natural client (writer, domain, speaker) of each sample, int64 [n] or None.
@@ -27,9 +27,9 @@ class Split:
 
     def __post_init__(self) -> None:
         x, y, n = self.x, self.y, self.x.shape[:1]
-        vectors, tokens = x.dtype in FLOATS and x.ndim == 2, x.dtype == np.uint8 and x.ndim == 2
+        vectors, tokens = x.dtype in FLOATS and x.ndim == 2, x.dtype in (np.uint8, np.int32) and x.ndim == 2
         targets = vectors and y.dtype in FLOATS and y.ndim == 2 and len(y) == len(x)
-        samples = "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 [n, T], or floats [n, d]"
+        samples = "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 or int32 [n, T], or floats [n, d]"
         numbers = x.ndim in (3, 4) and x.dtype != np.uint8 and x.dtype.kind in "iufb" and len(x) > 0
         if numbers and 0 <= x.min() <= x.max() <= 255:
             samples += f" ((x * {255 if x.max() <= 1 else 1}).round().astype('uint8') makes images)"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -17,7 +16,7 @@ from gcfed.data.faults import Faults
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.method import ClientPart, Part, ServerPart, Setup
+from gcfed.federated.method import ClientPart, Part, Setup
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.round import run_round
@@ -29,7 +28,6 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
 
 log = logging.getLogger(__name__)
-KINDS = (int, float, str, np.ndarray, torch.Tensor)  # of a part's attributes that a resumed run would lose
 
 
 class FederatedLoop(Callback):
@@ -56,7 +54,6 @@ class FederatedLoop(Callback):
         self.federation = federation
         self.data: Any = None
         self._row: dict[str, Any] = {}  # of the last round in this process
-        self._attributes: list[dict[str, str]] = []  # of users' parts, after the first two rounds in this process
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -79,7 +76,6 @@ class FederatedLoop(Callback):
         Raises:
             ValueError: a combination cannot work; names the config key and the reason.
         """
-        servers = [part for part in callbacks if isinstance(part, ServerPart)]
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
         self.stacks = Stacks(program, self.stores, self.sampler.per_round)
@@ -97,10 +93,7 @@ class FederatedLoop(Callback):
         self.solver.check(module.traits, data)
         validate_parts(setup)
         self.data = data
-        self.server = Server(
-            module, servers, self.aggregator, self.sampler, self.solver, self.faults, self.stores, self.transport,
-            data.num_clients, self.seed,
-        )  # fmt: skip
+        self.server = Server(setup, self.faults, self.seed)
         module.run = self.run_and_test
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -118,7 +111,7 @@ class FederatedLoop(Callback):
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
         row, received = run_round(t, self.server)
-        module = self.server.module
+        module = self.server.setup.module
         if self.tested(t + 1) or module.trainer.should_stop:
             row |= module.test([part.on_test_batch for part in self.server.parts])
         for part in self.server.parts:
@@ -127,24 +120,7 @@ class FederatedLoop(Callback):
             for name in before:
                 if row[name] is not before[name] and name != "time/train_s":  # measurements take their time off
                     raise ValueError(f"{part.title} gives the row a second {name}: take another name for its column.")
-        if len(self._attributes) < 2 and module.trainer.is_global_zero:
-            self._warn_of_attributes(module.trainer.callbacks)  # type: ignore[attr-defined]
         return numbers(row) | {"time/round_s": time.perf_counter() - started}
-
-    def _warn_of_attributes(self, callbacks: Sequence[Callback]) -> None:
-        """Warns if a user's part changed plain attributes in the second round, because no checkpoint has them."""
-        now: dict[str, str] = {}
-        for part in callbacks:
-            own = isinstance(part, Part) and not type(part).__module__.startswith("gcfed.")
-            if own and type(part).state_dict in (Callback.state_dict, ServerPart.state_dict):
-                kept = {key: v for key, v in vars(part).items() if isinstance(v, KINDS)}
-                now |= {f"{type(part).__name__}.{key}": repr(v) for key, v in kept.items()}
-        self._attributes.append(now)
-        if changed := [name for name, text in now.items() if self._attributes[0].get(name, text) != text]:
-            log.warning(
-                "%s changed in the second round, and no checkpoint has it. If later rounds read it, a resumed run "
-                "differs: use server_state, keeps or state_dict.", ", ".join(changed),
-            )  # fmt: skip
 
     def tested(self, round_number: int) -> bool:
         """Whether the global model is tested after the round with this number (the first is 1)."""
@@ -161,21 +137,18 @@ class FederatedLoop(Callback):
         if "test/loss" not in outputs:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, EarlyStopping | ModelCheckpoint) and self._has(callback.monitor, outputs):
-                callback.on_validation_end(trainer, pl_module)
-
-    def _has(self, monitor: str | None, row: dict[str, Any]) -> bool:
-        """Whether a tested round's row has the column. Raises ValueError if no later row can have it."""
-        if monitor is None or monitor in row:
-            return True
-        if all(getattr(part, "every", 1) == 1 for part in self.server.parts):
-            raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
-        return False
+            if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                if callback.monitor in (None, *outputs):
+                    callback.on_validation_end(trainer, pl_module)
+                elif all(getattr(part, "every", 1) == 1 for part in self.server.parts):  # no later row has it either
+                    raise ValueError(
+                        f"monitor={callback.monitor} is no column of this run. There are {', '.join(outputs)}."
+                    )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""
         if trainer.global_step < self.rounds and self._row and "test/loss" not in self._row:
-            self._log(trainer, {"round": self._row["round"]} | self.server.module.test())
+            self._log(trainer, {"round": self._row["round"]} | self.server.setup.module.test())
 
     def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         for logger in trainer.loggers:

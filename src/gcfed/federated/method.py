@@ -124,10 +124,6 @@ class ClientPart(Part):
     recordable: Literal["", "stack", "run"] = ""
     task_weight = 1.0
 
-    @property
-    def moves_weights(self) -> bool:
-        return self.order is Order.MOVES_WEIGHTS
-
     def overrides(self, *hooks: str) -> list[str]:
         """The names among ``hooks`` that it implements."""
         return [hook for hook in hooks if getattr(type(self), hook) is not getattr(ClientPart, hook)]
@@ -269,10 +265,6 @@ class Method:
         for part in parts:
             part.method = type(self).__name__
 
-    def meet(self, setup: Setup) -> None:
-        for part in self.parts:
-            part.meet(setup)
-
 
 def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     """The parts of these methods in the order of their hooks; raises ValueError for an object that is no method."""
@@ -282,11 +274,10 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     return sorted((part for method in methods for part in method.parts), key=lambda part: part.order)
 
 
-def upload_shapes(parts: Sequence[Part], round: Round) -> dict[str, Params]:
+def upload_shapes(parts: Iterable[ServerPart], round: Round) -> dict[str, Params]:
     """What a client sends in this round: ``"delta"`` and each name of ``Upload.send`` → tensors shaped like its own."""
     shapes: dict[str, Params] = {"delta": dict(round.start)}
     for part in parts:
-        if isinstance(part, ServerPart):
-            for name, like in part.uploads(round).items():
-                shapes[name] = shapes.get(name, {}) | like
+        for name, like in part.uploads(round).items():
+            shapes[name] = shapes.get(name, {}) | like
     return shapes

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.training.forward import evaluating, hand_copies
-from gcfed.federated.training.lent import Lent, Traits
-from gcfed.federated.training.network import broadcast_state, travelling
+from gcfed.federated.training.lent import Lent, Traits, broadcast_state, travelling
 from gcfed.federated.training.stack import ClientStack, Params, unedited
 from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
@@ -56,7 +55,6 @@ class FederatedModule(LightningModule):
         if "test/loss" not in task.columns or not all(column.startswith("test/") for column in task.columns):
             kind = f"columns of task={type(task).__name__}"
             raise ValueError(f"{kind} must begin with test/, and one be test/loss: they are {list(task.columns)}.")
-        self.columns = [list(task.columns), [column.replace("test/", "val/") for column in task.columns]]  # by split
         self.sums: dict[str, Tensor] = {}  # of the present test: a column's scores, and their number
 
     def adopt(self, traits: Traits) -> None:
@@ -109,11 +107,6 @@ class FederatedModule(LightningModule):
 
         return call
 
-    def tested(self) -> list[str]:
-        """The columns of a test."""
-        splits = 2 if getattr(self.trainer.datamodule, "validation", None) else 1  # type: ignore[attr-defined]
-        return [column for columns in self.columns[:splits] for column in columns]
-
     def on_validation_start(self) -> None:
         """Moves the data to the device."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -138,7 +131,7 @@ class FederatedModule(LightningModule):
         Returns:
             The values of the task's columns.
         """
-        self.on_validation_epoch_start()
+        self.sums = {}
         with torch.inference_mode(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
             for of, loader in enumerate(self.trainer.datamodule.val_dataloader()):  # type: ignore[attr-defined]
                 for batch in loader:
@@ -148,10 +141,11 @@ class FederatedModule(LightningModule):
         return self.scores()
 
     def scores(self) -> dict[str, float]:
-        """The means of the present test over all processes, by column; in ``task.roots`` their roots."""
+        """The means of the present test over all processes, by column, with the task's roots and exponentials."""
         means = [total / number for total, number in sum_over_processes([*self.sums.values()])]
-        roots = [column.replace("val/", "test/") in getattr(self.task, "roots", ()) for column in self.sums]
-        means = [mean.sqrt() if root else mean for mean, root in zip(means, roots, strict=True)]
+        for last, kind in ((torch.sqrt, "roots"), (torch.exp, "exponentials")):
+            chosen = [column.replace("val/", "test/") in getattr(self.task, kind, ()) for column in self.sums]
+            means = [last(mean) if found else mean for mean, found in zip(means, chosen, strict=True)]
         return dict(zip(self.sums, torch.stack(means).double().tolist(), strict=True))
 
     def step(self, update: Params | None, before: Params) -> bool:
@@ -169,8 +163,7 @@ class FederatedModule(LightningModule):
         state = optimizer.optimizer.state
         kept = {p: {k: v.clone() if isinstance(v, Tensor) else v for k, v in own.items()} for p, own in state.items()}
         optimizer.step()  # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
-        for param in self.net.parameters():
-            param.grad = None
+        self.net.zero_grad()
         if update is None:
             return True
         model = {n: t for n, t in [*self.net.named_parameters(), *self.net.named_buffers()] if n in before}
@@ -186,7 +179,7 @@ class FederatedModule(LightningModule):
         return True
 
     def on_validation_epoch_start(self) -> None:
-        self.sums = {column: torch.zeros(2, device=self.device) for column in self.tested()}
+        self.sums = {}
 
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Tests a batch. Returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
@@ -195,9 +188,10 @@ class FederatedModule(LightningModule):
             with unedited(x):
                 outputs = self.net(x)
             real, scores = self.task.real(y), self.task.scores(outputs, y)
-        for column, source in zip(self.columns[dataloader_idx], self.task.columns, strict=True):
-            values, weight = scores[source], real.to(scores[source].dtype)
-            self.sums[column] = self.sums[column] + torch.stack([(values * weight).sum(), weight.sum()])
+        for column in self.task.columns:
+            values, weight = scores[column], real.to(scores[column].dtype)
+            column = column.replace("test/", "val/") if dataloader_idx else column
+            self.sums[column] = self.sums.get(column, 0) + torch.stack([(values * weight).sum(), weight.sum()])
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:

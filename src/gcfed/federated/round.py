@@ -14,7 +14,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     Returns:
         The row of metrics, and what was received. Clients learn nothing that is not in a message.
     """
-    started, transport = time.perf_counter(), server.transport
+    started, transport = time.perf_counter(), server.setup.transport
     round = server.draw(t)
     download = server.broadcast(round)
     sums = server.begin(round)
@@ -33,7 +33,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
 
 def row_of(round: Received, download: Download, server: Server, refused: bool, started: float) -> dict[str, Any]:
     """The round's row of metrics, as far as it is known before the test."""
-    answered, sent = len(round.cohort), round.drawn - server.transport.unasked
+    answered, sent = len(round.cohort), round.drawn - server.setup.transport.unasked
     return {
         "round": round.index + 1,
         **({"train/loss": round.loss} if answered else {}),

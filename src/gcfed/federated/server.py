@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,46 +12,58 @@ import torch
 from torch import Tensor
 
 from gcfed.data.faults import Faults
-from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.messages import Download, Expected, Upload, finite_clients, refuse_misfit, sendable
 from gcfed.federated.method import Order, ServerPart, upload_shapes
-from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Received, Round
-from gcfed.federated.stacks import Stacks
-from gcfed.federated.state.store import ClientStores
+from gcfed.federated.setup import Setup
 from gcfed.federated.training.forward import Params
-from gcfed.federated.training.solver import LocalSolver
 from gcfed.utils.device import on_device
+
+
+@dataclass
+class RoundSums:
+    """The sums of this process in a round.
+
+    Attributes:
+        expected: the tensors that a client sends.
+        means: the sums of Δ, ``"delta"``, and of the floats that clients send in addition to it, by name.
+        parts: the sums of each server part (``ServerPart.sums``).
+        counts: the numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 ``[6]`` on
+            the device, so that nothing waits for it.
+    """
+
+    expected: Expected
+    means: Mapping[str, Aggregator]
+    parts: Mapping[ServerPart, Params]
+    counts: Tensor
 
 
 @dataclass(frozen=True)
 class Server:
     """Holds the global model and the methods' server parts. It knows no algorithm by name."""
 
-    module: FederatedModule
-    parts: Sequence[ServerPart]
-    aggregator: Aggregator
-    sampler: ClientSampler
-    solver: LocalSolver
+    setup: Setup
     faults: Faults
-    stores: ClientStores
-    transport: Stacks
-    num_clients: int
     seed: int
+
+    @cached_property
+    def parts(self) -> list[ServerPart]:
+        return [part for part in self.setup.parts if isinstance(part, ServerPart)]
 
     def steps(self, clients: np.ndarray, index: int) -> np.ndarray:
         """How many local steps these clients do in a round, ``[K]``."""
-        return self.faults.steps(self.transport.planned(clients), clients, index, self.seed)
+        return self.faults.steps(self.setup.transport.planned(clients), clients, index, self.seed)
 
     def draw(self, t: int) -> Round:
         """Draws the cohort of a round, without the clients that drop out by ``faults``."""
-        drawn = self.sampler(t, self.num_clients, self.seed)
+        module, num_clients = self.setup.module, self.setup.data.num_clients
+        drawn = self.setup.sampler(t, num_clients, self.seed)
         cohort = self.faults.survivors(drawn, self.steps(drawn, t), t, self.seed)
-        model = self.module.broadcast_state()
+        model = module.broadcast_state()
         return Round(
-            t, self.seed, cohort, self.num_clients, dict(model), self.solver.lr(t), model=model,
-            server=self.module.trainer.optimizers[0], drawn=len(drawn),
+            t, self.seed, cohort, num_clients, dict(model), self.setup.solver.lr(t), model=model,
+            server=module.trainer.optimizers[0], drawn=len(drawn),
         )  # fmt: skip
 
     def broadcast(self, round: Round) -> Download:
@@ -62,34 +75,53 @@ class Server:
 
     def begin(self, round: Round) -> RoundSums:
         """Makes the round's empty sums. The parts have seen the broadcast and know what clients will send."""
-        shapes = upload_shapes(self.parts, round)
+        shapes, aggregator = upload_shapes(self.parts, round), self.setup.aggregator
         notes = {name: like for part in self.parts for name, like in part.notes(round).items()}
         floats = [name for name, like in shapes.items() if all(t.is_floating_point() for t in like.values())]
-        extra = {name: self.aggregator.beside() for name in floats if name != "delta"}
+        means = {name: aggregator if name == "delta" else aggregator.beside() for name in floats}
         sums = {part: part.sums(round) for part in self.parts}
-        counts = torch.zeros(6, dtype=torch.float64, device=self.module.device)
-        return RoundSums(Expected(shapes, notes), self.aggregator, extra, sums, counts)
+        return RoundSums(Expected(shapes, notes), means, sums, round.zeros(6))
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
-        """Receives K uploads. Measurements see them first, before methods edit them.
+        """Adds up K uploads. Measurements see them first, before methods edit them.
 
         Raises:
             MessageError: a client part sends other tensors than its server part lists in ``uploads``.
         """
         refuse_misfit(upload, sums.expected.shapes)
-        if self.transport.remote:  # the server does not trust what it is sent
-            upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
+        if self.setup.transport.remote:  # the server does not trust what it is sent
+            upload.finite = upload.finite & sendable(upload, narrow_of(self.setup.aggregator))
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             for name, term in (part.on_receive(upload, round) or {}).items():
                 total = sums.parts[part][name]
                 assert term.shape == total.shape, f"{part.title}: on_receive() and sums() disagree about {name}"
                 total.add_(term)
-        sums.add(upload, round)
+        for name, mean in sums.means.items():
+            mean.add(upload if name == "delta" else replace(upload, delta=upload.extra[name]), round)
+        both = upload.finite & upload.loss.isfinite()
+        of_device = torch.stack([both.sum(), upload.loss.where(both, 0.0).double().sum(), upload.finite.sum()])
+        of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
+        sums.counts += torch.cat([of_device, on_device(of_host, sums.counts.device, sums.counts.dtype)])
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:
         """Adds up the sums of all processes."""
-        received = sums.reduce(round, np.setdiff1d(round.cohort, self.transport.missing))
-        self.stores.finish_round(received.cohort, round.index)  # every process has now written its clients' states
+        means = {name: mean.reduce(round, sums.expected.shapes[name]) for name, mean in sums.means.items()}
+        results = [{name: t.unsqueeze(0) for name, t in mean.items()} for mean in means.values()]
+        overflown = ~torch.cat([finite_clients(result) for result in results]).all(0, keepdim=True)
+        own = [t for part in sums.parts.values() for t in part.values()]
+        counts, *totals = round.reduce([torch.cat([sums.counts, overflown]), *own])
+        rest = iter(totals)
+        of_parts = {part: {name: next(rest) for name in own} for part, own in sums.parts.items()}
+        losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
+        finite, up_bytes, samples, steps, overflows = map(int, numbers)
+        always = any("steps without clients" in part.facts for part in self.parts)
+        received = Received(
+            **vars(round), answered=np.setdiff1d(round.cohort, self.setup.transport.missing), update=means.pop("delta"),
+            received=means, sums=of_parts, num_finite=finite, loss=loss / losses if losses else float("nan"),
+            up_bytes=up_bytes, samples=samples, steps=steps, overflown=overflows > 0,
+            usable=(finite > 0 or always) and not overflows,
+        )  # fmt: skip
+        self.setup.stores.finish_round(received.cohort, round.index)  # every process has written its clients' states
         return received
 
     def finish(self, received: Received) -> None:
@@ -101,68 +133,19 @@ class Server:
         """Makes the server optimizer's step with the update, if there is one. Returns False if it undid a step that was
         not finite.
         """
-        return self.module.step(received.update if received.usable else None, received.model)
+        return self.setup.module.step(received.update if received.usable else None, received.model)
 
     def wait(self) -> None:
         """Waits for all processes."""
-        self.module.trainer.strategy.barrier()
+        self.setup.module.trainer.strategy.barrier()
 
     def row(self, received: Received) -> dict[str, Any]:
         """Columns about clients that dropped out or did fewer steps, in runs where this can happen."""
-        faulty = self.faults != Faults()
+        faulty, transport = self.faults != Faults(), self.setup.transport
         row = {}
-        if faulty or self.transport.remote:
+        if faulty or transport.remote:
             row["train/dropped_clients"] = received.drawn - len(received.cohort)
         if faulty:
-            fewer = self.steps(received.cohort, received.index) < self.transport.planned(received.cohort)
+            fewer = self.steps(received.cohort, received.index) < transport.planned(received.cohort)
             row["train/stragglers"] = int(fewer.sum())
         return row
-
-
-@dataclass
-class RoundSums:
-    """The sums of this process in a round.
-
-    Attributes:
-        expected: the tensors that a client sends.
-        delta: the sum of Δ.
-        extra: the sums of what clients send in addition to Δ, by name.
-        parts: the sums of each server part (``ServerPart.sums``).
-        counts: the numbers of finite losses, their sum, finite clients, bytes, samples and steps: float64 ``[6]`` on
-            the device, so that nothing waits for it.
-    """
-
-    expected: Expected
-    delta: Aggregator
-    extra: Mapping[str, Aggregator]
-    parts: Mapping[ServerPart, Params]
-    counts: Tensor
-
-    def add(self, upload: Upload, round: Round) -> None:
-        """Adds the uploads of K clients."""
-        for name, aggregator in self.extra.items():
-            aggregator.add(replace(upload, delta=upload.extra[name]), round)
-        self.delta.add(upload, round)
-        both = upload.finite & upload.loss.isfinite()
-        of_device = torch.stack([both.sum(), upload.loss.where(both, 0.0).double().sum(), upload.finite.sum()])
-        of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
-        self.counts += torch.cat([of_device, on_device(of_host, self.counts.device, self.counts.dtype)])
-
-    def reduce(self, round: Round, answered: np.ndarray) -> Received:
-        """The round with the sums of all processes; ``answered`` has the ids of the clients that sent an upload."""
-        shapes, own = self.expected.shapes, [t for sums in self.parts.values() for t in sums.values()]
-        update = self.delta.reduce(round, shapes["delta"])
-        extra = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.extra.items()}
-        results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *extra.values())]
-        overflown = ~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
-        counts, *totals = round.reduce([torch.cat([self.counts, overflown]), *own])
-        rest = iter(totals)
-        sums = {part: {name: next(rest) for name in sums} for part, sums in self.parts.items()}
-        losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
-        finite, up_bytes, samples, steps, overflows = map(int, numbers)
-        always = any("steps without clients" in part.facts for part in self.parts)
-        return Received(
-            **vars(round), answered=answered, update=update, received=extra, sums=sums, num_finite=finite,
-            loss=loss / losses if losses else float("nan"), up_bytes=up_bytes, samples=samples, steps=steps,
-            overflown=overflows > 0, usable=(finite > 0 or always) and not overflows,
-        )  # fmt: skip

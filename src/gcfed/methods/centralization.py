@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from gcfed.federated.method import ClientPart, Download, Method, ServerPart, Setup
 from gcfed.methods.local_norm import no_steps
+from gcfed.models.adapters import A, B, centre_a
+from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, SettingError, Share, checked
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,8 @@ class GradientCentralization(Method):
             and position embeddings too; the authors' code).
         local_rounds: number of first rounds with Local GC; None: all.
         server_boundary: name of the first module that gets Global GC; None: all of them, as in the paper.
+        lora: ``centre_a``: centre the rows of all factors A of adapters W₀ + BA once and centralize their gradients and
+            updates, but not those of B. Then A1 = 0, so (BA)1 = 0 after each round, as GC has it for W. Ours.
 
     "First" and "last" refer to the order of a forward pass (:class:`~gcfed.models.order.ForwardOrder`).
     """
@@ -89,7 +93,10 @@ class GradientCentralization(Method):
         tensors: Literal["weights", "all"] = "weights",
         local_rounds: Count | None = None,
         server_boundary: str | None = None,
+        lora: Literal["centre_a"] | None = None,
     ) -> None:
+        if lora and not server:
+            raise SettingError("lora", f"={lora} needs server=true: a client's optimizer may move the mean of A.")
         if local and server and lam is None and boundary is None:
             raise SettingError(
                 "boundary",
@@ -99,11 +106,14 @@ class GradientCentralization(Method):
         least = 2 if tensors == "weights" else 1
         self.local = LocalGC(lam, boundary, local_rounds, mean, least)
         self.server = GlobalGC(server_boundary, mean, least)
+        self.local.lora = self.server.lora = lora is not None
         super().__init__(*[self.local] * local, *[self.server] * server)
 
 
 class LocalGC(ClientPart):
     """Line 14, in the tensors before the borderline that have ``least`` axes."""
+
+    lora = False
 
     def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int) -> None:
         self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
@@ -124,6 +134,8 @@ class LocalGC(ClientPart):
             chosen = order.before(_place(setup, "boundary", self.boundary))
         else:
             chosen = names
+        if self.lora:
+            chosen = _with_a(setup, names, chosen)
         self.groups, self.ndim = order.groups, _axes(setup, chosen, self.least)
         if self.ndim:
             every, shown = _axes(setup, names, self.least), ", ".join(n.removesuffix(".weight") for n in self.ndim)
@@ -143,6 +155,8 @@ class LocalGC(ClientPart):
 class GlobalGC(ServerPart):
     """Line 20, for all modules from ``boundary`` on."""
 
+    lora = False
+
     def __init__(self, boundary: str | None, mean: Mean, least: int) -> None:
         self.boundary, self.mean, self.least = boundary, mean, least
 
@@ -151,6 +165,10 @@ class GlobalGC(ServerPart):
         if self.boundary is not None:
             excluded.update(order.before(_place(setup, "server_boundary", self.boundary)))
         names = [name for name in order.names if name not in excluded]
+        if self.lora:
+            names = _with_a(setup, order.names, names)
+            if not isinstance(probe_optimizer(setup.module.server), SGD):
+                raise ValueError("gc.lora=centre_a needs server=sgd: other optimizers move the mean of A.")
         self.groups, self.ndim = order.groups, _axes(setup, names, self.least)
         if not self.ndim:
             log.warning("there is no Global GC: it applies to no trained weight (gc.tensors, gc.server_boundary)")
@@ -166,6 +184,13 @@ def _axes(setup: Setup, names: Iterable[str], least: int) -> dict[str, int]:
     params, added = dict(setup.module.net.named_parameters()), setup.forward_order.added if least > 1 else set()
     trained = {name: params[name].dim() for name in names if params[name].requires_grad and name not in added}
     return {name: ndim for name, ndim in trained.items() if ndim >= least}
+
+
+def _with_a(setup: Setup, names: list[str], chosen: list[str]) -> list[str]:
+    """Centres the factors A of adapters. Returns them, and of ``chosen`` what is no factor B."""
+    if not centre_a(setup.module.net):
+        raise ValueError("gc.lora=centre_a needs adapters: set model.lora.rank.")
+    return [name for name in names if A in name or (name in chosen and B not in name)]
 
 
 def _place(setup: Setup, key: str, module: str) -> int:

@@ -6,7 +6,7 @@
 
 Δ and Δ_k have the sign of gradients, so d points up the loss. v_k is small where the update follows the momentum; the
 clients' own gradients then get less weight. Where Δ = 0, as in the first round, v_k = 0. The rule of α is that of the
-authors' code. Their code moves along −d, and by one number per tensor, as FedLESAM's (:mod:`gcfed.methods.sam`).
+authors' code. That code moves along −d, and by one number per tensor, as FedLESAM's: ``constant``.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from gcfed.federated.received import Received, Round
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.fedcm import MeanStep
 from gcfed.methods.requirements import local_sgd
-from gcfed.methods.sam import Sam, along
+from gcfed.methods.sam import Sam, along, along_ones
 from gcfed.methods.scaffold import ControlVariates, MeanVariate
 from gcfed.utils.checked import Inside, Weight, checked
 
@@ -33,19 +33,20 @@ class FedWMSAM(Method):
     Args:
         rho: ρ.
         alpha: α of the first round.
+        constant: moves as the authors' code does.
     """
 
-    def __init__(self, rho: Weight = 0.01, *, alpha: Inside = 0.1) -> None:
-        super().__init__(OwnMomentum(rho), MeanVariate(), WeightedMeanStep(alpha))
+    def __init__(self, rho: Weight = 0.01, *, alpha: Inside = 0.1, constant: bool = False) -> None:
+        super().__init__(OwnMomentum(rho, constant), MeanVariate(), WeightedMeanStep(alpha))
 
 
 class OwnMomentum(ControlVariates, Sam):
     recordable = "run"
     needs = [local_sgd("its Δ is the momentum and must be the mean of plain SGD steps"), *ControlVariates.needs]
 
-    def __init__(self, rho: float) -> None:
+    def __init__(self, rho: float, constant: bool) -> None:
         Sam.__init__(self, rho)
-        self.momentum_correction = self.two_passes = False
+        self.constant, self.momentum_correction, self.two_passes = constant, False, False
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """(1 − α) Δ_k, α, and b/(1 − α), which each step increases."""
@@ -59,7 +60,7 @@ class OwnMomentum(ControlVariates, Sam):
         targets = [stack.start[name] + per_client(ahead, m) * m for name, m in mixed.items()]
         directions = torch._foreach_sub(targets, [w.detach() for w in stack.leaves.values()])
         ahead.add_(1 / (1 - tensors["alpha"]))
-        return along(directions, self.rho)
+        return along_ones(torch._foreach_neg(directions), self.rho) if self.constant else along(directions, self.rho)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         Sam.on_after_backward(self, trainer, pl_module)

@@ -4,12 +4,10 @@
     last_update    d = w_old − w₀: FedLESAM (Fan et al., ICML 2024, Algorithm 1)
     constant       FedLESAM's code: all entries of tensor i move by ρ d_i / Σ_j |d_j|, with entry i of the flattened d
 
-``own`` takes two passes per step, the others one. w_old is the model that the client received when it last took part, a
-state of the client. In its first round w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
-Gradient centralization removes the moves of ``constant``.
+``own`` takes two passes per step, the others one. w_old is the model that the client last received, a state of the
+client. In its first round w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
 
-FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1 and divides
-by ‖d‖ too.
+FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -53,12 +51,9 @@ class Sam(ClientPart):
         """Returns ρ d/‖d‖ if it is the same in all steps."""
         if self.direction == "own":
             return None
+        move = along if self.direction == "last_update" else along_ones
         back = {name: old - stack.start[name] for name, old in own["sam"].items()}
-        if self.direction == "last_update":
-            return dict(zip(back, along(list(back.values()), self.rho), strict=True))
-        first_KT = torch.cat([d.reshape(len(d), -1) for d in back.values()], 1)[:, : len(back)]
-        move_KT = first_KT * (self.rho / first_KT.abs().sum(1, keepdim=True).clamp(min=1e-12))
-        return {name: per_client(move_K, back[name]) for name, move_K in zip(back, move_KT.T, strict=True)}
+        return dict(zip(back, move(list(back.values()), self.rho), strict=True))
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         moves = self.perturbation(stack, batch, objective)
@@ -99,3 +94,13 @@ def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
     """Scales each client's gradient to the norm ``length``, a number or ``[n]``, over all its tensors."""
     scale = length / client_norms(grads).clamp(min=1e-12)
     return [g * per_client(scale, g).to(g.dtype) for g in grads]
+
+
+def along_ones(tensors: Sequence[Tensor], length: float) -> list[Tensor]:
+    """One number per client and tensor, ``[n, 1, …]``: entry i of the flattened tensors for tensor i, Σ|·| = length.
+
+    Gradient centralization removes such moves from gradients.
+    """
+    first_KT = torch.cat([t.reshape(len(t), -1) for t in tensors], 1)[:, : len(tensors)]
+    moves_KT = first_KT * (length / first_KT.abs().sum(1, keepdim=True).clamp(min=1e-12))
+    return [per_client(move_K, t) for move_K, t in zip(moves_KT.T, tensors, strict=True)]

@@ -16,6 +16,7 @@ class CharLSTM(Staged, nn.Module):
     """Predicts the next character at each position, or only at the last one.
 
     Tokens 0 … C − 1 are the characters. C is padding, which has an embedding and is never predicted.
+    −1, the padding of tokenizers, has the last embedding.
 
     Args:
         input_shape: (T,); the network takes any length.
@@ -42,6 +43,8 @@ class CharLSTM(Staged, nn.Module):
         self.fc = nn.Linear(hidden, num_classes)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
+        if name == "embedding":
+            h = h.remainder(self.embedding.num_embeddings)
         h = self.get_submodule(name)(h)
         if not name.startswith("lstm"):
             return h

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 #: Operations that add a tensor to others, or join it with them.
 ADDS = {"add", "sub", "rsub", "cat", "stack", "copy", "where", "index_put", "masked_scatter", "slice_scatter"}
+#: Operations that select rows of a table. With rows that the input chooses, the table is a layer (token embeddings).
+LOOKUPS = {"embedding", "index", "index_select", "gather"}
 
 
 class ForwardOrder:
@@ -40,8 +42,9 @@ class ForwardOrder:
         place: name → when it is used.
         unused: parameters that the pass does not use. Their place is that of the parameter declared before.
         names: all parameters in order.
-        added: parameters of two or more axes that multiply no input, such as class tokens and position embeddings. Also
-            those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
+        added: parameters of two or more axes that multiply no input, such as class tokens, position embeddings and
+            tables of relative positions. Also those ``[1, …]`` that scale activations entry by entry, or are the input
+            of a layer.
         groups: number of groups of each weight whose outputs are on axis 1, ``[in, out / groups, …]``: transposed
             convolutions, ``x @ w``.
 
@@ -147,9 +150,10 @@ class ForwardOrder:
         self._alive += inputs + results
         written = results + (inputs[:1] if func._schema.is_mutable else [])
         sources = {name: t for t in inputs if _memory(t) not in self._data for name in self._sources(t)}
-        weights = {n: t for n, t in sources.items() if len(inputs) > 1 and self._multiplies(func, args, n, t)}
-        self._weights |= weights.keys()
         meets = any(_memory(t) in self._data for t in inputs)
+        used = len(inputs) > 1 and (meets or _kind(func) not in LOOKUPS)
+        weights = {n: t for n, t in sources.items() if used and self._multiplies(func, args, n, t)}
+        self._weights |= weights.keys()
         for name, t in weights.items():
             self._orient(func, args, name, t, meets)
         if not meets:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torchvision
 from hydra.utils import get_object
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torchvision.ops import FrozenBatchNorm2d
 
+from gcfed.models.adapters import with_adapters
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import build, installed
 
@@ -38,6 +37,8 @@ def build_net(cfg: DictConfig) -> nn.Module:
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
         policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
+        lora: Any = OmegaConf.to_container(node.pop("lora", OmegaConf.create()))
+        lora = {key: value for key, value in lora.items() if value is not None}
         known = set[str]()
         with suppress(Exception):  # build() raises it again, with the key
             known = {*signature(get_object(target)).parameters}
@@ -51,9 +52,13 @@ def build_net(cfg: DictConfig) -> nn.Module:
             net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
         if cfg.get("precision") == "64-true":  # before a checkpoint is read, because float32 would round its numbers
             net = net.double()
-        return begin_at(net, start, policy)
+        net = begin_at(net, start, policy)
     except SettingError as error:
         raise ValueError(f"model.{error}") from None
+    try:
+        return with_adapters(net, **lora) if lora else net
+    except SettingError as error:
+        raise ValueError(f"model.lora.{error}") from None
 
 
 @checked
@@ -68,6 +73,8 @@ def torchvision_net(
             shape, such as the last layer's, start at random; the log names them. None: all start at random.
         settings: of its constructor.
     """
+    import torchvision  # it imports the compiler
+
     try:
         net = torchvision.models.get_model(str(name), num_classes=num_classes, **settings)
     except ValueError as error:
@@ -153,6 +160,8 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
             groups = 1 if vectors else max(1, min(gcd(32, channels), channels // 2))
             new = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine)
         elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats:
+            from torchvision.ops import FrozenBatchNorm2d
+
             new = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
         else:
             what = f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}."

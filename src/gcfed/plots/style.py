@@ -54,7 +54,7 @@ def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 #: Names of columns in figures, and the factors of columns that are shown in another unit.
 LABELS = {
     "test/acc": "test accuracy (%)", "test/loss": "test loss", "test/rmse": "root mean squared error",
-    "test/relative_error": "relative error",
+    "test/relative_error": "relative error", "test/perplexity": "perplexity",
 }  # fmt: skip
 FACTORS = {"test/acc": 100}
 

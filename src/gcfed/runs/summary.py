@@ -24,7 +24,7 @@ from gcfed.utils.files import replacing
 if TYPE_CHECKING:
     import pandas as pd
 
-ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # of a test; less is better
+ERRORS = ("test/loss", "test/perplexity", "test/rmse", "test/relative_error")  # of a test; less is better
 USUAL = {"train", "test", "comm", "time"}  # first parts of the columns that every run has
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import nn
 
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.models.adapters import save_adapters
 from gcfed.runs.folder import CONFIG, EXPORT, METRICS
 from gcfed.runs.reading import column, label_skew, read_metrics
 from gcfed.runs.summary import print_summary, summary_of, write_summary
@@ -66,8 +67,10 @@ def finish(
         for name, t in net.state_dict().items()
         if isinstance(t, torch.Tensor)  # a module's extra state may be anything
     }
+    tag = {"round": str(trainer.global_step)}
     with replacing(folder / EXPORT) as temporary:
-        temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))
+        temporary.write_bytes(save(state, metadata=tag))
+    save_adapters(net, folder, tag)
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written rows, or the last round has no test

@@ -79,7 +79,7 @@ def build_all(cfg: DictConfig, key: str, kind: type = object, **common: Any) -> 
     return built
 
 
-def installed(package: str, key: str) -> None:
-    """Raises BuildError if a package is missing, with the command that installs it as an extra of the same name."""
+def installed(package: str, key: str, extra: str | None = None) -> None:
+    """Raises BuildError if a package is missing, with the command that installs its extra (None: of the same name)."""
     if find_spec(package) is None:
-        raise BuildError(f"{key} needs a package: uv pip install -e '.[{package}]'")
+        raise BuildError(f"{key} needs a package: uv pip install -e '.[{extra or package}]'")

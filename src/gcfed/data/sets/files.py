@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from torchvision.datasets.utils import check_integrity, download_url
 
 from gcfed.data.base import FederatedDataset, Split
 
@@ -39,6 +38,8 @@ def obtain(path: Path, md5: str, url: str, name: str, download: bool) -> None:
 
     Raises FileNotFoundError if the file is missing or damaged and is not downloaded.
     """
+    from torchvision.datasets.utils import check_integrity, download_url
+
     if check_integrity(path, md5):
         return
     if not download:

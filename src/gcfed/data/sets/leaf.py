@@ -77,17 +77,16 @@ def speeches(play: str) -> dict[str, str]:
     return said
 
 
-def sequences(tokens: np.ndarray, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts tokens, uint8 [m], into sequences, uint8 [n, length]. The label of each token is the next one, int64 [n,
-    length].
+def sequences(tokens: np.ndarray, length: int = LENGTH, pad: int = PAD) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts tokens, [m], into sequences, [n, length]. The label of each token is the next one, int64 [n, length].
 
-    The last sequence is padded with ``PAD``. The label is −100 if the next token is ``PAD`` or missing.
+    The last sequence is padded with ``pad``. The label is −100 if the next token is ``pad`` or missing.
     """
-    n = -(-(len(tokens) - 1) // length)
-    padded = np.full(n * length + 1, PAD, np.uint8)
-    padded[: len(tokens)] = tokens
+    n = max(0, -(-(len(tokens) - 1) // length))
+    padded = np.full(n * length + 1, pad, tokens.dtype)
+    padded[: len(tokens)] = tokens[: len(padded)]
     x, y = padded[:-1].reshape(n, length), padded[1:].reshape(n, length).astype(np.int64)
-    y[y == PAD] = IGNORE
+    y[y == pad] = IGNORE
     return x, y
 
 

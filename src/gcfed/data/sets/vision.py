@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torchvision.datasets
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.files import Keep, cached, counted, missing, obtain, rows_of
@@ -56,6 +55,8 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
 
 def published(name: str, class_name: str, folder: Path, page: str, download: bool, **options: Any) -> Any:
     """The data set that a class of torchvision reads. Raises FileNotFoundError for missing or broken files."""
+    import torchvision.datasets  # it imports the compiler
+
     try:
         return getattr(torchvision.datasets, class_name)(folder, download=download, **options)
     except (OSError, EOFError, RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:  # by format

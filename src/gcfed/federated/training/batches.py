@@ -1,12 +1,12 @@
-"""Draws each client's mini-batches of a round on the host, and moves their indices to the device once."""
+"""The mini-batches of each client in a round. Their indices lie on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from math import ceil, prod
-from typing import Any, NamedTuple
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
-from gcfed.utils.rng import generator
 
 AHEAD = 1 << 18
 """Values of samples that a single client fetches at once. They stay in a core's cache."""
@@ -55,12 +54,12 @@ class BatchPlan:
     @property
     def tables(self) -> list[Tensor]:
         """The tensors that steps read, ``[K, T, …]`` on the device."""
-        return [self.index, self._counts, *([] if self.augment is None else [self.augment])]
+        return [self._counts, self.index, *([] if self.augment is None else [self.augment])]
 
     def on(self, tables: Sequence[Tensor]) -> BatchPlan:
         """This plan with its tensors in these tables, ``[K, ≥ T, …]``."""
         plan = copy(self)
-        plan.index, plan._counts, *draws = tables
+        plan._counts, plan.index, *draws = tables
         plan.augment = draws[0] if draws else None
         return plan
 
@@ -118,60 +117,3 @@ class BatchPlan:
             x, y = x[:, :size], y[:, :size]
         # The last bits of a matrix product may depend on the alignment of its memory.
         return x if x.data_ptr() % 64 == 0 else x.clone(), y, counts
-
-
-def counts_of_pass(size: int, batch_size: int, last_batch: str) -> list[int]:
-    """The sizes of the mini-batches in a pass over ``size`` samples; ``last_batch`` as in the solver."""
-    whole, rest = divmod(size, batch_size)
-    if last_batch == "wrap":
-        return [batch_size] * (whole + (rest > 0))
-    dropped = last_batch == "drop" and whole > 0
-    return [batch_size] * whole + [rest] * (rest > 0 and not dropped)
-
-
-def _client_steps(
-    samples: np.ndarray, rng: np.random.Generator, *, batch_size: int, epochs: int, steps: int | None, last_batch: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Indices ``[T, B]`` and counts ``[T]`` of one client: a new order every epoch, cut into batches."""
-    counts = counts_of_pass(len(samples), batch_size, last_batch)
-    if last_batch == "wrap":  # the GC-Fed authors' code: whole batches, by repeating the first samples
-        samples = np.resize(samples, sum(counts))
-    total = steps or epochs * len(counts)
-    passes, used = ceil(total / len(counts)), sum(counts)
-    order = rng.permuted(np.broadcast_to(samples, (passes, len(samples))), axis=1)
-    slots = np.full((passes, len(counts) * batch_size), samples[0], dtype=np.int64)
-    slots[:, :used] = order[:, :used]
-    return slots.reshape(-1, batch_size)[:total], np.tile(counts, passes)[:total]
-
-
-def plan_batches(
-    data: FederatedDataModule, clients: np.ndarray, *, seed: int, round_index: int, batch_size: int,
-    to_device: Callable[[np.ndarray], Tensor], **passes: Any,
-) -> BatchPlan:  # fmt: skip
-    """The plan of K clients. A client's draws depend on (seed, round, client) alone.
-
-    Args:
-        passes: ``epochs``, ``steps`` and ``last_batch``, as in the solver.
-    """
-    samples = [data.client(client) for client in clients.tolist()]
-    # The plan is dense: a batch has room for a million samples at most, or for the largest client's.
-    batch_size = min(batch_size, max(1_000_000, *map(len, samples)))
-    plans, draws = [], []
-    for client, own in zip(clients.tolist(), samples, strict=True):
-        shuffle, augment = (generator(seed, purpose, round_index, client) for purpose in ("shuffle", "augment"))
-        plans.append(_client_steps(own, shuffle, batch_size=batch_size, **passes))
-        draws.append(data.draw(augment, plans[-1][0].shape))
-    firsts = np.array([index[:1, :1] for index, _ in plans])
-    index, counts = _padded([index for index, _ in plans], firsts), _padded([counts for _, counts in plans])
-    return BatchPlan(to_device(index), None if draws[0] is None else to_device(_padded(draws)), counts)
-
-
-def _padded(arrays: Sequence[Any], value: Any = 0) -> np.ndarray:
-    """Pads arrays ``[T_k, …]`` to ``[K, T, …]`` with ``value``, which may be one for each array, ``[K, 1, …]``."""
-    if len(arrays) == 1:
-        return arrays[0][None]
-    padded = np.empty((len(arrays), max(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
-    padded[:] = value
-    for row, array in zip(padded, arrays, strict=True):
-        row[: len(array)] = array
-    return padded

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
 Params = dict[str, Tensor]
 
@@ -40,17 +39,14 @@ class Output(NamedTuple):
     stages: tuple[Tensor, ...] = ()
 
 
-def _places(net: nn.Module) -> dict[str, str]:
-    """Where modules keep tensors → the name of the tensor, one of its places. A module with two names counts once,
-    because ``functional_call`` would not give it its tensors back.
-    """
-    names: dict[Tensor, str] = {}
-    kept = ((prefix, own) for prefix, m in net.named_modules() for own in (m._parameters, m._buffers))
-    places = [(f"{prefix}.{key}".lstrip("."), t) for prefix, own in kept for key, t in own.items() if t is not None]
-    return {place: names.setdefault(t, place) for place, t in places}
+def slots(net: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
+    """Where the modules keep tensors: the dictionary, its key, and the tensor's name, one of its places."""
+    names = {id(t): name for name, t in (*net.named_parameters(), *net.named_buffers())}
+    kept = [own for module in net.modules() for own in (module._parameters, module._buffers)]
+    return [(own, key, names[id(t)]) for own in kept for key, t in own.items() if t is not None]
 
 
-class Tap(nn.Module):
+class Tap:
     """Calls a network, and also returns its features or the outputs of its stages.
 
     Features are ``net.penultimate(x)`` if it exists (VGG11's ``features`` are its convolutions), else
@@ -58,10 +54,9 @@ class Tap(nn.Module):
     """
 
     def __init__(self, net: nn.Module, features: bool, stages: bool) -> None:
-        super().__init__()
         self.net, self.tap_features, self.tap_stages = net, features, stages
 
-    def forward(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
+    def __call__(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
         """(logits, features if tapped, *stages if tapped). With ``first``, x is the input of that stage."""
         if self.tap_stages:
             outputs = [x]
@@ -78,9 +73,16 @@ class Tap(nn.Module):
         """The same with these tensors in place of the network's own, by name. Also returns the tensors that the network
         has put in their place (``self.mean = …``).
         """
-        given = {f"net.{place}": state[name] for place, name in _places(self.net).items() if name in state}
-        out = functional_call(self, given, (x, first), tie_weights=False)
-        return out, {name: t for name in state if (t := given[f"net.{name}"]) is not state[name]}
+        places = [(own, key, name, own[key]) for own, key, name in slots(self.net) if name in state]
+        given = {name: state[name].to(own.dtype) for _, _, name, own in places}  # integers travel as floats
+        try:
+            for tensors, key, name, _ in places:
+                tensors[key] = given[name]
+            out = self(x, first)
+            return out, {name: tensors[key] for tensors, key, name, _ in places if tensors[key] is not given[name]}
+        finally:
+            for tensors, key, _, own in places:
+                tensors[key] = own
 
     def _features(self, x: Tensor) -> Tensor:
         part = "penultimate" if hasattr(self.net, "penultimate") else "features"

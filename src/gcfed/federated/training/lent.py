@@ -4,14 +4,14 @@ While a client trains, ``parameter.data`` is the client's tensor. Afterwards it 
 parameter objects stay the same, so lists of weights, closures, hooks, TorchScript and ``torch.utils.checkpoint`` work.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from gcfed.federated.training.forward import Params
+from gcfed.federated.training.forward import Params, slots
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,26 @@ class Lent:
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
         self.net, self.traits = net, traits or Traits()
         self._rows: Params = {}  # the client's tensors
-        self._home: Params = {}  # the network's own tensors in place of which it has them
         self._versions: dict[str, tuple[int, int]] = {}  # of all other tensors: version and address
-        self._slots: list[tuple[dict[str, Any], str, str]] = []  # where modules keep tensors: dictionary, key, name
-        self.look()
-
-    def look(self) -> None:
-        """Looks for new tensors: a move to another device makes new buffers, and so may the forward pass of a test."""
-        if self._slots and all(tensors[key] is self.tensors[name] for tensors, key, name in self._slots):
-            return
-        self.tensors: Params = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
-        self.saved = self.net.state_dict().keys()
-        self._ids = names = {id(t): name for name, t in self.tensors.items()}
-        places = [own for module in self.net.modules() for own in (module._parameters, module._buffers)]
-        self._slots = [(own, key, names[id(t)]) for own in places for key, t in own.items() if t is not None]
+        self._loan = ExitStack()  # ends when the network gets its own tensors back
+        self._slots: list[tuple[dict[str, Any], str, str]] = []
+        self.home()
 
     def begin(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``; the clients share all others, which must not change."""
         self.home()
-        self.look()
-        self._rows, self._home = dict(rows), {name: self.tensors[name].data for name in rows}
-        for name, row in rows.items():
-            self.tensors[name].data = row
+        self._rows = dict(rows)
+        self._loan.enter_context(self.holding(rows))
         self._versions = {n: (t._version, t.data_ptr()) for n, t in self.tensors.items() if n not in rows}
 
-    def own(self, name: str) -> Tensor:
-        """The network's own tensor of this name, also while a client has it."""
-        return self._home.get(name, self.tensors[name].data)
+    def home(self) -> None:
+        """Gives the network its own tensors back. A move to another device, or a test, may have made new buffers."""
+        self._loan.close()
+        self._rows = {}
+        if not self._slots or any(tensors[key] is not self.tensors[name] for tensors, key, name in self._slots):
+            self.tensors: Params = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
+            self.saved = self.net.state_dict().keys()
+            self._slots = slots(self.net)
 
     def present(self) -> Params:
         """The client's present tensors, by name, also where a forward pass has put new ones."""
@@ -84,10 +77,11 @@ class Lent:
         """Names of the client's tensors that a forward pass has replaced. A parameter may become one of the network's
         other tensors, which ties them.
         """
+        ids = {id(t) for t in self.tensors.values()}
         return {
             name for tensors, key, name in self._slots
             if (row := self._rows.get(name)) is not None and (now := tensors[key]).data_ptr() != row.data_ptr()
-            and (now is (own := self.tensors[name]) or id(now) not in self._ids or not own.requires_grad)
+            and (now is (own := self.tensors[name]) or id(now) not in ids or not own.requires_grad)
         }  # fmt: skip
 
     def settle(self) -> None:
@@ -114,26 +108,19 @@ class Lent:
                     "for a constant. Change it in every training step, in __init__ or in a callback."
                 )
 
-    def home(self) -> None:
-        """Gives the network its own tensors back."""
-        for name, data in self._home.items():
-            self.tensors[name].data = data
-        for tensors, key, name in self._slots if self._home else ():
-            tensors[key] = self.tensors[name]
-        self._home, self._rows, self._versions = {}, {}, {}
-
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Gives the network these tensors, ``[*shape]``, in the block, for passes without gradients."""
+        """Gives the network these tensors, ``[*shape]``, in the block."""
         before = {name: self.tensors[name].data for name in tensors}
         try:
             for name, t in tensors.items():
-                own = self.tensors[name]
-                own.data = t.detach().to(own.dtype)
+                self.tensors[name].data = t.detach().to(before[name].dtype)
             yield
         finally:
             for name, data in before.items():
                 self.tensors[name].data = data
+            for own, key, name in self._slots:
+                own[key] = self.tensors[name]
 
 
 def new_memory(name: str) -> ValueError:
@@ -141,3 +128,22 @@ def new_memory(name: str) -> ValueError:
         f"model: forward gives the trained parameter {name} new memory (`.data = …`, or a new Parameter), which its "
         f"optimizer does not know. Change it in place: self.{name}.data.copy_(…)."
     )
+
+
+def travelling(net: nn.Module) -> tuple[str, ...]:
+    """Names of the tensors that server and clients exchange: trained parameters and finite floating-point buffers.
+
+    Frozen parameters, integers and masks of −∞ are constants. If a forward pass changes one, the probe finds it
+    (:mod:`gcfed.federated.training.probe`). A buffer with ``persistent=False`` starts again each round.
+    """
+    saved = net.state_dict()
+    params = [name for name, p in net.named_parameters() if p.requires_grad]
+    floats = [name for name, b in net.named_buffers() if name in saved and b.is_floating_point()]
+    return (*params, *(name for name in floats if saved[name].isfinite().all()))
+
+
+def broadcast_state(net: nn.Module, names: Sequence[str] | None = None) -> Params:
+    """Copies of these tensors, by default of all that travel, name → ``[*shape]``; integers as float32."""
+    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
+    chosen = {name: tensors[name].detach() for name in names or travelling(net)}
+    return {name: t.clone() if t.is_floating_point() else t.float() for name, t in chosen.items()}

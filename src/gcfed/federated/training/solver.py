@@ -4,17 +4,19 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import ceil
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
-from gcfed.federated.training.batches import BatchPlan, Kind, counts_of_pass, plan_batches
+from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.federated.training.forward import Params
 from gcfed.federated.training.lent import Traits
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
@@ -24,6 +26,7 @@ from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_opti
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
 from gcfed.utils.device import on_device
+from gcfed.utils.rng import generator
 
 # They compute norms or products over whole tensors, so the clients of a stack would influence each other.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
@@ -133,15 +136,35 @@ class LocalSolver:
     def plan(
         self, data: FederatedDataModule, clients: np.ndarray, download: Download, device: torch.device
     ) -> BatchPlan:
-        """Draws all mini-batches of these clients in this round."""
-        return plan_batches(
-            data, clients, seed=download.seed, round_index=download.round, batch_size=self.batch_size,
-            epochs=self.epochs, steps=self.steps, last_batch=self.last_batch,
-            to_device=lambda array: on_device(array, device),
-        )  # fmt: skip
+        """Draws all mini-batches of K clients in this round. A client's draws depend on (seed, round, client) alone."""
+        samples = [data.client(client) for client in clients.tolist()]
+        steps = self.num_steps(np.array([len(own) for own in samples])).tolist()
+        # The plan is dense: a batch has room for a million samples at most, or for the largest client's.
+        width = min(self.batch_size, max(1_000_000, *map(len, samples)))
+        index = np.empty((len(clients), max(steps), width), np.int64)
+        counts, draws = np.zeros(index.shape[:2], np.int64), []
+        for k, (client, own) in enumerate(zip(clients.tolist(), samples, strict=True)):
+            shuffle, augment = (generator(download.seed, use, download.round, client) for use in ("shuffle", "augment"))
+            sizes, index[k] = self._pass(len(own), width), own[0]
+            if self.last_batch == "wrap":  # the GC-Fed authors' code: whole batches, by repeating the first samples
+                own = np.resize(own, sum(sizes))
+            orders = shuffle.permuted(np.broadcast_to(own, (ceil(steps[k] / len(sizes)), len(own))), axis=1)
+            passes = np.full((len(orders), len(sizes) * width), own[0])
+            passes[:, : sum(sizes)] = orders[:, : sum(sizes)]
+            index[k, : steps[k]] = passes.reshape(-1, width)[: steps[k]]
+            counts[k, : steps[k]] = np.tile(sizes, len(passes))[: steps[k]]
+            draws.append(data.draw(augment, (steps[k], width)))
+        table = None if draws[0] is None else pad_sequence([*map(torch.from_numpy, draws)], batch_first=True)
+        return BatchPlan(on_device(index, device), None if table is None else on_device(table, device), counts)
 
-    def _pass(self, size: int) -> list[int]:
-        return counts_of_pass(size, self.batch_size, self.last_batch)
+    def _pass(self, size: int, batch_size: int | None = None) -> list[int]:
+        """The sizes of the mini-batches in a pass over ``size`` samples."""
+        batch_size = batch_size or self.batch_size
+        whole, rest = divmod(size, batch_size)
+        if self.last_batch == "wrap":
+            return [batch_size] * (whole + (rest > 0))
+        dropped = self.last_batch == "drop" and whole > 0
+        return [batch_size] * whole + [rest] * (rest > 0 and not dropped)
 
     def train(
         self, steps: Steps, data: FederatedDataModule, lr: float, parts: Sequence[Any],
@@ -159,7 +182,8 @@ class LocalSolver:
         stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
         for group in optimizer.param_groups:
             group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
-        update, movers = unprofiled_step(optimizer), [part for part in parts if part.moves_weights]
+        update = unprofiled_step(optimizer)
+        movers = [part for part in parts if part.overrides("before_step", "after_step")]
 
         def step(number: int | Tensor, kind: Kind) -> None:
             batch = plan.batch(data, number, kind)

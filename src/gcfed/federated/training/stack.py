@@ -59,19 +59,19 @@ class ClientStack:
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.task, self.net, self.lent = task, net, lent or Lent(net)
         self._tap = Tap(net, "features" in reads, "stages" in reads)
-        self.lent.look()
-        # On a GPU cuDNN gives the weights of recurrent layers new memory, so functional_call runs on views of ``full``.
+        self.lent.home()
+        # On a GPU cuDNN gives the weights of recurrent layers new memory, so their calls run on views of ``full``.
         self._lends = not (next(iter(start.values())).is_cuda and is_recurrent(net))
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
         own = self.lent.tensors
         self._trained = [name for name, t in own.items() if t.requires_grad]
-        # Buffers that no checkpoint has, and integers, whose floats travel: each client has copies of the network's.
-        self._counters = {
-            name: t for name, t in own.items() if not isinstance(t, nn.Parameter)
-            and not (t.is_floating_point() if name in start else name in self.lent.saved)
-        }  # fmt: skip
-        self._buffers = {name: t for name, t in self.full.items() if name not in self._trained}
-        self._buffers |= {name: broadcast_like(t, k) for name, t in self._counters.items()}
+        # Buffers that no checkpoint has, and integers, which travel as floats: each client has copies of the network's.
+        unsaved = [name for name in own if name not in start and name not in self.lent.saved]
+        self._own = {name: own[name].data for name in unsaved if not isinstance(own[name], nn.Parameter)}
+        integers = [name for name in start if not own[name].is_floating_point()]
+        copies = {name: broadcast_like(own[name], k) for name in (*self._own, *integers)}
+        self._buffers = {name: t for name, t in self.full.items() if name not in self._trained} | copies
+        self._counters = [(copies[name], self.full[name]) for name in integers]
         self.load(start, clients, num_samples, num_steps)
 
     def load(
@@ -84,15 +84,15 @@ class ClientStack:
         self.personal: Params = {}
         torch._foreach_copy_([self.full[name] for name in start], list(start.values()))
         self.lent.home()  # buffers that do not travel begin with the network's own values
-        for name in self._counters.keys() - self.full.keys():
-            self._buffers[name].copy_(self._counters[name])
+        for name, t in self._own.items():
+            self._buffers[name].copy_(t)
         self.count_from_full()
         self._activate(len(clients))
 
     def count_from_full(self) -> None:
         """Copies floats of ``full`` into the integer buffers that they stand for."""
-        for name in self._counters.keys() & self.full.keys():
-            self._buffers[name].copy_(self.full[name])
+        for counter, t in self._counters:
+            counter.copy_(t)
 
     def _activate(self, n: int) -> None:
         """Makes the first n clients the active ones."""
@@ -192,17 +192,12 @@ class ClientStack:
         tap = Tap(self.net, features, stages or first > 0)
         with evaluating(self.net):
             if params is None:
-                constants = {n: self.lent.own(n) for n in self._counters if n not in self.start}
-                out, _ = tap.on(constants | self._typed(self.start), x_KB.flatten(0, 1), first)
+                out, _ = tap.on(self._own | self.start, x_KB.flatten(0, 1), first)
                 return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
             present = {name: t.detach() for name, t in self._state.items()}
             if self._lent:
                 present = {name: t.unsqueeze(0) for name, t in self.lent.present().items()}
-            return self._side_by_side(tap, present | self._typed(params), x_KB, first)[0]
-
-    def _typed(self, tensors: Mapping[str, Tensor]) -> Params:
-        """Tensors in the network's types, since integers travel as floats."""
-        return {name: t.to(self._buffers[name].dtype) if name in self._counters else t for name, t in tensors.items()}
+            return self._side_by_side(tap, present | dict(params), x_KB, first)[0]
 
     def on(self, state: Mapping[str, Tensor], x_B: Tensor) -> Tensor:
         """The network's outputs with these tensors, name → ``[*shape]``, in its present mode, without gradients."""
@@ -229,8 +224,8 @@ class ClientStack:
     def settle(self) -> None:
         """Copies integer buffers, and tensors that forward passes replaced, into ``full``."""
         self.lent.settle()
-        for name in self._counters.keys() & self.full.keys():
-            self.full[name].copy_(self._buffers[name])
+        for counter, t in self._counters:
+            t.copy_(counter)
 
     def end(self) -> None:
         """Gives the network its own tensors back."""

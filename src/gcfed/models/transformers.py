@@ -1,0 +1,182 @@
+"""Small transformers: ViT (Dosovitskiy et al., ICLR 2021), CCT (Hassani et al. 2021) and GPT (Radford et al. 2019).
+
+Their blocks are post-LN ("Attention Is All You Need", Vaswani et al., NeurIPS 2017), which has a norm after each
+branch, or pre-LN, before it ("On Layer Normalization in the Transformer Architecture", Xiong et al., ICML 2020).
+Shapes: B samples, T tokens, D width; H heads of d = D / H entries. ``settings`` are those of :class:`Transformer`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gcfed.models.stages import Staged, image_shape, init_kaiming
+from gcfed.utils.checked import Count, SettingError, ShareBelow1, checked
+
+Norm = Literal["layer", "rms"]
+NORMS: dict[Norm, type[nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+
+class Attention(nn.Module):
+    """Self-attention. It multiplies matrices, because ``scaled_dot_product_attention`` on a CPU has no batching rule
+    for ``vmap`` and no second derivative.
+    """
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q_BHTd, k_BHTd, v_BHTd = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores_BHTT = (q_BHTd * q_BHTd.shape[-1] ** -0.5) @ k_BHTd.transpose(-1, -2)
+        if self.causal:
+            scores_BHTT = scores_BHTT + torch.full_like(scores_BHTT[0, 0], float("-inf")).triu(1)
+        return self.proj((scores_BHTT.softmax(-1) @ v_BHTd).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention, then an MLP with GELU. Each is a branch that is added to its input."""
+
+    def __init__(self, width: int, heads: int, mlp: int, causal: bool, norm: Norm, first: bool, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.attn = NORMS[norm](width), Attention(width, heads, causal)
+        self.norm2, self.fc1, self.fc2 = NORMS[norm](width), nn.Linear(width, mlp), nn.Linear(mlp, width)
+        self.norm_first, self.drop = first, nn.Dropout(dropout) if dropout else nn.Identity()
+
+    def mlp(self, x_BTD: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x_BTD)))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        for norm, branch in ((self.norm1, self.attn), (self.norm2, self.mlp)):
+            if self.norm_first:
+                x_BTD = x_BTD + self.drop(branch(norm(x_BTD)))
+            else:
+                x_BTD = norm(x_BTD + self.drop(branch(x_BTD)))
+        return x_BTD
+
+
+class Transformer(Staged, nn.Module):
+    """``embed``; ``block1``, ``block2``, …; ``norm``, which also pools; ``fc``. Matrices start Xavier-uniform.
+
+    Args:
+        embed: inputs to tokens ``[B, T, D]``.
+        pool: which tokens ``fc`` reads, an index of T. None: their mean, weighted by a softmax of a linear score.
+        width: D.
+        depth: number of blocks.
+        heads: H, which divides D.
+        mlp: width of a block's hidden layer, in multiples of D.
+        norm: LayerNorm, or RMSNorm (Zhang & Sennrich, NeurIPS 2019), which subtracts no mean.
+        norm_first: pre-LN, with a last norm after all blocks; false: post-LN.
+        dropout: of each branch's output.
+        causal: a token sees only itself and earlier tokens.
+    """
+
+    @checked
+    def __init__(
+        self, embed: nn.Module, num_classes: Count, *, pool: int | slice | None, width: Count, depth: Count = 4,
+        heads: Count = 4, mlp: Count = 4, norm: Norm = "layer", norm_first: bool = True, dropout: ShareBelow1 = 0.0,
+        causal: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if width % heads:
+            raise SettingError("heads", f"={heads} must divide model.width={width}.")
+        self.embed, self.at, blocks = embed, pool, [f"block{i}" for i in range(1, depth + 1)]
+        for name in blocks:
+            self.add_module(name, Block(width, heads, mlp * width, causal, norm, norm_first, dropout))
+        self.norm = NORMS[norm](width) if norm_first else nn.Identity()
+        self.score = nn.Linear(width, 1, bias=False) if pool is None else None
+        self.fc, self.names = nn.Linear(width, num_classes), ["embed", *blocks, "norm", "fc"]
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def stage(self, name: str, h: Tensor) -> Tensor:
+        h = self.get_submodule(name)(h)
+        if name != "norm":
+            return h
+        return h[:, self.at] if self.score is None else (self.score(h).softmax(1).transpose(1, 2) @ h).squeeze(1)
+
+
+class Tokens(nn.Module):
+    """Vectors ``[B, T, D]``, or images ``[B, F, H, W]`` with F ``features``, to tokens with positions ``[B, T, D]``.
+
+    ``token`` adds a class token in front. It and the positions start normal with deviation 0.02, as do GPT's tokens.
+    """
+
+    def __init__(self, length: int, width: int, features: int | None = None, token: bool = False) -> None:
+        super().__init__()
+        self.token = nn.Parameter(0.02 * torch.randn(1, 1, width)) if token else None
+        self.position = nn.Parameter(0.02 * torch.randn(1, length + token, width))
+        self.linear = nn.Linear(features, width) if features else nn.Identity()
+
+    def forward(self, h: Tensor) -> Tensor:
+        h_BTD = self.linear(h.flatten(2).transpose(1, 2) if h.dim() == 4 else h)
+        if self.token is not None:
+            h_BTD = torch.cat([self.token.expand(len(h_BTD), -1, -1), h_BTD], 1)
+        return h_BTD + self.position[:, : h_BTD.shape[1]]
+
+
+class ViT(Transformer):
+    """A vision transformer. Its features are those of the class token.
+
+    Args:
+        patch: side of a patch; it divides the images' sides.
+    """
+
+    @checked
+    def __init__(
+        self, *, input_shape: Sequence[Count], num_classes: Count, patch: Count = 4, width: Count = 64, **settings: Any
+    ) -> None:
+        channels, height, wide = image_shape(input_shape, 1, "model=vit_tiny takes images")
+        if height % patch or wide % patch:
+            raise SettingError("patch", f"={patch} must divide both sides of the images, {height}×{wide}.")
+        tokens = Tokens(height * wide // patch**2, width, channels * patch**2, token=True)
+        embed = nn.Sequential(nn.PixelUnshuffle(patch), tokens)
+        super().__init__(embed, num_classes, pool=0, width=width, **settings)
+
+
+class CCT(Transformer):
+    """A compact convolutional transformer: two convolutions make the tokens. The authors' blocks have one more norm."""
+
+    @checked
+    def __init__(
+        self, *, input_shape: Sequence[Count], num_classes: Count, width: Count = 128, **settings: Any
+    ) -> None:
+        channels, height, wide = image_shape(input_shape, 1, "model=cct takes images")
+        layers = [
+            layer for pair in ((channels, 64), (64, width))
+            for layer in (nn.Conv2d(*pair, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
+        ]  # fmt: skip
+        embed = nn.Sequential(*layers, Tokens(-(-height // 4) * -(-wide // 4), width)).apply(init_kaiming)
+        super().__init__(embed, num_classes, pool=None, width=width, **settings)
+
+
+class GPT(Transformer):
+    """A language model of characters or bytes, for sequences of at most T tokens.
+
+    Args:
+        input_shape: (T,).
+        num_classes: C, number of characters and of logits. Token C is padding.
+        last_only: return logits for the last position only, ``[B, C]`` instead of ``[B, T, C]``.
+        vocabulary: number of tokens; None: C + 1.
+    """
+
+    @checked
+    def __init__(
+        self, *, input_shape: Sequence[Count], num_classes: Count, width: Count = 128, last_only: bool = False,
+        vocabulary: Count | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        if len(input_shape) != 1:
+            what = "model=gpt is for texts (data=tiny_shakespeare); images need model=vit_tiny or model=cct."
+            raise SettingError("input_shape", f"={[*input_shape]}: {what}")
+        token = nn.Embedding(vocabulary or num_classes + 1, width)
+        nn.init.normal_(token.weight, std=0.02)
+        embed = nn.Sequential(token, Tokens(input_shape[0], width))
+        pool = -1 if last_only else slice(None)
+        super().__init__(embed, num_classes, pool=pool, width=width, causal=True, **settings)
+        self.last_only = last_only

@@ -1,0 +1,172 @@
+"""Adapters: their averages against loops over plain matrices, exact bytes, GC that keeps row sums, and peft's files."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import read_rows
+from harness import ALGORITHMS, CPU, final_weights, make_net, random_federation, sgd, train_rounds
+from torch import nn
+
+from gcfed.federated.messages import Download
+from gcfed.methods.adapters import AVERAGES
+from gcfed.methods.centralization import GradientCentralization
+from gcfed.models.adapters import with_adapters
+from gcfed.run import train
+
+peft = pytest.importorskip("peft")
+RANK = 2
+
+
+def adapted(average="mean", dtype=torch.float64):
+    """A network whose first layer has an adapter. Its last layer is trained as a whole."""
+    net = with_adapters(make_net(dtype=dtype), rank=RANK, target=["0"], alpha=4, modules_to_save=["2"], average=average)
+    torch.manual_seed(1)
+    for name, p in net.named_parameters():
+        if ".lora_B." in name:  # at zero, some directions of the mean product would have no length
+            nn.init.normal_(p, std=0.3)
+    return net
+
+
+def methods(average):
+    return [AVERAGES[average]()] if average in AVERAGES else []
+
+
+@pytest.mark.parametrize("average", ["mean", "ffa", "fedsa", "svd"])
+def test_an_average_of_factors_is_what_a_loop_over_plain_matrices_computes(average):
+    net, data, solver = adapted(average), random_federation((7, 5, 9)), sgd()
+    frozen = {name: p.detach().clone() for name, p in net.named_parameters()}
+    w0, b0 = frozen["0.base_layer.weight"], frozen["0.base_layer.bias"]
+    keys = ["0.lora_A.default.weight", "0.lora_B.default.weight", "2.modules_to_save.default.weight"]
+    keys += ["2.modules_to_save.default.bias"]
+    model = [frozen[key].clone() for key in keys]  # A, B, head
+    own = [model[1].clone() for _ in range(3)]  # each client's B
+    for t in range(3):
+        ends = []
+        for k in range(3):
+            w = [t.clone() for t in model]
+            w[1] = own[k].clone() if average == "fedsa" else w[1]
+            plan = solver.plan(data, torch.tensor([k]).numpy(), Download(t, 5, 0.0, {}, torch.tensor([k]).numpy()), CPU)
+            for step, count in enumerate(plan.counts[0]):
+                x, y = data.fetch(plan.index[0, step, :count], None)
+                a, b, v, c = w = [t.requires_grad_() for t in w]
+                loss = F.cross_entropy((x @ (w0 + 4 / RANK * b @ a).T + b0).tanh() @ v.T + c, y)
+                grads = torch.autograd.grad(loss, w)
+                grads = (grads[0] * (average != "ffa"), *grads[1:])
+                w = [t.detach() - 0.1 * g for t, g in zip(w, grads, strict=True)]
+            ends.append(w)
+        own = [w[1] for w in ends]
+        product = sum(w[1] @ w[0] for w in ends) / 3
+        mean = [torch.stack(parts).mean(0) for parts in zip(*ends, strict=True)]
+        if average == "ffa":
+            torch.testing.assert_close(mean[1] @ mean[0], product)  # what it is for
+        elif average == "fedsa":
+            mean[1] = model[1]
+        elif average == "svd":
+            mean[1] = nn.functional.pad(product @ product.T, (0, 0))  # eigenvectors of WWᵀ, not an SVD of W
+            values, vectors = torch.linalg.eigh(product.T @ product)
+            mean[0] = vectors.T.flip(0)[:RANK]
+            mean[0] = mean[0] * torch.stack([row[row.abs().argmax()].sign() for row in mean[0]])[:, None]
+            mean[1] = product @ mean[0].T
+            assert values[-RANK - 1] > 1e-6  # the product has more directions than the adapter
+        model = mean
+    for k in (1, 3):
+        net = adapted(average)
+        train_rounds(net, data, solver, rounds=3, methods=methods(average), k=k)
+        found = dict(net.named_parameters())
+        for key, expected in zip(keys, model, strict=True):
+            torch.testing.assert_close(
+                found[key].detach(), expected, rtol=0, atol=1e-10, msg=lambda m, key=key: key + m
+            )
+        for key in frozen.keys() - {*keys}:
+            assert torch.equal(found[key], frozen[key])
+
+
+@pytest.mark.parametrize("average", ["mean", "ffa", "fedsa", "svd"])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_gc_of_a_keeps_the_row_sums_of_the_product_at_zero(average, dtype, most):
+    """With momentum and weight decay at the clients, and momentum at the server where the average allows it."""
+    server = partial(torch.optim.SGD, lr=1.0, momentum=0.5 if average in ("mean", "ffa") else 0.0)
+    sums, products = {}, {}
+    for lora in ("centre_a", None):
+        net = adapted(average, dtype)
+        gc = GradientCentralization(boundary="0", lora=lora)
+        train_rounds(
+            net, random_federation(dtype=dtype), sgd(momentum=0.9, weight_decay=1e-3), rounds=5, server=server,
+            methods=[*methods(average), gc],
+        )  # fmt: skip
+        layer = net.get_submodule("0")
+        a, b = layer.lora_A["default"].weight.detach(), layer.lora_B["default"].weight.detach()
+        sums[lora], products[lora] = float((b @ a).sum(1).abs().max()), float((b @ a).abs().max())
+    assert sums["centre_a"] < most
+    assert products["centre_a"] > 0.05
+    assert sums[None] > 1e-3
+
+
+def test_gc_of_a_is_refused_where_it_cannot_hold():
+    with pytest.raises(ValueError, match="lora=centre_a needs server=true"):
+        GradientCentralization(server=False, lora="centre_a")
+    gc = [GradientCentralization(boundary="0", lora="centre_a")]
+    with pytest.raises(ValueError, match=r"needs adapters: set model\.lora\.rank"):
+        train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=gc)
+    adam = partial(torch.optim.Adam, lr=0.1)
+    with pytest.raises(ValueError, match="needs server=sgd: other optimizers move"):
+        train_rounds(adapted(), random_federation(), sgd(), rounds=1, methods=gc, server=adam)
+
+
+# ---------------------------------------------------------------------------------------------------------- runs
+TINY = (
+    "model.hidden=[12,8]", "rounds=2", "participation.num_clients=4", "participation.per_round=2", "client.epochs=1",
+    "client.batch_size=8", "data.limit_train=60", "data.limit_test=40", "precision=64-true", "eval_every=2",
+)  # fmt: skip
+LORA = ("model.lora.rank=2", "model.lora.target=[fc1,fc2]", "model.lora.modules_to_save=[fc3]")
+
+
+@pytest.mark.parametrize(("average", "matrices"), [("mean", "AB"), ("ffa", "B"), ("fedsa", "A"), ("svd", "AB")])
+def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, matrices):
+    net = train(config(*TINY, *LORA, f"model.lora.average={average}")).model
+    entries = {"A": 2 * (64 + 12), "B": 2 * (12 + 8)}
+    expected = 8 * (sum(entries[m] for m in matrices) + 8 * 10 + 10)  # and fc3
+    for row in read_rows(tmp_path / "run/metrics.csv"):
+        assert (row["comm/up_bytes"], row["comm/down_bytes"]) == (2 * expected, 2 * expected)
+    x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
+    plain = train(config(*TINY, "rounds=1", folder=tmp_path / "plain")).model  # the layers of net, but for the adapter
+    for name in ("fc1", "fc2", "fc3"):
+        layer = net.get_submodule(name)
+        plain.get_submodule(name).load_state_dict(getattr(layer, "base_layer", None).state_dict() if name != "fc3"
+                                                  else layer.original_module.state_dict())  # fmt: skip
+    loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "run")
+    torch.testing.assert_close(loaded.eval()(x), net.eval()(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_adapters_or_refuses_by_name(config, tmp_path, algorithm):
+    """Stacks of one and two clients agree, and nothing else changes."""
+    words = (*TINY, *LORA, f"algorithm={algorithm}")
+    one, two = (train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 2))
+    torch.testing.assert_close(final_weights(two), final_weights(one), rtol=0, atol=1e-9)
+    start = config(*words, folder=tmp_path / "0")
+    from gcfed.assemble import build_module, described
+
+    net = build_module(described(start, one.trainer.datamodule)).net
+    moved = {
+        n for (n, a), b in zip(net.named_parameters(), one.model.parameters(), strict=True) if not torch.equal(a, b)
+    }
+    trained = {n for n, p in net.named_parameters() if p.requires_grad}
+    assert moved
+    assert moved <= trained
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["model.lora.target=[fc1,fc9]"], r"model\.lora\.target=fc9 is no module of MLP: there are fc1, fc2, fc3"),
+    (["model.lora.modules_to_save=[head]"], r"model\.lora\.modules_to_save=head is no module of MLP"),
+    (["model.lora.target=null"], r"model\.lora\.target=None: .*target_modules"),
+    (["model.lora.rank=null"], r"model\.lora\.rank"),
+    (["model.lora.rank=0"], r"model\.lora\.rank=0"),
+    (["model.lora.average=sum"], r"model\.lora\.average=sum"),
+    (["model.lora.average=svd", "aggregator=median"], r"model\.lora\.average=svd needs aggregator=mean"),
+])  # fmt: skip
+def test_what_cannot_work_names_the_key(config, words, message):
+    with pytest.raises(ValueError, match=message):
+        train(config(*TINY, *LORA, *words))

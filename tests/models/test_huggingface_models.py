@@ -1,0 +1,198 @@
+"""Networks and tokens of transformers, from folders: what a text becomes, exact losses, padding, and safety."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from conftest import read_rows
+from harness import CPU, ArrayData, final_weights, sgd, train_rounds, weights
+from safetensors.torch import load_file
+
+from gcfed.data.sets.huggingface import huggingface
+from gcfed.federated.messages import Download
+from gcfed.models.huggingface import huggingface_net
+from gcfed.run import train
+
+pytest.importorskip("transformers")
+from tiny_folders import folders
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+    return folders(tmp_path_factory.mktemp("hub"))
+
+
+def net_of(root, name, last_only=True, **settings):
+    return huggingface_net(
+        folder=str(root / name), input_shape=[10], num_classes=3 if last_only else 32, last_only=last_only, **settings
+    ).double().eval()  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------- tokens
+def test_texts_become_tokens_with_a_class_or_with_the_next_token_as_their_label(root, tmp_path):
+    from datasets import load_from_disk
+    from transformers import AutoTokenizer
+
+    rows, words = load_from_disk(root / "texts"), AutoTokenizer.from_pretrained(root / "tokenizer")
+    read = partial(huggingface, str(root / "texts"), str(tmp_path), tokenizer=str(root / "tokenizer"), length=7)
+    dataset = read(groups="user", test=0.01)  # one sample
+    whole = {(user, tuple(words(text)["input_ids"])) for user, text in zip(rows["user"], rows["text"], strict=True)}
+    for user, x in zip(dataset.train.groups, dataset.train.x, strict=True):
+        if -1 in x:  # padding comes first
+            assert (int(user), tuple(x[x >= 0].tolist())) in whole
+            assert (x[: 7 - (x >= 0).sum()] == -1).all()
+        assert x[x >= 0][0] == 1  # special tokens survive the cut
+        assert x[-1] == 2
+    assert (dataset.train.x.dtype, dataset.num_classes) == (np.int32, 2)
+
+    model = read(groups="user", next_token=True, test=1e-6)
+    assert (model.num_classes, model.train.x.shape[1], model.train.y.shape) == (32, 7, model.train.x.shape)
+    count = sum(len(words(text)["input_ids"]) - 1 for text in rows["text"])  # every token but the first is a label
+    assert sum((split.y >= 0).sum() for split in (model.train, model.test)) == count
+    x, y = model.train.x, model.train.y
+    assert ((y < 0) | (x >= 0)).all()
+    following = y[:, :-1] >= 0
+    np.testing.assert_array_equal(y[:, :-1][following], x[:, 1:][following])
+    characters = huggingface(str(root / "texts"), str(tmp_path), next_token=True, length=7)
+    assert (characters.num_classes, characters.train.x.dtype) == (80, np.uint8)
+
+
+def test_a_tokenizer_that_is_not_there_is_named(root, tmp_path):
+    with pytest.raises(ValueError, match=r"^tokenizer=.*nowhere"):
+        huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(tmp_path / "nowhere"))
+
+
+# ------------------------------------------------------------------------------------------------- exact numbers
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
+def test_padding_on_either_side_changes_no_output_and_no_gradient(root, name):
+    """Each text without padding goes through transformers' own forward, one by one."""
+    net = net_of(root, name)
+    texts = [torch.randint(3, 32, (n,), generator=torch.Generator().manual_seed(n)) for n in (10, 4, 1)]
+    theirs = torch.cat([net.net(input_ids=text[None]).logits for text in texts])
+    names, params = zip(*net.named_parameters(), strict=True)
+    expected = torch.autograd.grad(theirs.square().sum(), params, allow_unused=True)
+    for sides in ((5, 5), (10, 0), (0, 10), (0, 0)):  # within rows of 10 or 20
+        x = torch.full((3, 10 + sum(sides) // 2), -1)
+        for row, text in zip(x, texts, strict=True):
+            start = min(sides[0], x.shape[1] - len(text))
+            row[start : start + len(text)] = text
+        ours = net(x)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        found = torch.autograd.grad(ours.square().sum(), params, allow_unused=True)
+        for key, a, b in zip(names, found, expected, strict=True):
+            torch.testing.assert_close(0 if a is None else a, 0 if b is None else b, rtol=0, atol=1e-12, msg=key)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_rounds_of_a_language_model_are_those_of_a_plain_loop_with_its_own_loss(root, name):
+    """The loop averages transformers' own loss over the tokens. Tied weights are trained once."""
+    off = ("resid_pdrop", "embd_pdrop", "attn_pdrop") if name == "gpt2" else ("attention_dropout",)
+    make = partial(net_of, root, name, False, **dict.fromkeys(off, 0.0))
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 32, (12, 9), generator=g)
+    for row, n in zip(tokens, torch.randint(2, 9, (12,), generator=g), strict=True):
+        row[n:] = -1
+    x, y = tokens[:, :-1], tokens[:, 1:].masked_fill(tokens[:, 1:] < 0, -100)
+    data, solver = ArrayData(x, y, np.split(np.arange(12), [3, 8])), sgd(batch_size=4, epochs=2)
+    data.num_classes, net = 32, make()
+    net.train()
+    for t in range(2):
+        start, ends = weights(net), []
+        for k in range(3):
+            torch.nn.utils.vector_to_parameters(start.clone(), net.parameters())
+            plan = solver.plan(data, np.array([k]), Download(t, 5, 0.0, {}, np.array([k])), CPU)
+            for step, count in enumerate(plan.counts[0]):
+                rows = plan.index[0, step, :count]
+                ids = torch.cat([x[rows], y[rows, -1:]], 1)  # transformers shifts the labels itself
+                labels = torch.cat([torch.full((len(rows), 1), -100), y[rows]], 1)
+                loss = net.net(input_ids=ids.clamp(min=0), labels=labels).loss
+                for p, grad in zip(net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True):
+                    p.data -= 0.1 * grad
+            ends.append(weights(net))
+        torch.nn.utils.vector_to_parameters(torch.stack(ends).mean(0), net.parameters())
+    for k in (1, 3):
+        found = train_rounds(make(), data, solver, rounds=2, k=k)
+        torch.testing.assert_close(found, weights(net), rtol=0, atol=1e-7)  # its loss is in float32
+
+
+# ----------------------------------------------------------------------------------------------------------- runs
+def of(root, name, *more):
+    return (
+        "data=huggingface", f"data.name={root}/texts", f"data.tokenizer={root}/tokenizer", "data.length=10",
+        f"paths.data_dir={root}/data", "partition=natural", "partition.by=user", "participation.num_clients=null",
+        "rounds=3", "participation.per_round=3", "client.epochs=1", "client.batch_size=8", "model=huggingface",
+        f"model.folder={root}/{name}", *more,
+    )  # fmt: skip
+
+
+def test_a_run_counts_tied_weights_once_and_continues_bit_for_bit(root, config, tmp_path):
+    """With the dropout of GPT-2's config, in bf16."""
+    words = of(root, "gpt2", "data.next_token=true", "precision=bf16-mixed", "algorithm=scaffold")
+    whole = train(config(*words, folder=tmp_path / "a"))
+    net = whole.model.net
+    assert net.lm_head.weight is net.transformer.wte.weight
+    assert net.config.use_cache is False
+    entries = sum(p.numel() for p in net.parameters())
+    assert read_rows(tmp_path / "a/metrics.csv")[0]["comm/up_bytes"] == 2 * 3 * 4 * entries  # SCAFFOLD: twice
+    part = config(*words, folder=tmp_path / "b")
+    part.rounds = part.trainer.max_steps = 2
+    train(part)
+    assert torch.equal(
+        final_weights(train(config(*words, "ckpt_path=last", folder=tmp_path / "b"))), final_weights(whole)
+    )
+    exported = load_file(tmp_path / "a/global_model.safetensors")
+    assert {f"net.{name}" for name in net.state_dict()} == exported.keys()
+
+
+def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, config, tmp_path):
+    words = of(
+        root, "bert", "precision=64-true", "+model.hidden_dropout_prob=0.0", "+model.attention_probs_dropout_prob=0.0"
+    )
+    one, three = (train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 3))
+    assert not three.module.traits.alone
+    torch.testing.assert_close(final_weights(three), final_weights(one), rtol=0, atol=1e-9)
+    heads = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        heads.append(net_of(root, "gpt2").net.score.weight)
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+
+
+def test_an_lstm_reads_the_same_tokens(root, config):
+    words = [word for word in of(root, "gpt2") if not word.startswith("model")]
+    result = train(config(*words, "model=lstm", "model.hidden=4", "rounds=1"))
+    assert result.model.embedding.num_embeddings == 256
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+def test_no_code_and_no_pickle_of_a_folder_is_run(root, tmp_path):
+    import shutil
+
+    evil = tmp_path / "evil"
+    shutil.copytree(root / "gpt2", evil)
+    about = json.loads((evil / "config.json").read_text())
+    ran = tmp_path / "ran"
+    (evil / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    theirs = {
+        "auto_map": {"AutoModelForCausalLM": "modeling.Mine", "AutoConfig": "modeling.Theirs"},
+        "model_type": "mine",
+    }
+    (evil / "config.json").write_text(json.dumps(about | theirs))
+    with pytest.raises(ValueError, match=r"folder=.*evil"):
+        net_of(evil, "", False)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        net_of(evil, "", False, trust_remote_code=True)
+    assert not ran.exists()
+    (evil / "config.json").write_text(json.dumps(about | {"attn_implementation": "somebody/kernel"}))
+    assert net_of(evil, "", False).net.config._attn_implementation == "sdpa"
+    torch.save(load_file(evil / "model.safetensors"), evil / "pytorch_model.bin")
+    (evil / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"folder=.*safetensors"):
+        net_of(evil, "", False)
+    with pytest.raises(ValueError, match=r"folder=None must be a local folder"):
+        huggingface_net(folder=None, input_shape=[10], num_classes=3, last_only=True)
+    with pytest.raises(ValueError, match=r"has 32 tokens, not 31: set data\.num_classes=32"):
+        huggingface_net(folder=str(root / "llama"), input_shape=[10], num_classes=31, last_only=False)

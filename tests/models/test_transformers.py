@@ -1,0 +1,179 @@
+"""ViT, CCT and GPT: their values by other implementations, the borderline by hooks, and local training."""
+
+from math import floor
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import ArrayData, make_setup, train_rounds
+from torch import nn
+from torchvision import models as tv
+
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.methods.centralization import GradientCentralization
+from gcfed.models.transformers import CCT, GPT, NORMS, Block, ViT
+from gcfed.utils.checked import SettingError
+
+SHAPES = {"vit": (3, 8, 8), "cct": (3, 7, 9), "gpt": (6,)}
+NETS = {"vit": ViT, "cct": CCT, "gpt": GPT}
+
+
+def build(name, **settings):
+    """In float64, and no parameter is 0 or 1."""
+    torch.manual_seed(0)
+    settings = {"width": 8, "depth": 2, "heads": 2} | settings
+    net = NETS[name](input_shape=SHAPES[name], num_classes=5, **settings).double()
+    for p in net.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    return net
+
+
+def samples(name, n=3):
+    g = torch.Generator().manual_seed(1)
+    if name == "gpt":
+        return torch.randint(6, (n, *SHAPES[name]), generator=g)
+    return torch.randn(n, *SHAPES[name], generator=g, dtype=torch.float64)
+
+
+def copy_tensors(ours, theirs):
+    """Pairs of parameters in the same order; theirs get our values."""
+    for mine, other in zip(ours, theirs, strict=True):
+        other.data = mine.detach().reshape(other.shape)
+
+
+def test_the_sizes():
+    """CCT-2/3×2 has 0.28 million parameters in its paper. A block of width D has 12 D² + 13 D."""
+    images = {"input_shape": (3, 32, 32), "num_classes": 10}
+    with torch.device("meta"):
+        nets = CCT(**images, depth=2, heads=2, mlp=1), ViT(**images), GPT(input_shape=(80,), num_classes=80, depth=2)
+    cct, vit, gpt = (sum(p.numel() for p in net.parameters()) for net in nets)
+    assert cct == 284_490
+    assert vit == 4 * (12 * 64**2 + 13 * 64) + 64 * (1 + 65 + 49 + 2 + 10) + 10
+    assert gpt == 2 * (12 * 128**2 + 13 * 128) + 128 * (81 + 80 + 2 + 80) + 80
+
+
+def test_vit_is_torchvisions():
+    ours, theirs = build("vit"), tv.VisionTransformer(8, 4, 2, 2, 8, 32, num_classes=5).double()
+    token, position, *rest = ours.parameters()
+    copy_tensors([token, *rest[:2], position, *rest[2:]], theirs.parameters())
+    for module in theirs.modules():
+        module.eps = 1e-5
+    torch.testing.assert_close(ours(samples("vit")), theirs(samples("vit")), rtol=1e-12, atol=1e-12)
+
+
+def test_gpt_is_gpt2_and_sees_no_later_token():
+    transformers = pytest.importorskip("transformers")
+    shape = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 6, "vocab_size": 6, "tie_word_embeddings": False}
+    no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = transformers.GPT2Config(**shape, **no_dropout, activation_function="gelu", bos_token_id=0, eos_token_id=0)
+    theirs = transformers.GPT2LMHeadModel(config).double()
+    theirs.lm_head = nn.Linear(8, 5).double()
+    ours, x_BT = build("gpt"), samples("gpt")
+    matrices = {id(p) for p in theirs.transformer.h.parameters() if p.dim() == 2}  # [in, out]
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        other.data = (mine.T if id(other) in matrices else mine).detach().reshape(other.shape)
+    logits_BTC = ours(x_BT)
+    torch.testing.assert_close(logits_BTC, theirs(x_BT).logits, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(ours(x_BT[:, :4]), logits_BTC[:, :4])
+    last = build("gpt", last_only=True)
+    last.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(last(x_BT), logits_BTC[:, -1])
+
+
+def test_cct_is_its_definition():
+    net, x_BCHW = build("cct"), samples("cct")
+    for i in (0, 3):
+        x_BCHW = F.max_pool2d(F.conv2d(x_BCHW, net.embed[i].weight, padding=1).relu(), 3, 2, 1)
+    h_BTD = x_BCHW.flatten(2).mT + net.embed[6].position
+    for block in (net.block1, net.block2, net.norm):
+        h_BTD = block(h_BTD)
+    weights_BT = F.softmax(F.linear(h_BTD, net.score.weight).squeeze(2), 1)
+    torch.testing.assert_close(net(x := samples("cct")), net.fc(torch.einsum("bt,btd->bd", weights_BT, h_BTD)))
+    assert net(x).shape == (3, 5)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_block_is_torchs(norm, norm_first):
+    torch.manual_seed(0)
+    ours = Block(8, 2, 12, False, norm, norm_first, 0.0).double()
+    theirs = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first).double()
+    theirs.norm1, theirs.norm2 = (NORMS[norm](8).double() for _ in range(2))
+    parts = (ours.attn.qkv, ours.attn.proj, ours.fc1, ours.fc2, ours.norm1, ours.norm2)
+    copy_tensors([p for part in parts for p in part.parameters()], theirs.parameters())
+    x_BTD = torch.randn(3, 5, 8, dtype=torch.float64)
+    torch.testing.assert_close(ours(x_BTD), theirs(x_BTD), rtol=1e-12, atol=1e-12)
+
+
+def called(net, x):
+    """The parameters in the order in which their modules are called, read by forward hooks."""
+    names, hooks = [], []
+    for prefix, module in net.named_modules():
+        own = [f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)]
+        hooks.append(module.register_forward_pre_hook(lambda *_, own=own: names.extend(own)))
+    net(x)
+    for hook in hooks:
+        hook.remove()
+    return names
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("name", NETS)
+def test_local_gc_takes_the_first_tensors_of_the_forward_pass(name, norm_first):
+    net = build(name, norm_first=norm_first)
+    names, params = called(net, samples(name)), dict(net.named_parameters())
+    assert (names == [*params]) == norm_first  # a post-LN block calls its norms later than it declares them
+
+    def chosen(**settings):
+        gc = GradientCentralization(server=False, **settings)
+        gc.local.validate(make_setup(net, methods=[gc], data=SimpleNamespace(input_shape=SHAPES[name])))
+        return [*gc.local.ndim]
+
+    def weights(first):
+        return [n for n in first if params[n].dim() > 1 and n.rpartition(".")[2] not in ("token", "position")]
+
+    for lam in (0.1, 0.35, 0.5, 0.8, 1.0):
+        assert chosen(lam=lam) == weights(names[: floor(lam * len(names))])
+    assert chosen(boundary="block2.fc1") == weights(names[: names.index("block2.fc1.weight")])
+    assert len(chosen(lam=1.0)) == len(weights(params)) >= 10
+
+
+def federation(name):
+    x, y = samples(name, 12), torch.arange(12) % 5
+    y = y if name != "gpt" else (y[:, None] + torch.arange(6)) % 5
+    return ArrayData(x, y, [torch.arange(start, start + n).numpy() for start, n in ((0, 5), (5, 2), (7, 4), (11, 1))])
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("name", NETS)
+def test_stacks_with_gc_equal_single_clients(name, optimizer):
+    """Under SGD and AdamW, whose states shrink with the stack."""
+
+    def train(k):
+        solver = LocalSolver(lambda params: optimizer(params, lr=0.01), epochs=2, batch_size=2)
+        gc = GradientCentralization(boundary="fc")
+        return train_rounds(build(name), federation(name), solver, rounds=2, methods=[gc], k=k, cohort_of=4)
+
+    # A key's bias has the gradient 0, whose rounding error AdamW divides by 1e-8.
+    torch.testing.assert_close(train(4), train(1), rtol=0, atol=1e-11 if optimizer is torch.optim.SGD else 1e-8)
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), [
+    ("vit", {"patch": 3}, "patch=3 must divide both sides of the images, 8×8"),
+    ("cct", {"heads": 3}, r"heads=3 must divide model\.width=8"),
+    ("gpt", {"norm": "batch"}, "norm=batch"),
+])  # fmt: skip
+def test_what_cannot_be_built_is_refused(name, settings, message):
+    with pytest.raises(SettingError, match=message):
+        build(name, **settings)
+    with pytest.raises(SettingError, match="input_shape"):
+        NETS[name](input_shape=(5, 5), num_classes=5)
+
+
+def test_dropout_is_only_there_if_asked_for():
+    assert not [m for m in build("vit").modules() if isinstance(m, nn.Dropout)]
+    net = build("vit", dropout=0.5).train()
+    x = samples("vit")
+    assert not torch.equal(net(x), net(x))
+    assert torch.equal(net.eval()(x), net(x))
