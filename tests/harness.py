@@ -213,14 +213,15 @@ def make_upload(delta, sizes, finite=None):
 
 
 def make_round(start, reduce=list, lr=0.1):
-    return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce)
+    cohort = np.array([1, 4])
+    return Round(0, 1, cohort, 5, start, lr=lr, reduce=reduce, cohort=cohort)
 
 
 def make_received(start, num_finite=2, received=None, **kwargs):
     """A ``Received`` with ``num_finite`` finite uploads."""
     cohort = np.array([1, 4])
     return Received(
-        0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, answered=cohort, received=received or {},
+        0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, cohort=cohort, received=received or {},
         num_finite=num_finite, usable=num_finite > 0,
     )  # fmt: skip
 

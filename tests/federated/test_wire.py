@@ -66,7 +66,8 @@ class Both(Wire):
         self.simulation = stacks
 
     def start(self):
-        self.stores = ClientStores()
+        names, self.stores = self.stores.names, ClientStores()
+        self.stores.names = names
         super().start()
 
     def fit(self, download, clients, expected):

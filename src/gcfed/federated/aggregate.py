@@ -65,9 +65,8 @@ class MeanAggregator:
             return  # the largest n_k is not known yet, so sums stay on the wide grid
         sizes = setup.data.sizes(np.arange(setup.data.num_clients)) if self.weighting == "samples" else [0]
         self._unit = self._room * 2.0 ** -int(max(sizes)).bit_length()
-        self.narrow = (
-            frozenset() if any("long updates" in part.facts for part in setup.parts) else frozenset(setup.names)
-        )
+        long = any("long updates" in part.facts for part in setup.parts)
+        self.narrow = frozenset() if long else frozenset(setup.names)
 
     def beside(self) -> MeanAggregator:
         """The plain mean, for every ``weighting``."""
@@ -84,10 +83,10 @@ class MeanAggregator:
             weight = weight * on_device(upload.num_samples, weight.device)
         self._sums.add(upload.delta, weight)
 
-    def reduce(self, round: Round, like: Params | None = None) -> Params:
+    def reduce(self, round: Round, like: Params) -> Params:
         """The mean over the cohort, name → ``[*shape]``; zeros if no client was finite.
 
-        ``like`` gives the shapes to a process that trained no client; by default they are the model's.
+        ``like`` gives the shapes to a process that trained no client.
         """
-        sums, self._sums = self._sums or Sums(like or round.start, self.narrow or ()), None
+        sums, self._sums = self._sums or Sums(like, self.narrow or ()), None
         return sums.mean(round.reduce)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gcfed.data.faults import Faults
 from gcfed.federated.aggregate import Aggregator, narrow_of
-from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download, Upload, finite_clients, sendable
 from gcfed.federated.method import ClientPart, Own, Part
 from gcfed.federated.module import FederatedModule, hears_of_steps
@@ -69,7 +68,9 @@ class ClientProgram:
         if (done < plan.steps).any():
             plan = plan.cut(done)
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
-        recorder = self._recorder(in_steps)
+        others = [c for c in module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
+        recordable = all(part.recordable for part in in_steps) and not any(map(hears_of_steps, others))
+        recorder = self.solver.recorder(module.net, device) if recordable and not module.traits.assigns else None
         if recorder is not None and not module.traits.alone:  # padding would change the statistics of a batch
             plan = plan.padded()
         seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
@@ -101,9 +102,8 @@ class ClientProgram:
         """The states that these clients keep for a part."""
         own = Own(part.stores.versions(next(iter(part.keeps)), clients) if part.keeps else ())
         for name, kept in part.keeps.items():
-            like = kept.like(part, download)
-            start = {key: download.model[key] for key in like} if kept.starts_at_model else None
-            own[name] = part.stores.read(name, clients, like, default=start)
+            start = download.model if kept.starts_at_model else None
+            own[name] = part.stores.read(name, clients, kept.like(part, download), default=start)
         return own
 
     def _pack(
@@ -143,10 +143,3 @@ class ClientProgram:
                 own = self._own(part, clients, self.download)
                 for name, values in (part.hear(reply, own, self.download) or {}).items():
                     part.stores.write(name, clients, values, self.download.round, finite)
-
-    def _recorder(self, in_steps: Sequence[ClientPart]) -> Recorder | None:
-        """The recorder of local steps; None if a part, a callback or the network does not allow recording."""
-        if not all(part.recordable for part in in_steps) or self.module.traits.assigns:
-            return None
-        others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
-        return None if any(map(hears_of_steps, others)) else self.solver.recorder(self.module.net, self.module.device)

@@ -23,6 +23,7 @@ class Round:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
         asked: ids of the clients that are asked, ``[K]``, sorted; rows of a round's tables have this order.
+        cohort: ids of those that take part, sorted: all that are asked, and after the uploads those that answered.
         num_clients: N, the size of the population.
         start: the broadcast model, name → ``[*shape]``. It is the download's ``model``, in which parts may replace
             entries.
@@ -43,11 +44,7 @@ class Round:
     reduce: Reduce = sum_over_processes
     server: Optimizer | None = None
     drawn: int = 0
-
-    @property
-    def cohort(self) -> np.ndarray:
-        """Ids of the clients that take part: those that are asked, and after the uploads those that answered."""
-        return self.asked
+    cohort: np.ndarray = field(kw_only=True)
 
     def places(self, clients: np.ndarray) -> np.ndarray:
         """The positions of these clients, ``[K]``, among those that were asked."""
@@ -63,7 +60,6 @@ class Received(Round):
     """A round after its uploads, on every process. All numbers are over all processes.
 
     Attributes:
-        answered: ids of the clients whose uploads came, sorted.
         update: the aggregated Δ, name → ``[*shape]``; ``on_aggregate_end`` may edit it.
         received: what clients sent in addition to Δ, by the name given to ``Upload.send``: the mean over the finite
             clients, or another aggregator's result, name → ``[*shape]``.
@@ -77,7 +73,6 @@ class Received(Round):
             part with the fact "steps without clients" does not require.
     """
 
-    answered: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     update: Params = field(default_factory=dict)
     received: dict[str, Params] = field(default_factory=dict)
     sums: Mapping[Any, Params] = field(default_factory=dict)
@@ -89,7 +84,3 @@ class Received(Round):
     steps: int = 0
     overflown: bool = False
     usable: bool = False
-
-    @property
-    def cohort(self) -> np.ndarray:
-        return self.answered

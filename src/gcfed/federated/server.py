@@ -63,7 +63,7 @@ class Server:
         model = module.broadcast_state()
         return Round(
             t, self.seed, cohort, num_clients, dict(model), self.setup.solver.lr(t), model=model,
-            server=module.trainer.optimizers[0], drawn=len(drawn),
+            server=module.trainer.optimizers[0], drawn=len(drawn), cohort=cohort,
         )  # fmt: skip
 
     def broadcast(self, round: Round) -> Download:
@@ -116,7 +116,7 @@ class Server:
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
         always = any("steps without clients" in part.facts for part in self.parts)
         received = Received(
-            **vars(round), answered=np.setdiff1d(round.cohort, self.setup.transport.missing), update=means.pop("delta"),
+            **vars(round) | {"cohort": np.setdiff1d(round.cohort, self.setup.transport.missing)}, update=means.pop("delta"),
             received=means, sums=of_parts, num_finite=finite, loss=loss / losses if losses else float("nan"),
             up_bytes=up_bytes, samples=samples, steps=steps, overflown=overflows > 0,
             usable=(finite > 0 or always) and not overflows,

@@ -10,9 +10,6 @@ from itertools import cycle
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.client import ClientProgram
 from gcfed.federated.messages import Download, Expected, Upload
@@ -21,10 +18,8 @@ from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.forward import Params, evaluating
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.models.facts import has_convolutions, has_dropout
+from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
 from gcfed.utils.device import free_memory
-
-STREAMS = 8  # at most; a GPU has no room for more at once
 
 
 class Stacks:
@@ -80,9 +75,9 @@ class Stacks:
             here: train all of them on this process, because no other process calls it.
         """
         program = self.program
-        parts = [
-            part for part in program.parts if part.order is not Order.MEASURES and "sees the cohort" not in part.facts
-        ]
+        if self.separate_clients:
+            raise ValueError("metrics=gap and metrics=leakage work with federation=none only.")
+        parts = [p for p in program.parts if p.order is not Order.MEASURES and "sees the cohort" not in p.facts]
         alone = replace(program, solver=solver or program.solver, parts=parts)
         alone.receive(download)
         for ids in [clients] if here else self.share(download, clients):
@@ -113,13 +108,16 @@ class Stacks:
         # A client needs memory for weights, gradients, momentum, a method's terms, and twice a batch's activations.
         batch_size = min(solver.batch_size, int(data.sizes(np.arange(data.num_clients)).max()))
         sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
-        client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
+        with evaluating(net):
+            client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
         fit = max(1, min(cohort, free_memory(device) // client))
         # Dropout in a stack depends on K, and K depends on the free memory, which must not change a run.
         alone = module.traits.alone or has_dropout(net) or has_convolutions(net)
         k = chosen or (1 if alone else fit)
         draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
-        return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS)))
+        return Layout(
+            k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, 8))
+        )  # a GPU runs no more at once
 
 
 class Layout:
@@ -171,16 +169,3 @@ def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.n
         owner[i] = load.argmin()
         load[owner[i]] += work[i]
     return clients[order[owner[order] == rank]]
-
-
-def activation_bytes(net: nn.Module, sample: Tensor) -> int:
-    """Bytes of the outputs of all layers for one sample, ``[1, *input]``."""
-    returned: list[int] = []
-
-    def count(layer: nn.Module, inputs: object, output: object) -> None:
-        if not list(layer.children()):
-            returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
-
-    with register_module_forward_hook(count), torch.no_grad(), evaluating(net):
-        net(sample)
-    return sum(returned)

@@ -3,13 +3,16 @@
 from collections import Counter
 from functools import partial
 
-from torch import Tensor, dtype, nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 
 
 def first_weight(net: nn.Module) -> Tensor:
     """Its first parameter of the floating-point type that most entries have. The inputs have its type and device."""
     floats = [p for p in net.parameters() if p.is_floating_point()]
-    entries: Counter[dtype] = Counter()
+    entries: Counter[torch.dtype] = Counter()
     for p in floats:
         entries[p.dtype] += p.numel()
     return next(p for p in floats if p.dtype == entries.most_common(1)[0][0])
@@ -47,3 +50,16 @@ def cannot_stack(net: nn.Module) -> str:
     if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"
     return ""
+
+
+def activation_bytes(net: nn.Module, sample: Tensor) -> int:
+    """Bytes of the outputs of all layers for one sample, ``[1, *input]``."""
+    returned: list[int] = []
+
+    def count(layer: nn.Module, inputs: object, output: object) -> None:
+        if not list(layer.children()):
+            returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
+
+    with register_module_forward_hook(count), torch.no_grad():
+        net(sample)
+    return sum(returned)

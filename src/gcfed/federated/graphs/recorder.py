@@ -163,8 +163,7 @@ class RecordedSteps(Steps):
 
     def first_done(self) -> None:
         super().first_done()
-        if not self._state:
-            self._state = [dict(self.optimizer.state[leaf]) for leaf in self.stack.leaves.values()]
+        self._state = self._state or [dict(self.optimizer.state[leaf]) for leaf in self.stack.leaves.values()]
 
     def note(self, number: int | Tensor, *values: Tensor) -> None:
         assert isinstance(number, Tensor)  # on the device

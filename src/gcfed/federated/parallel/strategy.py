@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,16 +52,15 @@ class ForkLauncher(_Launcher):
         environment, threads = dict(os.environ), torch.get_num_threads()
         own, world = max(1, cores() // self.num_processes), str(self.num_processes)
         os.environ |= {"NODE_RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": "lo"}
-        folder = TemporaryDirectory(prefix="gcfed_")
+        folder, work = TemporaryDirectory(prefix="gcfed_"), partial(function, *args, **kwargs)
         self.meeting = f"{folder.name}/store"
         try:
             for rank in range(1, self.num_processes):
-                work = (rank, own, lambda: function(*args, **kwargs))
-                child = multiprocessing.get_context("fork").Process(target=_child, args=work)
+                child = multiprocessing.get_context("fork").Process(target=_child, args=(rank, own, work))
                 child.start()
                 self.children.append(child)
             torch.set_num_threads(own)
-            result = function(*args, **kwargs)
+            result = work()
             if failed := self._join(stop=False):
                 raise ChildProcessError(failed)
             return result
@@ -127,14 +127,7 @@ class CohortStrategy(DDPStrategy):
     The module is not wrapped in ``DistributedDataParallel``, because clients must drift apart during local training.
     The strategy forks the processes if it can (:class:`ForkLauncher`). Otherwise Lightning starts the command once for
     each process. Under ``torchrun`` and SLURM the processes exist already.
-
-    Args:
-        timeout: how long a process waits for the others. torch's default of half an hour may be too short for the
-            training of one client. A process that ends is noticed at once.
     """
-
-    def __init__(self, *, timeout: timedelta = timedelta(days=1), **kwargs: Any) -> None:
-        super().__init__(timeout=timeout, **kwargs)
 
     def _configure_launcher(self) -> None:
         environment = self.cluster_environment
@@ -145,6 +138,7 @@ class CohortStrategy(DDPStrategy):
             super()._configure_launcher()
 
     def setup_distributed(self) -> None:
+        self._timeout = timedelta(days=1)  # a client may train for longer than torch's default of half an hour
         if isinstance(self._launcher, ForkLauncher):  # Lightning would open a port on all interfaces
             rank, world = int(os.environ["LOCAL_RANK"]), self.num_processes
             store = dist.FileStore(self._launcher.meeting, world)
@@ -170,9 +164,9 @@ def trains_on_cpu(accelerator: str) -> bool:
 def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -> dict[str, Any]:
     """The devices and the strategy of the trainer.
 
-    ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory suffices. Two processes of
-    one thread train the CNN's clients about a quarter faster than one process of two threads, and an MLP's by three
-    quarters (docs/performance.md). No run on CPUs has more processes than clients in a round or test samples.
+    ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory suffices: two processes of
+    one thread are faster than one of two threads. No run on CPUs has more processes than clients in a round or test
+    samples.
 
     Raises:
         ValueError: several processes of a job would each train the whole run.

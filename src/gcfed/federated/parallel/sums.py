@@ -112,9 +112,7 @@ class Grid:
         """The sums over all processes, in float64, name → ``[*shape]``. Called once, after the last term."""
         offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63 if self.places else 0  # as int64
         parts = reduce([total.sub_(offset) for total in self.totals])
-        *upper, total = (part.double() * 2.0**-b for part, b in zip(parts, self.places or (0,), strict=True))
-        for part in upper:
-            total.add_(part)
+        total: Any = sum(part.double() * 2.0**-b for part, b in zip(parts, self.places or (0,), strict=True))
         return dict(zip(self._shapes, self._split(total), strict=True))
 
 

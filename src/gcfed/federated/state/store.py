@@ -31,7 +31,6 @@ from gcfed.utils.files import replacing
 
 NONE = -1
 """The version of a client that has no state."""
-_SUM = 4  # bytes of the checksum
 
 Key = tuple[str, int]
 """The name of a state, and its client."""
@@ -222,10 +221,10 @@ class ClientStores:
                 path.unlink()
 
     def _require_common_disk(self, strategy: Strategy) -> None:
-        mark = self.root / strategy.broadcast(f".seen-{secrets.token_hex(8)}")
+        mark = self.root / f".seen-{secrets.token_hex(8)}"
         if strategy.is_global_zero:
             mark.mkdir(parents=True)
-        strategy.barrier()
+        mark = self.root / strategy.broadcast(mark.name)  # it exists by now
         common = strategy.reduce_boolean_decision(mark.is_dir())
         if strategy.is_global_zero:
             mark.rmdir()
@@ -255,7 +254,7 @@ class ClientStores:
         """The bytes of a present version, without the checksum."""
         version = self._version[key]
         try:
-            content, end = np.split(np.fromfile(self.path(key, version), np.uint8), [-_SUM])
+            content, end = np.split(np.fromfile(self.path(key, version), np.uint8), [-4])
         except FileNotFoundError:
             raise self._lost(key, "not there") from None
         if end.tobytes() != self._sum(key, version, content):
@@ -263,7 +262,7 @@ class ClientStores:
         return content
 
     def _sum(self, key: Key, version: int, content: np.ndarray) -> bytes:
-        return zlib.crc32(content.data, zlib.crc32(repr((*key, version)).encode())).to_bytes(_SUM, "little")
+        return zlib.crc32(content.data, zlib.crc32(repr((*key, version)).encode())).to_bytes(4, "little")
 
     def _lost(self, key: Key, how: str) -> ValueError:
         return ValueError(
