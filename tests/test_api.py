@@ -57,7 +57,7 @@ seen = []
 compiled = torch.compile(net, backend=lambda graph, inputs: seen.append(graph) or graph)
 assert torch.equal(compiled(x), net(x)) and seen
 assert isinstance(compiled, OptimizedModule) and _unwrap_compiled(compiled)[0] is net
-assert OptimizedModule is not torch._dynamo.OptimizedModule  # this test would see nothing without the stand-in
+assert OptimizedModule is not torch._dynamo.OptimizedModule  # otherwise this test could not fail
 compiled(x).sum().backward()
 expected = net.weight - 1e-3 * net.weight.grad.sign()  # Adam's first step
 adam.step()

@@ -162,7 +162,7 @@ PAPERS = cases(test_experiments_have_the_setting_of_gcfed, test_experiments_have
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - PAPERS))
 def test_every_other_experiment_instantiates(config, name):
-    """Another algorithm can also run in it, because it does not meet settings of the experiment's own method."""
+    """Another algorithm can also run in it. The settings of the experiment's own method do not prevent this."""
     instantiate(config(f"experiment={name}"))
     check(config(f"experiment={name}", "algorithm=fedavg", "metrics=none"))
 

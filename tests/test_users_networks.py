@@ -44,7 +44,7 @@ NETWORKS = {
     "SeldomChanged": ("flag", ALONE),
     "TurningComplex": (r"phase.*view_as_real", "phase"),
     "IndexFirst": (EQUAL, EQUAL),
-    # parameters reached by another way
+    # parameters used outside of their modules
     "SparseTable": ("sparse=False", "sparse=False"),
     "OwnParameters": ("requires_grad", "requires_grad"),
     "WeightInList": (EQUAL, ALONE),
@@ -64,7 +64,7 @@ NETWORKS = {
     "LayerDrop": (EQUAL, ALONE),
     "EarlyExit": (EQUAL, ALONE),
     "Spare": (None, EQUAL),
-    # state elsewhere
+    # state in attributes
     "Counter": (EQUAL, "calls"),  # the clients share the count
     "CountsInList": ("means", ALONE),
     "LastOutputs": ("outputs", "attribute"),

@@ -86,7 +86,7 @@ def test_one_of_two_columns_of_classes_must_be_named(tmp_path):
     assert huggingface(name, str(tmp_path / "data"), length=10, label="fine").num_classes == 2
 
 
-def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
+def test_unreadable_images_and_a_missing_package_are_named(tmp_path, monkeypatch):
     columns, features = pictures()
     columns["image"][7] = {"bytes": png(size=(9, 9)), "path": None}
     with pytest.raises(ValueError, match=r"of row 7 is 9×9, data\.input=image of row 0 is 5×4: give all one size"):

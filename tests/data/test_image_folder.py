@@ -70,7 +70,7 @@ def test_files_that_are_no_images_are_counted_in_one_line(tmp_path, caplog):
     assert line.endswith(": loose.png, rose/README, rose/Thumbs.db, rose/more/.hidden.png, rose/notes.txt, …")
 
 
-def test_images_are_upright_and_in_plain_colours(tmp_path):
+def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):
     """Each of the eight EXIF orientations is undone. Only the first frame is read."""
     picture = np.zeros((6, 8, 3), np.uint8)
     picture[:3, :4] = 255, 0, 0
@@ -94,7 +94,7 @@ def test_images_are_upright_and_in_plain_colours(tmp_path):
         assert (split.x == picture.transpose(2, 0, 1)).all()
 
 
-def test_folders_that_do_not_fit_are_named(tmp_path):
+def test_invalid_folders_are_named(tmp_path):
     def refused(words, error=ValueError, root=tmp_path / "flowers"):
         with pytest.raises(error, match=words):
             image_folder(str(root), str(tmp_path))

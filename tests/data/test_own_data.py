@@ -52,7 +52,7 @@ def test_classes_are_numbered_in_their_order():
         assert (dataset.test.y.tolist(), dataset.num_classes, dataset.class_names) == (order, 4, names)
 
 
-def test_floats_are_no_classes_unless_the_task_regresses(config, tmp_path):
+def test_float_labels_are_refused_unless_the_task_is_a_regression(config, tmp_path):
     np.savez(tmp_path / "x.npz", x=IMAGES[:, 0, 0] / 1.0, y=CLASSES / 1.0)
     mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid", "participation.num_clients=5")
     words = (
@@ -113,7 +113,7 @@ def test_columns_of_pandas_are_arrays():
         ({"x": IMAGES[:1], "y": CLASSES[:1]}, "the test split is empty"),
     ],
 )
-def test_arrays_that_do_not_fit_are_named(content, words):
+def test_invalid_arrays_are_named(content, words):
     with pytest.raises(ValueError, match=rf"^mine\.npz:? .*{words}"):
         from_arrays(content, "mine.npz", 0.2)
 

@@ -134,7 +134,7 @@ def test_empty_cells_are_refused(tmp_path):
         ({"encoding": "utf-7000"}, r"unknown encoding: utf-7000: see .*data\.encoding"),
     ],
 )
-def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
+def test_invalid_settings_are_named(tmp_path, options, words):
     with pytest.raises(ValueError, match=words):
         csv(write(tmp_path / "x.csv"), **{"target": "paid"} | options)
 
@@ -147,14 +147,14 @@ def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
         (b"age,b,b\n1,2,3\n", r"two of one name: age, b, b: "),  # pandas would read the second as a feature b.1
     ],
 )
-def test_files_that_do_not_fit_are_named(tmp_path, content, words):
+def test_invalid_files_are_named(tmp_path, content, words):
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=words):
         csv(str(path), target="b")
 
 
-def test_folders_that_do_not_fit_are_named(tmp_path):
+def test_invalid_folders_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"data\.path=null is no CSV file, .* as in data\.path=people\.csv"):
         csv(None, target="paid")
     write(tmp_path / "s" / "a.csv")

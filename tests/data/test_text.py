@@ -147,7 +147,7 @@ def test_a_run_on_the_small_play(config, play, model):
     assert data.class_counts(np.array([0, 1])).sum() == (data.labels[data.partition.indices] != IGNORE).sum()
 
 
-def test_a_gpt_in_bfloat16_is_near_the_one_in_float32(config, play, tmp_path):
+def test_a_gpt_in_bfloat16_stays_near_float32(config, play, tmp_path):
     half, full = (
         train(config(*run_of(play, "gpt", f"precision={precision}", "rounds=2"), folder=tmp_path / precision))
         for precision in ("bf16-mixed", "32-true")

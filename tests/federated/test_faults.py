@@ -9,8 +9,8 @@ from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import assemble
 from gcfed.data.faults import Faults
 
-SIZES = (7, 12, 5, 9, 1, 20, 8)  # PLANNED: the steps of two epochs in batches of four
-PLANNED = np.array([4, 6, 4, 6, 2, 10, 4])
+SIZES = (7, 12, 5, 9, 1, 20, 8)
+PLANNED = np.array([4, 6, 4, 6, 2, 10, 4])  # the steps of two epochs in batches of four
 
 
 def run(faults, cohort_of=5, rounds=4, **kwargs):

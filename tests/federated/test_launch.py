@@ -55,7 +55,7 @@ class Trouble(Callback):
         if trainer.global_rank == self.rank and trainer.global_step == 1:
             if self.what == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("no luck here")
+            raise ValueError("an error in one process")
 
 
 @linux
@@ -63,7 +63,7 @@ class Trouble(Callback):
     ("rank", "what", "error", "match"),
     [
         (1, "killed", ChildProcessError, r"process 1 of this run died of signal 9"),
-        (0, "raises", ValueError, r"no luck here"),
+        (0, "raises", ValueError, r"an error in one process"),
     ],
 )
 def test_a_failure_of_one_process_ends_all(config, tmp_path, rank, what, error, match):
@@ -114,7 +114,7 @@ def test_killing_the_first_process_ends_all(tmp_path):
     process.join()
     second, end = Path("/proc", (tmp_path / "pid").read_text(), "stat"), time.monotonic() + 5
     while second.exists() and second.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        assert time.monotonic() < end, "it lives on"
+        assert time.monotonic() < end, "the second process still runs"
 
 
 def spread(monkeypatch, devices="auto", *, cores=4, per_round=5, memory=64e9, accelerator="cpu", tested=100, **found):
@@ -184,7 +184,7 @@ def test_the_error_of_several_failures_names_the_cause():
         if rank == "2":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.2)
-        raise RuntimeError("somebody is gone")
+        raise RuntimeError("another process is gone")
 
     with pytest.raises(ChildProcessError, match="process 2 of this run died of signal 9"):
         ForkLauncher(4).launch(work)

@@ -1,4 +1,4 @@
-"""FedAdamW against a plain loop over clients."""
+"""FedAdamW equals a plain loop over clients."""
 
 import pytest
 import torch

@@ -61,7 +61,7 @@ def test_clients_that_are_not_finite_are_in_no_sum(federation, cohort_of):
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
-def test_a_client_alone_has_no_others():
+def test_a_single_client_trains_as_in_fedavg():
     """It subtracts from the server's sums exactly what it sent, so it trains as in FedAvg."""
     run = partial(train_rounds, data=random_federation((7,)), solver=sgd(), rounds=4, cohort_of=1)
     ours = run(make_net(), methods=[FedCurv(LAM)])

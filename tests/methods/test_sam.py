@@ -53,7 +53,7 @@ def test_steps_use_the_gradient_at_the_worst_weights_nearby(federation):
 
 @pytest.mark.parametrize("method", [Sam(0.7), FedSol(0.7)])
 def test_weights_and_running_statistics_are_restored(federation, method):
-    """Restored are the weights before the first pass and the statistics after it. Frozen weights do not change."""
+    """The weights before the first pass and the statistics after it are restored. Frozen ones do not change."""
     net = with_batch_norm()
     net[2].bias.requires_grad_(False)
     start = broadcast_state(net)

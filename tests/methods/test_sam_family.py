@@ -23,7 +23,7 @@ def unit(v):
 
 
 def constant(net, v):
-    """In tensor i, entry i of the flattened vector divided by the sum of these entries' absolute values."""
+    """Fills tensor i with entry i of the flat vector. These entries are divided by the sum of their absolute values."""
     first = v[:TENSORS] / max(v[:TENSORS].abs().sum(), 1e-12)
     return torch.cat([x.expand(p.numel()) for x, p in zip(first, net.parameters(), strict=True)])
 

@@ -80,7 +80,7 @@ def angles(vectors, other):
 
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_angles_of_the_uploads_equal_numpy(k, poisoned):
-    """Other methods' changes count: to the uploads, to the aggregated update and to the server's step."""
+    """Other methods' changes of the uploads, the aggregated update and the server's step count."""
     rows, seen = measured(Angle(), k=k, rounds=5, methods=[Edits(poisoned)], cohort_of=4)
     assert rows[0].keys() == {"angle/update"}
     above = []
@@ -98,7 +98,7 @@ def test_angles_of_the_uploads_equal_numpy(k, poisoned):
     assert 0 < np.mean(above) < 1
 
 
-def test_every_second_round_and_the_last():
+def test_every_second_round_and_the_last_are_measured():
     """The server's last step is known although its round was not measured."""
     all_rows, *_ = measured(Angle(), rounds=5)
     rows, *_ = measured(Angle(every=2), rounds=5)

@@ -1,4 +1,4 @@
-"""Networks and tokens of transformers, from folders: what a text becomes, exact losses, padding, and safety."""
+"""Networks and tokenizers of transformers from folders: tokens, losses, padding, and safety."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def net_of(root, name, last_only=True, **settings):
 
 
 # ---------------------------------------------------------------------------------------------------- tokens
-def test_texts_become_tokens_with_a_class_or_with_the_next_token_as_their_label(root, tmp_path):
+def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_path):
     from datasets import load_from_disk
     from transformers import AutoTokenizer
 
@@ -44,7 +44,7 @@ def test_texts_become_tokens_with_a_class_or_with_the_next_token_as_their_label(
         if -1 in x:  # padding comes first
             assert (int(user), tuple(x[x >= 0].tolist())) in whole
             assert (x[: 7 - (x >= 0).sum()] == -1).all()
-        assert x[x >= 0][0] == 1  # special tokens survive the cut
+        assert x[x >= 0][0] == 1  # a shortened text keeps its special tokens
         assert x[-1] == 2
     assert (dataset.train.x.dtype, dataset.num_classes) == (np.int32, 2)
 
@@ -63,13 +63,13 @@ def test_texts_become_tokens_with_a_class_or_with_the_next_token_as_their_label(
 # ------------------------------------------------------------------------------------------------- exact numbers
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_padding_on_either_side_changes_no_output_and_no_gradient(root, name):
-    """Each text without padding goes through transformers' own forward, one by one."""
+    """The reference passes each text alone and without padding through transformers' own forward."""
     net = net_of(root, name)
     texts = [torch.randint(3, 32, (n,), generator=torch.Generator().manual_seed(n)) for n in (10, 4, 1)]
     theirs = torch.cat([net.net(input_ids=text[None]).logits for text in texts])
     names, params = zip(*net.named_parameters(), strict=True)
     expected = torch.autograd.grad(theirs.square().sum(), params, allow_unused=True)
-    for sides in ((5, 5), (10, 0), (0, 10), (0, 0)):  # within rows of 10 or 20
+    for sides in ((5, 5), (10, 0), (0, 10), (0, 0)):  # the padding on both sides
         x = torch.full((3, 10 + sum(sides) // 2), -1)
         for row, text in zip(x, texts, strict=True):
             start = min(sides[0], x.shape[1] - len(text))
@@ -82,7 +82,7 @@ def test_padding_on_either_side_changes_no_output_and_no_gradient(root, name):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_rounds_of_a_language_model_are_those_of_a_plain_loop_with_its_own_loss(root, name):
+def test_rounds_of_a_language_model_equal_a_plain_loop_with_its_own_loss(root, name):
     """The loop averages transformers' own loss over the tokens. Tied weights are trained once."""
     off = ("resid_pdrop", "embd_pdrop", "attn_pdrop") if name == "gpt2" else ("attention_dropout",)
     make = partial(net_of, root, name, False, **dict.fromkeys(off, 0.0))
@@ -110,7 +110,7 @@ def test_rounds_of_a_language_model_are_those_of_a_plain_loop_with_its_own_loss(
         torch.nn.utils.vector_to_parameters(torch.stack(ends).mean(0), net.parameters())
     for k in (1, 3):
         found = train_rounds(make(), data, solver, rounds=2, k=k)
-        torch.testing.assert_close(found, weights(net), rtol=0, atol=1e-7)  # its loss is in float32
+        torch.testing.assert_close(found, weights(net), rtol=0, atol=1e-7)  # transformers' loss is in float32
 
 
 # ----------------------------------------------------------------------------------------------------------- runs
@@ -124,14 +124,14 @@ def of(root, name, *more):
 
 
 def test_a_run_counts_tied_weights_once_and_continues_bit_for_bit(root, config, tmp_path):
-    """With the dropout of GPT-2's config, in bf16."""
+    """The run has the dropout of GPT-2's config, and trains in bfloat16."""
     words = of(root, "gpt2", "data.next_token=true", "precision=bf16-mixed", "algorithm=scaffold")
     whole = train(config(*words, folder=tmp_path / "a"))
     net = whole.model.net
     assert net.lm_head.weight is net.transformer.wte.weight
     assert net.config.use_cache is False
     entries = sum(p.numel() for p in net.parameters())
-    assert read_rows(tmp_path / "a/metrics.csv")[0]["comm/up_bytes"] == 2 * 3 * 4 * entries  # SCAFFOLD: twice
+    assert read_rows(tmp_path / "a/metrics.csv")[0]["comm/up_bytes"] == 2 * 3 * 4 * entries  # SCAFFOLD sends twice
     part = config(*words, folder=tmp_path / "b")
     part.rounds = part.trainer.max_steps = 2
     train(part)

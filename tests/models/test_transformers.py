@@ -1,4 +1,4 @@
-"""ViT, CCT and GPT: their values by other implementations, the borderline by hooks, and local training."""
+"""ViT, CCT and GPT: their values equal other implementations. GC's boundary and local training are right."""
 
 from math import floor
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ NETS = {"vit": ViT, "cct": CCT, "gpt": GPT}
 
 
 def build(name, **settings):
-    """In float64, and no parameter is 0 or 1."""
+    """A network in float64. Noise makes all parameters different from 0 and 1."""
     torch.manual_seed(0)
     settings = {"width": 8, "depth": 2, "heads": 2} | settings
     net = NETS[name](input_shape=SHAPES[name], num_classes=5, **settings).double()
@@ -37,12 +37,12 @@ def samples(name, n=3):
 
 
 def copy_tensors(ours, theirs):
-    """Pairs of parameters in the same order; theirs get our values."""
+    """Copies the values of our parameters to theirs, which have the same order."""
     for mine, other in zip(ours, theirs, strict=True):
         other.data = mine.detach().reshape(other.shape)
 
 
-def test_the_sizes():
+def test_transformers_have_the_published_sizes():
     """CCT-2/3×2 has 0.28 million parameters in its paper. A block of width D has 12 D² + 13 D."""
     images = {"input_shape": (3, 32, 32), "num_classes": 10}
     with torch.device("meta"):
@@ -53,7 +53,7 @@ def test_the_sizes():
     assert gpt == 2 * (12 * 128**2 + 13 * 128) + 128 * (81 + 80 + 2 + 80) + 80
 
 
-def test_vit_is_torchvisions():
+def test_vit_equals_torchvisions():
     ours, theirs = build("vit"), tv.VisionTransformer(8, 4, 2, 2, 8, 32, num_classes=5).double()
     token, position, *rest = ours.parameters()
     copy_tensors([token, *rest[:2], position, *rest[2:]], theirs.parameters())
@@ -62,7 +62,7 @@ def test_vit_is_torchvisions():
     torch.testing.assert_close(ours(samples("vit")), theirs(samples("vit")), rtol=1e-12, atol=1e-12)
 
 
-def test_gpt_is_gpt2_and_sees_no_later_token():
+def test_gpt_equals_gpt2_and_sees_no_later_token():
     transformers = pytest.importorskip("transformers")
     shape = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 6, "vocab_size": 6, "tie_word_embeddings": False}
     no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
@@ -81,7 +81,7 @@ def test_gpt_is_gpt2_and_sees_no_later_token():
     torch.testing.assert_close(last(x_BT), logits_BTC[:, -1])
 
 
-def test_cct_is_its_definition():
+def test_cct_equals_its_definition():
     net, x_BCHW = build("cct"), samples("cct")
     for i in (0, 3):
         x_BCHW = F.max_pool2d(F.conv2d(x_BCHW, net.embed[i].weight, padding=1).relu(), 3, 2, 1)
@@ -95,7 +95,7 @@ def test_cct_is_its_definition():
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_a_block_is_torchs(norm, norm_first):
+def test_a_block_equals_torchs(norm, norm_first):
     torch.manual_seed(0)
     ours = Block(8, 2, 12, False, norm, norm_first, 0.0).double()
     theirs = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first).double()
@@ -107,7 +107,7 @@ def test_a_block_is_torchs(norm, norm_first):
 
 
 def called(net, x):
-    """The parameters in the order in which their modules are called, read by forward hooks."""
+    """The names of the parameters in the order of the calls of their modules, found by forward hooks."""
     names, hooks = [], []
     for prefix, module in net.named_modules():
         own = [f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)]
@@ -148,7 +148,7 @@ def federation(name):
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 @pytest.mark.parametrize("name", NETS)
 def test_stacks_with_gc_equal_single_clients(name, optimizer):
-    """Under SGD and AdamW, whose states shrink with the stack."""
+    """The states of AdamW shrink with the stack when clients finish."""
 
     def train(k):
         solver = LocalSolver(lambda params: optimizer(params, lr=0.01), epochs=2, batch_size=2)
@@ -164,14 +164,14 @@ def test_stacks_with_gc_equal_single_clients(name, optimizer):
     ("cct", {"heads": 3}, r"heads=3 must divide model\.width=8"),
     ("gpt", {"norm": "batch"}, "norm=batch"),
 ])  # fmt: skip
-def test_what_cannot_be_built_is_refused(name, settings, message):
+def test_networks_that_cannot_be_built_are_refused(name, settings, message):
     with pytest.raises(SettingError, match=message):
         build(name, **settings)
     with pytest.raises(SettingError, match="input_shape"):
         NETS[name](input_shape=(5, 5), num_classes=5)
 
 
-def test_dropout_is_only_there_if_asked_for():
+def test_networks_have_dropout_only_if_it_is_set():
     assert not [m for m in build("vit").modules() if isinstance(m, nn.Dropout)]
     net = build("vit", dropout=0.5).train()
     x = samples("vit")

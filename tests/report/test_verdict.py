@@ -34,7 +34,7 @@ def table_of(*parts, measures=()):
 
 
 @pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.3027), (10, 2.2622), (31, 2.0423)])
-def test_the_interval_is_student_s(n, t):
+def test_the_interval_equals_students_t(n, t):
     values = np.random.default_rng(n).normal(size=n)
     half = t * values.std(ddof=1) / n**0.5
     assert interval(values) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-4)

@@ -174,7 +174,7 @@ def test_the_spaces_of_the_repositorys_own_tables_can_be_searched():
             assert not rest
 
 
-def test_a_search_begins_with_its_points(tuned):
+def test_a_search_starts_with_its_points(tuned):
     points, going = [{"client.optimizer.lr": value} for value in (0.25, 0.75, 0.5)], trainer()
     for n_trials in (2, 4):  # the second command continues the search
         tuned(going, "rows=[FedAvg]", "seeds=[1]", search=SEARCH | {"n_trials": n_trials, "points": points})

@@ -79,6 +79,6 @@ def test_cells_with_the_same_overrides_are_one_job_named_after_the_first():
         (("gc.lam=0.1,0.2",), {}, r"gc\.lam=0\.1,0\.2: a table sweeps over its rows"),
     ],
 )
-def test_a_mistake_is_named_with_the_way_out(arguments, node, message):
+def test_the_error_of_a_mistake_names_the_remedy(arguments, node, message):
     with pytest.raises(ValueError, match=message):
         jobs(*arguments, **node)

@@ -30,7 +30,7 @@ def test_the_tables_of_the_four_papers_are_there(tables):
     wanted = {"GC-Fed": "2 4 5 6 7 8", "FedACG": "1a 1b 2 3 4 5 6 7 8", "FedGC": "1 2 3 4", "SSF": "2 3 4 5"}
     numbered = [t for t in tables if t.table.isalnum()]
     assert {(t.paper, t.table) for t in numbered} == {(p, n) for p, ns in wanted.items() for n in ns.split()}
-    assert {t.name for t in tables if t not in numbered} == {"gcfed_rounds"}  # from a paper's text
+    assert {t.name for t in tables if t not in numbered} == {"gcfed_rounds"}  # from the text of a paper
     for table in tables:
         assert table.source.endswith(table.table)
         if table in numbered:
