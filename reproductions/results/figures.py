@@ -56,9 +56,9 @@ def table8(figure: Figure) -> None:
     rows = table("gcfed-table8.md", 0)[:6]
     panels = ("0.1", 1, 2), ("1.0", 4, 5)  # α, and the columns of our numbers and of the paper's
     for axes, (alpha, ours, paper) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
-        names = [row[0].replace("GC-Fed, μ of shape ", "GC-Fed, μ ") for row in rows]
-        dots(axes, [(n, numbers(r[ours])) for n, r in zip(names, rows, strict=True)], VERMILION, "ours, seed 1", -0.12)
-        dots(axes, [(n, numbers(r[paper])) for n, r in zip(names, rows, strict=True)], GREY, "paper, three seeds", 0.12)
+        of = (ours, VERMILION, "ours, seed 1", -0.12), (paper, GREY, "paper, three seeds", 0.12)
+        for column, color, label, shift in of:
+            dots(axes, [(r[0].replace("μ of shape", "μ"), numbers(r[column])) for r in rows], color, label, shift)
         for i, row in enumerate(rows):
             mean, deviation = map(float, re.findall(NUMBER, row[paper]))
             axes.plot([mean - deviation, mean + deviation], [i + 0.12] * 2, color=GREY, lw=1.5)
@@ -92,9 +92,8 @@ def table5_clipped(figure: Figure) -> None:
 
 
 def equal_rate(figure: Figure) -> None:
-    axes = figure.subplots()
+    axes, seeds = figure.subplots(), range(11, 21)
     fedavg, gcfed = ([numbers(cell)[0] for cell in row[1:11]] for row in table("equal-rate.md", 0))
-    seeds = range(11, 21)
     axes.vlines(seeds, fedavg, gcfed, color=GREY, lw=1)
     axes.plot(seeds, gcfed, "o", color=VERMILION, label="GC-Fed")
     axes.plot(seeds, fedavg, "o", color=GREY, label="FedAvg")
@@ -166,6 +165,15 @@ def coherence(figure: Figure) -> None:
     axes.legend(handlelength=4)
 
 
+def gc_share(figure: Figure) -> None:
+    for axes, (name, *cells) in zip(figure.subplots(2, 5, sharey=True).flat, table("gc-share.md", 0), strict=True):
+        for cell, color, label in zip(cells, (GREY, VERMILION), ("at the start", "after training"), strict=True):
+            axes.plot(numbers(cell), "o-", color=color, ms=3, lw=1, label=label)
+        axes.set(title=name.partition(":")[0], xticks=[])
+    axes.legend(fontsize=7)
+    figure.supylabel("share that P removes", fontsize=10)
+
+
 if __name__ == "__main__":
     matplotlib.use("agg")
     tasks = {"Fashion-MNIST, CNN": 2, "TinyShakespeare, LSTM": 1}
@@ -175,7 +183,7 @@ if __name__ == "__main__":
         "tuned_cifar10_gains": (partial(gains, page="tuned.md", tables={"": 0}), 7, 2.6),
         "tuned_tasks_gains": (partial(gains, page="tuned-tasks.md", tables=tasks), 11, 2.6),
         "global_gc_remedies": (global_gc_remedies, 11, 4.4), "gc_warmup": (gc_warmup, 12, 3),
-        "every_method": (every_method, 8, 6.5),
+        "every_method": (every_method, 8, 6.5), "gc_share": (gc_share, 12, 4.4),
         "today": (partial(gains, page="today.md", tables={"": 0}, least=3), 8, 2.5),
     }  # fmt: skip
     for name, drawing in drawings.items():
