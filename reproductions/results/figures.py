@@ -105,8 +105,7 @@ def gains(figure: Figure, page: str, tables: dict[str, int], least: int = 5) -> 
     """A panel per table of method, no GC, GC-Fed, gain: each seed, the mean, the 95 % interval of ``least`` seeds."""
     panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
     for axes, (title, number) in zip(panels, tables.items(), strict=True):
-        cells = [(method, numbers(plain), numbers(gcfed)) for method, plain, gcfed, _ in table(page, number)]
-        rows = [(method, [b - a for a, b in zip(plain, gcfed, strict=True)]) for method, plain, gcfed in cells]
+        rows = [(m, [b - a for a, b in zip(numbers(p), numbers(g), strict=True)]) for m, p, g, _ in table(page, number)]
         dots(axes, rows, VERMILION)
         for i, (_, points) in enumerate(rows):
             if len(points) >= least:

@@ -13,27 +13,25 @@ from gcfed.utils.checked import Count, checked
 
 
 class CNN(Staged, nn.Module):
-    """5×5 convolutions ``conv1`` and ``conv2``, each with ReLU and 2×2 max-pooling, then ``fc1``, ….
+    """5×5 convolutions ``conv1`` (32 channels) and ``conv2`` (64), each with ReLU and 2×2 max-pooling, then ``fc1``, ….
 
     Args:
         hidden: width of ``fc1``, or of all linear layers but the last; 512 in GC-Fed's experiments, 2,048 in LEAF's,
             [512, 100] in FedGC's.
         init: ``kaiming`` (normal), or torch's default, which is uniform with a sixth of that variance.
-        channels: of ``conv1`` and ``conv2``.
     """
 
     @checked
     def __init__(
         self, *, input_shape: Sequence[Count], num_classes: Count, hidden: Count | Sequence[Count] = 512,
-        init: Literal["kaiming", "torch"] = "kaiming", channels: Sequence[Count] = (32, 64),
+        init: Literal["kaiming", "torch"] = "kaiming",
     ) -> None:  # fmt: skip
         super().__init__()
-        colours, height, width = image_shape(input_shape, 4, "the CNN pools twice")
-        first, second = channels
-        self.conv1 = nn.Conv2d(colours, first, kernel_size=5, padding=2)
-        self.conv2 = nn.Conv2d(first, second, kernel_size=5, padding=2)
+        channels, height, width = image_shape(input_shape, 4, "the CNN pools twice")
+        self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
+        self.conv2 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
         hidden = [hidden] if isinstance(hidden, int) else hidden
-        linear = add_linear(self, [second * (height // 4) * (width // 4), *hidden, num_classes])
+        linear = add_linear(self, [64 * (height // 4) * (width // 4), *hidden, num_classes])
         self.names = ["conv1", "conv2", *linear]
         if init == "kaiming":
             self.apply(init_kaiming)
