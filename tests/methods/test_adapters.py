@@ -126,15 +126,7 @@ def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, m
     for row in read_rows(tmp_path / "run/metrics.csv"):
         assert (row["comm/up_bytes"], row["comm/down_bytes"]) == (2 * expected, 2 * expected)
     x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
-<<<<<<< HEAD:tests/methods/test_adapters.py
     plain = build_module(composed(TINY)).net  # the same seed gives the same frozen weights
-=======
-    plain = train(config(*TINY, "rounds=1", folder=tmp_path / "plain")).model  # the layers of net without adapters
-    for name in ("fc1", "fc2", "fc3"):
-        layer = net.get_submodule(name)
-        plain.get_submodule(name).load_state_dict(getattr(layer, "base_layer", None).state_dict() if name != "fc3"
-                                                  else layer.original_module.state_dict())  # fmt: skip
->>>>>>> h/english:tests/models/test_adapters.py
     loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "run")
     torch.testing.assert_close(loaded.eval()(x), net.eval()(x), rtol=0, atol=0)
 
