@@ -225,7 +225,8 @@ class _Probe:
                 return f"{type(error).__name__}: {_short(error)}"
             found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
             # Some gradients are 0 but for rounding, such as that of attention's key bias.
-            rounding = [0.0, *[1e-6 * max(float(t.abs().max()) for t in expected[1:] if t.numel())] * len(self.trained)]
+            largest = max((float(t.abs().max()) for t in expected[1:] if t.numel()), default=0.0)
+            rounding = [0.0, *[1e-6 * largest] * len(self.trained)]
             return "" if all(map(_close, found, expected, rounding)) else "other outputs or gradients"
 
         call = Tap(self.net, False, False).on
