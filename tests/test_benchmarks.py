@@ -152,7 +152,7 @@ def test_the_tests_for_a_gpu_need_no_package_that_the_device_lacks(tmp_path):
     assert int(found[1]) >= 30
 
 
-def test_the_plain_loop_takes_the_positions_of_a_text_as_samples():
+def test_the_plain_loop_counts_positions_of_a_text_as_samples():
     logits, y = torch.randn(2, 3, 5, dtype=torch.float64), torch.tensor([[1, 4, -100], [0, -100, -100]])
     logs = -logits.log_softmax(-1)
     expected = (logs[0, 0, 1] + logs[0, 1, 4] + logs[1, 0, 0]) / 3

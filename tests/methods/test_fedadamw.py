@@ -11,7 +11,7 @@ from gcfed.methods.fedadamw import FedAdamW
 
 
 @pytest.mark.parametrize("gc", [False, True])
-def test_it_is_the_plain_loop(federation, gc):
+def test_it_equals_the_plain_loop(federation, gc):
     """Unequal clients, one of them not finite. v starts as one number per tensor; t counts the steps of all rounds."""
     alpha, beta1, beta2, eps, lr, decay = 0.3, 0.8, 0.95, 1e-3, 0.05, 0.1
     net, data = make_net(), broken(federation, 3)
@@ -39,7 +39,7 @@ def test_it_is_the_plain_loop(federation, gc):
     torch.testing.assert_close(found, w, rtol=0, atol=1e-10)
 
 
-def test_one_client_of_one_round_is_torchs_adamw(federation):
+def test_one_client_in_one_round_equals_torchs_adamw(federation):
     net, solver = make_net(), sgd(0.05, weight_decay=0.1)
     ours = train_rounds(
         make_net(), federation, sgd(0.05, weight_decay=0.1), rounds=1, methods=[FedAdamW()], cohort_of=1

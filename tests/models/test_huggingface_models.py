@@ -167,7 +167,7 @@ def test_peft_reads_adapters_of_a_folder_and_an_lstm_reads_the_same_tokens(root,
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
-def test_no_code_and_no_pickle_of_a_folder_is_run(root, tmp_path):
+def test_no_code_and_no_pickle_in_a_folder_is_executed(root, tmp_path):
     evil, ran = shutil.copytree(root / "gpt2", tmp_path / "evil"), tmp_path / "ran"
     about = json.loads((evil / "config.json").read_text())
     (evil / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\n")
