@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gcfed.data.sets.regression import matrix_regression
+from gcfed.data.sets.datasets import matrix_regression
 from gcfed.models.mlp import Linear
 
 SMALL = {"num_clients": 4, "features": 5, "outputs": 3, "samples": 8, "test_samples": 2}

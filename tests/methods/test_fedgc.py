@@ -24,7 +24,7 @@ from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.methods.fedgc import FedGC, add_weighted_, constrain_, layer_of, multipliers
-from gcfed.models.resnet9 import ResNet9
+from gcfed.models.resnet import ResNet9
 
 C = 1e-3
 samples = partial(MeanAggregator, "samples")

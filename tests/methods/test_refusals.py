@@ -35,7 +35,7 @@ from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 from gcfed.models.mlp import MLP
-from gcfed.models.resnet_cifar import ResNetCIFAR
+from gcfed.models.resnet import ResNetCIFAR
 from gcfed.tasks import Classification
 
 SETTINGS = {

@@ -7,7 +7,7 @@ import pytest
 from conftest import read_rows
 from safetensors.numpy import load_file
 
-from gcfed.data.sets.regression import matrix_regression
+from gcfed.data.sets.datasets import matrix_regression
 from gcfed.run import evaluate, train
 
 TINY = (

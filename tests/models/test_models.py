@@ -12,12 +12,10 @@ from gcfed.federated.training.forward import Tap
 from gcfed.models.cnn import CNN, CelebACNN
 from gcfed.models.lstm import CharLSTM
 from gcfed.models.mlp import MLP
-from gcfed.models.resnet import resnet18_gn
-from gcfed.models.resnet9 import ResNet9
-from gcfed.models.resnet_cifar import ResNetCIFAR
-from gcfed.models.vgg import vgg11
+from gcfed.models.resnet import ResNet9, ResNet18, ResNetCIFAR
+from gcfed.models.vgg import VGG11
 
-BUILD = {"mlp": MLP, "cnn": CNN, "resnet18_gn": resnet18_gn, "vgg11": vgg11}
+BUILD = {"mlp": MLP, "cnn": CNN, "resnet18_gn": ResNet18, "vgg11": VGG11}
 SHAPE = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "resnet18_gn": (3, 32, 32), "vgg11": (3, 64, 64)}
 
 
@@ -52,7 +50,7 @@ def test_parameter_counts_follow_from_the_layer_sizes():
         gates = 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2)
         assert count(CharLSTM(input_shape=(80,), num_classes=80)) == 81 * 8 + gates + 256 * 80 + 80
         # The published size of torchvision's ResNet18, minus the weights that the smaller stem saves.
-        assert count(resnet18_gn(num_classes=1000)) == 11_689_512 - 64 * 3 * (49 - 9)
+        assert count(ResNet18(num_classes=1000)) == 11_689_512 - 64 * 3 * (49 - 9)
 
 
 @pytest.mark.parametrize("last_only", [False, True])
@@ -91,7 +89,7 @@ def test_resnet_equals_torchvisions_with_another_stem():
 def test_vgg_equals_torchvisions():
     """It has the published size. Values are compared with few channels and units."""
     with torch.device("meta"):
-        ours, theirs = vgg11(num_classes=1000), tv.vgg11(num_classes=1000)
+        ours, theirs = VGG11(num_classes=1000), tv.vgg11(num_classes=1000)
     assert count(ours) == count(theirs) == 132_863_336
     assert {n: p.shape for n, p in ours.named_parameters()} == {n: p.shape for n, p in theirs.named_parameters()}
     assert [m.p for m in ours.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
@@ -129,7 +127,7 @@ def narrow_vgg(**shape) -> nn.Module:
     """VGG11 with 16 units instead of 4,096, and with 16 channels instead of up to 512 after the first layer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cfgs, "A", [64, "M", 16, "M", 16, 16, "M", 16, 16, "M", 16, 16, "M"])
-        net = vgg11(**shape)
+        net = VGG11(**shape)
     net.classifier[0], net.classifier[3] = nn.Linear(16 * 49, 16), nn.Linear(16, 16)
     net.classifier[6] = nn.Linear(16, 10)
     return net

@@ -14,9 +14,7 @@ from gcfed.federated.training.stack import ClientStack
 from gcfed.models.cnn import CNN, CelebACNN
 from gcfed.models.lstm import CharLSTM
 from gcfed.models.mlp import MLP, Linear
-from gcfed.models.resnet import resnet18_gn
-from gcfed.models.resnet9 import ResNet9
-from gcfed.models.resnet_cifar import ResNetCIFAR
+from gcfed.models.resnet import ResNet9, ResNet18, ResNetCIFAR
 from gcfed.models.transformers import CCT, GPT, ViT
 
 SMALL = {"width": 8, "depth": 2, "heads": 2}
@@ -24,7 +22,7 @@ MAKE = {  # the network and the shape of an input
     "mlp": (MLP, (1, 9, 9)),
     "cnn": (CNN, (3, 8, 9)),
     "cnn of two hidden layers": (lambda **kw: CNN(hidden=[30, 20], **kw), (3, 8, 8)),
-    "resnet18_gn": (resnet18_gn, (3, 8, 8)),
+    "resnet18_gn": (ResNet18, (3, 8, 8)),
     "vgg11": (narrow_vgg, (3, 32, 32)),
     "resnet9": (ResNet9, (3, 8, 8)),
     "resnet14": (lambda **kw: ResNetCIFAR(depth=14, **kw), (3, 9, 10)),

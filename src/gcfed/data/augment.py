@@ -75,22 +75,18 @@ class ImageTransform(Transform):
         if augment_BA is not None:
             if self.rotation:
                 x_BCHW = rotated(x_BCHW, augment_BA[:, 3] / 1000 - self.rotation)
-            x_BCHW = self._crop_and_flip(x_BCHW, augment_BA)
+            if pad := self.crop_padding:
+                windows = F.pad(x_BCHW, (pad,) * 4).unfold(2, x_BCHW.shape[2], 1).unfold(3, x_BCHW.shape[3], 1)
+                image = torch.arange(len(x_BCHW), device=x_BCHW.device)
+                x_BCHW = windows[image, :, augment_BA[:, 0], augment_BA[:, 1]]
+            if self.flip:
+                x_BCHW = torch.where(augment_BA[:, 2].bool().view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW)
         if self._affine is None or self._affine[0].device != x_BCHW.device or self._affine[0].dtype != dtype:
             mean = on_device(self.mean, x_BCHW.device, dtype).view(-1, 1, 1)
             std = on_device(self.std, x_BCHW.device, dtype).view(-1, 1, 1)
             self._affine = (1 / (255 * std), -mean / std)
         scale, shift = self._affine
         return x_BCHW.to(dtype, memory_format=memory_format).mul_(scale).add_(shift)
-
-    def _crop_and_flip(self, x: Tensor, augment: Tensor) -> Tensor:
-        if pad := self.crop_padding:
-            height, width = x.shape[2:]
-            windows = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
-            x = windows[torch.arange(len(x), device=x.device), :, augment[:, 0], augment[:, 1]]
-        if self.flip:
-            x = torch.where(augment[:, 2].bool().view(-1, 1, 1, 1), x.flip(-1), x)
-        return x
 
 
 def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
@@ -118,9 +114,7 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
 
 
 class PlainTransform(Transform):
-    """uint8 tokens → int64, and float vectors → the network's type. Accepts settings that turn augmentation off, as
-    ``debug=overfit`` does.
-    """
+    """Tokens → int64, float vectors → the network's type, ``[B, T]``. Accepts settings that turn augmentation off."""
 
     def __init__(self, *, crop_padding: int = 0, flip: bool = False, rotation: float = 0) -> None:
         if crop_padding or flip or rotation:
@@ -131,7 +125,6 @@ class PlainTransform(Transform):
             raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors.")
 
     def __call__(self, x_BT: Tensor, augment_BA: None, dtype: torch.dtype = torch.float32, *_: Any) -> Tensor:
-        """``[B, T]`` in the other type. The last arguments are for images."""
         return x_BT.to(dtype) if x_BT.is_floating_point() else x_BT.long()
 
 
@@ -160,6 +153,4 @@ class AutoTransform(Transform):
         shares = counts / counts[0].sum()
         mean = shares @ levels
         std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # a constant channel has no deviation
-        transform = ImageTransform(self.mean or mean.tolist(), self.std or std.tolist(), **self.augmentation)
-        transform.check(x.shape[1:])
-        return transform
+        return ImageTransform(self.mean or mean.tolist(), self.std or std.tolist(), **self.augmentation)

@@ -62,8 +62,6 @@ class FederatedDataModule(LightningDataModule):
         label_noise: Annotated[Sequence[Share], Field(min_length=2, max_length=2)] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if input_shape is not None:
-            transform.check(tuple(input_shape))  # type: ignore[attr-defined]
         self.load, self.partitioner = dataset, partitioner
         self.transform: Any = transform
         self.rounds, self.seed, self.eval_batch_size = rounds, seed, eval_batch_size
@@ -75,10 +73,8 @@ class FederatedDataModule(LightningDataModule):
         self.feature_noise, self.label_noise = feature_noise, label_noise
         self.scaling: dict[str, np.ndarray] = {}
         self.splits: dict[str, Split] = {}  # training, test and validation, before any change
-        self._tests: list[tuple[Tensor, Tensor]] = []
-        self.partition: Partition = None  # type: ignore[assignment]  # until setup
         self.tests_of_clients: Partition | None = None
-        self._device: torch.device | None = None
+        self._tests: list[tuple[Tensor, Tensor]] = []
 
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions the data, once.
@@ -103,18 +99,18 @@ class FederatedDataModule(LightningDataModule):
         self.splits = dict(zip(("training", "test", "validation"), (train, *tests), strict=False))
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
         if isinstance(self.partitioner, Shift):
-            change = self.partitioner.shifted
-            owner_n, owners = self.partition.owners(len(train)), self.partition.num_clients
-            train = replace(train, x=change(train.x, owner_n, owners, generator(self.seed, "shift")))
-            for i, split in enumerate(tests):  # the same for all seeds
-                own, rng = np.arange(len(split)), generator(0, "shift_test", i)
-                tests[i] = replace(split, x=change(split.x, own, len(split), rng))
+            change, owner_n = self.partitioner.shifted, self.partition.owners(len(train))
+            x = change(train.x, owner_n, self.partition.num_clients, generator(self.seed, "shift"))
+            train = replace(train, x=x)
+            for i, s in enumerate(tests):  # the same for all seeds
+                tests[i] = replace(s, x=change(s.x, np.arange(len(s)), len(s), generator(0, "shift_test", i)))
         aside, whole = np.zeros(0, np.int64), self.partition
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
             aside = self.tests_of_clients.indices
         if isinstance(self.transform, AutoTransform):
             self.transform = self.transform(train.x, aside)
+        self.transform.check(self.input_shape)
         train, *tests = self._standardized([train, *tests], aside)
         if self.feature_noise:
             train = replace(train, x=noisy_samples(train.x, whole, self.feature_noise, self.seed))
@@ -157,14 +153,12 @@ class FederatedDataModule(LightningDataModule):
         def move(t: Tensor) -> Tensor:
             return t.to(device, torch.promote_types(dtype, torch.float32) if t.dtype == torch.float64 else t.dtype)
 
-        if device != self._device:
-            self._train, *self._tests = [(move(x), move(y)) for x, y in (self._train, *self._tests)]
-            self._device = device
+        self._train, *self._tests = [(move(x), move(y)) for x, y in (self._train, *self._tests)]
         self._dtype, self._memory_format = dtype, memory_format
 
     # ----------------------------------------------------------------------------------- ClientData, for the loop
     def sizes(self, clients: np.ndarray) -> np.ndarray:
-        """Number of samples of clients, ``[K] → [K]``."""
+        """Their numbers of samples, ``[K] → [K]``."""
         return self.partition.sizes[clients]
 
     def client(self, client: int) -> np.ndarray:
@@ -177,9 +171,9 @@ class FederatedDataModule(LightningDataModule):
 
     def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:
         """Changes the training labels of these clients from now on."""
-        samples = np.concatenate([self.client(client) for client in clients.tolist()] or [np.zeros(0, np.int64)])
         self.labels = self.labels.copy()
-        self.labels[samples] = relabelled(self.labels[samples])
+        for client in clients.tolist():
+            self.labels[self.client(client)] = relabelled(self.labels[self.client(client)])
         self._train = (self._train[0], torch.from_numpy(self.labels).to(self._train[1].device))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -195,9 +189,8 @@ class FederatedDataModule(LightningDataModule):
 
     def fetch_test(self, bounds: tuple[int, int], of: int = 0) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a slice of the test split, or of the validation split (``of=1``)."""
-        x, y = self._tests[of]
-        part = slice(*bounds)
-        return self.transform(x[part], None, self._dtype, self._memory_format), y[part]
+        x, y = (t[slice(*bounds)] for t in self._tests[of])
+        return self.transform(x, None, self._dtype, self._memory_format), y
 
     # --------------------------------------------------------------------------------------------- for Lightning
     def train_dataloader(self) -> DataLoader:
@@ -211,8 +204,8 @@ class FederatedDataModule(LightningDataModule):
             images, most = (250, 2_000) if self.trainer.strategy.root_device.type == "cpu" else (2_000, 10_000)
             size = max(1, min(images * 3 * 32 * 32 // math.prod(self.input_shape), most))
         world, loaders = self.trainer.world_size, list[DataLoader]()
-        for n, key in zip((len(y) for _, y in self._tests), ("limit_test", "validation"), strict=False):
-            if n < world:
+        for (_, y), key in zip(self._tests, ("limit_test", "validation"), strict=False):
+            if (n := len(y)) < world:
                 raise ValueError(f"data.{key} leaves {n} test samples for {world} processes; each needs one.")
             step = min(int(size), n // world)  # every process must have a slice
             slices = [(start, min(start + step, n)) for start in range(0, n, step)]

@@ -1,5 +1,7 @@
 """The arithmetic of the partitioners: Dirichlet draws without underflow, and which client gets which sample."""
 
+from bisect import bisect_left
+
 import numpy as np
 
 from gcfed.utils.rng import generator
@@ -11,16 +13,13 @@ def log_gamma(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) ->
     Gamma(α) = Gamma(α + 1) · U^(1/α), so the logarithms are finite even if the draws would underflow to zeros. The
     softmax of a subset is the renormalised draw, even if the subset has no mass left in floating point.
     """
-    draws = np.log(rng.standard_gamma(alpha + 1, shape))
-    draws -= rng.standard_exponential(shape) / alpha
-    return draws
+    return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Over the last axis."""
     weights = np.exp(logits - logits.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights
+    return weights / weights.sum(-1, keepdims=True)
 
 
 def cut(shares_N: np.ndarray, size: int) -> np.ndarray:
@@ -57,11 +56,9 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     """Fills clients up to ``min_size`` samples, in place. The largest clients give them, down to one common level."""
     sizes_N = np.bincount(owner_n, minlength=num_clients)
     lacking_N = np.maximum(min_size - sizes_N, 0)
-    low, high = min_size, int(sizes_N.max())  # the highest level with enough surplus
-    while low < high:
-        level = (low + high + 1) // 2
-        low, high = (level, high) if np.maximum(sizes_N - level, 0).sum() >= lacking_N.sum() else (low, level - 1)
-    surplus_N = np.maximum(sizes_N - low, 0)
+    levels = range(sizes_N.max(), min_size - 1, -1)
+    first = bisect_left(levels, lacking_N.sum(), key=lambda level: np.maximum(sizes_N - level, 0).sum())
+    surplus_N = np.maximum(sizes_N - levels[first], 0)
     excess = surplus_N.sum() - lacking_N.sum()
     surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1  # less than one each, or the level could be higher
 

@@ -36,9 +36,8 @@ class Partition:
     @classmethod
     def from_owners(cls, owner_n: np.ndarray, num_clients: int) -> "Partition":
         """From the owner of each sample, int64 [n], −1 for none."""
-        order = np.argsort(owner_n, kind="stable")
-        sizes = np.bincount(owner_n[owner_n >= 0], minlength=num_clients)
-        return cls(order[len(order) - sizes.sum() :], np.concatenate([[0], np.cumsum(sizes)]))
+        ends = np.cumsum(np.bincount(owner_n + 1, minlength=num_clients + 1))  # of those without an owner first
+        return cls(np.argsort(owner_n, kind="stable")[ends[0] :], ends - ends[0])
 
     @property
     def num_clients(self) -> int:
@@ -64,26 +63,22 @@ class Partition:
 
         The share is rounded; a client with samples keeps at least one.
         """
-        sizes_N = self.sizes
-        aside_N = np.minimum(np.rint(share * sizes_N).astype(np.int64), np.maximum(sizes_N - 1, 0))
-        owner_n = np.repeat(np.arange(self.num_clients), sizes_N)
-        order = np.lexsort((generator(seed, "client_test").random(len(owner_n)), owner_n))
-        rank_n = np.arange(len(owner_n)) - np.repeat(self.offsets[:-1], sizes_N)
-        aside_n = placed(rank_n < np.repeat(aside_N, sizes_N), order)
-        kept, aside = (np.concatenate([[0], np.cumsum(sizes)]) for sizes in (sizes_N - aside_N, aside_N))
-        return Partition(self.indices[~aside_n], kept), Partition(self.indices[aside_n], aside)
+        draws, is_aside = generator(seed, "client_test").random(len(self.indices)), np.zeros(len(self.indices), bool)
+        for start, size in zip(self.offsets, self.sizes, strict=False):
+            count = min(round(share * size), max(size - 1, 0))
+            is_aside[start + np.argsort(draws[start : start + size], kind="stable")[:count]] = True
+        offsets = np.concatenate([[0], np.cumsum(is_aside)])[self.offsets]
+        kept = Partition(self.indices[~is_aside], self.offsets - offsets)
+        return kept, Partition(self.indices[is_aside], offsets)
 
     def label_counts(self, labels: np.ndarray, num_classes: int, clients: np.ndarray | None = None) -> np.ndarray:
         """How many labels of each class each client has (all clients, or ``clients`` in this order), int64 [N, C].
 
         ``labels``: of all samples, [n], or [n, T] with negative labels for padding.
         """
-        clients = np.arange(self.num_clients) if clients is None else clients
-        held = labels[np.concatenate([self.client(k) for k in clients.tolist()])]
-        real = held >= 0
-        row = np.repeat(np.repeat(np.arange(len(clients)), self.sizes[clients]), real.reshape(len(held), -1).sum(1))
-        flat = np.bincount(row * num_classes + held[real], minlength=len(clients) * num_classes)
-        return flat.reshape(len(clients), num_classes)
+        held = [labels[self.client(k)] for k in (range(self.num_clients) if clients is None else clients)]
+        counts = [np.bincount(y[y >= 0], minlength=num_classes) for y in held]
+        return np.array(counts, np.int64).reshape(-1, num_classes)
 
     def save(self, path: Path) -> None:
         """Writes an ``.npz``, atomically."""
@@ -207,10 +202,9 @@ class DirichletBalanced(Partitioner):
         while (asking := np.flatnonzero(missing_N)).size:
             classes = np.flatnonzero(left_C)
             wanted = rng.multinomial(missing_N[asking], softmax(log_mix_NC[np.ix_(asking, classes)]))
-            for column, c in enumerate(classes):
-                if wanted[:, column].sum() > left_C[c]:
-                    share = rng.multivariate_hypergeometric(wanted[:, column], left_C[c], method="marginals")
-                    wanted[:, column] = share
+            for left, wants in zip(left_C[classes], wanted.T, strict=True):
+                if wants.sum() > left:
+                    wants[:] = rng.multivariate_hypergeometric(wants, left, method="marginals")
             counts_NC[np.ix_(asking, classes)] += wanted
             left_C[classes] -= wanted.sum(0)
             missing_N[asking] -= wanted.sum(1)
@@ -233,9 +227,9 @@ class ClassesPerClient(Partitioner):
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         present, class_sizes = np.unique(labels, return_counts=True)
         if self.classes > len(present):
-            kinds = f"{len(present)} classes, or bins of targets, of the data"
-            raise ValueError(f"partition.classes={self.classes} exceeds the {kinds}")
-        held = self._hands(len(present), num_clients, rng).ravel()
+            what = f"exceeds the {len(present)} classes, or bins of targets, of the data"
+            raise ValueError(f"partition.classes={self.classes} {what}")
+        held = self._hands(len(present), num_clients, rng)
         holders_C = np.bincount(held, minlength=len(present))
         if (scarce := np.flatnonzero(holders_C > class_sizes)).size:
             few = f"class {present[scarce[0]]} has fewer samples than the clients that would hold it"
@@ -250,7 +244,7 @@ class ClassesPerClient(Partitioner):
         return deal(counts_CN, labels, rng)
 
     def _hands(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The classes of each client, by rank, [N, classes]; they differ within a row."""
+        """The classes of each client, by rank, [N · classes]; those of a client differ."""
         cards = num_clients * self.classes
         if self.classes == 1:
             return np.arange(cards) % num_classes
@@ -260,7 +254,7 @@ class ClassesPerClient(Partitioner):
             # The last hand may go on with this deck. Its classes go to the bottom, so that it gets none twice.
             twice = np.isin(deck, dealt[start - start % self.classes : start])
             dealt[start : start + num_classes] = np.concatenate([deck[~twice], deck[twice]])
-        return dealt[:cards].reshape(num_clients, self.classes)
+        return dealt[:cards]
 
 
 @checked

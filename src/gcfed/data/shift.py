@@ -12,6 +12,8 @@ from gcfed.data.partition import Partition
 from gcfed.utils.checked import checked
 
 Order = Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]
+Change = Callable[[np.ndarray], np.ndarray]
+"""A function of images, uint8 [m, C, H, W], to images of the same shape."""
 
 
 @checked
@@ -41,22 +43,19 @@ class Shift:
             x_nCHW[group_n == group] = change(x_nCHW[group_n == group])
         return x_nCHW
 
-    def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
-        """The change of each group's images, a function of uint8 [m, C, H, W]."""
+    def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
+        """The change of each group's images."""
         raise NotImplementedError
 
 
 @checked
 @dataclass(frozen=True)
 class Rotation(Shift):
-    """Images rotated counter-clockwise by quarters: IFCA's rotated MNIST and CIFAR (Ghosh et al., NeurIPS 2020).
-
-    degrees: for each group, a multiple of 90.
-    """
+    """Images rotated counter-clockwise by quarters: IFCA's rotated MNIST and CIFAR (Ghosh et al., NeurIPS 2020)."""
 
     degrees: Annotated[Sequence[Literal[0, 90, 180, 270]], Field(min_length=1)] = (0, 90, 180, 270)
 
-    def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
+    def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
         if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
             raise ValueError(f"partition=rotation rotates square images, not samples of the shape {[*input_shape]}.")
         return [partial(np.rot90, k=degree // 90, axes=(2, 3)) for degree in self.degrees]
@@ -65,14 +64,11 @@ class Rotation(Shift):
 @checked
 @dataclass(frozen=True)
 class Colour(Shift):
-    """Images with their colour channels in another order.
-
-    orders: for each group, the channels in the place of red, green and blue.
-    """
+    """Images with their colour channels in another order: those in the place of red, green and blue, for each group."""
 
     orders: Annotated[Sequence[Order], Field(min_length=1)] = ("rgb", "gbr", "brg")
 
-    def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
+    def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
         if len(input_shape) != 3 or input_shape[0] != 3:
             raise ValueError(f"partition=colour is for colour images, not for samples of the shape {[*input_shape]}.")
         return [partial(np.take, indices=["rgb".index(channel) for channel in order], axis=1) for order in self.orders]

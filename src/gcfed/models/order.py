@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,13 +109,21 @@ class ForwardOrder:
 
         class Calls(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                return order.call(func, args, kwargs or {})
+                order._now += 1
+                order._in_call = True
+                out = func(*args, **(kwargs or {}))
+                order._in_call = False
+                return out
 
         class Operations(TorchDispatchMode):
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 return order.operate(func, args, kwargs or {})
 
-        hook = register_module_forward_pre_hook(lambda module, _: self._enter(module))
+        def enter(module: nn.Module, _: Any) -> None:
+            order._now += 1
+            order._entered[id(module)] = order._now
+
+        hook = register_module_forward_pre_hook(enter)
         try:
             with Calls(), Operations():
                 yield
@@ -128,18 +136,6 @@ class ForwardOrder:
         last = 0
         for name in self.params:  # an unused parameter has the place of the one that is declared before it
             last = self.place.setdefault(name, last)
-
-    def _enter(self, module: nn.Module) -> None:
-        self._now += 1
-        self._entered[id(module)] = self._now
-
-    def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Runs a function of torch, such as ``F.linear``."""
-        self._now += 1
-        self._in_call = True
-        out = func(*args, **kwargs)
-        self._in_call = False
-        return out
 
     def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operation, such as ``aten.addmm``, and notes the parameters that it uses."""

@@ -36,11 +36,8 @@ def _spectral_norms(net: nn.Module) -> Iterator[tuple[dict[str, Tensor], Callabl
         prefix = f"{name}." if name else ""
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):
-                keys = (f"{hook.name}_u", f"{hook.name}_v")
-                yield (
-                    {prefix + key: getattr(module, key) for key in keys},
-                    partial(hook.compute_weight, module, do_power_iteration=True),
-                )
+                vectors = {f"{prefix}{hook.name}_{i}": getattr(module, f"{hook.name}_{i}") for i in "uv"}
+                yield vectors, partial(hook.compute_weight, module, do_power_iteration=True)
         for key, chain in getattr(module, "parametrizations", {}).items():
             for i, norm in enumerate(chain):
                 if isinstance(norm, _SpectralNorm) and hasattr(norm, "_u"):  # a vector is normalised without

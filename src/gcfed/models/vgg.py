@@ -40,6 +40,3 @@ class VGG11(VGG):
         blocks = {f"block{i}": self.features[a:b] for i, (a, b) in enumerate(pairwise([0, *ends]), start=1)}
         first = nn.Sequential(self.avgpool, nn.Flatten(1), self.classifier[:3])
         return blocks | {"fc1": first, "fc2": self.classifier[3:6], "fc3": self.classifier[6:]}
-
-
-vgg11 = VGG11

@@ -29,8 +29,8 @@ class _FedOpt(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "tau": tau})
 
-    def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
-        """Updates the second moments in place."""
+    def _update_v(self, v: Tensor, grad: Tensor, *betas: float) -> None:
+        """Updates the second moment in place."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -38,19 +38,14 @@ class _FedOpt(Optimizer):
         """Makes one step for the parameters that have a gradient. Returns the closure's loss, if there is a closure."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            for p in params:
+            lr, betas, tau = group["lr"], group["betas"], group["tau"]
+            for p in (p for p in group["params"] if p.grad is not None):
                 if not self.state[p]:
-                    self.state[p] = {"exp_avg": torch.zeros_like(p), "v": torch.full_like(p, group["tau"] ** 2)}
-            grads = [p.grad for p in params]
-            exp_avg, v = ([self.state[p][name] for p in params] for name in ("exp_avg", "v"))
-            torch._foreach_lerp_(exp_avg, grads, 1 - group["betas"][0])
-            self._update_v(v, grads, group)
-            denominator = torch._foreach_sqrt(v)
-            torch._foreach_add_(denominator, group["tau"])
-            torch._foreach_addcdiv_(params, exp_avg, denominator, -group["lr"])
+                    self.state[p] = {"exp_avg": torch.zeros_like(p), "v": torch.full_like(p, tau**2)}
+                exp_avg, v = self.state[p]["exp_avg"], self.state[p]["v"]
+                exp_avg.lerp_(p.grad, 1 - betas[0])
+                self._update_v(v, p.grad, *betas)
+                p.addcdiv_(exp_avg, v.sqrt().add_(tau), value=-lr)
         return loss
 
 
@@ -61,24 +56,20 @@ class FedAdagrad(_FedOpt):
     def __init__(self, params: ParamsT, lr: Weight = 1e-2, beta1: ShareBelow1 = 0.0, tau: Divisor = 1e-3) -> None:
         super().__init__(params, lr, (beta1,), tau)
 
-    def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
-        torch._foreach_addcmul_(v, grads, grads)
+    def _update_v(self, v: Tensor, grad: Tensor, *betas: float) -> None:
+        v.addcmul_(grad, grad)
 
 
 class FedAdam(_FedOpt):
     """v ← β₂v + (1−β₂)Δ²."""
 
-    def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
-        beta2 = group["betas"][1]
-        torch._foreach_mul_(v, beta2)
-        torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
+    def _update_v(self, v: Tensor, grad: Tensor, *betas: float) -> None:
+        v.mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
 
 
 class FedYogi(_FedOpt):
     """v ← v − (1−β₂)Δ² sign(v − Δ²)."""
 
-    def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
-        squares = torch._foreach_mul(grads, grads)
-        signs = torch._foreach_sub(v, squares)
-        torch._foreach_sign_(signs)
-        torch._foreach_addcmul_(v, signs, squares, group["betas"][1] - 1)
+    def _update_v(self, v: Tensor, grad: Tensor, *betas: float) -> None:
+        square = grad * grad
+        v.addcmul_((v - square).sign_(), square, value=betas[1] - 1)

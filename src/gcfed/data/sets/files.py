@@ -9,6 +9,7 @@ import http.client
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -113,13 +114,9 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
         info = {"num_classes": num_classes, "class_names": [*names]}
         (stage / MANIFEST).write_text(json.dumps({"source": source, "info": info}))
         dataset = _dataset(stage, info)  # maps its own files: another process may replace the folder at any time
-        with suppress(FileNotFoundError):
-            folder.rename(Path(scratch) / "old")
-        try:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another process was faster
             stage.rename(folder)
-        except OSError:
-            if not (folder / MANIFEST).is_file():  # else another process was faster
-                raise
     return dataset
 
 
@@ -131,7 +128,6 @@ def _write(folder: Path, part: str, x: Any, y: np.ndarray, groups: np.ndarray | 
             out = np.lib.format.open_memmap(path, mode="w+", dtype=block.dtype, shape=shape)
         out[end : end + len(block)] = block
         end += len(block)
-    out.flush()
     np.save(folder / f"{part}_y.npy", y)
     if groups is not None:
         np.save(folder / f"{part}_groups.npy", groups)

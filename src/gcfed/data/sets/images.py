@@ -121,10 +121,10 @@ def image_folder(
 
 def _listed(folder: Path, clients: bool) -> np.ndarray:
     """The path, class and client of each image, [n, 3], in the order of their names."""
-    listed: list[tuple[Path, str, str]] = []
-    for kind in filter(Path.is_dir, sorted(folder.glob("[!.]*/[!.]*" if clients else "[!.]*"))):
-        for path in sorted(kind.rglob("*")):
-            hidden = any(part[0] == "." for part in path.relative_to(kind).parts)
-            if path.suffix.lower() in SUFFIXES and path.is_file() and not hidden:
-                listed.append((path, kind.name, kind.parent.name))
+    listed = [
+        (path, kind.name, kind.parent.name)
+        for kind in filter(Path.is_dir, sorted(folder.glob("[!.]*/[!.]*" if clients else "[!.]*")))
+        for path in sorted(kind.rglob("*"))
+        if path.suffix.lower() in SUFFIXES and path.is_file() and "/." not in path.relative_to(folder).as_posix()
+    ]
     return np.array(listed, object).reshape(-1, 3)

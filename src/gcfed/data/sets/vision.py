@@ -1,17 +1,23 @@
-"""Data sets of images with official archives: torchvision's, read by its own classes, and TinyImageNet."""
+"""Data sets of images with official archives: torchvision's, TinyImageNet, and FedGC's handwritten digits."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.files import Keep, cached, counted, missing, obtain, rows_of
 from gcfed.data.sets.images import decode
 from gcfed.utils.checked import SettingError, checked
+from gcfed.utils.instantiate import installed
 
 CIFAR, EMNIST = "www.cs.toronto.edu/~kriz/cifar.html", "www.nist.gov/itl/products-and-services/emnist-dataset"
 # name → torchvision's class, the official page, the class's further arguments
@@ -71,26 +77,15 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
 
     Raises FileNotFoundError for missing files; ValueError for a broken image or an unknown class.
     """
-    root, archive = Path(data_dir) / TINY, Path(data_dir) / ARCHIVE
-
-    def unpack() -> None:
-        obtain(archive, MD5, URL, "tiny_imagenet", download)
-        with TemporaryDirectory(prefix=".unpack-", dir=data_dir) as stage:
-            shutil.unpack_archive(archive, stage)
-            try:
-                (Path(stage) / TINY).rename(root)  # a killed run leaves no part of it
-            except OSError:
-                if not root.is_dir():  # else another process was faster
-                    raise
-
-    def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        if not root.is_dir():  # the cache is damaged, and the images were deleted
-            unpack()
-        return _read_tiny(root, keep)
-
-    if not root.is_dir() and not (Path(data_dir) / "cache/tiny_imagenet").is_dir():
-        unpack()  # before the images are counted
-    return cached(data_dir, "tiny_imagenet", build, counted(root, "train/*/images", "val/images"))
+    folder, root = Path(data_dir), Path(data_dir) / TINY
+    if not root.is_dir() and not (folder / "cache/tiny_imagenet").is_dir():
+        obtain(folder / ARCHIVE, MD5, URL, "tiny_imagenet", download)
+        with TemporaryDirectory(prefix=".unpack-", dir=folder) as stage:  # a killed run leaves no part of the images
+            shutil.unpack_archive(folder / ARCHIVE, stage)
+            with suppress(OSError):  # another process was faster
+                (Path(stage) / TINY).rename(root)
+    source = counted(root, "train/*/images", "val/images")
+    return cached(data_dir, "tiny_imagenet", partial(_read_tiny, root), source)
 
 
 def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
@@ -106,3 +101,70 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
         images = decode([path for path, _ in samples], f"TinyImageNet {part}")
         keep(part, images, np.array([wnids.index(wnid) for _, wnid in samples]))
     return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
+
+
+# ----------------------------------------------------------------------------------------- FedGC's handwritten digits
+SIZE = 32
+NAMES = ("mnist", "mnist_m", "usps", "svhn")
+MNIST_M = "http://yaroslav.ganin.net/ (unpacked)"
+USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
+SVHN = "http://ufldl.stanford.edu/housenumbers/"
+
+
+@checked
+def hwdigits(
+    data_dir: str, download: bool = True, *, sets: Sequence[str] = NAMES, one_class: bool = False
+) -> FederatedDataset:
+    """MNIST, MNIST-M, USPS and SVHN, or some of them in this order, [n, 3, 32, 32] ("Federated Learning under Gradient
+    Constraints", FedGC, §4.1). Grey images get three equal channels; small ones are enlarged bilinearly.
+
+    MNIST-M (Ganin & Lempitsky, ICML 2015) is read from the folder ``mnist_m/`` of its authors' archive; SVHN needs
+    SciPy. A sample's group is the position of its set in ``sets`` (HWDigits-4). With ``one_class`` it is ten times the
+    position plus the digit (HWDigits-40).
+
+    Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a missing file.
+    """
+    if not sets or not set(sets) <= set(NAMES) or len(set(sets)) < len(sets):
+        raise SettingError("sets", f"={[*sets]} must name some of {', '.join(NAMES)}, each once.")
+    folder = Path(data_dir)
+    source = counted(folder / "mnist_m", "mnist_m_train", "mnist_m_test") if "mnist_m" in sets else ""
+    dataset = cached(folder, "-".join(("hwdigits", *sets)), partial(_join_digits, sets, folder, download), source)
+    if one_class:
+        train, test = (replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test))  # type: ignore
+        dataset = replace(dataset, train=train, test=test)
+    return dataset
+
+
+def _join_digits(sets: Sequence[str], folder: Path, download: bool, keep: Keep) -> tuple[int, str]:
+    for part in ("train", "test"):
+        digits = [_read_digits(name, folder, download, part) for name in sets]
+        groups = np.repeat(np.arange(len(sets)), [len(y) for _, y in digits])
+        blocks = (block for images, _ in digits for block in _resized(images))
+        keep(part, blocks, np.concatenate([y for _, y in digits]), groups)
+    return 10, "0123456789"
+
+
+def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
+    """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]."""
+    for block in torch.from_numpy(images).split(4096):
+        if block.shape[2:] != (SIZE, SIZE):
+            block = F.interpolate(block.float(), size=(SIZE, SIZE), mode="bilinear", align_corners=False).round_()
+        yield block.expand(-1, 3, -1, -1).to(torch.uint8).numpy()
+
+
+def _read_digits(name: str, folder: Path, download: bool, part: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images, uint8 [n, 1 or 3, H, W], and labels, int64 [n], of one part of a set."""
+    if name == "svhn":
+        installed("scipy", "SVHN's files are MATLAB files, and data.dataset.sets=[svhn]")
+        split = published(name, "SVHN", folder / "SVHN", SVHN, download, split=part)
+        return split.data, split.labels
+    if name != "mnist_m":
+        root, page = (folder, SETS["mnist"][1]) if name == "mnist" else (folder / "USPS", USPS)
+        split = published(name, name.upper(), root, page, download, train=part == "train")
+        return np.array(split.data)[:, None], np.asarray(split.targets, np.int64)
+    root = folder / "mnist_m"
+    if not root.is_dir():
+        raise missing(name, root, "the folder is missing", MNIST_M)
+    rows = rows_of(root / f"mnist_m_{part}_labels.txt", 2)
+    images = decode([root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows], f"MNIST-M {part}")
+    return np.concatenate([*images]), np.array([int(label) for _, label, *_ in rows])
