@@ -38,9 +38,7 @@ class ClientEnd:
         accelerator, devices: as for Lightning's trainer; one device.
     """
 
-    def __init__(
-        self, cfg: DictConfig, assemble: Callable[..., Any], accelerator: str, devices: int | list[int] = 1
-    ) -> None:
+    def __init__(self, cfg: DictConfig, assemble: Callable[..., Any], accelerator: str, devices: Any = 1) -> None:
         torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
         parts = assemble(cfg, clients_only=True)
         self.stacks: Stacks = parts.loop.stacks

@@ -29,11 +29,8 @@ from gcfed.utils.checked import checked
 from gcfed.utils.device import free_memory
 from gcfed.utils.files import replacing
 
-NONE = -1
-"""The version of a client that has no state."""
-
-Key = tuple[str, int]
-"""The name of a state, and its client."""
+NONE = -1  # the version of a client that has no state
+Key = tuple[str, int]  # the name of a state, and its client
 
 
 @dataclass(frozen=True)
@@ -110,9 +107,7 @@ class ClientStores:
             raise KeyError(name)
         return [(name, int(client)) for client in clients]
 
-    def read(
-        self, name: str, clients: np.ndarray, like: Mapping[str, Tensor], *, default: Params | None = None
-    ) -> Params:
+    def read(self, name: str, clients: np.ndarray, like: Params, default: Params | None = None) -> Params:
         """The states of these clients, ``[K]``: tensor → ``[K, *shape]``, on the device and in the layout of ``like``,
         tensor → ``[*shape]``. A client without a state has ``default``, or zeros.
 
@@ -136,9 +131,7 @@ class ClientStores:
                 out[tensor][row].copy_(part.view(t.shape), non_blocking=True)
         return out
 
-    def write(
-        self, name: str, clients: np.ndarray, values: Mapping[str, Tensor], round: int, counts: Tensor | None = None
-    ) -> None:
+    def write(self, name: str, clients: np.ndarray, values: Params, round: int, counts: Tensor | None = None) -> None:
         """Replaces the states of these clients, tensor → ``[K, *shape]``, in the round of this index.
 
         ``counts``, bool ``[K]``, selects clients; None selects all.
@@ -176,12 +169,12 @@ class ClientStores:
     def state_dict(self) -> dict[str, Any]:
         """Each name's clients and versions, ``[n, 2]``. Waits until all files that changed are on the disk."""
         self.require_folder()
-        found: dict[str, list[tuple[int, int]]] = {}
+        found: dict[str, list[int]] = {}
         for key, version in self._version.items():
             if self._last.get(key) != version:
                 self._settle(key, version)
-            found.setdefault(key[0], []).append((key[1], version))
-        return {name: torch.tensor(pairs) for name, pairs in found.items()}
+            found.setdefault(key[0], []).extend((key[1], version))
+        return {name: torch.tensor(pairs).view(-1, 2) for name, pairs in found.items()}
 
     def _settle(self, key: Key, version: int) -> None:
         """Waits until a version is on the disk."""
