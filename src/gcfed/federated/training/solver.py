@@ -140,7 +140,7 @@ class LocalSolver:
         counts, draws = np.zeros(index.shape[:2], np.int64), []
         for k, (client, own) in enumerate(zip(clients.tolist(), samples, strict=True)):
             shuffle, augment = (generator(download.seed, use, download.round, client) for use in ("shuffle", "augment"))
-            sizes, index[k] = self._pass(len(own), width), own[0]
+            sizes, index[k] = np.minimum(self._pass(len(own)), width), own[0]
             if self.last_batch == "wrap":  # the GC-Fed authors' code: whole batches, by repeating the first samples
                 own = np.resize(own, sum(sizes))
             orders = shuffle.permuted(np.broadcast_to(own, (ceil(steps[k] / len(sizes)), len(own))), axis=1)
@@ -152,14 +152,13 @@ class LocalSolver:
         table = None if draws[0] is None else pad_sequence([*map(torch.from_numpy, draws)], batch_first=True)
         return BatchPlan(on_device(index, device), None if table is None else on_device(table, device), counts)
 
-    def _pass(self, size: int, batch_size: int | None = None) -> list[int]:
+    def _pass(self, size: int) -> list[int]:
         """The sizes of the mini-batches in a pass over ``size`` samples."""
-        batch_size = batch_size or self.batch_size
-        whole, rest = divmod(size, batch_size)
+        whole, rest = divmod(size, self.batch_size)
         if self.last_batch == "wrap":
-            return [batch_size] * (whole + (rest > 0))
+            return [self.batch_size] * (whole + (rest > 0))
         dropped = self.last_batch == "drop" and whole > 0
-        return [batch_size] * whole + [rest] * (rest > 0 and not dropped)
+        return [self.batch_size] * whole + [rest] * (rest > 0 and not dropped)
 
     def train(
         self, steps: Steps, data: FederatedDataModule, lr: float, parts: Sequence[Any],

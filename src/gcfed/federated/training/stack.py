@@ -96,11 +96,10 @@ class ClientStack:
         self._lent: list[tuple[Tensor, Tensor]] = []  # of a single client: parameters of the network, their leaves
         if n == 1 and self._lends:
             self.lent.begin({name: t[0] for name, t in (self.full | self._buffers).items()})
-            own = [self.lent.tensors[name] for name in self._trained]
+            own = {name: self.lent.tensors[name] for name in self._trained}
             # They share a version counter, so autograd notices an edit of a leaf that its graph still needs.
-            leaves = [t.detach().unsqueeze(0).requires_grad_() for t in own]
-            self.leaves: Params = dict(zip(self._trained, leaves, strict=True))
-            self._lent = list(zip(own, leaves, strict=True))
+            self.leaves: Params = {name: t.detach().unsqueeze(0).requires_grad_() for name, t in own.items()}
+            self._lent = [(t, self.leaves[name]) for name, t in own.items()]
         else:
             self.leaves = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
             self._state = self.leaves | {name: t[:n] for name, t in self._buffers.items()}
