@@ -7,7 +7,6 @@ fit, and writes files only for checkpoints. A checkpoint contains the versions, 
 disk. A state has up to two versions: the present one, and that of the last checkpoint.
 """
 
-import itertools
 import os
 import secrets
 import zlib
@@ -150,7 +149,7 @@ class ClientStores:
 
     def finish_round(self, cohort: np.ndarray, round: int) -> None:
         """Notes on every process the states that others have written in this round."""
-        for key in itertools.product(self.names, cohort.tolist()):
+        for key in (key for name in self.names for key in self._keys(name, cohort)):
             if self.path(key, round).is_file():
                 self._mark_written(key, round)
 
