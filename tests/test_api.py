@@ -15,9 +15,9 @@ import pytest
 from safetensors.torch import load_file
 
 import gcfed
+from gcfed import postponed
 from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.reading import read_metrics
-from gcfed.utils import postponed
 from gcfed.utils.resolvers import ROOT
 
 SMALL = (

@@ -13,7 +13,7 @@ import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gcfed.utils.postponed import postpone
+from gcfed.postponed import postpone
 
 if TYPE_CHECKING:
     from gcfed.api import Comparison, compare, configure

@@ -116,9 +116,7 @@ class Stacks:
         alone = module.traits.alone or has_dropout(net) or has_convolutions(net)
         k = chosen or (1 if alone else fit)
         draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
-        return Layout(
-            k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, 8))
-        )  # a GPU runs no more at once
+        return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, 8)))  # a GPU runs 8 at once
 
 
 class Layout:

@@ -1,5 +1,6 @@
 """Leaves a network and its inputs as they were."""
 
+import pickle
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+PLAIN = (bool, int, float, complex, str, type(None))
 CONTAINERS = (list, dict, set, deque)
 OWN = vars(nn.Module()).keys()  # attributes of every module
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -73,3 +76,21 @@ def unedited(x: Tensor) -> Iterator[None]:
     yield
     if version is not None and x._version != version:
         raise ValueError("model: forward changes its input in some steps only: begin it with x = x.clone().")
+
+
+def attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Numbers, tensors, generators and containers in attributes of modules: name → value, and a mark of its state."""
+    kinds = (*PLAIN, *CONTAINERS, Tensor, *GENERATORS)
+    return {
+        f"{name}.{key}".lstrip("."): (value, mark(value))
+        for name, module in net.named_modules() if not isinstance(module, torch.jit.ScriptModule)
+        for key, value in vars(module).items() if isinstance(value, kinds) and key not in OWN
+    }  # fmt: skip
+
+
+def mark(value: Any) -> Any:
+    if isinstance(value, CONTAINERS):  # without its tensors, because many networks keep features in a list
+        return [pickle.dumps(leaf) for leaf in tree_leaves(value) if isinstance(leaf, PLAIN)]
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    return (id(value), value._version) if isinstance(value, Tensor) else pickle.dumps(value)

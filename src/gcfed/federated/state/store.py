@@ -12,6 +12,7 @@ import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -114,7 +115,7 @@ class ClientStores:
             ValueError: a client's file is lost, damaged, or of another model; names it.
         """
         out = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
-        sizes, dtype = [t.numel() for t in like.values()], next(iter(like.values())).dtype
+        sizes, dtype = [t.numel() for t in like.values()], reduce(torch.promote_types, (t.dtype for t in like.values()))
         for row, key in enumerate(self._keys(name, clients)):
             vector = self._held.get(key)
             if vector is None and key in self._version:
@@ -136,9 +137,8 @@ class ClientStores:
         ``counts``, bool ``[K]``, selects clients; None selects all.
         """
         rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
-        dtype = next(iter(values.values())).dtype
         for row, key in zip(rows, self._keys(name, clients[rows]), strict=True):
-            vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
+            vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()])
             if key in self._held:
                 self._held[key].copy_(vector)  # a new tensor could reuse memory that another stream still reads
             elif not self.shared and _fits(vector.device):

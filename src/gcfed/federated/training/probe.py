@@ -5,7 +5,6 @@ warnings, or in an error about what no federated run can do right.
 """
 
 import logging
-import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -17,20 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, Tap
 from gcfed.federated.training.lent import Lent, Traits, new_memory, travelling
 from gcfed.models.facts import cannot_stack, first_weight, shows_all_at_once, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
-from gcfed.models.unchanged import CONTAINERS, GENERATORS, OWN, hand_copies, unchanged
+from gcfed.models.unchanged import GENERATORS, attributes, hand_copies, mark, unchanged
 from gcfed.tasks import Task
 from gcfed.utils.rng import seed_generators
 
 log = logging.getLogger(__name__)
 SAMPLES = 8
-PLAIN = (bool, int, float, complex, str, type(None))
 GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
 
 
@@ -67,7 +64,7 @@ class _Pass(NamedTuple):
 class _Probe:
     def __init__(self, net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> None:
         self.net, self.x, self.y, self.task, self.name = net, x_B, y_B, task, f"model: {type(net).__name__}"
-        self.lent, self.marks = Lent(net), {name: mark for name, (_, mark) in _attributes(net).items()}
+        self.lent, self.marks = Lent(net), {name: mark for name, (_, mark) in attributes(net).items()}
         self.trained = [name for name, t in self.lent.tensors.items() if t.requires_grad]
         self.edits = False  # whether a pass wrote to its input
         self.strangers = set[int]()  # ids of tensors that get gradients and are no parameters
@@ -123,7 +120,7 @@ class _Probe:
         tensors. All passes draw the same random numbers.
         """
         seed_generators(x.device, 0)
-        generators = {name: _mark(generator) for name, generator in GLOBAL.items()}
+        generators = {name: mark(generator) for name, generator in GLOBAL.items()}
         self.lent.begin({name: t.clone() for name, t in (start or self.before).items()})
         self.net.train(training)
         own = self.lent.tensors
@@ -136,7 +133,7 @@ class _Probe:
                     loss.backward()
                     self.strangers = _leaves(loss) - {id(t) for t in own.values()}
             self.edits |= seen._version > 0 or not torch.equal(seen, x)
-            self.draws |= {name for name, generator in GLOBAL.items() if _mark(generator) != generators[name]}
+            self.draws |= {name for name, generator in GLOBAL.items() if mark(generator) != generators[name]}
             self.replaced |= self.lent.replaced()
             tensors = self.lent.present()
             changed = [name for name, t in tensors.items() if not _equal(t, self.before[name])]
@@ -186,7 +183,7 @@ class _Probe:
         """Repeats both passes, with the same tensors and seeds. Warns of anything else that earlier passes changed."""
         again, tested = self.run(self.x), self.run(self.x, training=False)
         same = _close(again.out, first.out) and _close(tested.out, test.out)
-        kept = {n: value for n, (value, mark) in _attributes(self.net).items() if self.marks.get(n, mark) != mark}
+        kept = {n: value for n, (value, mark) in attributes(self.net).items() if self.marks.get(n, mark) != mark}
         if same:  # many networks keep their last features, which no later pass reads
             kept = {name: value for name, value in kept.items() if not isinstance(value, (Tensor, *GENERATORS))}
         if kept or not same:
@@ -240,24 +237,6 @@ class _Probe:
         if {"numpy", "python"} & self.draws:
             return functional, "random numbers of NumPy or Python, drawn once for all of a stack"
         return functional, stacked and f"a forward that torch.func.vmap cannot batch ({stacked})"
-
-
-def _attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Numbers, tensors, generators and containers in attributes of modules: name → value, and a mark of its state."""
-    kinds = (*PLAIN, *CONTAINERS, Tensor, *GENERATORS)
-    return {
-        f"{name}.{key}".lstrip("."): (value, _mark(value))
-        for name, module in net.named_modules() if not isinstance(module, torch.jit.ScriptModule)
-        for key, value in vars(module).items() if isinstance(value, kinds) and key not in OWN
-    }  # fmt: skip
-
-
-def _mark(value: Any) -> Any:
-    if isinstance(value, CONTAINERS):  # without its tensors, because many networks keep features in a list
-        return [pickle.dumps(leaf) for leaf in tree_leaves(value) if isinstance(leaf, PLAIN)]
-    if isinstance(value, torch.Generator):
-        return value.get_state().numpy().tobytes()
-    return (id(value), value._version) if isinstance(value, Tensor) else pickle.dumps(value)
 
 
 def _grads(tensors: Sequence[Tensor]) -> list[Tensor]:
