@@ -129,7 +129,7 @@ def test_a_file_is_downloaded_where_it_is_missing_or_damaged(tmp_path, monkeypat
         assert (url, md5) == ("an address", right)
         put(root / name, b"content")
 
-    monkeypatch.setattr("gcfed.data.sets.files.download_url", download_url)
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", download_url)
     right, path = hashlib.md5(b"content").hexdigest(), tmp_path / "x.bin"
     for found in (None, b"cut short"):
         if found:
