@@ -35,7 +35,7 @@ gcfed.train  # Lightning imports matplotlib and torchvision itself
 from gcfed.federated.method import ServerPart
 class Stop(ServerPart):
     def on_broadcast(self, download, round):
-        sys.exit(repr({"pandas", "jinja2", "wandb", "mlflow", "gcfed.plots", "gcfed.report"} & {*sys.modules}))
+        sys.exit(repr({"pandas", "peft", "wandb", "mlflow", "gcfed.plots", "gcfed.report"} & {*sys.modules}))
 gcfed.train(cfg)
 """
 
