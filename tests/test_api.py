@@ -38,7 +38,7 @@ from gcfed.federated.method import ServerPart
 class Stop(ServerPart):
     def on_broadcast(self, download, round):
         if round.index == 1:
-            late = {"pandas", "jinja2", "wandb", "mlflow", "gcfed.plots", "gcfed.report", "matplotlib", "scipy"}
+            late = {"pandas", "peft", "jinja2", "wandb", "mlflow", "gcfed.plots", "gcfed.report", "matplotlib", "scipy"}
             late |= {"torchvision", "transformers", "sympy", "triton", "torch._dynamo.utils", "torchmetrics.functional"}
             torch.distributed.init_process_group(store=torch.distributed.HashStore(), rank=0, world_size=1)
             found = late & {*sys.modules}

@@ -29,7 +29,9 @@ def with_adapters(
     installed("peft", "model.lora", "lora")
     from peft import LoraConfig, inject_adapter_in_model  # takes seconds
 
-    inner: Any = net.net if type(net).__name__ == "Logits" else net  # a model of transformers without our wrapper
+    from gcfed.models.huggingface import Logits
+
+    inner: Any = net.net if isinstance(net, Logits) else net  # a model of transformers without our wrapper
     known = [name for name, _ in inner.named_modules() if name]
     target = [target] if isinstance(target, str) and target != "all-linear" else target
     if modules_to_save is None:
