@@ -1,18 +1,16 @@
 """Facts about a network: its kinds of layers, and what they allow."""
 
-from collections import Counter
 from functools import partial
 
-from torch import Tensor, dtype, nn
+from torch import Tensor, nn
 
 
 def first_weight(net: nn.Module) -> Tensor:
     """Its first parameter of the floating-point type that most entries have. The inputs have its type and device."""
     floats = [p for p in net.parameters() if p.is_floating_point()]
-    entries: Counter[dtype] = Counter()
-    for p in floats:
-        entries[p.dtype] += p.numel()
-    return next(p for p in floats if p.dtype == entries.most_common(1)[0][0])
+    kinds = dict.fromkeys(p.dtype for p in floats)
+    most = max(kinds, key=lambda kind: sum(p.numel() for p in floats if p.dtype == kind))
+    return next(p for p in floats if p.dtype == most)
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:
@@ -37,13 +35,11 @@ def is_graphable(net: nn.Module) -> bool:
 
 def cannot_stack(net: nn.Module) -> str:
     """Why several clients of this network cannot train in one stack; empty if its layers allow it."""
+    mix = "would mix with the padding of shorter batches. Set client.stack=1"
     if uses_batch_statistics(net):
-        return (
-            "batch normalisation: its statistics would mix with the padding of shorter batches. Set client.stack=1, "
-            "or use GroupNorm"
-        )
+        return f"batch normalisation: its statistics {mix}, or use GroupNorm"
     if any(isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats for m in net.modules()):
-        return "running statistics, which would mix with the padding of shorter batches. Set client.stack=1"
+        return f"running statistics, which {mix}"
     if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"
     return ""

@@ -122,10 +122,8 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
     if not isinstance(out, Tensor):
         raise ValueError(f"{what} returns a {type(out).__name__}: its forward must return one tensor, the logits.")
     if out.dim() < 2 or len(out) != 2 or out.shape[-1] != num_classes:
-        raise ValueError(
-            f"{what} returns the shape {[*out.shape]} for 2 samples, but the last size must be data.num_classes="
-            f"{num_classes}: give its constructor an argument num_classes."
-        )
+        must = f"but the last size must be data.num_classes={num_classes}: give its constructor an argument num_classes"
+        raise ValueError(f"{what} returns the shape {[*out.shape]} for 2 samples, {must}.")
     return net
 
 
@@ -150,8 +148,8 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
     """
     layers = batch_norms(net)
     if norm_policy != "average" and not layers:
-        what = f"={norm_policy}: {type(net).__name__} has no batch normalisation; leave it at average."
-        raise SettingError("norm_policy", what)
+        name = type(net).__name__
+        raise SettingError("norm_policy", f"={norm_policy}: {name} has no batch normalisation; leave it at average.")
     for name, layer in layers.items() if norm_policy in ("fixed", "group") else ():
         new: nn.Module
         if norm_policy == "group":
@@ -164,8 +162,7 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
 
             new = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
         else:
-            what = f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}."
-            raise SettingError("norm_policy", what)
+            raise SettingError("norm_policy", f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}.")
         new.to(next(net.parameters()).dtype)
         new.load_state_dict({key: t for key, t in layer.state_dict().items() if key in new.state_dict()})
         if hasattr(layer, "act"):  # timm's layers include an activation

@@ -20,10 +20,9 @@ def probe_optimizer(optimizer: MakeOptimizer) -> Optimizer:
 
 
 def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
-    """The same partial, after it has built an optimizer that made a step with nothing but a gradient.
+    """The same partial, after its optimizer made a step with nothing but a gradient.
 
-    Raises:
-        BuildError: torch refuses a setting, or the step fails; names the config key.
+    Raises BuildError, with the config key, if torch refuses a setting or the step fails.
     """
     try:
         idle = torch.zeros(1, requires_grad=True)

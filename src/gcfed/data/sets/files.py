@@ -91,12 +91,9 @@ Build = Callable[[Keep], tuple[int, Sequence[str]]]
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
     """The data set ``name`` from its cache. Builds the cache first if it is missing, damaged or of another source.
 
-    Args:
-        source: identifies the raw files if they have no checksums. Empty: any cache will do, because the raw files have
-            checksums or were deleted.
+    ``source`` identifies the raw files. Empty: any cache will do, because the raw files have checksums or were deleted.
 
-    Raises what ``build`` raises; ValueError for samples and labels that do not match; OSError if the cache cannot be
-    written.
+    Raises what ``build`` raises; ValueError for samples and labels that do not match; OSError if it cannot write.
     """
     folder = Path(data_dir) / "cache" / name
     if (folder / MANIFEST).is_file():

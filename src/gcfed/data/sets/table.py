@@ -16,8 +16,7 @@ from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 
 log = getLogger(__name__)
-MOST = 20
-"""The largest number of values of a column of text that ``data.categorical`` does not name."""
+MOST = 20  # the largest number of values of a column of text that data.categorical does not name
 
 
 @checked
