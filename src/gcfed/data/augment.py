@@ -54,12 +54,9 @@ class ImageTransform:
         return rng.integers(0, high, size=(*shape, len(high)), dtype=np.int64)
 
     def __call__(
-        self,
-        x_BCHW: Tensor,
-        augment_BA: Tensor | None,
-        dtype: torch.dtype = torch.float32,
+        self, x_BCHW: Tensor, augment_BA: Tensor | None, dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """uint8 → ``dtype``, ``[B, C, H, W]``, with the numbers of :meth:`draw`, ``[B, A]``."""
         if augment_BA is not None:
             if self.rotation:

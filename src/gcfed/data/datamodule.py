@@ -80,8 +80,7 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions the data, once.
 
-        Raises ValueError if samples or labels do not match the model, or the partition is impossible;
-        FileNotFoundError for missing data.
+        Raises ValueError if data and model do not match, or the partition is impossible; FileNotFoundError.
         """
         if self._tests:
             return

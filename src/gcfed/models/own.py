@@ -136,13 +136,10 @@ def batch_norms(net: nn.Module) -> dict[str, Any]:
 def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Module:
     """The network with this policy for its batch normalisation.
 
-    ======== =========================================================================================================
-    average  the server averages statistics, scales and shifts like all parameters
-    local    each client keeps its own (FedBN, Li et al., ICLR 2021): :class:`~gcfed.methods.local_norm.LocalNorm`
-    fixed    statistics, scales and shifts do not change, for pretrained networks
-    group    GroupNorm replaces it, with 32 groups if they divide the channels, and at least two channels in each (Hsieh
-             et al., ICML 2020)
-    ======== =========================================================================================================
+    average: the server averages statistics, scales and shifts like all parameters.
+    local: each client keeps its own (FedBN, Li et al., ICLR 2021): :class:`~gcfed.methods.local_norm.LocalNorm`.
+    fixed: statistics, scales and shifts do not change, for pretrained networks.
+    group: GroupNorm replaces it, with at most 32 groups of at least two channels (Hsieh et al., ICML 2020).
 
     Raises SettingError for a policy that the network does not support.
     """

@@ -69,10 +69,7 @@ def listing(names: Sequence[str]) -> str:
 
 
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
-    """The cells of each line, split at white space or the separator.
-
-    Raises ValueError if there is no line, or one with fewer columns.
-    """
+    """The cells of each line, split at white space or the separator. Raises ValueError if a line has fewer columns."""
     rows = [line.split(separator) for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
     if not rows or min(map(len, rows)) < columns:
         raise ValueError(f"{path} is empty or damaged: take the official one.")

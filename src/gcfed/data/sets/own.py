@@ -101,8 +101,7 @@ def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str |
     """Raises ValueError if a key names a column that is missing."""
     for key, names in named.items():
         for name in {*names} - {*columns}:
-            shown = "null" if name is None else name
-            raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.")
+            raise ValueError(f"{key}={name or 'null'} is no column; there are {', '.join(map(str, columns))}.")
 
 
 def _plain(key: str, value: Any) -> np.ndarray:

@@ -38,8 +38,7 @@ MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 def torchvision_set(name: str, data_dir: str, download: bool = True) -> FederatedDataset:
     """One of :data:`SETS`: [n, 3, 32, 32] for CIFAR, [n, 1, 28, 28] for the MNIST family.
 
-    EMNIST's images stay transposed, as in its files and in torchvision. Torchvision looks for its files in
-    ``data_dir``, and with ``download`` puts them there.
+    EMNIST's images stay transposed, as in torchvision, which looks for its files in ``data_dir``.
 
     Raises ValueError for an unknown name, FileNotFoundError for missing or broken files.
     """
