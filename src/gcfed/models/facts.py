@@ -1,16 +1,18 @@
 """Facts about a network: its kinds of layers, and what they allow."""
 
+from collections import Counter
 from functools import partial
 
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 
 
 def first_weight(net: nn.Module) -> Tensor:
     """Its first parameter of the floating-point type that most entries have. The inputs have its type and device."""
     floats = [p for p in net.parameters() if p.is_floating_point()]
-    kinds = dict.fromkeys(p.dtype for p in floats)
-    most = max(kinds, key=lambda kind: sum(p.numel() for p in floats if p.dtype == kind))
-    return next(p for p in floats if p.dtype == most)
+    entries: Counter[dtype] = Counter()
+    for p in floats:
+        entries[p.dtype] += p.numel()
+    return next(p for p in floats if p.dtype == entries.most_common(1)[0][0])
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:

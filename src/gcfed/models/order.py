@@ -41,8 +41,10 @@ class ForwardOrder:
     Attributes:
         place: name → when it is used.
         unused: parameters that the pass does not use. Their place is that of the parameter declared before.
-        added: parameters of two or more axes that multiply no input, such as class tokens and position embeddings, and
-            those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
+        names: all parameters in order.
+        added: parameters of two or more axes that multiply no input, such as class tokens, position embeddings and
+            tables of relative positions. Also those ``[1, …]`` that scale activations entry by entry, or are the input
+            of a layer.
         groups: number of groups of each weight whose outputs are on axis 1, ``[in, out / groups, …]``: transposed
             convolutions, ``x @ w``.
 
