@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.data.check import check_labels, check_samples
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import cohort_size
@@ -60,9 +59,9 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data: FederatedDataModule = require(cfg, "data")
     data.setup()
     if not clients_only:
-        check_samples(data)
+        data.check_samples()
     module = build_module(described(cfg, data))
-    check_labels(data, module.net, module.task)
+    data.check_labels(module.net, module.task)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods, metrics = (
         [part for part in parts_of(built) if isinstance(part, kind)]

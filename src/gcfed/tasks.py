@@ -1,8 +1,7 @@
 """What labels mean: the loss of an output, and what a test reports. ``task`` in the config; the data set chooses.
 
-Your own loss is a class in a file of the working folder (docs/bring-your-own.md). It inherits from
-:class:`Classification`, :class:`SquaredError` or :class:`Task`. ``columns`` and ``scores`` add columns to a test.
-The class and its arguments are part of the run's identity.
+Your own loss is a class that inherits from :class:`Classification`, :class:`SquaredError` or :class:`Task`
+(docs/bring-your-own.md). ``columns`` and ``scores`` add columns to a test.
 """
 
 from dataclasses import dataclass
@@ -72,8 +71,7 @@ class Classification(Task):
     has_classes = True
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORE)
-        return losses.view(y.shape)
+        return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORE).view(y.shape)
 
     def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         if len(outputs) > 1 or batch.mask is not None or type(self).losses is not Classification.losses:
@@ -103,8 +101,6 @@ class SquaredError(Task):
     """Regression: outputs and labels ``[…, C]``, the loss ½‖output − label‖² (SSF, equation 130, without its ridge).
 
     A test also reports ``test/rmse``, the root of the mean squared error of a component, in the user's units.
-    Where a data set knows its optimum (``FederatedDataset.optimum``), ``metrics=relative_error`` adds the distance of
-    the global model to it, ``test/relative_error``, to each round.
     """
 
     columns = ("test/loss", "test/rmse")

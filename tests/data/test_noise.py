@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gcfed.assemble import assemble
-from gcfed.data.noise import noisy_labels, noisy_samples
+from gcfed.data.skews import noisy_labels, noisy_samples
 from gcfed.data.partition import Partition
 from gcfed.run import train
 from gcfed.runs.identity import identity, leaves

@@ -8,8 +8,7 @@ import torch
 from gcfed.assemble import assemble
 from gcfed.data.dealing import log_gamma, softmax
 from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition, Partitioner
-from gcfed.data.shift import Colour, Rotation
-from gcfed.data.skews import Shards
+from gcfed.data.skews import Colour, Rotation, Shards
 from gcfed.utils.instantiate import build
 
 LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)

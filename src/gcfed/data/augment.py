@@ -14,20 +14,9 @@ from gcfed.utils.checked import Number, Positive, checked
 from gcfed.utils.device import on_device
 
 
-class Transform:
-    """What the data module calls."""
-
-    def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raises ValueError if samples of this shape cannot be transformed."""
-
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Random numbers for the augmentation of ``shape`` samples, ``[*shape, A]``, or None without augmentation."""
-        return None
-
-
 @checked
 @dataclass(eq=False)
-class ImageTransform(Transform):
+class ImageTransform:
     """uint8 images → normalised floats. Training images are randomly rotated, cropped and flipped, in this order.
 
     mean, std: of each channel, in units of the range 0…1; one value is for all channels.
@@ -48,29 +37,26 @@ class ImageTransform(Transform):
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def check(self, input_shape: tuple[int, ...]) -> None:
+        """Raises ValueError if samples of this shape cannot be transformed."""
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, input_shape[0]):
                 what = f"data.input_shape={[*input_shape]} has {input_shape[0]} channels"
                 raise ValueError(f"data.transform.{key} has {len(values)} values; {what}.")
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Row and column of the crop, and flip, ``[*shape, 3]``. With rotation also the angle plus ``rotation``, in
-        thousandths of a degree, ``[*shape, 4]``.
+        """Random numbers for ``shape`` samples: row and column of the crop, and flip, ``[*shape, 3]``. With rotation
+        also the angle plus ``rotation``, in thousandths of a degree, ``[*shape, 4]``. None without augmentation.
         """
         if not (self.crop_padding or self.flip or self.rotation):
             return None
-        high = [2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 1 + self.flip]
-        if self.rotation:
-            high.append(2000 * self.rotation + 1)
+        offsets = 2 * self.crop_padding + 1
+        high = [offsets, offsets, 1 + self.flip, *[2000 * self.rotation + 1] * bool(self.rotation)]
         return rng.integers(0, high, size=(*shape, len(high)), dtype=np.int64)
 
     def __call__(
-        self,
-        x_BCHW: Tensor,
-        augment_BA: Tensor | None,
-        dtype: torch.dtype = torch.float32,
+        self, x_BCHW: Tensor, augment_BA: Tensor | None, dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """uint8 → ``dtype``, ``[B, C, H, W]``, with the numbers of :meth:`draw`, ``[B, A]``."""
         if augment_BA is not None:
             if self.rotation:
@@ -113,7 +99,7 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
     return turned * inside.unsqueeze(1)
 
 
-class PlainTransform(Transform):
+class PlainTransform:
     """Tokens → int64, float vectors → the network's type, ``[B, T]``. Accepts settings that turn augmentation off."""
 
     def __init__(self, *, crop_padding: int = 0, flip: bool = False, rotation: float = 0) -> None:
@@ -124,11 +110,14 @@ class PlainTransform(Transform):
         if len(input_shape) != 1:
             raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors.")
 
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+        """Nothing, because there is no augmentation."""
+
     def __call__(self, x_BT: Tensor, augment_BA: None, dtype: torch.dtype = torch.float32, *_: Any) -> Tensor:
         return x_BT.to(dtype) if x_BT.is_floating_point() else x_BT.long()
 
 
-class AutoTransform(Transform):
+class AutoTransform:
     """Chooses a transform for the training samples. Images get an :class:`ImageTransform` with the mean and standard
     deviation of each channel, unless they are given.
     """
@@ -139,7 +128,7 @@ class AutoTransform(Transform):
         ImageTransform(mean or [0.0], std or [1.0], **augmentation)  # checks the settings
         self.mean, self.std, self.augmentation = mean, std, augmentation
 
-    def __call__(self, x: np.ndarray, aside: np.ndarray | tuple[()] = ()) -> Transform:
+    def __call__(self, x: np.ndarray, aside: np.ndarray | tuple[()] = ()) -> ImageTransform | PlainTransform:
         """The transform for training samples [n, …]. The statistics leave out the indices ``aside``."""
         if x.ndim != 4:
             if self.mean or self.std:

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-IGNORE = -100
-"""The label of padding."""
+IGNORE = -100  # the label of padding
 FLOATS = (np.float32, np.float64)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,17 +13,19 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from gcfed.data.augment import AutoTransform
-from gcfed.data.base import FLOATS, FederatedDataset, Split
+from gcfed.data.base import FLOATS, FederatedDataset, Split, label_fix
 from gcfed.data.dealing import held_out
-from gcfed.data.noise import noisy_labels, noisy_samples
 from gcfed.data.partition import Partition
-from gcfed.data.shift import Shift
+from gcfed.data.skews import Shift, noisy_labels, noisy_samples
+from gcfed.tasks import Task
 from gcfed.utils.checked import Count, Inside, SettingError, Share, Weight, Whole, checked
 from gcfed.utils.rng import generator
+
+log = logging.getLogger(__name__)
 
 
 @checked
@@ -39,17 +42,15 @@ class FederatedDataModule(LightningDataModule):
         rounds: length of the training loader.
         seed: of the partition and of the subsets.
         num_classes, input_shape: what the model is built for; the data must match. None: those of the data.
-        eval_batch_size: test samples per batch. ``auto``: as large as 250 colour images of 32×32, so that activations
-            stay in a CPU's cache, and at most 2,000 samples; on a GPU 2,000 such images, and at most 10,000 samples.
+        eval_batch_size: test samples per batch. ``auto``: as large as 250 colour images of 32×32, for a CPU's cache,
+            and at most 2,000 samples; on a GPU 2,000 such images, and at most 10,000 samples.
         limit_train, limit_test: number of samples to keep, drawn by the seed, for quick tests; None: all.
         client_test: share of each client's samples that is held out for its own test.
         validation: share of the training samples that is held out before the partition, the same for all seeds. The
             global model is tested on it too.
         standardize: scale float vectors and regression targets by the mean and deviation of the training samples.
-        feature_noise: σ; client k of N has noise of deviation σ·k/N on its samples, also on those of ``client_test``.
-            It is added after ``standardize``.
-        label_noise: (ρ, τ); a client is noisy with probability ρ. A share of its training labels, drawn from U(τ, 1),
-            is then wrong.
+        feature_noise: σ of :func:`noisy_samples`, after ``standardize``, also for the samples of ``client_test``.
+        label_noise: (ρ, τ) of :func:`noisy_labels`, for the training labels.
     """
 
     def __init__(
@@ -79,8 +80,7 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions the data, once.
 
-        Raises ValueError if samples or labels do not match the model, or the partition is impossible;
-        FileNotFoundError for missing data.
+        Raises ValueError if data and model do not match, or the partition is impossible; FileNotFoundError.
         """
         if self._tests:
             return
@@ -136,6 +136,30 @@ class FederatedDataModule(LightningDataModule):
                 wrong = f"labels run from 0 to {last}"
             if wrong:
                 raise ValueError(f"{self.dataset.name}: {name} {wrong}, and the model is built for {key}.")
+
+    def check_samples(self) -> None:
+        """Refuses data from which nothing can be learned, and warns of classes that are tested but not trained."""
+        if len(empty := np.flatnonzero(self.partition.sizes == 0)):
+            who = f"{len(empty)} of {self.num_clients} clients without a sample, such as client {empty[0]}: give it one"
+            raise ValueError(f"partition: {type(self.partitioner).__name__} leaves {who}, or lower num_clients.")
+        if self.labels.dtype.kind == "i":
+            trained, tested = ({*np.unique(y[y >= 0]).tolist()} for y in (self.labels, self.test_labels))
+            if len(trained) < 2:
+                raise ValueError(f"data={self.dataset.name}: all training samples are of class {[*trained]}.")
+            if (strange := sorted(tested - trained)) and self.labels.ndim == 1:  # some characters are rare
+                log.warning("classes %s have samples in the test split, and none in the training split", strange)
+
+    def check_labels(self, net: nn.Module, task: Task) -> None:
+        """Refuses inputs that the network cannot read, and labels that the task cannot use."""
+        name, model = f"data ({self.dataset.name})", type(net).__name__
+        is_text = len(self.input_shape) == 1 and self.dataset.train.x.dtype.kind in "iu"
+        if is_text != hasattr(net, "last_only"):
+            kind, take = ("text", "model=lstm or gpt, or make them floats") if is_text else ("no text", "model=mlp")
+            raise ValueError(f"{name} is {kind}, which {model} cannot read: take {take}.")
+        if task.has_classes != (self.labels.dtype.kind == "i"):
+            kinds = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
+            fix = label_fix(self.dataset.train.y)
+            raise ValueError(f"task: {type(task).__name__} is not for labels of {self.labels.dtype}: {kinds}{fix}.")
 
     def _standardized(self, splits: list[Split], aside: np.ndarray) -> list[Split]:
         """Scales float samples and targets by the mean and deviation of the first split, without the rows ``aside``."""

@@ -11,9 +11,8 @@ from gcfed.utils.rng import generator
 @checked
 @dataclass(frozen=True)
 class Faults:
-    """Faults between the server's broadcast and the clients' uploads. A fault that is null does not happen.
-
-    A client that drops out or is late gets the broadcast and sends nothing. Its useless training is not simulated.
+    """Faults between the server's broadcast and the clients' uploads. A client that drops out or is late gets the
+    broadcast and sends nothing. Its useless training is not simulated.
 
     Args:
         dropout: probability that a client of the cohort does not answer.

@@ -1,9 +1,4 @@
-"""Which client holds which training sample: a pure function of (labels, seed, parameters).
-
-A partitioner gives each sample at most one owner:
-
-    partitioner(labels, num_clients, seed=1, groups=None) -> Partition
-"""
+"""Which client holds which training sample, at most one for each: a pure function of (labels, seed, parameters)."""
 
 import logging
 from dataclasses import dataclass, field
@@ -185,9 +180,8 @@ class Dirichlet(Partitioner):
 class DirichletBalanced(Partitioner):
     """Equal sizes, unequal label mixes (FedACG, after Hsu et al. 2019): each client's mix is a Dirichlet(α) draw.
 
-    Each client gets n // N samples; n mod N samples have no owner. All clients draw at the same time. If they ask for
-    more samples of a class than are left, the samples go to random clients. The others draw again from the remaining
-    classes, by their renormalised mixes.
+    Each client gets n // N samples; n mod N samples have no owner. If clients ask for more samples of a class than are
+    left, random ones of them get these. The others draw again from the remaining classes, by their renormalised mixes.
     """
 
     alpha: Alpha

@@ -18,8 +18,7 @@ class ClientSampler(Protocol):
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray: ...
 
     def validate(self, num_clients: int) -> None:
-        """Raises ValueError if this sampler cannot draw from ``num_clients`` clients."""
-        ...
+        """Raises ValueError if this sampler cannot draw from ``num_clients`` clients; called before the first round."""
 
 
 def cohort_size(per_round: int | float, num_clients: int) -> int:
@@ -46,10 +45,9 @@ class UniformSampler:
             )
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        self.validate(num_clients)
         # Given a number instead of an array, NumPy draws by Floyd's algorithm and never lists the population.
-        cohort = generator(seed, "cohort", round).choice(num_clients, self.per_round, replace=False, shuffle=False)
-        return np.sort(cohort)
+        rng = generator(seed, "cohort", round)
+        return np.sort(rng.choice(num_clients, self.per_round, replace=False, shuffle=False))
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,7 @@ class DynamicPopulation(UniformSampler):
 
     ``live`` of the ``num_clients`` clients take part at first. After each ``every`` rounds, each live client is
     replaced with ``replace_probability`` by a client that was not live, as long as there are any. It can come back
-    later. The cohort is uniform over the live clients. The live set of round r is computed from the first round on, in
-    r / every steps, and cached.
+    later. The cohort is uniform over the live clients.
     """
 
     live: Count = 250
@@ -90,7 +87,6 @@ class DynamicPopulation(UniformSampler):
         return _live_clients(self.live, self.replace_probability, num_clients, seed, round // self.every)
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        self.validate(num_clients)
         return self.live_clients(round, num_clients, seed)[super().__call__(round, self.live, seed)]
 
 
@@ -99,12 +95,10 @@ def _live_clients(live: int, probability: float, num_clients: int, seed: int, st
     ids = np.sort(generator(seed, "population", 0).choice(num_clients, live, replace=False, shuffle=False))
     for step in range(1, stage + 1):
         rng = generator(seed, "population", step)
-        leaving = np.flatnonzero(rng.random(live) < probability)
-        leaving = rng.permutation(leaving)[: num_clients - live]
+        leaving = rng.permutation(np.flatnonzero(rng.random(live) < probability))[: num_clients - live]
         # Newcomers are drawn by rank among the clients that are not live. The live ids below turn a rank into an id.
         rank = rng.choice(num_clients - live, len(leaving), replace=False) if len(leaving) else leaving
-        newcomers = rank + np.searchsorted(ids - np.arange(live), rank, side="right")
-        ids[leaving] = newcomers
+        ids[leaving] = rank + np.searchsorted(ids - np.arange(live), rank, side="right")
         ids.sort()
     ids.flags.writeable = False
     return ids

@@ -1,12 +1,21 @@
-"""Two more partitions of the literature: shards of sorted samples, and unequal sizes."""
+"""More differences between clients: shards of sorted samples, unequal sizes, changed images, noise and wrong labels."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from gcfed.data.dealing import cut, fill_up, in_order, log_gamma, placed, softmax
-from gcfed.data.partition import Alpha, Partitioner
+from gcfed.data.partition import Alpha, Partition, Partitioner
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.rng import generator
+
+Order = Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]
+Change = Callable[[np.ndarray], np.ndarray]
+"""A function of images, uint8 [m, C, H, W], to images of the same shape."""
 
 
 @checked
@@ -47,3 +56,103 @@ class DirichletSizes(Partitioner):
         owner_n = placed(np.repeat(np.arange(num_clients), sizes_N), rng.permutation(len(labels)))
         fill_up(owner_n, num_clients, self.min_size, rng)
         return owner_n
+
+
+@checked
+@dataclass(frozen=True)
+class Shift:
+    """Divides the clients into G random groups and changes all images of a group in the same way.
+
+    Groups have equal sizes, up to one client, and do not depend on the classes. Each test image belongs to a random
+    group.
+
+    of: the partition of the samples. A subclass adds a list with one entry per group.
+    """
+
+    of: Callable[..., Partition]
+
+    def __call__(self, *labels_and_clients: Any, **seed_and_groups: Any) -> Partition:
+        return self.of(*labels_and_clients, **seed_and_groups)
+
+    def shifted(self, x_nCHW: np.ndarray, owner_n: np.ndarray, owners: int, rng: np.random.Generator) -> np.ndarray:
+        """A changed copy of the images, uint8 [n, C, H, W], with owners [n]; ``rng`` draws the owners' groups.
+
+        Raises ValueError for samples that cannot be changed like this.
+        """
+        x_nCHW, changes = np.array(x_nCHW), self.changes(x_nCHW.shape[1:])
+        group_n = (rng.permutation(owners) % len(changes))[owner_n]  # −1, without an owner, gets any group
+        for group, change in enumerate(changes):
+            x_nCHW[group_n == group] = change(x_nCHW[group_n == group])
+        return x_nCHW
+
+    def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
+        """The change of each group's images."""
+        raise NotImplementedError
+
+
+@checked
+@dataclass(frozen=True)
+class Rotation(Shift):
+    """Images rotated counter-clockwise by quarters: IFCA's rotated MNIST and CIFAR (Ghosh et al., NeurIPS 2020)."""
+
+    degrees: Annotated[Sequence[Literal[0, 90, 180, 270]], Field(min_length=1)] = (0, 90, 180, 270)
+
+    def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
+        if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
+            raise ValueError(f"partition=rotation rotates square images, not samples of the shape {[*input_shape]}.")
+        return [partial(np.rot90, k=degree // 90, axes=(2, 3)) for degree in self.degrees]
+
+
+@checked
+@dataclass(frozen=True)
+class Colour(Shift):
+    """Images with their colour channels in another order: those in the place of red, green and blue, for each group."""
+
+    orders: Annotated[Sequence[Order], Field(min_length=1)] = ("rgb", "gbr", "brg")
+
+    def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
+        if len(input_shape) != 3 or input_shape[0] != 3:
+            raise ValueError(f"partition=colour is for colour images, not for samples of the shape {[*input_shape]}.")
+        return [partial(np.take, indices=["rgb".index(channel) for channel in order], axis=1) for order in self.orders]
+
+
+def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) -> np.ndarray:
+    """A copy of the samples [n, …] in which client k = 1 … N has Gaussian noise of standard deviation σ·k/N.
+
+    "Noise-based feature imbalance" in Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, which draws new
+    noise in every epoch. Here each sample has one draw. σ is in units of the range 0 … 1 of images, whose pixels are
+    rounded and clipped, and in units of the network's inputs for vectors.
+
+    Raises ValueError for texts.
+    """
+    if x.dtype == np.uint8 and x.ndim == 2:
+        raise ValueError(f"data.feature_noise={sigma} is for images and vectors, not for texts: set it to null.")
+    x, are_images = np.array(x), x.dtype == np.uint8
+    for k in range(partition.num_clients):
+        held = partition.client(k)
+        noise = generator(seed, "feature_noise", k).standard_normal((len(held), *x.shape[1:]), np.float32)
+        noise *= (255 if are_images else 1) * sigma * (k + 1) / partition.num_clients
+        x[held] = np.rint(x[held] + noise).clip(0, 255) if are_images else x[held] + noise
+    return x
+
+
+def noisy_labels(
+    y: np.ndarray, num_classes: int, partition: Partition, levels: Sequence[float], seed: int
+) -> np.ndarray:
+    """A copy of the labels, int64 [n]. ``levels`` are (ρ, τ): a client is noisy with probability ρ. A noisy client
+    draws a share from U(τ, 1), and random other classes replace this share of its labels, rounded.
+
+    Xu et al., "FedCorr", CVPR 2022, whose random classes include the true one.
+
+    Raises ValueError for other labels than one class per sample.
+    """
+    if y.ndim > 1 or num_classes < 2:
+        what = "replaces one of several classes of a sample, which these data do not have: set it to null"
+        raise ValueError(f"data.label_noise={[*levels]} {what}.")
+    y, (probability, least) = np.array(y), levels
+    for k in range(partition.num_clients):
+        rng, held = generator(seed, "label_noise", k), partition.client(k)
+        share = rng.uniform(least, 1) if rng.random() < probability else 0.0
+        wrong = rng.permutation(held)[: round(share * len(held))]
+        y[wrong] = (y[wrong] + rng.integers(1, num_classes, len(wrong))) % num_classes
+    return y

@@ -48,13 +48,11 @@ def is_graphable(net: nn.Module) -> bool:
 
 def cannot_stack(net: nn.Module) -> str:
     """Why several clients of this network cannot train in one stack; empty if its layers allow it."""
+    mix = "would mix with the padding of shorter batches. Set client.stack=1"
     if uses_batch_statistics(net):
-        return (
-            "batch normalisation: its statistics would mix with the padding of shorter batches. Set client.stack=1, "
-            "or use GroupNorm"
-        )
+        return f"batch normalisation: its statistics {mix}, or use GroupNorm"
     if any(isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats for m in net.modules()):
-        return "running statistics, which would mix with the padding of shorter batches. Set client.stack=1"
+        return f"running statistics, which {mix}"
     if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"
     return ""

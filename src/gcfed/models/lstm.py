@@ -1,7 +1,6 @@
-"""LEAF's character model for Shakespeare: an embedding, two LSTM layers, one linear layer.
+"""LEAF's character model for Shakespeare (Caldas et al. 2019, after McMahan et al., AISTATS 2017).
 
-"Communication-Efficient Learning of Deep Networks from Decentralized Data" (McMahan et al., AISTATS 2017) and LEAF
-(Caldas et al. 2019). Clients train one at a time, because ``torch.func.vmap`` does not support LSTMs.
+Clients train one at a time, because ``torch.func.vmap`` does not support LSTMs.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from gcfed.utils.checked import Count, SettingError, checked
 
 
 class CharLSTM(Staged, nn.Module):
-    """Predicts the next character at each position, or only at the last one.
+    """An embedding, two LSTM layers and a linear layer predict the next character at each position, or at the last one.
 
     Tokens 0 … C − 1 are the characters. C is padding, which has an embedding and is never predicted.
     −1, the padding of tokenizers, has the last embedding.

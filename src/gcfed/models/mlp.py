@@ -8,8 +8,6 @@ from torch import nn
 from gcfed.models.stages import Staged, add_linear, init_kaiming
 from gcfed.utils.checked import Count, checked
 
-Widths = Sequence[Count]
-
 
 class MLP(Staged, nn.Module):
     """Linear layers ``fc1``, ``fc2``, … with ReLU between them. Each layer is a stage.
@@ -19,7 +17,9 @@ class MLP(Staged, nn.Module):
     """
 
     @checked
-    def __init__(self, *, input_shape: Widths, num_classes: Count, hidden: Widths = (512, 256)) -> None:
+    def __init__(
+        self, *, input_shape: Sequence[Count], num_classes: Count, hidden: Sequence[Count] = (512, 256)
+    ) -> None:
         super().__init__()
         self.names = add_linear(self, [math.prod(input_shape), *hidden, num_classes])
         self.apply(init_kaiming)
@@ -31,7 +31,7 @@ class Linear(Staged, nn.Module):
     names = ("fc",)
 
     @checked
-    def __init__(self, *, input_shape: Widths, num_classes: Count) -> None:
+    def __init__(self, *, input_shape: Sequence[Count], num_classes: Count) -> None:
         super().__init__()
         self.fc = nn.Linear(math.prod(input_shape), num_classes, bias=False)
         nn.init.zeros_(self.fc.weight)

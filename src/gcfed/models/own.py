@@ -122,10 +122,8 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
     if not isinstance(out, Tensor):
         raise ValueError(f"{what} returns a {type(out).__name__}: its forward must return one tensor, the logits.")
     if out.dim() < 2 or len(out) != 2 or out.shape[-1] != num_classes:
-        raise ValueError(
-            f"{what} returns the shape {[*out.shape]} for 2 samples, but the last size must be data.num_classes="
-            f"{num_classes}: give its constructor an argument num_classes."
-        )
+        must = f"but the last size must be data.num_classes={num_classes}: give its constructor an argument num_classes"
+        raise ValueError(f"{what} returns the shape {[*out.shape]} for 2 samples, {must}.")
     return net
 
 
@@ -138,20 +136,17 @@ def batch_norms(net: nn.Module) -> dict[str, Any]:
 def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Module:
     """The network with this policy for its batch normalisation.
 
-    ======== =========================================================================================================
-    average  the server averages statistics, scales and shifts like all parameters
-    local    each client keeps its own (FedBN, Li et al., ICLR 2021): :class:`~gcfed.methods.local_norm.LocalNorm`
-    fixed    statistics, scales and shifts do not change, for pretrained networks
-    group    GroupNorm replaces it, with 32 groups if they divide the channels, and at least two channels in each (Hsieh
-             et al., ICML 2020)
-    ======== =========================================================================================================
+    average: the server averages statistics, scales and shifts like all parameters.
+    local: each client keeps its own (FedBN, Li et al., ICLR 2021): :class:`~gcfed.methods.local_norm.LocalNorm`.
+    fixed: statistics, scales and shifts do not change, for pretrained networks.
+    group: GroupNorm replaces it, with at most 32 groups of at least two channels (Hsieh et al., ICML 2020).
 
     Raises SettingError for a policy that the network does not support.
     """
     layers = batch_norms(net)
     if norm_policy != "average" and not layers:
-        what = f"={norm_policy}: {type(net).__name__} has no batch normalisation; leave it at average."
-        raise SettingError("norm_policy", what)
+        name = type(net).__name__
+        raise SettingError("norm_policy", f"={norm_policy}: {name} has no batch normalisation; leave it at average.")
     for name, layer in layers.items() if norm_policy in ("fixed", "group") else ():
         new: nn.Module
         if norm_policy == "group":
@@ -164,8 +159,7 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
 
             new = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
         else:
-            what = f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}."
-            raise SettingError("norm_policy", what)
+            raise SettingError("norm_policy", f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}.")
         new.to(next(net.parameters()).dtype)
         new.load_state_dict({key: t for key, t in layer.state_dict().items() if key in new.state_dict()})
         if hasattr(layer, "act"):  # timm's layers include an activation

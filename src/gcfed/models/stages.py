@@ -1,8 +1,4 @@
-"""What this package's networks share.
-
-All of them take ``input_shape``, the shape of one sample ((C, H, W) for an image), and ``num_classes``, the number of
-logits.
-"""
+"""What this package's networks share. They take ``input_shape``, of one sample, and ``num_classes``, of the logits."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +16,7 @@ class Staged:
     """A network that is a chain of stages. The last stage is the head; the others compute the features."""
 
     names: Sequence[str]
-    """The names of the stages, in order. Each is the name of a layer."""
+    """The names of the stages, in order, which are names of layers."""
 
     def stage(self, name: str, h: Tensor) -> Tensor:
         """Applies a stage to the output of the previous one. By default: a linear layer, and ReLU unless it is last."""

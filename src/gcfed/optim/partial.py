@@ -21,10 +21,9 @@ def probe_optimizer(optimizer: MakeOptimizer) -> Optimizer:
 
 
 def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
-    """The same partial, after it has built an optimizer that made a step with nothing but a gradient.
+    """The same partial, after its optimizer made a step with nothing but a gradient.
 
-    Raises:
-        BuildError: torch refuses a setting, or the step fails; names the config key.
+    Raises BuildError, with the config key, if torch refuses a setting or the step fails.
     """
     try:
         idle = torch.zeros(1, requires_grad=True)
@@ -43,9 +42,8 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
 
 def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
     """The same optimizer in its fused form, if torch has one and the user chose no other form."""
-    made, given = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
-    accepts = "fused" in inspect.signature(made).parameters
-    if not accepts or {"fused", "foreach", "differentiable"} & given.keys():
+    chosen = {"fused", "foreach", "differentiable"} & getattr(optimizer, "keywords", {}).keys()
+    if chosen or "fused" not in inspect.signature(optimizer).parameters:
         return optimizer
     return partial(optimizer, fused=True)
 

@@ -44,11 +44,10 @@ def synthetic(
         rng = generator(seed, "synthetic", part)
         y = rng.permutation(np.arange(n) % num_classes)
         x = np.empty((n, *shape), np.uint8)
-        block = max(1, 2**22 // prototypes[0].size)  # 16 MB of floats at a time
-        for start in range(0, n, block):
-            labels = y[start : start + block]
-            images = rng.standard_normal((len(labels), *shape), dtype=np.float32) * np.float32(noise)
-            x[start : start + block] = np.clip(images + prototypes[labels], 0, 255)
+        for i in range(0, n, 1000):  # in blocks, because floats need much memory
+            means = prototypes[y[i : i + 1000]]
+            images = means + np.float32(noise) * rng.standard_normal(means.shape, dtype=np.float32)
+            x[i : i + 1000] = np.clip(images, 0, 255)
         return Split(x, y)
 
     return FederatedDataset("synthetic", num_classes, split(0, num_train), split(1, num_test))

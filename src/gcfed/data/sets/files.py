@@ -69,10 +69,7 @@ def listing(names: Sequence[str]) -> str:
 
 
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
-    """The cells of each line, split at white space or the separator.
-
-    Raises ValueError if there is no line, or one with fewer columns.
-    """
+    """The cells of each line, split at white space or the separator. Raises ValueError if a line has fewer columns."""
     rows = [line.split(separator) for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
     if not rows or min(map(len, rows)) < columns:
         raise ValueError(f"{path} is empty or damaged: take the official one.")
@@ -91,12 +88,9 @@ Build = Callable[[Keep], tuple[int, Sequence[str]]]
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
     """The data set ``name`` from its cache. Builds the cache first if it is missing, damaged or of another source.
 
-    Args:
-        source: identifies the raw files if they have no checksums. Empty: any cache will do, because the raw files have
-            checksums or were deleted.
+    ``source`` identifies the raw files. Empty: any cache will do, because the raw files have checksums or were deleted.
 
-    Raises what ``build`` raises; ValueError for samples and labels that do not match; OSError if the cache cannot be
-    written.
+    Raises what ``build`` raises; ValueError for samples and labels that do not match; OSError if it cannot write.
     """
     folder = Path(data_dir) / "cache" / name
     if (folder / MANIFEST).is_file():

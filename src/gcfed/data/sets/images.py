@@ -74,8 +74,7 @@ def image_folder(
     """Images with one folder per class, [n, 3, H, W]: ``<root>/train/<class>/…`` and ``<root>/test/<class>/…``, or only
     ``<root>/<class>/…``. Classes are numbered in the order of their names.
 
-    Images are decoded into the cache in ``data_dir``, and again when files change. The log counts files that are not
-    read.
+    Images are decoded into the cache in ``data_dir``, and again when files change.
 
     Args:
         size: side of the square to which images are resized; None: all images must have one size.

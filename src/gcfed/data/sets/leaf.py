@@ -15,7 +15,6 @@ from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.sets.files import Keep, cached, obtain, written
 from gcfed.data.sets.images import decode
 
-REPOSITORY = "https://github.com/TalwalkarLab/leaf"
 # From LEAF's pages: the whole data set, with each user's samples split into training and test.
 COMMANDS = {
     "femnist": "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample",
@@ -23,18 +22,14 @@ COMMANDS = {
     "shakespeare": "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8",
 }
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-FACE = 84
 
 Samples = tuple[np.ndarray, np.ndarray]
 """x [n, …] and y int64 [n] of one user."""
-Read = Callable[[list, list], Samples]
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters. A token is the index of a character."""
-PAD = len(ALPHABET)
-"""The token of padding and of other characters; it is no class."""
-LENGTH = 80
-"""Characters of a sequence."""
+PAD = len(ALPHABET)  # the token of padding and of other characters; it is no class
+LENGTH = 80  # characters of a sequence
 
 TINY = "shakespeare/input.txt"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -123,32 +118,33 @@ def _lines(x: list[str], y: list[str]) -> Samples:
     return tokens[known], labels[known]
 
 
-def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> FederatedDataset:
+def _leaf(name: str, data_dir: str, read: Callable[..., Samples], classes: Sequence[str]) -> FederatedDataset:
     root = Path(data_dir) / name / "data"
     files = {part: sorted((root / part).glob("*.json")) for part in ("train", "test")}
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not all(files.values()):
             raise FileNotFoundError(
-                f"data set {name}: no JSON file in {root.resolve()}/train or test. To make it, clone {REPOSITORY}, run "
-                f"{COMMANDS[name]} in its folder data/{name}, and set paths.data_dir (DATA_DIR) to its folder data."
+                f"data set {name}: no JSON file in {root.resolve()}/train or test. To make it, clone "
+                f"https://github.com/TalwalkarLab/leaf, run {COMMANDS[name]} in its folder data/{name}, and set "
+                "paths.data_dir (DATA_DIR) to its folder data."
             )
-        users = {part: list(_users(paths, read)) for part, paths in files.items()}
-        number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
-        for part, samples in users.items():
-            names, xs, ys = zip(*samples, strict=True)
+        samples = {part: list(zip(*_users(paths, read), strict=True)) for part, paths in files.items()}
+        everyone = sorted({user for users, _, _ in samples.values() for user in users})
+        for part, (users, xs, ys) in samples.items():
             x: Iterable[np.ndarray] = xs
             if name == "celeba":
                 faces = [root / "raw" / "img_align_celeba" / file for file in np.concatenate(xs).tolist()]
-                x = decode(faces, f"CelebA {part}", size=FACE, bicubic=True)
-            keep(part, x, np.concatenate(ys), np.repeat([number[user] for user in names], [*map(len, ys)]))
+                x = decode(faces, f"CelebA {part}", size=84, bicubic=True)
+            groups = [everyone.index(user) for user in users]
+            keep(part, x, np.concatenate(ys), np.repeat(groups, [*map(len, ys)]))
         return len(classes), classes
 
-    every = [path for found in files.values() for path in found]
+    every = [*files["train"], *files["test"]]
     return cached(data_dir, f"leaf_{name}", build, written(every) if every else "")
 
 
-def _users(paths: list[Path], read: Read) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _users(paths: list[Path], read: Callable[..., Samples]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yields (user, x, y) for each user with samples."""
     for path in paths:
         try:

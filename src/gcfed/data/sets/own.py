@@ -82,16 +82,17 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         raise ValueError(f"{name} has {', '.join(map(str, content))}: give x and y, and perhaps {', '.join(KEYS[2:])}.")
     try:
         found = {key: _plain(key, value) for key, value in content.items()}
-        parts = ["", "_test"] if "x_test" in found else [""]
-        y, num_classes, names = _labels([found[f"y{part}"] for part in parts])
+        y, num_classes, names = _labels([found[key] for key in ("y", "y_test") if key in found])
         groups = np.unique(_flat(found["groups"]), return_inverse=True)[1] if "groups" in found else None
-        train, *rest = (Split(_samples(found[f"x{part}"]), y[i], None if i else groups) for i, part in enumerate(parts))
+        train = Split(_samples(found["x"]), y[0], groups)
+        if "x_test" in found:
+            tests = Split(_samples(found["x_test"]), y[1])
+        else:
+            chosen = held_out(train.y, test, "test")
+            train, tests = train.subset(~chosen), train.subset(chosen)
         if names:
             log.info("%s: %d classes: %s", name, num_classes, listing(names))
-        if not rest:
-            chosen = held_out(train.y, test, "test")
-            train, rest = train.subset(~chosen), [train.subset(chosen)]
-        return FederatedDataset(Path(name).stem, num_classes, train, rest[0], names)
+        return FederatedDataset(Path(name).stem, num_classes, train, tests, names)
     except ValueError as error:
         raise ValueError(f"{name}: {error}.") from error
 
@@ -100,8 +101,7 @@ def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str |
     """Raises ValueError if a key names a column that is missing."""
     for key, names in named.items():
         for name in {*names} - {*columns}:
-            shown = "null" if name is None else name
-            raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.")
+            raise ValueError(f"{key}={name or 'null'} is no column; there are {', '.join(map(str, columns))}.")
 
 
 def _plain(key: str, value: Any) -> np.ndarray:
@@ -121,8 +121,9 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     parts = [part if part.dtype.kind == "f" else _flat(part) for part in parts]
     kinds = {part.dtype.kind for part in parts}
     if kinds <= set("iuUb") and all(part.ndim == 1 for part in parts):
-        values, index = np.unique(np.concatenate(parts), return_inverse=True)
-        return np.split(index.astype(np.int64), [len(parts[0])])[: len(parts)], len(values), tuple(map(str, values))
+        values = np.unique(np.concatenate(parts))
+        y = [np.searchsorted(values, part.astype(values.dtype)) for part in parts]
+        return y, len(values), tuple(map(str, values))
     if kinds <= set("iu"):  # of tokens
         tokens = [np.where(part < 0, IGNORE, part).astype(np.int64) for part in parts]
         return tokens, 1 + max(int(part.max(initial=0)) for part in tokens), None
@@ -139,7 +140,7 @@ def _flat(values: np.ndarray) -> np.ndarray:
 
 
 def _samples(x: np.ndarray) -> np.ndarray:
-    """Samples as :class:`Split` takes them. Other samples are returned unchanged; :class:`Split` refuses them."""
+    """Samples as :class:`Split` takes them, or unchanged if it will refuse them."""
     if x.dtype.kind == "f" and x.ndim == 2:
         return _floats(x)
     if x.dtype == np.uint8 and x.ndim == 3:

@@ -16,8 +16,7 @@ from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 
 log = getLogger(__name__)
-MOST = 20
-"""The largest number of values of a column of text that ``data.categorical`` does not name."""
+MOST = 20  # the largest number of values of a column of text that data.categorical does not name
 
 
 @checked
@@ -74,8 +73,8 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
     tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
     files = [file for file in files if file not in tests[1:]]
     if not files:
-        example = "give yours, as in data.path=people.csv data.target=income"
-        raise FileNotFoundError(f"data.path={path or 'null'} is no CSV file, nor a folder with some: {example}.")
+        what = "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv data.target=income"
+        raise FileNotFoundError(f"data.path={path or 'null'} {what}.")
     tables: list[DataFrame] = []
     for file in files:
         try:

@@ -31,8 +31,6 @@ SETS: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 
 TINY = "tiny-imagenet-200"
-ARCHIVE = f"{TINY}.zip"
-URL = f"http://cs231n.stanford.edu/{ARCHIVE}"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
 
@@ -40,8 +38,7 @@ MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 def torchvision_set(name: str, data_dir: str, download: bool = True) -> FederatedDataset:
     """One of :data:`SETS`: [n, 3, 32, 32] for CIFAR, [n, 1, 28, 28] for the MNIST family.
 
-    EMNIST's images stay transposed, as in its files and in torchvision. Torchvision looks for its files in
-    ``data_dir``, and with ``download`` puts them there.
+    EMNIST's images stay transposed, as in torchvision, which looks for its files in ``data_dir``.
 
     Raises ValueError for an unknown name, FileNotFoundError for missing or broken files.
     """
@@ -79,9 +76,10 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     """
     folder, root = Path(data_dir), Path(data_dir) / TINY
     if not root.is_dir() and not (folder / "cache/tiny_imagenet").is_dir():
-        obtain(folder / ARCHIVE, MD5, URL, "tiny_imagenet", download)
+        archive = folder / f"{TINY}.zip"
+        obtain(archive, MD5, f"http://cs231n.stanford.edu/{TINY}.zip", "tiny_imagenet", download)
         with TemporaryDirectory(prefix=".unpack-", dir=folder) as stage:  # a killed run leaves no part of the images
-            shutil.unpack_archive(folder / ARCHIVE, stage)
+            shutil.unpack_archive(archive, stage)
             with suppress(OSError):  # another process was faster
                 (Path(stage) / TINY).rename(root)
     source = counted(root, "train/*/images", "val/images")
@@ -104,11 +102,8 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
 
 
 # ----------------------------------------------------------------------------------------- FedGC's handwritten digits
-SIZE = 32
 NAMES = ("mnist", "mnist_m", "usps", "svhn")
-MNIST_M = "http://yaroslav.ganin.net/ (unpacked)"
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
-SVHN = "http://ufldl.stanford.edu/housenumbers/"
 
 
 @checked
@@ -127,28 +122,27 @@ def hwdigits(
     if not sets or not set(sets) <= set(NAMES) or len(set(sets)) < len(sets):
         raise SettingError("sets", f"={[*sets]} must name some of {', '.join(NAMES)}, each once.")
     folder = Path(data_dir)
+
+    def build(keep: Keep) -> tuple[int, str]:
+        for part in ("train", "test"):
+            xs, ys = zip(*(_read_digits(name, folder, download, part) for name in sets), strict=True)
+            groups = np.repeat(np.arange(len(sets)), [*map(len, ys)])
+            keep(part, (block for images in xs for block in _resized(images)), np.concatenate(ys), groups)
+        return 10, "0123456789"
+
     source = counted(folder / "mnist_m", "mnist_m_train", "mnist_m_test") if "mnist_m" in sets else ""
-    dataset = cached(folder, "-".join(("hwdigits", *sets)), partial(_join_digits, sets, folder, download), source)
+    dataset = cached(folder, "-".join(("hwdigits", *sets)), build, source)
     if one_class:
         train, test = (replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test))  # type: ignore
         dataset = replace(dataset, train=train, test=test)
     return dataset
 
 
-def _join_digits(sets: Sequence[str], folder: Path, download: bool, keep: Keep) -> tuple[int, str]:
-    for part in ("train", "test"):
-        digits = [_read_digits(name, folder, download, part) for name in sets]
-        groups = np.repeat(np.arange(len(sets)), [len(y) for _, y in digits])
-        blocks = (block for images, _ in digits for block in _resized(images))
-        keep(part, blocks, np.concatenate([y for _, y in digits]), groups)
-    return 10, "0123456789"
-
-
 def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
     """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]."""
     for block in torch.from_numpy(images).split(4096):
-        if block.shape[2:] != (SIZE, SIZE):
-            block = F.interpolate(block.float(), size=(SIZE, SIZE), mode="bilinear", align_corners=False).round_()
+        if block.shape[2:] != (32, 32):
+            block = F.interpolate(block.float(), size=(32, 32), mode="bilinear", align_corners=False).round_()
         yield block.expand(-1, 3, -1, -1).to(torch.uint8).numpy()
 
 
@@ -156,7 +150,7 @@ def _read_digits(name: str, folder: Path, download: bool, part: str) -> tuple[np
     """The images, uint8 [n, 1 or 3, H, W], and labels, int64 [n], of one part of a set."""
     if name == "svhn":
         installed("scipy", "SVHN's files are MATLAB files, and data.dataset.sets=[svhn]")
-        split = published(name, "SVHN", folder / "SVHN", SVHN, download, split=part)
+        split = published(name, "SVHN", folder / "SVHN", "ufldl.stanford.edu/housenumbers/", download, split=part)
         return split.data, split.labels
     if name != "mnist_m":
         root, page = (folder, SETS["mnist"][1]) if name == "mnist" else (folder / "USPS", USPS)
@@ -164,7 +158,7 @@ def _read_digits(name: str, folder: Path, download: bool, part: str) -> tuple[np
         return np.array(split.data)[:, None], np.asarray(split.targets, np.int64)
     root = folder / "mnist_m"
     if not root.is_dir():
-        raise missing(name, root, "the folder is missing", MNIST_M)
+        raise missing(name, root, "the folder is missing", "http://yaroslav.ganin.net/ (unpacked)")
     rows = rows_of(root / f"mnist_m_{part}_labels.txt", 2)
     images = decode([root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows], f"MNIST-M {part}")
     return np.concatenate([*images]), np.array([int(label) for _, label, *_ in rows])
