@@ -169,24 +169,10 @@ class AtRoundEnd(ServerPart):
 
 
 def train_rounds(
-    net,
-    data: ArrayData,
-    solver: LocalSolver,
-    *,
-    rounds: int,
-    methods=(),
-    aggregator=None,
-    server=PLAIN_SERVER,
-    stores=None,
-    k=1,
-    cohort_of=3,
-    seed=5,
-    order=1,
-    world=1,
-    task=CLASSIFICATION,
-    faults=None,
+    net, data: ArrayData, solver: LocalSolver, *, rounds: int, methods=(), aggregator=None, server=PLAIN_SERVER,
+    stores=None, k=1, cohort_of=3, seed=5, order=1, world=1, task=CLASSIFICATION, faults=None,
     on_round=lambda round, row: None,
-):
+):  # fmt: skip
     """Trains ``net`` through the real loop, without tests; returns its weights.
 
     ``k`` clients train in a stack, on ``world`` forked processes.
