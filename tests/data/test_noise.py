@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from gcfed.assemble import assemble
-from gcfed.data.skews import noisy_labels, noisy_samples
 from gcfed.data.partition import Partition
+from gcfed.data.skews import noisy_labels, noisy_samples
 from gcfed.run import train
 from gcfed.runs.identity import identity, leaves
 from gcfed.utils.instantiate import build
