@@ -146,7 +146,7 @@ def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, co
     off = [f"+model.{name}_dropout_prob=0.0" for name in ("hidden", "attention_probs")]
     words = of(root, "bert", "precision=64-true", *off)
     one, three = (train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 3))
-    assert not three.module.traits.alone
+    assert not three.module.lent.traits.alone
     torch.testing.assert_close(final_weights(three), final_weights(one), rtol=0, atol=1e-9)
     heads = []
     for seed in (1, 1, 2):
