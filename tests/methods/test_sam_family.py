@@ -42,7 +42,7 @@ def by_hand(net, data, move, correction="", alpha=1.0):
             for x, y in batches(data, sgd(), k, t):
                 gradient = grad(lambda v, x=x, y=y: loss_at(net, v, x, y))
                 g = gradient(w)
-                if move == "own":
+                if move in ("own", "mixed"):
                     shift = RHO * unit(g)
                 elif move == "last_update":
                     shift = RHO * unit(back)
@@ -75,6 +75,7 @@ def by_hand(net, data, move, correction="", alpha=1.0):
 MOVES = {
     "own": lambda: Sam(RHO), "last_update": lambda: Sam(RHO, direction="last_update"),
     "constant": lambda: Sam(RHO, direction="constant"), "dual": lambda: DualSam(RHO),
+    "mixed": lambda: Sam(RHO, alpha=0.3),
 }  # fmt: skip
 CORRECTIONS = {"": list, "scaffold": lambda: [Scaffold()], "feddyn": lambda: [FedDyn(0.5)],
                "fedcm": lambda: [FedCM(0.4)]}  # fmt: skip
@@ -82,10 +83,11 @@ CORRECTIONS = {"": list, "scaffold": lambda: [Scaffold()], "feddyn": lambda: [Fe
 
 @pytest.mark.parametrize(("move", "correction"), [
     ("own", "scaffold"), ("own", "fedcm"), ("last_update", ""), ("last_update", "scaffold"), ("last_update", "feddyn"),
-    ("constant", ""), ("dual", "feddyn"),
+    ("constant", ""), ("dual", "feddyn"), ("mixed", "feddyn"),
 ])  # fmt: skip
 def test_a_move_and_a_correction(federation, move, correction):
-    expected = by_hand(make_net(), federation, move, correction)
+    """``mixed`` is FedSpeed, which mixes the gradients at w̃ and at w."""
+    expected = by_hand(make_net(), federation, move, correction, alpha=0.3 if move == "mixed" else 1.0)
     methods = [MOVES[move](), *CORRECTIONS[correction]()]
     found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
@@ -124,12 +126,3 @@ def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     change = method.parts[-1].server_state("alpha", {})["change"]
     assert alpha + change.item() == pytest.approx(last, abs=1e-12)
-
-
-def test_fedspeed_mixes_the_gradient_at_the_weights(federation):
-    expected = by_hand(make_net(), federation, "own", "feddyn", alpha=0.3)
-    methods = [Sam(RHO, alpha=0.3), FedDyn(0.5)]
-    found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    with pytest.raises(ValueError, match=r"alpha=0\.3 needs direction=own"):
-        Sam(direction="constant", alpha=0.3)
