@@ -95,20 +95,17 @@ def meet(part, model=None):
 NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kind in ("weight", "bias")]
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "expected"),
-    [
-        ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
-        ({"server": False}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
-        ({"lam": 0.0}, []),
-        ({"lam": 0.62}, ["conv1.weight", "conv2.weight"]),  # ⌊0.62 · 8⌋ = 4
-        ({"lam": 0.63}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
-        ({"lam": 1.0, "boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
-        ({"lam": 0.5, "tensors": "all"}, NAMES[:4]),
-        ({"server": False, "tensors": "all"}, NAMES),
-        ({"boundary": "fc2", "local": False}, []),
-    ],
-)
+@pytest.mark.parametrize(("kwargs", "expected"), [
+    ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
+    ({"server": False}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
+    ({"lam": 0.0}, []),
+    ({"lam": 0.62}, ["conv1.weight", "conv2.weight"]),  # ⌊0.62 · 8⌋ = 4
+    ({"lam": 0.63}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
+    ({"lam": 1.0, "boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
+    ({"lam": 0.5, "tensors": "all"}, NAMES[:4]),
+    ({"server": False, "tensors": "all"}, NAMES),
+    ({"boundary": "fc2", "local": False}, []),
+])  # fmt: skip
 def test_local_gc_ends_at_the_boundary(kwargs, expected):
     clients = [part for part in GradientCentralization(**kwargs).parts if isinstance(part, ClientPart)]
     for part in clients:
@@ -151,18 +148,15 @@ class Decoder(nn.Module):
 STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "expected"),
-    [
-        ({"boundary": "head"}, [*STEM, "body.up.weight", "body.conv.weight"]),
-        ({"boundary": "auto"}, [*STEM, "body.up.weight", "body.conv.weight"]),
-        ({"boundary": "body.conv"}, [*STEM, "body.up.weight"]),
-        ({"boundary": "stem"}, []),
-        ({"lam": 0.6}, [*STEM, "body.up.weight"]),  # of 11: token, position, stem (3), then up.weight
-        ({"lam": 0.5, "tensors": "all"}, ["token", "position", "stem.bias", *STEM]),
-        ({"lam": 1}, [*STEM, "body.up.weight", "body.conv.weight", "head.weight"]),
-    ],
-)
+@pytest.mark.parametrize(("kwargs", "expected"), [
+    ({"boundary": "head"}, [*STEM, "body.up.weight", "body.conv.weight"]),
+    ({"boundary": "auto"}, [*STEM, "body.up.weight", "body.conv.weight"]),
+    ({"boundary": "body.conv"}, [*STEM, "body.up.weight"]),
+    ({"boundary": "stem"}, []),
+    ({"lam": 0.6}, [*STEM, "body.up.weight"]),  # of 11: token, position, stem (3), then up.weight
+    ({"lam": 0.5, "tensors": "all"}, ["token", "position", "stem.bias", *STEM]),
+    ({"lam": 1}, [*STEM, "body.up.weight", "body.conv.weight", "head.weight"]),
+])  # fmt: skip
 def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     method = GradientCentralization(**kwargs)
     setup = make_setup(Decoder(), data=random_federation())
