@@ -173,13 +173,9 @@ def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others
         torch.testing.assert_close(other, first, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("rule", "per_round", "message"),
-    [
-        (Bulyan(0.2), 10, "Bulyan needs 4·2 [+] 3"),
-        (TrimmedMean(0.49), 2, "2·1"),
-    ],
-)
+@pytest.mark.parametrize(("rule", "per_round", "message"), [
+    (Bulyan(0.2), 10, "Bulyan needs 4·2 [+] 3"), (TrimmedMean(0.49), 2, "2·1"),
+])  # fmt: skip
 def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
     loop = FederatedLoop(sampler=Cohorts(per_round), solver=sgd(), aggregator=rule, rounds=1, seed=1)
     module = FederatedModule(make_net(), PLAIN_SERVER)

@@ -72,16 +72,6 @@ def test_colluding_clients_need_the_whole_cohort_in_one_stack():
         validate(1000, PoissonSampler(5))
 
 
-TINY = ("rounds=2", "model.hidden=[12,8]", "client.epochs=1", "data.limit_train=200", "data.limit_test=50")
-
-
-def test_colluding_clients_run_with_scaffold_and_a_robust_rule(config):
-    words = ("algorithm=scaffold", "attack=alie", "attack.clients=0.45", "aggregator=geometric_median", *TINY)
-    result = train(config(*words))
-    assert result.metrics["train/nonfinite_clients"] == 0
-    assert result.metrics["train/hostile_clients"] > 0
-
-
 @pytest.mark.slow
 def test_a_robust_rule_withstands_sign_flipping_clients_and_the_mean_does_not(config, tmp_path):
     def accuracy(aggregator, attack, *words):

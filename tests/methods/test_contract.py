@@ -1,4 +1,4 @@
-"""What every algorithm of ``configs/algorithm`` owes: it is found here by its YAML alone, without another line."""
+"""Tests that every algorithm of ``configs/algorithm`` must pass. A new YAML file is tested without a change here."""
 
 import copy
 import re
@@ -38,8 +38,8 @@ from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.resolvers import ROOT
 
-# Of four clients 1, 2 and 3 train, then 2 alone, then 0, 1 and 2: of two processes one trains nobody in the second
-# round, and the states of 1 and 2 change processes.
+# Of four clients, 1, 2 and 3 train in the first round, only 2 in the second, and 0, 1 and 2 in the third. With two
+# processes, one has no client in the second round, and the clients 1 and 2 change their process.
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1",
     "client.batch_size=8", "data.limit_train=100", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=2",
@@ -48,7 +48,7 @@ TINY = (
 )  # fmt: skip
 COMM = ("comm/down_bytes", "comm/up_bytes")
 KEYS = ("round", "train/loss", "test/acc", *COMM, "train/clients", "train/nonfinite_clients")
-MEASURED = (  # every client rehearses, and every metric of the clients' models is measured
+MEASURED = (  # all metrics, and all clients train for the metric of the gap
     "metrics=all", "metrics.cka.every=1", "metrics.gap.every=1", "metrics.clients.every=1",
     "metrics.forgetting.every=1", "metrics.cka.samples=20", "metrics.forgetting.samples=9",
 )  # fmt: skip
@@ -59,8 +59,8 @@ def rows(folder):
 
 
 def bytes_in_the_table(byte, head):
-    """algorithm → (down, up) in models, as ``docs/methods.md`` says. ¼ is a byte a weight (of float32), ⅕ a weight of
-    float32 and an index for each tenth weight, and ``head`` the share of the head.
+    """Algorithm → (down, up) of ``docs/methods.md``, in sizes of the model. ¼ is one byte per weight, ⅕ a weight and an
+    index for every tenth weight. ``byte`` is one byte's share of a weight, and ``head`` the head's share of the model.
     """
     table, words = {}, {"¼": byte, "⅕": 0.1 * (1 + 4 * byte), "head": head, "body": 1 - head}
     for line in (ROOT / "docs/methods.md").read_text().splitlines():
@@ -72,11 +72,11 @@ def bytes_in_the_table(byte, head):
 
 
 class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
+    """Replaces a signal that kills the process. No code catches it."""
 
 
 class KillInRound(ServerPart):
-    """Kills the process in the middle of a round: the first stack has written its clients' states, the second not."""
+    """Stops the run in the middle of a round, after the first stack of clients has written its states."""
 
     def __init__(self, round_number):
         self.index, self.stacks = round_number - 1, 0
@@ -88,7 +88,7 @@ class KillInRound(ServerPart):
 
 
 def assert_gc_comes_after_what_corrects(cfg):
-    """GC is orthogonal to the algorithm (Table 7): it sees the corrected gradients and changes nothing else."""
+    """GC can be added to every algorithm (Table 7): it projects the corrected gradients."""
     methods = build_methods(cfg)
     places = [i for i, part in enumerate(methods) if isinstance(part, LocalGC | GlobalGC)]
     assert [type(methods[i]) for i in places] == [LocalGC, GlobalGC]
@@ -102,7 +102,7 @@ composed = cache(composer)
 
 @pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")])
 def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path, monkeypatch, algorithm, gc):
-    """The reference run has stacks of two clients and replays its steps from recordings."""
+    """The reference run trains stacks of two clients and replays recorded steps."""
     chosen = config(f"algorithm={algorithm}", f"gc={gc}", *TINY)
     assert_gc_comes_after_what_corrects(chosen)
     if algorithm == "fedreg":
@@ -121,16 +121,16 @@ def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path
     assert {kind.active for kind in played} == {1, 2}
     expected = rows(tmp_path / "reference")
     assert [(row["train/clients"], row["train/nonfinite_clients"]) for row in expected] == [(3, 0), (1, 0), (3, 0)]
-    assert load_checkpoint(tmp_path / "reference" / CHECKPOINT)["global_step"] == 3  # of each second and the last round
+    assert load_checkpoint(tmp_path / "reference" / CHECKPOINT)["global_step"] == 3  # after the last round
 
-    # Two processes that train one client at a time agree with it, up to the order of sums.
+    # Two processes that train one client at a time give the same result, up to the order of sums.
     two = train(setting("two", client={"stack": 1}, trainer=composed(TWO).trainer))
     assert two.trainer.world_size == 2
     torch.testing.assert_close(final_weights(two), final_weights(reference), rtol=0, atol=1e-9)
     for found, row in zip(rows(tmp_path / "two"), expected, strict=True):
         assert found == pytest.approx(row, abs=1e-6, nan_ok=True)
 
-    # A killed run continues from its states bit for bit, and no metric changes it.
+    # A killed run that is resumed gives the same result bit for bit. Metrics do not change it.
     kill = {"_target_": f"{__name__}.KillInRound", "round_number": 3}
     cfg = setting("killed", client={"stack": 2}, metrics=composed(MEASURED).metrics, callbacks={"kill": kill})
     with pytest.raises(Killed):
@@ -143,7 +143,7 @@ def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path
     assert kept[0] == kept[1]  # one version per client, and none from the killed round
     assert kept[0] or algorithm != "scaffold"
 
-    if "sub" not in algorithm and algorithm != "ssf":  # their own tests count a quarter of a larger model
+    if "sub" not in algorithm and algorithm != "ssf":  # the subspace methods have their own tests of bytes
         parameters = [*reference.module.net.parameters()]
         model = sum(p.nbytes for p in parameters)
         head = sum(p.nbytes for p in parameters[-2:]) / model
@@ -160,8 +160,10 @@ TRANSFORMER = (
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_transformer_trains_alike_in_every_way(config, tmp_path, monkeypatch, algorithm):
-    """In recorded stacks, and one at a time, in bytes, on two processes that continue a killed run of one process."""
+def test_a_transformer_gives_the_same_result_in_every_setting(config, tmp_path, monkeypatch, algorithm):
+    """Recorded stacks equal a run with one client at a time and messages as bytes. One process of that run is killed,
+    and two processes resume it.
+    """
     words = [word for word in TINY if not word.startswith(("model.", "seed", "client.steps"))]
     words += [f"algorithm={algorithm}", "gc=gcfed", *TRANSFORMER]
     reference, same, played = train_twice(monkeypatch, config(*words, "client.stack=2", folder=tmp_path / "stacks"))
@@ -181,7 +183,7 @@ def test_a_transformer_trains_alike_in_every_way(config, tmp_path, monkeypatch, 
 
 
 class StepsByItself(Spy):
-    """Lacks the order of methods whose hook is called."""
+    """Has no order for which this hook is called."""
 
     def after_step(self, stack, batch): ...
 
@@ -239,9 +241,9 @@ def test_a_refused_run_leaves_no_folder(config, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-MEANS = {  # a store of the clients' states → the server's mean of them
-    Scaffold: {"scaffold": "c"}, SSF: {"ssf": "c"}, FedVARP: {"fedvarp": "y"}, FedDyn: {"feddyn": "u"},
-    FedDC: {"feddc_control": "c", "feddc_drift": "h"},
+MEANS = {  # method → (the clients' states, the server's mean of them)
+    Scaffold: [("scaffold", "c")], SSF: [("ssf", "c")], FedVARP: [("fedvarp", "y")], FedDyn: [("feddyn", "u")],
+    FedDC: [("feddc_control", "c"), ("feddc_drift", "u")],
 }  # fmt: skip
 CUT, HOSTILE, IN_BITS = partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1.5), Quantization
 
@@ -250,19 +252,20 @@ CUT, HOSTILE, IN_BITS = partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1
     *((cls, change) for cls in MEANS for change in (CUT, HOSTILE)), (SSF, IN_BITS), (FedVARP, IN_BITS),
     (FedDyn, IN_BITS),
 ])  # fmt: skip
-def test_the_server_has_the_mean_of_the_states_whatever_becomes_of_uploads(federation, cls, change):
-    """Both add up what was sent, not what a client meant to send."""
+def test_the_server_has_the_mean_of_the_states_if_uploads_are_changed(federation, cls, change):
+    """Client and server both add the changed upload."""
     method, stores = cls(), ClientStores()
     train_rounds(make_net(), federation, sgd(), rounds=3, methods=[method, change()], stores=stores)
-    for store, name in MEANS[cls].items():
-        means = method.parts[-1].server_state(name, {})
+    servers = [part for part in method.parts if isinstance(part, ServerPart)]
+    for (store, name), server in zip(MEANS[cls], servers, strict=True):
+        means = server.server_state(name, {})
         states = stores.read(store, np.arange(5), means)
         for tensor, mean in means.items():
             torch.testing.assert_close(states[tensor].mean(0), mean, rtol=1e-12, atol=1e-12)
 
 
 class WatchUploads(Spy):
-    """Counts the tensors of earlier uploads that are alive when a stack starts, and when a round is over."""
+    """Counts the tensors of earlier uploads that still exist when a stack starts and when the round ends."""
 
     alive: ClassVar[list[int]] = []
     received: ClassVar[list] = []
@@ -277,8 +280,8 @@ class WatchUploads(Spy):
         self.prepare(None, None, None)
 
 
-def test_nothing_holds_an_upload_while_the_next_client_trains(config, tmp_path):
-    """Nor after the last, which the test would feel: each is of the model's size."""
+def test_uploads_are_freed_before_the_next_client_trains_and_before_the_test(config, tmp_path):
+    """Each upload is as large as the model."""
     cfg = config("algorithm=scaffold", *TINY, "rounds=1", folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks["watch"] = {"_target_": f"{__name__}.WatchUploads"}

@@ -41,9 +41,7 @@ def test_it_equals_the_plain_loop(federation, gc):
 
 def test_one_client_in_one_round_equals_torchs_adamw(federation):
     net, solver = make_net(), sgd(0.05, weight_decay=0.1)
-    ours = train_rounds(
-        make_net(), federation, sgd(0.05, weight_decay=0.1), rounds=1, methods=[FedAdamW()], cohort_of=1
-    )
+    ours = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedAdamW()], cohort_of=1)
     adam = torch.optim.AdamW(net.parameters(), lr=0.05, weight_decay=0.1)
     for x, y in batches(federation, solver, int(cohort(federation, 0, 1)[0]), 0):
         adam.zero_grad()

@@ -23,6 +23,7 @@ from gcfed.methods.proximal import Proximal
 from gcfed.methods.sam import Sam
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
+from gcfed.methods.topk import TopK
 
 
 @cache
@@ -33,7 +34,7 @@ def fedavg(**run):
 @pytest.mark.parametrize("method", [
     FedCM(1.0), FedCurv(0.0), FedDecorr(0.0), FedGC(cgc=False, sgc=False), FedLC(0.0), FedMLB(0.0, 0.0), FedNTD(0.0),
     FedReg(1.0, pseudo=False, perturbed=False), FedSol(0.0), Moon(0.0), Proximal(0.0), Sam(0.0),
-    Sam(0.0, direction="last_update"),
+    Sam(0.0, direction="last_update"), TopK(1.0),
 ], ids=lambda method: type(method).__name__)  # fmt: skip
 def test_strength_0_equals_fedavg(method):
     found = train_rounds(Net(), federation(), sgd(), rounds=3, methods=[method], k=2)

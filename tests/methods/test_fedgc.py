@@ -171,15 +171,12 @@ def test_sgc_with_more_clients_than_weights_and_with_equal_clients():
         assert_kkt(G, mean, 0.1, z, lam, atol=1e-6)  # λ is about 30
 
 
-@pytest.mark.parametrize(
-    "G",
-    [
-        np.array([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]]),  # opposite
-        np.array([[1.0, 2.0, 0.0], [-3.0, -6.0, 0.0], [0.0, 0.0, 1.0]]),
-        np.array([[1.0, 0.0, 0.3], [-0.5, 0.8, 0.3], [-0.5, -0.8, -0.6]]),  # they sum to zero
-        np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),  # one is zero
-    ],
-)
+@pytest.mark.parametrize("G", [
+    np.array([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]]),  # opposite
+    np.array([[1.0, 2.0, 0.0], [-3.0, -6.0, 0.0], [0.0, 0.0, 1.0]]),
+    np.array([[1.0, 0.0, 0.3], [-0.5, 0.8, 0.3], [-0.5, -0.8, -0.6]]),  # they sum to zero
+    np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),  # one is zero
+])  # fmt: skip
 @pytest.mark.parametrize("scale", [1e-5, 1.0, 1e3])
 def test_sgc_without_a_solution_returns_none(G, scale):
     with pytest.raises(ValueError, match="inconsistent"):

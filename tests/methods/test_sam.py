@@ -1,4 +1,4 @@
-"""FedSAM equals its two-line rule. FedSAM and FedSOL restore the weights bit for bit."""
+"""FedSAM and FedSOL restore the weights bit for bit; ``test_sam_family.py`` has their rules."""
 
 from types import SimpleNamespace
 
@@ -13,42 +13,15 @@ from harness import (
     random_federation,
     sgd,
     train_rounds,
-    weights,
     with_batch_norm,
 )  # fmt: skip
-from plain_reference import batches, cohort, loss_at
-from torch.func import grad
 
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.training.lent import broadcast_state
+from gcfed.federated.training.lent import broadcast_state, travelling
 from gcfed.federated.training.solver import local_objective
 from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.fedsol import FedSol
-from gcfed.methods.proximal import Proximal
 from gcfed.methods.sam import Sam
-
-
-def by_hand(net, data, solver, rounds, rho, mu):
-    """Local steps w ← w − η (∇F(w + ρ g/‖g‖) + μ (w − w₀)) with g = ∇F(w). Plain means."""
-    w0 = weights(net)
-    for t in range(rounds):
-        trained = []
-        for client in cohort(data, t, 3):
-            w = w0
-            for x, y in batches(data, solver, client, t):
-                gradient = grad(lambda v, x=x, y=y: loss_at(net, v, x, y))
-                g = gradient(w)
-                w = w - solver.lr(t) * (gradient(w + rho * g / g.norm()) + mu * (w - w0))
-            trained.append(w)
-        w0 = torch.stack(trained).mean(0)
-    return w0
-
-
-def test_steps_use_the_gradient_at_the_worst_weights_nearby(federation):
-    """The proximal term of another method is computed at the weights before the move."""
-    expected = by_hand(make_net(), federation, sgd(), 3, 0.3, 0.5)
-    trained = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Proximal(0.5), Sam(0.3)], k=2)
-    torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", [Sam(0.7), FedSol(0.7)])
@@ -56,7 +29,7 @@ def test_weights_and_running_statistics_are_restored(federation, method):
     """The weights before the first pass and the statistics after it are restored. Frozen ones do not change."""
     net = with_batch_norm()
     net[2].bias.requires_grad_(False)
-    start = broadcast_state(net)
+    start = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"])
     stack = ClientStack(net, start, np.arange(1), np.ones(1), np.ones(1))
     for leaf in stack.leaves.values():
         if leaf.requires_grad:
@@ -78,7 +51,9 @@ def test_weights_and_running_statistics_are_restored(federation, method):
         assert torch.equal(leaf, before[name])
 
 
-def test_two_methods_that_move_the_weights_are_refused_by_name():
+def test_impossible_settings_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"alpha=0\.3 needs direction=own"):
+        Sam(direction="constant", alpha=0.3)
     with pytest.raises(ValueError, match=r"methods: Sam and FedSol"):
         validate_parts(make_setup(make_net(), methods=[Sam(), FedSol()]))
 

@@ -1,4 +1,4 @@
-"""SAM's moves with the corrections of SCAFFOLD, FedDyn and FedCM equal the papers' rules on flat vectors."""
+"""SAM's moves with the corrections of SCAFFOLD, FedDyn, FedGloSS and FedCM equal the papers' rules on flat vectors."""
 
 from types import SimpleNamespace
 
@@ -10,6 +10,7 @@ from torch.func import grad
 
 from gcfed.methods.fedcm import FedCM
 from gcfed.methods.feddyn import FedDyn
+from gcfed.methods.fedgloss import FedGloSS
 from gcfed.methods.fedsmoo import DualSam
 from gcfed.methods.fedwmsam import FedWMSAM
 from gcfed.methods.sam import Sam
@@ -29,20 +30,23 @@ def constant(net, v):
 
 
 def by_hand(net, data, move, correction="", alpha=1.0):
-    """Three of five clients train in a round. FedDyn's h has strength 0.5, FedCM's Δ has weight 0.4."""
+    """Three of five clients train in a round. FedDyn's h has strength 0.5, FedCM's Δ weight 0.4, FedGloSS ρ = 0.4."""
     w0, n = weights(net), len(data.clients)
     zero = torch.zeros_like(w0)
     clients = [SimpleNamespace(old=None, c=zero, h=zero, mu=zero) for _ in range(n)]
-    c = h = momentum = s = zero
+    c = h = momentum = s = last = zero
+    dynamic = correction in ("feddyn", "fedgloss")
     for t in range(ROUNDS):
-        sent = []
+        sent, model = [], w0
+        if correction == "fedgloss":
+            w0 = w0 - 0.4 * unit(last)  # where clients start
         for k in cohort(data, t, 3):
             own, w, steps, shift = clients[k], w0, [], zero
             back = zero if own.old is None else own.old - w0
             for x, y in batches(data, sgd(), k, t):
                 gradient = grad(lambda v, x=x, y=y: loss_at(net, v, x, y))
                 g = gradient(w)
-                if move == "own":
+                if move in ("own", "mixed"):
                     shift = RHO * unit(g)
                 elif move == "last_update":
                     shift = RHO * unit(back)
@@ -54,7 +58,7 @@ def by_hand(net, data, move, correction="", alpha=1.0):
                 step = alpha * gradient(w + shift) + (1 - alpha) * g
                 if correction == "scaffold":
                     step = step - own.c + c
-                elif correction == "feddyn":
+                elif dynamic:
                     step = step - own.h + 0.5 * (w - w0)
                 elif correction == "fedcm":
                     step = 0.4 * step + 0.6 * momentum
@@ -68,24 +72,27 @@ def by_hand(net, data, move, correction="", alpha=1.0):
         h = h - 0.5 * sum(one.w - w0 for one in sent) / n
         momentum = torch.stack([step for one in sent for step in one.steps]).mean(0)
         s = RHO * unit(sum(one.mu for one in sent))
-        w0 = mean - h / 0.5 if correction == "feddyn" else mean
+        last = mean - w0
+        w0 = model + last - (h / 0.5 if dynamic else 0.0)
     return w0
 
 
 MOVES = {
     "own": lambda: Sam(RHO), "last_update": lambda: Sam(RHO, direction="last_update"),
     "constant": lambda: Sam(RHO, direction="constant"), "dual": lambda: DualSam(RHO),
+    "mixed": lambda: Sam(RHO, alpha=0.3),
 }  # fmt: skip
 CORRECTIONS = {"": list, "scaffold": lambda: [Scaffold()], "feddyn": lambda: [FedDyn(0.5)],
-               "fedcm": lambda: [FedCM(0.4)]}  # fmt: skip
+               "fedcm": lambda: [FedCM(0.4)], "fedgloss": lambda: [FedGloSS(0.4, alpha=0.5)]}  # fmt: skip
 
 
 @pytest.mark.parametrize(("move", "correction"), [
     ("own", "scaffold"), ("own", "fedcm"), ("last_update", ""), ("last_update", "scaffold"), ("last_update", "feddyn"),
-    ("constant", ""), ("dual", "feddyn"),
+    ("constant", ""), ("dual", "feddyn"), ("mixed", "feddyn"), ("own", "fedgloss"),
 ])  # fmt: skip
 def test_a_move_and_a_correction(federation, move, correction):
-    expected = by_hand(make_net(), federation, move, correction)
+    """``mixed`` is FedSpeed, which mixes the gradients at w̃ and at w."""
+    expected = by_hand(make_net(), federation, move, correction, alpha=0.3 if move == "mixed" else 1.0)
     methods = [MOVES[move](), *CORRECTIONS[correction]()]
     found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
@@ -124,12 +131,3 @@ def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     change = method.parts[-1].server_state("alpha", {})["change"]
     assert alpha + change.item() == pytest.approx(last, abs=1e-12)
-
-
-def test_fedspeed_mixes_the_gradient_at_the_weights(federation):
-    expected = by_hand(make_net(), federation, "own", "feddyn", alpha=0.3)
-    methods = [Sam(RHO, alpha=0.3), FedDyn(0.5)]
-    found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    with pytest.raises(ValueError, match=r"alpha=0\.3 needs direction=own"):
-        Sam(direction="constant", alpha=0.3)

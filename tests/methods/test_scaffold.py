@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from harness import make_net, make_setup, server_of, train_rounds, weights
@@ -10,7 +9,6 @@ from plain_reference import batches, cohort, flat, local_sgd
 
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.methods.estimates import effective_steps
 from gcfed.methods.scaffold import Scaffold
 
 
@@ -56,12 +54,6 @@ def test_it_equals_the_plain_loop(federation, momentum, nesterov, corrected):
     theirs, c = reference(make_net(), federation, solver, rounds=5, corrected=corrected, **settings)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
     torch.testing.assert_close(flat(server_of(method).control), c, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.5, True)])
-def test_effective_steps(momentum, nesterov):
-    expected = [plain_steps(t, momentum, nesterov=nesterov) for t in (1, 2, 7)]
-    assert effective_steps(np.array([1, 2, 7]), momentum, nesterov=nesterov) == pytest.approx(expected, abs=1e-12)
 
 
 def test_momentum_with_dampening_is_refused():

@@ -43,11 +43,6 @@ def test_it_equals_the_plain_loop(ratio, entries):
     assert {*sizes.up} == {entries * (8 + 4)}  # a value and an index each
 
 
-def test_ratio_1_equals_fedavg():
-    runs = [train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=m) for m in ([], [TopK(1.0)])]
-    assert torch.equal(*runs)
-
-
 @pytest.mark.parametrize("other", [SSF, Quantization])
 def test_other_compressions_are_refused(other):
     with pytest.raises(ValueError, match=f"TopK does not combine with {other.__name__}"):
