@@ -9,6 +9,8 @@ from gcfed.assemble import assemble
 from gcfed.data.faults import Faults
 
 SIZES = (7, 12, 5, 9, 1, 20, 8)
+
+
 def run(faults, cohort_of=5, rounds=4, **kwargs):
     rows = []
     net = train_rounds(
