@@ -9,7 +9,7 @@ import pytest
 SRC = Path(__file__).resolve().parents[1] / "src"
 # The lowest layer comes first. The packages of a layer may import each other and those of lower layers.
 FLOORS = (
-    {"utils"}, {"data", "models", "tasks"}, {"optim", "federated"}, {"runs", "plots"},
+    {"utils"}, {"adapters", "data", "models", "tasks"}, {"optim", "federated"}, {"runs", "plots"},
     {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "checkpoints", "loggers"}, {"assemble", "check"},
     {"report"}, {"run"}, {"api", "commands"},
 )  # fmt: skip

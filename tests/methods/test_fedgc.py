@@ -117,7 +117,7 @@ def test_the_closed_form_of_cgc_equals_quadprog():
     for _ in range(50):
         h, z, margin = rng.normal(size=(4, 2, 3)), rng.normal(size=(2, 3)), rng.exponential()
         u = torch.from_numpy(h.copy())
-        v = constrain_([u], [torch.from_numpy(z)], margin).numpy()
+        v = constrain_([(u, torch.from_numpy(z))], margin).numpy()
         for k in range(4):
             primal = quadprog.solve_qp(np.eye(6), h[k].ravel(), z.reshape(6, 1), np.array([margin]))
             np.testing.assert_allclose(u[k].numpy().ravel(), primal[0], rtol=0, atol=1e-12)
@@ -128,7 +128,7 @@ def test_cgc_does_not_change_satisfied_or_unconstrained_gradients():
     h = torch.randn(3, 4, 5)
     for move in (torch.zeros(4, 5), h[0].clone()):
         u = h.clone()
-        v = constrain_([u[:1]], [move], 0.0)
+        v = constrain_([(u[:1], move)], 0.0)
         assert torch.equal(u, h)
         assert v.tolist() == [0.0]
 

@@ -1,6 +1,7 @@
 """Networks and tokenizers of transformers from folders: tokens, losses, padding, and safety."""
 
 import json
+import math
 import shutil
 from functools import partial
 
@@ -145,7 +146,7 @@ def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, co
     off = [f"+model.{name}_dropout_prob=0.0" for name in ("hidden", "attention_probs")]
     words = of(root, "bert", "precision=64-true", *off)
     one, three = (train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 3))
-    assert not three.module.traits.alone
+    assert not three.module.lent.traits.alone
     torch.testing.assert_close(final_weights(three), final_weights(one), rtol=0, atol=1e-9)
     heads = []
     for seed in (1, 1, 2):
@@ -155,15 +156,17 @@ def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, co
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_peft_reads_adapters_of_a_folder_and_an_lstm_reads_the_same_tokens(root, config, tmp_path):
+def test_peft_reads_adapters_of_a_folder_and_our_networks_read_the_same_tokens(root, config, tmp_path):
     peft, words = pytest.importorskip("peft"), of(root, "gpt2", "data.next_token=true", "rounds=1")
     net = train(config(*words, "model.lora.rank=2", "model.lora.target=[c_attn,wte]", "client.stack=2")).model.eval()
     base, x = net_of(root, "gpt2", False).float().net, torch.arange(20).view(2, 10)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "run").eval()
     torch.testing.assert_close(theirs(input_ids=x).logits, net(x), rtol=0, atol=0)
     lstm = [word for word in words if not word.startswith("model")]
-    net = train(config(*lstm, "model=lstm", "model.hidden=4", folder=tmp_path / "lstm")).model
-    assert net.embedding.num_embeddings == 256
+    for model in (["lstm", "hidden=4"], ["gpt", "width=8", "depth=1", "heads=2"]):
+        own = [f"model={model[0]}", *(f"model.{setting}" for setting in model[1:])]
+        result = train(config(*lstm, *own, folder=tmp_path / model[0]))
+        assert result.metrics["test/perplexity"] == pytest.approx(math.exp(result.metrics["test/loss"]), rel=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

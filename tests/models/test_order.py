@@ -13,7 +13,7 @@ from gcfed.models.order import ForwardOrder, forward_order
 from gcfed.models.own import build_net
 from gcfed.utils.resolvers import ROOT
 
-MODELS = sorted({path.stem for path in (ROOT / "configs/model").glob("*.yaml")} - {"own", "timm", "huggingface"})
+MODELS = sorted({path.stem for path in (ROOT / "configs/model").glob("*.yaml")} - {"huggingface", "own", "timm"})
 ADDED = {"vit_tiny": ["position", "token"], "cct": ["position"], "gpt": ["position"]}
 X = torch.randn(2, 8)
 

@@ -20,9 +20,8 @@ COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 class CohortRule:
     """Reduces the finite updates of a cohort by a rule; each client is one row.
 
-    Entries that are no optimizer steps (:func:`~gcfed.methods.local_norm.no_steps`) are reduced separately, by the same
-    rule. Together with them, the large running statistics of batch norms would dominate distances and norms. Without a
-    rule, a hostile client could send any statistics.
+    The same rule reduces entries that are no optimizer steps (:func:`~gcfed.methods.local_norm.no_steps`) separately:
+    the large running statistics of batch norms would dominate distances and norms.
 
     Memory: each process holds the updates of the whole cohort, and twice as much while it gathers them.
     """
@@ -39,7 +38,6 @@ class CohortRule:
         self._no_steps = no_steps(setup)
 
     def beside(self) -> "CohortRule":
-        """The same rule, for the other messages of clients."""
         return copy.deepcopy(self)
 
     def add(self, upload: Upload, round: Round) -> None:

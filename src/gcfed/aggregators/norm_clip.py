@@ -36,7 +36,6 @@ class NormClip:
         self._no_steps = no_steps(setup)
 
     def beside(self) -> "NormClip":
-        """The same rule, for the other messages of clients."""
         return NormClip(self.max_norm)
 
     def add(self, upload: Upload, round: Round) -> None:
@@ -56,11 +55,7 @@ class NormClip:
 
 @checked
 class MedianClip(CohortRule):
-    """``Δ = Σ_k Δ_k min(1, c · median_j ‖Δ_j‖ / ‖Δ_k‖) / K``.
-
-    Args:
-        factor: c.
-    """
+    """``Δ = Σ_k Δ_k min(1, c · median_j ‖Δ_j‖ / ‖Δ_k‖) / K``; ``factor`` is c."""
 
     def __init__(self, factor: Positive = 1.0) -> None:
         self.factor = factor

@@ -7,7 +7,6 @@ which it is sent. Quantization comes after it.
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
@@ -28,10 +27,7 @@ log = logging.getLogger(__name__)
 @checked
 @dataclass(eq=False)
 class Attack(ClientPart, ServerPart):
-    """A share of all clients, rounded to a number, sends something else.
-
-    ``train/hostile_clients`` is their number in each round's cohort.
-    """
+    """A share of all clients, rounded to a number, sends something else."""
 
     order = Order.ATTACKS
     clients: Share = 0.2
@@ -41,21 +37,20 @@ class Attack(ClientPart, ServerPart):
         if self.clients and not len(hostile(self.clients, self.num_clients, 0)):
             log.warning("attack.clients=%s of %d clients is nobody: raise it.", self.clients, self.num_clients)
 
-    def is_hostile(self, clients: np.ndarray, download: Download) -> np.ndarray:
+    def is_hostile(self, clients: np.ndarray, seed: int) -> np.ndarray:
         """Which of these clients, ``[K]``, are hostile."""
-        return np.isin(clients, hostile(self.clients, self.num_clients, download.seed))
+        return np.isin(clients, hostile(self.clients, self.num_clients, seed))
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         """Edits the messages of one hostile client in place."""
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for row in np.flatnonzero(self.is_hostile(upload.clients, download)).tolist():
+        for row in np.flatnonzero(self.is_hostile(upload.clients, download.seed)).tolist():
             self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
-        """Counts the hostile clients of the cohort, which a real server could not do."""
-        ids = hostile(self.clients, round.num_clients, round.seed)
-        row["train/hostile_clients"] = int(np.isin(round.cohort, ids).sum())
+        """Counts the hostile clients of the cohort, ``train/hostile_clients``. A real server could not do this."""
+        row["train/hostile_clients"] = int(self.is_hostile(round.cohort, round.seed).sum())
 
 
 @lru_cache(maxsize=8)
@@ -66,7 +61,7 @@ def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
     return ids
 
 
-def messages(upload: Upload) -> Sequence[Tensor]:
+def messages(upload: Upload) -> list[Tensor]:
     """All floating-point tensors that clients send, ``[K, *shape]``: Δ and the messages of methods."""
     return [t for ts in (upload.delta, *upload.extra.values()) for t in ts.values() if t.is_floating_point()]
 
@@ -74,11 +69,7 @@ def messages(upload: Upload) -> Sequence[Tensor]:
 @checked
 @dataclass(eq=False)
 class Scale(Attack):
-    """Hostile clients multiply what they send.
-
-    Args:
-        factor: −4 is the sign-flip attack, 10¹⁰ a broken client.
-    """
+    """Hostile clients multiply what they send: by −4 in the sign-flip attack, by 10¹⁰ for a broken client."""
 
     factor: Annotated[float, Field(ge=-1e30, le=1e30)] = 10.0
 

@@ -1,13 +1,12 @@
 """Hostile clients that know the honest updates of their cohort: ALIE and inner-product manipulation.
 
-They all send the same upload. So the whole cohort must train in one stack (``client.stack``) on one process.
+The whole cohort must train in one stack (``client.stack``) on one process.
 """
 
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -30,26 +29,24 @@ class Collusion(Attack):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if isinstance(setup.sampler, PoissonSampler):
-            name = type(self).__name__
-            raise ValueError(f"attack={name} needs participation=uniform: a stack has at most per_round clients.")
+            raise ValueError(f"attack={self.title} needs participation=uniform: a stack has at most per_round clients.")
         if setup.solver.stack != "auto":
             self._see_all(int(setup.solver.stack), setup.cohort)
 
     def _see_all(self, clients: int, cohort: int) -> None:
         if clients < cohort:
-            name = type(self).__name__
-            raise ValueError(f"attack={name} must see all clients: client.stack={cohort} or more, trainer.devices=1.")
+            needed = f"client.stack={cohort} or more, trainer.devices=1"
+            raise ValueError(f"attack={self.title} must see all clients: {needed}.")
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Raises ValueError if the cohort trains in several stacks or processes."""
         self._see_all(len(upload.clients), len(download.cohort))
-        hostile = self.is_hostile(upload.clients, download)
-        honest = torch.from_numpy(~hostile).to(upload.finite.device) & upload.finite
-        rows = torch.from_numpy(np.flatnonzero(hostile)).to(upload.finite.device)
-        if len(rows) and bool(honest.any()):
+        hostile = torch.from_numpy(self.is_hostile(upload.clients, download.seed)).to(upload.finite.device)
+        honest, number = ~hostile & upload.finite, int(hostile.sum())
+        if number and honest.any():
             for t in messages(upload):
-                t[rows] = self.together(t[honest], len(rows))
-            upload.finite[rows] = True  # even if their own training diverged
+                t[hostile] = self.together(t[honest], number)
+            upload.finite[hostile] = True  # even if their own training diverged
 
 
 @checked
@@ -57,8 +54,7 @@ class Collusion(Attack):
 class ALIE(Collusion):
     """A little is enough: μ − zσ of the honest clients, by coordinate (Baruch et al., NeurIPS 2019, Algorithm 3).
 
-    This attack is stronger than its authors'. Their attackers do not see honest updates, and take μ and σ from the
-    updates that the hostile clients themselves would have sent.
+    Stronger than its authors' attack, which takes μ and σ from what the hostile clients themselves would have sent.
 
     Args:
         z: standard deviations; None: the paper's z_max, the largest with Φ(z) < (n − m − s)/(n − m), where m of n
@@ -82,11 +78,7 @@ def z_max(n: int, m: int) -> float:
 @checked
 @dataclass(eq=False)
 class IPM(Collusion):
-    """Inner-product manipulation: −ε times the honest mean (Xie et al., UAI 2019, Section 4).
-
-    Args:
-        epsilon: ε. A small ε looks honest to Krum; a large one reverses the mean.
-    """
+    """Inner-product manipulation: −ε times the honest mean (Xie et al., UAI 2019, Section 4); ``epsilon`` is ε."""
 
     epsilon: Weight = 0.5
 

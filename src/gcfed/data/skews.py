@@ -14,8 +14,7 @@ from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
 
 Order = Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]
-Change = Callable[[np.ndarray], np.ndarray]
-"""A function of images, uint8 [m, C, H, W], to images of the same shape."""
+Change = Callable[[np.ndarray], np.ndarray]  # of images, uint8 [m, C, H, W], to images of the same shape
 
 
 @checked

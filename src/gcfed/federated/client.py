@@ -70,8 +70,8 @@ class ClientProgram:
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
         others = [c for c in module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         recordable = all(part.recordable for part in in_steps) and not any(map(hears_of_steps, others))
-        recorder = self.solver.recorder(module.net, device) if recordable and not module.traits.assigns else None
-        if recorder is not None and not module.traits.alone:  # padding would change the statistics of a batch
+        recorder = self.solver.recorder(module.net, device) if recordable and not module.lent.traits.assigns else None
+        if recorder is not None and not module.lent.traits.alone:  # padding would change the statistics of a batch
             plan = plan.padded()
         seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
         reads = {read for part in parts for read in part.reads}

@@ -59,7 +59,8 @@ class FederatedLoop(Callback):
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
         self.stacks.__dict__.pop("layout", None)  # it depends on the device, which is known now
-        if pl_module.device.type == "cuda" and is_recurrent(pl_module.net) and (why := pl_module.traits.functional):
+        why = pl_module.lent.traits.functional
+        if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
             raise ValueError(f"model: a recurrent network that has {why} cannot train on a GPU: set trainer=cpu.")
         self.transport.start()
         self.stores.start(trainer)
@@ -85,7 +86,7 @@ class FederatedLoop(Callback):
         )  # fmt: skip
         self.aggregator.validate(setup)
         look(module, data)
-        self.solver.check(module.traits, data)
+        self.solver.check(module.lent.traits, data)
         validate_parts(setup)
         self.data = data
         self.server = Server(setup, self.faults, self.seed)
@@ -116,9 +117,7 @@ class FederatedLoop(Callback):
                     raise ValueError(f"{part.title} gives the row a second {name}: take another name for its column.")
         row = {name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for name, t in row.items()}
         if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
-            raise ValueError(
-                f"column {odd}: a row of metrics takes numbers, not {row[odd]!r}, which a part has given it."
-            )
+            raise ValueError(f"column {odd}: a row of metrics takes numbers, and a part has given it {row[odd]!r}.")
         return row | {"time/round_s": time.perf_counter() - started}
 
     def tested(self, round_number: int) -> bool:

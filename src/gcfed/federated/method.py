@@ -35,8 +35,8 @@ class Order(IntEnum):
     MEASURES = 6  # sees the upload
 
 
+#: What a part prepares for the local steps of a stack, by name: ``[K, *shape]``, or ``[*shape]`` for all clients.
 Prepared = Mapping[str, Any]
-"""What a part prepares for the local steps of a stack, by name: ``[K, *shape]``, or ``[*shape]`` for all clients."""
 
 FACTS = {
     "moves the start": "its clients do not start at the server's model",

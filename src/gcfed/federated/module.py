@@ -66,10 +66,6 @@ class FederatedModule(LightningModule):
         if traits.edits_input and hand_copies not in self.net._forward_pre_hooks.values():
             self.net.register_forward_pre_hook(hand_copies)
 
-    @property
-    def traits(self) -> Traits:
-        return self.lent.traits
-
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
 

@@ -138,10 +138,6 @@ class Server:
         """
         return self.setup.module.step(received.update if received.usable else None, received.model)
 
-    def wait(self) -> None:
-        """Waits for all processes."""
-        self.setup.module.trainer.strategy.barrier()
-
     def row(self, received: Received) -> dict[str, Any]:
         """Columns about clients that dropped out or did fewer steps, in runs where this can happen."""
         faulty, transport = self.faults != Faults(), self.setup.transport

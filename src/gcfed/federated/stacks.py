@@ -113,7 +113,7 @@ class Stacks:
             client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
         fit = max(1, min(cohort, free_memory(device) // client))
         # Dropout in a stack depends on K, and K depends on the free memory, which must not change a run.
-        alone = module.traits.alone or has_dropout(net) or has_convolutions(net)
+        alone = module.lent.traits.alone or has_dropout(net) or has_convolutions(net)
         k = chosen or (1 if alone else fit)
         draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
         return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, 8)))  # a GPU runs 8 at once
@@ -124,9 +124,8 @@ class Layout:
 
     Each stack trains on one stream. The hooks after local training and the sums of uploads run on the round's stream,
     one stack after the other, in the host's order. So equal runs have equal numbers, and one stack at a time writes
-    client states. The stack's stream waits for them, because the next stack reuses the memory.
-
-    A single stack also gets a stream, because no CUDA graph can be recorded on the default stream.
+    client states. The stack's stream waits for them, because the next stack reuses the memory. A single stack also gets
+    a stream, because no CUDA graph can be recorded on the default stream.
     """
 
     def __init__(self, k: int, device: torch.device, streams: int) -> None:

@@ -9,12 +9,12 @@ svd    mean_k B_k A_k = UΣVᵀ, B = U_r Σ_r, A = V_rᵀ (FlexLoRA, arXiv 2402.
 
 import torch
 
+from gcfed.adapters.network import A, B
 from gcfed.federated.method import Method, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.personal import Private, Withheld
 from gcfed.methods.requirements import mean_aggregator, plain_server
-from gcfed.models.adapters import A, B
 
 
 class FedSA(Method):

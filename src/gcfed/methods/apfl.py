@@ -7,8 +7,7 @@ All three are on the same mini-batch. A client keeps v and its α; v starts at t
 the authors' code (FedTorch) α moves in a round's first step only, with another gradient and a term 0.02 α. For other
 methods and GC see :mod:`~gcfed.methods.ditto`.
 
-Which model is tested: ``test/*`` is the global model. ``personal/local_*`` (``metrics=personal``) is each client's v̄
-after local training, on its own test split.
+Which model is tested: as in Ditto, with v̄ instead of v.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from torch import Tensor
 from gcfed.federated.method import ClientStack, Download, Kept, Own, Params
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.ditto import LR, SecondModel
+from gcfed.methods.estimates import inner_products
 from gcfed.utils.checked import Share, checked
 
 ALPHA = "/alpha"  # an extra entry: each client's α
@@ -26,11 +26,7 @@ ALPHA = "/alpha"  # an extra entry: each client's α
 
 @checked
 class APFL(SecondModel):
-    """Trains v and α beside w.
-
-    Args:
-        alpha: α in a client's first round. The authors' code: 0.5.
-    """
+    """Trains v and α beside w; ``alpha`` is α in a client's first round, in the authors' code 0.5."""
 
     recordable = "run"
     keeps = SecondModel.keeps | {  # α − ``alpha``
@@ -46,15 +42,16 @@ class APFL(SecondModel):
     def gradients(self, stack: ClientStack, objective: Callable[[], Tensor], w: Params) -> list[Tensor]:
         alpha, leaves = stack.prepared[self][ALPHA][: stack.active], list(stack.leaves.values())
         v = [leaf.detach().clone() for leaf in leaves]
-        alphas, apart = [per_client(alpha, t) for t in v], torch._foreach_sub(v, [w[name] for name in stack.leaves])
+        alphas = [per_client(alpha, t) for t in v]
+        apart = [t - w[name] for name, t in zip(stack.leaves, v, strict=True)]
         with torch.no_grad():
             torch._foreach_copy_(leaves, [t + (a - 1) * d for t, a, d in zip(v, alphas, apart, strict=True)])
         grads = list(stack.gradients(objective()).values())
         with torch.no_grad():
             torch._foreach_copy_(leaves, v)
-        slopes = [t.reshape(len(t), -1).sum(1) for t in torch._foreach_mul(apart, grads)]
+        slopes = inner_products(apart, grads)
         torch._foreach_mul_(grads, alphas)
-        alpha.sub_(torch.stack(slopes).sum(0) * stack.prepared[self][LR]).clamp_(0, 1)
+        alpha.sub_(slopes * stack.prepared[self][LR]).clamp_(0, 1)  # not before: ``alphas`` are views of it
         return grads
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:

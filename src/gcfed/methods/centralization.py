@@ -15,9 +15,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from gcfed.adapters.network import A, B, centre_a
 from gcfed.federated.method import ClientPart, Download, Method, ServerPart, Setup
 from gcfed.methods.local_norm import no_steps
-from gcfed.models.adapters import A, B, centre_a
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, SettingError, Share, checked
 

@@ -5,12 +5,10 @@ The server adds noise to the sum, and divides by the expected size of the cohort
 
     Δ = (Σ_k Δ_k + N(0, σ²C²)) / (qN)
 
-So the noise on Δ has the standard deviation σC / (qN). It is a function of (seed, round). The models of all rounds
-together are (ε, δ)-differentially private for the addition or removal of one client with all its samples.
-docs/privacy.md lists what ε does not cover.
-
-opacus computes ε from Rényi divergences (RDP, Mironov et al. 2019), which is fast, and from the distribution of the
-privacy loss (PRV, Gopi et al., NeurIPS 2021), which is tighter and takes about a second.
+The noise is a function of (seed, round). The models of all rounds together are (ε, δ)-differentially private for the
+addition or removal of one client with all its samples. docs/privacy.md lists what ε does not cover. opacus computes ε
+from Rényi divergences (RDP, Mironov et al. 2019), which is fast, and from the distribution of the privacy loss (PRV,
+Gopi et al., NeurIPS 2021), which is tighter and takes about a second.
 """
 
 import logging
@@ -35,8 +33,8 @@ READS = ("uploads", "notes", "on_receive", "on_aggregate_end", "decode")  # hook
 
 @checked
 class ClientDP(Method):
-    """Clips updates and adds noise to their sum. Each row has ``privacy/epsilon_rdp``, the ε of the rounds so far; the
-    last row has ``privacy/epsilon_prv`` too.
+    """Clips updates and adds noise to their sum. Each row has ``privacy/epsilon_rdp``, the ε so far; the last row also
+    has ``privacy/epsilon_prv``.
 
     Args:
         max_norm: C.

@@ -2,7 +2,7 @@
 
 C fixed is the clipping of DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, flat clipping). Adaptive (Andrew et al.,
 NeurIPS 2021, Section 2.1, without noise): each client sends one bit, whether ‖Δ_k‖ ≤ C. With b̄ the share of ones, C ←
-C · exp(−η_C (b̄ − γ)); C converges to the γ-quantile of the norms.
+C · exp(−η_C (b̄ − γ)), which converges to the γ-quantile of the norms.
 
 Running statistics of batch norm are not clipped and do not count in the norm: they are no steps, and often larger.
 """

@@ -68,11 +68,7 @@ class SecondModel(ClientPart):
 
 @checked
 class Ditto(SecondModel):
-    """Trains v beside w.
-
-    Args:
-        lam: λ, how strongly v is drawn towards the broadcast model. The paper: 0.1 to 2.
-    """
+    """Trains v beside w; ``lam`` is λ, in the paper 0.1 to 2."""
 
     recordable = "run"
     facts = {"anchors"}

@@ -7,25 +7,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.messages import Upload
-from gcfed.federated.training.forward import Params
+from gcfed.federated.method import Params, Upload
 from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.optim.partial import MakeOptimizer, probe_optimizer
 from gcfed.utils.device import on_device
 
 
 def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Params:
-    """The mean local gradient of each client, −Δ_k / ``distance``, minus ``known``.
+    """The mean local gradient of each client, −Δ_k / ``distance``, minus ``known``: name → ``[K, *shape]``.
 
-    Args:
-        known: name → ``[*shape]`` or ``[K, *shape]``.
-        distance: τ_k η, the sum of a client's step sizes, ``[K]``.
+    ``known`` has ``[*shape]`` or ``[K, *shape]``. ``distance``, ``[K]``, is τ_k η, the sum of a client's step sizes.
     """
     like = next(iter(known.values()))
     scale = on_device(-1 / distance, like.device, like.dtype)
     deltas = {name: upload.delta[name] for name in known}
-    scaled = {name: delta * per_client(scale, delta).to(delta.dtype) for name, delta in deltas.items()}
-    return {name: t.sub_(known[name]) for name, t in scaled.items()}
+    return {n: (t * per_client(scale, t).to(t.dtype)).sub_(known[n]) for n, t in deltas.items()}
+
+
+def inner_products(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """Each client's inner product of two sets of tensors, ``[n, *shape]`` each → ``[n]``."""
+    return torch.stack([t.reshape(len(t), -1).sum(1) for t in torch._foreach_mul(a, b)]).sum(0)
 
 
 def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = False) -> np.ndarray:

@@ -5,8 +5,7 @@
     server          Δ, FedCM's mean local step of the last round, and v̄, the mean of the clients' last v
 
 In each round m starts at 0 and v at v̄; t counts the steps of all rounds. A block of the paper is a tensor here: clients
-send the mean of each tensor's v. λ is ``client.optimizer.weight_decay``. The authors' code sends v in full and clips
-gradients at 10.
+send the mean of each tensor's v. λ is the client's weight decay. The authors' code sends v in full and clips at 10.
 """
 
 from typing import Any
@@ -27,7 +26,7 @@ class FedAdamW(Method):
     def __init__(
         self, alpha: Weight = 0.5, *, beta1: ShareBelow1 = 0.9, beta2: ShareBelow1 = 0.999, eps: Weight = 1e-8
     ) -> None:
-        super().__init__(AdamSteps(alpha, beta1, beta2, eps), MeanStep(), MeanMoment())
+        super().__init__(AdamSteps(alpha, beta1, beta2, eps), MeanStep(), MeanMoment("fedadamw"))
 
 
 class AdamSteps(OrthogonalSteps):
@@ -68,8 +67,6 @@ class AdamSteps(OrthogonalSteps):
 
 class MeanMoment(MeanMomentum):
     """v̄ and t, one number each."""
-
-    message = "fedadamw"
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         zero = {name: round.start[name].new_zeros(()) for name in self.trained_names}

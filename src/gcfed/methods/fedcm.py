@@ -1,11 +1,8 @@
 """Client-level momentum: FedCM (Xu et al. 2021, arXiv 2106.10874).
 
-Every local step uses ``α g + (1 − α) Δ`` as its gradient, where g is the client's own gradient and Δ the mean local
-step of the last round's cohort, as a gradient: ``Δ = −mean_k(w_k − w) / (η_l τ)``. Before the first round Δ is 0, so
-the steps of that round are α times as long as FedAvg's, and momentum builds up over the first 1/α rounds.
-
-If clients do different numbers of local steps, τ is their mean, so Δ is the mean over all local steps. Weight decay is
-added after the scaling by α and is also part of Δ. In the long run ``client.optimizer.weight_decay`` is 1/α times as
+Δ is the mean local step of the last round's cohort, as a gradient: ``Δ = −mean_k(w_k − w) / (η_l τ)``, with the mean
+number τ of local steps. In the first round Δ is 0 and steps are α times as long as FedAvg's. Momentum builds up over
+1/α rounds. Weight decay is added after the scaling by α and is also part of Δ. So in the long run it is 1/α times as
 strong as in FedAvg.
 """
 

@@ -6,8 +6,8 @@ Client k trains on ``L_k(θ) + α/2 ‖θ + h_k − w‖² + ⟨θ, c − c_k⟩
 - its last update as a gradient, ``c_k ← −(θ_k − w) / (η τ_k)``, which is −g_k/(ηK) in the paper; c is the mean c_k.
 
 The server's next model is ``w ← mean_cohort θ_k + mean_all h_k`` (eq. 7): the mean is over all N clients, as in the
-authors' code, because a cohort's drifts do not cancel. The server computes it from the updates. τ_k is the client's own
-number of steps, so c is a mean of gradients.
+authors' code, because a cohort's drifts do not cancel. FedDyn's server computes it from the updates. τ_k is the
+client's own number of steps, so c is a mean of gradients.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 import torch
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientStack, Kept, Method, Own, Params, Received, Setup, like_trained
+from gcfed.federated.method import ClientPart, ClientStack, Download, Kept, Method, Own, Params, Upload, like_trained
 from gcfed.methods.estimates import gradients_beyond
-from gcfed.methods.requirements import full_uploads, local_sgd, mean_aggregator, plain_server
-from gcfed.methods.scaffold import ControlVariates, MeanVariate
+from gcfed.methods.feddyn import UpdateSum
+from gcfed.methods.requirements import full_uploads, local_sgd
+from gcfed.methods.scaffold import MeanVariate
 from gcfed.utils.checked import Weight, checked
 
 
@@ -35,23 +35,20 @@ class FedDC(Method):
     """
 
     def __init__(self, alpha: Weight = 0.01, *, correction: Literal["update", "control"] = "update") -> None:
-        super().__init__(LocalDrift(alpha, takes_out=correction == "control"), MeanDrift())
+        super().__init__(LocalDrift(alpha, correction == "control"), MeanVariate("feddc"), UpdateSum())
 
 
-class LocalDrift(ControlVariates):
+class LocalDrift(ClientPart):
     recordable = "run"
+    facts = {"corrects drift"}
     needs = [
         local_sgd("it computes a client's mean gradient from w − θ_k and plain steps"),
         full_uploads("its gradient corrections would still be sent in full"),
     ]
-    message = "feddc"
     keeps = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k
 
     def __init__(self, alpha: float, takes_out: bool) -> None:
-        super().__init__(momentum_correction=False)
         self.alpha, self.takes_out = alpha, takes_out
-
-    def validate(self, setup: Setup) -> None: ...
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
@@ -74,19 +71,3 @@ class LocalDrift(ControlVariates):
             "feddc_control": own.add("feddc_control", upload.extra["feddc"], upload.finite),
             "feddc_drift": own.add("feddc_drift", upload.delta, upload.finite),
         }
-
-
-class MeanDrift(MeanVariate):
-    facts = {"edits the mean"}
-    needs = [
-        mean_aggregator("the server follows the mean drift through the plain mean of the updates", uniform=True),
-        plain_server("it sets the model to the clients' mean plus the mean drift"),
-    ]
-    message = "feddc"
-
-    def on_aggregate_end(self, update: Params, round: Received) -> None:
-        super().on_aggregate_end(update, round)
-        mean = [update[name] for name in self.trained_names]
-        drift = list(self.server_state("h", self.control).values())
-        torch._foreach_add_(drift, mean, alpha=round.num_finite / round.num_clients)
-        torch._foreach_add_(mean, drift)

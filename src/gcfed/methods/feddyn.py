@@ -51,13 +51,15 @@ class DynamicPull(Proximal):
 
 
 class UpdateSum(ServerPart):
+    """Adds u, the mean over all clients of the sums of their updates."""
+
     facts = {"edits the mean"}
     needs = [
-        plain_server("it sets the model to the clients' mean minus h/α"),
-        mean_aggregator("h is the plain mean of the clients' states", uniform=True),
+        plain_server("it sets the model to the clients' mean plus a state"),
+        mean_aggregator("its state is the plain mean of the clients' states", uniform=True),
     ]
 
-    def __init__(self, by_clients: bool) -> None:
+    def __init__(self, *, by_clients: bool = True) -> None:
         self.by_clients = by_clients
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:

@@ -17,11 +17,7 @@ from gcfed.utils.checked import Weight, checked
 
 @checked
 class FedExP(ServerPart):
-    """Lengthens the server's step, and averages the last two iterates.
-
-    Args:
-        epsilon: ε; limits η where the updates are short.
-    """
+    """Lengthens the server's step, and averages the last two iterates; ``epsilon`` is ε, which limits η."""
 
     facts = {"moves the start", "edits the mean"}
     order = Order.MOVES_WEIGHTS

@@ -1,24 +1,22 @@
 """Gradient constraints for clients and server: FedGC (anonymous, "… under Gradient Constraint", Algorithm 1).
 
 Not related to GC-Fed. Its gradients are descent directions. B mini-batches of SGD (PGD, ``client.steps=B``) make client
-k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the aggregator's mean. The paper weights it by samples: here by all
-data of a client, or, as its Section 3 may mean, by the B mini-batches (``aggregator.weighting=uniform``). g' is the
-server's gradient of the last round.
+k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the aggregator's mean, and g' the server's gradient of the last
+round. The paper weights ḡ by samples: by all data of a client, or, as its Section 3 may mean, by the B mini-batches
+(``aggregator.weighting=uniform``).
 
     CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C                 eq. 5
     SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ if there is none
 
-Both are solved through their duals (A.1, A.2), with one multiplier and with one per client. The code stays in units of
-Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is the change of the model between two broadcasts,
-including the server's optimizer and Global GC. A tensor that did not change (in the first round: all) gives no
-constraint. An update that satisfies its constraints does not change, bit for bit.
+Both are solved through their duals (A.1, A.2). The code stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with
+the η' of g'). η'g' is the change of the model between two broadcasts, including the server's optimizer and Global GC. A
+tensor that did not change (in the first round: all) gives no constraint.
 
 As printed, CGC has no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², has a norm of at least C/‖g'‖, however small
 g' is; and the update of a single scalar never changes its sign. Networks with scalars, such as the paper's ResNet-9
 with Fixup, may diverge. ``layerwise`` delays this, but does not always prevent it (reproductions/results/fedgc.md).
 
-Memory: SGC holds the whole cohort's updates, each on the process that trained the client. Processes exchange a million
-columns at a time.
+Memory: SGC holds the whole cohort's updates, each on the process that trained the client.
 """
 
 from collections.abc import Sequence
@@ -88,10 +86,8 @@ class ClientConstraint(ClientPart):
             return
         moves = download.extra["fedgc"]
         margin = self.margin * download.lr * self.lr(download.round - 1)
-        v_LK = torch.stack([
-            constrain_([upload.delta[name] for name in layer], [moves[name] for name in layer], margin)
-            for layer in self.layers
-        ])  # fmt: skip
+        pairs = [[(upload.delta[name], moves[name]) for name in layer] for layer in self.layers]
+        v_LK = torch.stack([constrain_(layer, margin) for layer in pairs])
         upload.notes["fedgc"] = {"projected": torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])}
 
 
@@ -162,20 +158,15 @@ def layer_of(net: nn.Module, name: str) -> str:
     return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
 
 
-def constrain_(deltas_K: Sequence[Tensor], moves: Sequence[Tensor], margin: float) -> Tensor:
-    """CGC: replaces each client's Δ_k in place by the nearest with ⟨Δ_k, move⟩ ≥ margin, over all these tensors.
+def constrain_(pairs: Sequence[tuple[Tensor, Tensor]], margin: float) -> Tensor:
+    """CGC: replaces each client's Δ_k in place by the nearest with ⟨Δ_k, move⟩ ≥ margin, over all ``pairs`` of tensors,
+    Δ_k, ``[K, *shape]``, and the move, ``[*shape]``.
 
-    Args:
-        deltas_K: Δ_k, ``[K, *shape]`` each.
-        moves: ``[*shape]`` each.
-
-    Returns:
-        v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``. v = 0 leaves Δ_k as it is, bit for bit; so does a
-        ``move`` of zeros.
+    Returns v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``. With v = 0, as for a ``move`` of zeros, Δ_k
+    does not change, bit for bit.
     """
-    pairs = list(zip(deltas_K, moves, strict=True))
     inner_K = torch.stack([(t * move).reshape(len(t), -1).sum(1, dtype=torch.float64) for t, move in pairs]).sum(0)
-    square = torch.stack([move.square().sum(dtype=torch.float64) for move in moves]).sum()
+    square = torch.stack([move.square().sum(dtype=torch.float64) for _, move in pairs]).sum()
     v_K = torch.where(square > 0, (margin - inner_K).clamp(min=0) / square, 0.0)
     for t, move in pairs:
         t.addcmul_(per_client(v_K.to(t.dtype), t), move)
@@ -186,10 +177,7 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     """SGC: λ ≥ 0, ``[K]``, of ``z = ḡ + Gᵀλ``, the nearest to ḡ with ``Gz ≥ margin``; None if no such z exists.
 
     Solves the dual, eq. 10, for λ_k ‖g_k‖, so that short and long gradients have the same numerical accuracy.
-
-    Args:
-        gram: GGᵀ, ``[K, K]``.
-        inner: Gḡ, ``[K]``.
+    ``gram`` is GGᵀ, ``[K, K]``, and ``inner`` Gḡ, ``[K]``.
     """
     if (inner >= margin).all():
         return np.zeros(len(inner))
@@ -212,9 +200,7 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
 def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tensor:
     """``[|S|, |S| + 2]`` in float64, equal on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 if client k is finite.
 
-    Args:
-        uploads: the uploads of this process, with zeros for clients that are not finite.
-        update: Δ, name → ``[*shape]``.
+    ``uploads`` are those of this process, with zeros for clients that are not finite; ``update`` is Δ.
     """
     size, like = len(round.asked), next(iter(update.values()))
     rows = [on_device(round.places(upload.clients), like.device) for upload in uploads]

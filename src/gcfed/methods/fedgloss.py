@@ -19,12 +19,7 @@ from gcfed.utils.checked import Positive, Weight, checked
 
 @checked
 class FedGloSS(Method):
-    """FedDyn from a point up the global loss.
-
-    Args:
-        rho: ρ of the server.
-        alpha: FedDyn's α, 1/β in the paper.
-    """
+    """FedDyn from a point up the global loss; ``rho`` is ρ, ``alpha`` FedDyn's α, 1/β in the paper."""
 
     def __init__(self, rho: Weight = 0.15, *, alpha: Positive = 0.1) -> None:
         super().__init__(DynamicPull(alpha), AscentSum(rho))
@@ -36,7 +31,7 @@ class AscentSum(UpdateSum):
     needs = [plain_server("it computes the next model itself", any_start=True), *UpdateSum.needs[1:]]
 
     def __init__(self, rho: float) -> None:
-        super().__init__(by_clients=True)
+        super().__init__()
         self.rho = rho
 
     def on_broadcast(self, download: Download, round: Round) -> None:

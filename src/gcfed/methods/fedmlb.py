@@ -18,13 +18,8 @@ from gcfed.utils.checked import Positive, Weight, checked
 class FedMLB(ClientPart):
     """Adds λ₁ times the hybrid paths' mean cross-entropy and λ₂ times their mean KL(hybrid path ‖ client's network).
 
-    As in the authors' code, the divergence has no factor τ², and its gradient reaches both sides: the client's network
-    and, through its first stages, the hybrid paths.
-
-    Args:
-        ce: λ₁, weight of the cross-entropy.
-        kl: λ₂, weight of the divergence.
-        tau: τ, temperature of the divergence.
+    ``ce`` and ``kl`` are λ₁ and λ₂, ``tau`` is the temperature τ of the divergence. As in the authors' code, it has no
+    factor τ², and its gradient reaches both the client's network and, through its first stages, the hybrid paths.
     """
 
     recordable = "run"

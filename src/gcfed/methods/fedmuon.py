@@ -22,15 +22,10 @@ from gcfed.utils.checked import Share, ShareBelow1, checked
 
 @checked
 class FedMuon(Method):
-    """Replaces each client's gradients by orthogonal matrices, mixed with the cohort's last direction.
-
-    Args:
-        momentum: β.
-        alpha: α, weight of the cohort's direction.
-    """
+    """Replaces each client's gradients by orthogonal matrices, mixed with Δ; ``momentum`` is β, ``alpha`` α."""
 
     def __init__(self, momentum: ShareBelow1 = 0.98, *, alpha: Share = 0.5) -> None:
-        super().__init__(OrthogonalSteps(momentum, alpha), MeanStep(), MeanMomentum())
+        super().__init__(OrthogonalSteps(momentum, alpha), MeanStep(), MeanMomentum("fedmuon"))
 
 
 class OrthogonalSteps(ClientPart):
@@ -79,8 +74,6 @@ def orthogonal(momentum: Tensor) -> Tensor:
 
 class MeanMomentum(MeanVariate):
     """M̄, which is sent and stored as SCAFFOLD's c is."""
-
-    message = "fedmuon"
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         torch._foreach_copy_(list(self.control.values()), [round.received[self.message][n] for n in self.control])

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Order, Own, Params, Prepared, Setup
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Order, Own, Prepared, Setup
 from gcfed.federated.training.batches import Kind
 from gcfed.federated.training.stack import client_norms, per_client
+from gcfed.methods.estimates import inner_products
 from gcfed.methods.requirements import class_logits, teacher
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.rng import torch_seed
@@ -72,24 +73,23 @@ class FedReg(ClientPart):
         self._unmoved: list[Tensor] = []
         if self.gamma < 1:
             weights = _weights(stack)
-            self._unmoved = [t.clone() for t in weights.values()]
-            torch._foreach_lerp_(list(weights.values()), [stack.start[name] for name in weights], 1 - self.gamma)
+            self._unmoved = [t.clone() for t in weights]
+            torch._foreach_lerp_(weights, _start(stack), 1 - self.gamma)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
         if self._unmoved:
-            torch._foreach_copy_(list(_weights(pl_module.clients).values()), self._unmoved)
+            torch._foreach_copy_(_weights(pl_module.clients), self._unmoved)
         self._unmoved = []
 
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
         if not stack.prepared[self]:
             return
         pseudo, labels, perturbed, y, weight = stack.prepared[self]["pass"].next(stack.active)
-        weights = _weights(stack)
-        start = [stack.start[name] for name in weights]
-        drift = list(torch._foreach_sub(list(weights.values()), start))
-        middle = torch._foreach_lerp(list(weights.values()), start, 1 - self.beta)
-        params = {name: t.requires_grad_() for name, t in zip(weights, middle, strict=True)}
+        weights, start = _weights(stack), _start(stack)
+        drift = list(torch._foreach_sub(weights, start))
+        middle = torch._foreach_lerp(weights, start, 1 - self.beta)
+        params = {name: t.requires_grad_() for name, t in zip(stack.leaves, middle, strict=True)}
         terms = []
         if self.pseudo:
             terms.append(-(labels * stack.reference(pseudo, params=params).logits_KBC.log_softmax(-1)).sum(-1))
@@ -100,7 +100,7 @@ class FedReg(ClientPart):
             with torch.no_grad():
                 back = _along(drift, list(grads))
                 torch._foreach_sub_(drift, back)
-                torch._foreach_sub_(list(weights.values()), back)
+                torch._foreach_sub_(weights, back)
 
 
 class PseudoPass:
@@ -153,13 +153,17 @@ def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int)
     return x
 
 
-def _weights(stack: ClientStack) -> Params:
-    """The trained parameters of the active clients, name → ``[n, *shape]``; to be edited in place."""
-    return {name: leaf.detach() for name, leaf in stack.leaves.items()}
+def _weights(stack: ClientStack) -> list[Tensor]:
+    """The trained parameters of the active clients, ``[n, *shape]`` each; to be edited in place."""
+    return [leaf.detach() for leaf in stack.leaves.values()]
+
+
+def _start(stack: ClientStack) -> list[Tensor]:
+    return [stack.start[name] for name in stack.leaves]
 
 
 def _along(vector: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
     """Each client's component of a vector along a direction, ``[n, *shape]`` each; zero if it is negative."""
-    dot = torch.stack([t.flatten(1).sum(1) if t.dim() > 1 else t for t in torch._foreach_mul(vector, direction)]).sum(0)
+    dot = inner_products(vector, direction)
     share = dot / client_norms(direction).square().clamp(min=torch.finfo(dot.dtype).tiny)
     return [g * per_client(share.clamp(min=0.0), g) for g in direction]

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Batch, ClientStack, Kept, Method, Own, Params, like_trained
-from gcfed.federated.received import Received
+from gcfed.federated.method import Batch, ClientStack, Kept, Method, Own, Params, Received, like_trained
 from gcfed.methods.estimates import along
 from gcfed.methods.requirements import full_uploads
 from gcfed.methods.sam import Sam
@@ -24,11 +23,7 @@ from gcfed.utils.checked import Positive, checked
 
 @checked
 class DualSam(Method):
-    """Computes each client's gradient at w + ŝ and keeps μ_k and s up to date.
-
-    Args:
-        rho: ρ, the norm of ŝ and of s.
-    """
+    """Computes each client's gradient at w + ŝ and keeps μ_k and s up to date; ``rho`` is ρ, the norm of ŝ and s."""
 
     def __init__(self, rho: Positive = 0.1) -> None:
         super().__init__(DualMove(rho), CommonMove(rho))
@@ -71,9 +66,8 @@ class DualMove(Sam):
 class CommonMove(MeanVariate):
     """s, which is sent and stored as SCAFFOLD's c is."""
 
-    message = "fedsmoo"
-
     def __init__(self, rho: float) -> None:
+        super().__init__("fedsmoo")
         self.rho = rho
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:

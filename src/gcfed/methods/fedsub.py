@@ -5,11 +5,10 @@
     dual         λ_k⁺ = λ_k + b_k − b̄,   b̄ = mean_{k∈S} b_k; the server sends it at the end of the round
     new P        λ_k ← P_newᵀ P_old λ_k
 
-The rules are those of the authors' published code. λ_k/(ητ) converges to Pᵀ(∇F − ∇F_k), SCAFFOLD's correction. With a
-constant P, full participation and equal numbers of steps, FedSub is SCAFFOLD in that subspace. But each new P loses the
-part of λ_k outside the new subspace. And λ_k has the scale of the ητ_k of its round, so with a decaying η its limit is
-slightly off. τ_k is client k's planned number of steps. So a straggler applies only the share of λ_k for its steps; all
-of λ_k in one step of ten would be ten times too much.
+The rules are those of the authors' published code. With a constant P, full participation and equal numbers of steps,
+FedSub is SCAFFOLD in that subspace. But each new P loses the part of λ_k outside the new subspace. And λ_k has the
+scale of the ητ_k of its round, so with a decaying η its limit is slightly off. τ_k is client k's planned number of
+steps. So a straggler applies only the share of λ_k for its steps.
 
 In the paper all clients take part in every round. Here an absent client keeps its λ_k and, when it returns, projects it
 once from its old P to the present P. Projections through each P in between would leave almost nothing.

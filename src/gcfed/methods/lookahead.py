@@ -4,9 +4,8 @@ The server broadcasts θ + λm instead of θ. With Δ, the clients' mean update 
 torch's SGD with momentum λ and ``.grad = −Δ`` does these two steps; its buffer is −m. FedACG adds
 :class:`~gcfed.methods.proximal.Proximal` around θ + λm.
 
-Until August 2025, also for its tables, GC-Fed's code used θ ← θ + Δ with m as above: it added Δ to θ, not to the
-clients' starting point. ``update=delta`` with a server without momentum does this. This part then keeps m and the last
-θ; its m includes what Global GC does to Δ.
+Until August 2025, also for its tables, GC-Fed's code used θ ← θ + Δ with m as above. ``update=delta`` with a server
+without momentum does this. This part then keeps m and the last θ; its m includes what Global GC does to Δ.
 """
 
 from typing import Any, Literal

@@ -45,7 +45,7 @@ class Moon(ClientPart):
         return own["moon"] | {KNOWN: known.to(like.device, like.dtype)}
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
-        check_learned(out, self.title)
+        features = check_learned(out, self.title)
         previous = {name: t[: stack.active] for name, t in stack.prepared[self].items()}
         if not previous:
             return None
@@ -53,7 +53,7 @@ class Moon(ClientPart):
         with torch.no_grad():
             of_global = stack.reference(batch.x, features=True)
             of_previous = stack.reference(batch.x, params=previous, features=True)
-        terms = F.softplus((_similarity(out, of_previous) - _similarity(out, of_global)) / self.temperature)
+        terms = F.softplus((_similarity(features, of_previous) - _similarity(features, of_global)) / self.temperature)
         mean = terms.mean(1) if batch.rows is None else (terms * batch.rows).sum(1) / batch.rows.sum(1)
         return self.mu * known * mean
 
@@ -62,9 +62,8 @@ class Moon(ClientPart):
         return {"moon": stack.full}
 
 
-def _similarity(a: Output, b: Output) -> Tensor:
-    """Cosines of the features of two networks, ``[n, B]``."""
-    assert a.features_KBF is not None
-    assert b.features_KBF is not None
-    at_least = torch.promote_types(a.features_KBF.dtype, torch.float32)  # bfloat16 is too coarse near 1
-    return F.cosine_similarity(a.features_KBF.to(at_least), b.features_KBF.to(at_least), dim=-1)
+def _similarity(features_nBF: Tensor, other: Output) -> Tensor:
+    """Cosines between features and those of another network, ``[n, B]``."""
+    assert other.features_KBF is not None
+    at_least = torch.promote_types(features_nBF.dtype, torch.float32)  # bfloat16 is too coarse near 1
+    return F.cosine_similarity(features_nBF.to(at_least), other.features_KBF.to(at_least), dim=-1)

@@ -7,8 +7,7 @@
 clients' learning rate, and the paper's β is ``server.lr``. Clients send w and keep nothing. Weight decay, GC and terms
 of other methods act on each inner step. ``train/loss`` is θ's.
 
-Which model is tested: ``test/*`` is the global model. ``personal/local_*`` (``metrics=personal``) is each client's θ
-after local training, on its own test split.
+Which model is tested: as in Ditto, with θ instead of v.
 """
 
 from collections.abc import Callable

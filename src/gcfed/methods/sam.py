@@ -4,8 +4,8 @@
     last_update    d = w_old − w₀: FedLESAM (Fan et al., ICML 2024, Algorithm 1)
     constant       FedLESAM's code: all entries of tensor i move by ρ d_i / Σ_j |d_j|, with entry i of the flattened d
 
-``own`` takes two passes per step, the others one. w_old is the model that the client last received, a state of the
-client. In its first round w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
+``own`` takes two passes per step, the others one. w_old is the model that the client last received; in its first round
+w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
 
 FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1.
 """

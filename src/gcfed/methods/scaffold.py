@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Kept, Method, Own, Params, ServerPart, Setup, like_trained
+from gcfed.federated.method import ClientPart, ClientStack, Kept, Method, Own, Params, ServerPart, Setup, like_trained
 from gcfed.federated.received import Received, Round
-from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.estimates import gradients_beyond, step_counter
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.utils.checked import checked
@@ -42,7 +41,6 @@ class ControlVariates(ClientPart):
         local_sgd("it computes a client's mean gradient from w₀ − w_k", momentum=True),
         full_uploads("its control variates would still be sent in full"),
     ]
-    message = "scaffold"
     keeps = {"scaffold": Kept(like_trained)}
 
     def __init__(self, momentum_correction: bool) -> None:
@@ -68,8 +66,12 @@ class ControlVariates(ClientPart):
 
 
 class MeanVariate(ServerPart):
+    """Sends c, and adds the mean change that clients report in ``message``."""
+
     needs = [uniform_weights("c is the plain mean of the clients' variates")]
-    message = "scaffold"
+
+    def __init__(self, message: str = "scaffold") -> None:
+        self.message = message
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.control = self.server_state("c", {name: round.start[name] for name in self.trained_names})

@@ -10,11 +10,11 @@ buffers are sent whole. P is the Q of a Gaussian matrix drawn from (seed, layer,
     server       w ← w + γ P mean(z_τ − z₀), which leaves (I − Π)w as it is (backfill); γ is ``server.lr``
 
 Clients make steps on the model's weights: P lifts the projected gradient back, and torch's SGD then does the same
-iteration. Weight decay is part of ∇F_k. Terms of other methods and Local GC come first and are projected too. Global GC
-acts on the lifted update.
+iteration. Weight decay is part of ∇F_k. Terms of other methods and Local GC are projected too. Global GC acts on the
+lifted update.
 
-The papers do not say how a client gets (I − Π)w. A client that missed rounds needs the coordinates of each missed
-round. As in the papers, bytes are counted only for rounds in which a client takes part.
+The papers do not say how a client that missed rounds gets (I − Π)w: it needs the coordinates of each missed round. As
+in the papers, bytes are counted only for rounds in which a client takes part.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, Download, Order, Own, Received, Round, ServerPart, Setup, Upload
-from gcfed.federated.training.forward import Params
+from gcfed.federated.method import ClientPart, Download, Order, Own, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed
 
 
 class Projector:
-    """Coordinates of one tensor, or of a stack of such tensors with a leading client axis.
+    """Coordinates of one tensor ``[*shape]``, or of a stack of such tensors with a leading client axis.
 
-    Args:
-        shape: of the tensor, in logical order, for any memory format.
-        basis: P, orthonormal, ``[d, r]``; None: the tensor is its own coordinates.
+    ``basis`` is P, orthonormal, ``[d, r]``; None: the tensor is its own coordinates.
     """
 
     def __init__(self, shape: Sequence[int], basis: Tensor | None) -> None:

@@ -5,8 +5,7 @@
 
 This is Qsparse-local-SGD (Basu et al., NeurIPS 2019, Algorithm 1) without its quantizer: Sparsified SGD with memory
 (Stich et al., NeurIPS 2018) after local steps. It is not EF21, whose server keeps an estimate of each gradient.
-A client that does not take part keeps its e_k. ``comm/up_bytes`` counts each entry's own bytes and 4 for its place; a
-real wire also carries the zeros.
+``comm/up_bytes`` counts each entry's own bytes and 4 for its place; a real wire also carries the zeros.
 """
 
 from collections.abc import Mapping

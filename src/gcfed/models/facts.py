@@ -1,6 +1,5 @@
 """Facts about a network: its kinds of layers, and what they allow."""
 
-from collections import Counter
 from functools import partial
 
 import torch
@@ -12,10 +11,9 @@ from torch.utils._pytree import tree_leaves
 def first_weight(net: nn.Module) -> Tensor:
     """Its first parameter of the floating-point type that most entries have. The inputs have its type and device."""
     floats = [p for p in net.parameters() if p.is_floating_point()]
-    entries: Counter[torch.dtype] = Counter()
-    for p in floats:
-        entries[p.dtype] += p.numel()
-    return next(p for p in floats if p.dtype == entries.most_common(1)[0][0])
+    types = dict.fromkeys(p.dtype for p in floats)
+    most = max(types, key=lambda dtype: sum(p.numel() for p in floats if p.dtype == dtype))
+    return next(p for p in floats if p.dtype == most)
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from gcfed.models.adapters import with_adapters
+from gcfed.adapters.network import with_adapters
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import build, installed
 

@@ -170,4 +170,8 @@ class GPT(Transformer):
         embed = nn.Sequential(token, Tokens(input_shape[0], width))
         pool = -1 if last_only else slice(None)
         super().__init__(embed, num_classes, pool=pool, width=width, causal=True, **settings)
-        self.last_only = last_only
+        self.last_only, self.tokens = last_only, token.num_embeddings
+
+    def stage(self, name: str, h: Tensor) -> Tensor:
+        """−1, the padding of tokenizers, has the last embedding."""
+        return super().stage(name, h.remainder(self.tokens) if name == "embed" else h)

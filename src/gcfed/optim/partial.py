@@ -42,8 +42,9 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
 
 def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
     """The same optimizer in its fused form, if torch has one and the user chose no other form."""
-    chosen = {"fused", "foreach", "differentiable"} & getattr(optimizer, "keywords", {}).keys()
-    if chosen or "fused" not in inspect.signature(optimizer).parameters:
+    made, given = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
+    accepts = "fused" in inspect.signature(made).parameters
+    if not accepts or {"fused", "foreach", "differentiable"} & given.keys():
         return optimizer
     return partial(optimizer, fused=True)
 

@@ -32,9 +32,7 @@ class ForkLauncher(_Launcher):
 
     Lightning's launchers start the whole command again for every process, with its imports and a copy of the data, and
     cannot do so within a sweep. A fork takes milliseconds. The calling process keeps the trained module and the rows.
-
-    The processes find each other through a file and communicate over the loopback interface. No other machine can
-    connect.
+    No other machine can connect: the processes meet through a file, and communicate over the loopback interface.
     """
 
     is_interactive_compatible = True

@@ -16,17 +16,14 @@ from torch import Tensor
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.training.forward import Params
 
-NARROW = (40,)
-"""b for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹."""
-WIDE = (10, 60)
-"""b for everything else, for entries below 2⁴¹: the second grid takes the remainder of the first."""
+NARROW = (40,)  # b for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
+WIDE = (10, 60)  # for all else, below 2⁴¹: the second grid takes the remainder of the first
 TERMS = 12  # bits of the number of terms, each with a weight of at most 1
 MAGIC = 1.5 * 2.0**52
 OFFSET = 0x4338000000000000  # its bits
 PIECE = 1 << 18  # entries at a time, few enough for a core's cache
 
-Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Sums tensors over all processes; the identity in a single process."""
+Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # sums over all processes; the identity if there is one
 
 
 class Sums:

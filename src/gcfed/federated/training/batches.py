@@ -19,8 +19,7 @@ from gcfed.federated.training.stack import ClientStack
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 
-AHEAD = 1 << 18
-"""Values of samples that a single client fetches at once. They stay in a core's cache."""
+AHEAD = 1 << 18  # values of samples that a single client fetches at once; they stay in a core's cache
 
 
 class Kind(NamedTuple):

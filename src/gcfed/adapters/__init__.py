@@ -1,0 +1,1 @@
+"""Low-rank adapters (LoRA) in any network."""
