@@ -112,12 +112,13 @@ def seconds(result: RunResult) -> dict[str, float]:
 
 def layout(words: tuple[str, ...], streams: int, tf32: bool, *more: str) -> dict[str, float]:
     """W1 with these settings."""
-    before = lanes.STREAMS, torch.backends.cudnn.allow_tf32
-    lanes.STREAMS, torch.backends.cudnn.allow_tf32 = streams, tf32
+    plain, before = lanes.Layout, torch.backends.cudnn.allow_tf32
+    lanes.Layout = lambda k, device, n: plain(k, device, min(n, streams))
+    torch.backends.cudnn.allow_tf32 = tf32
     try:
         return seconds(run("w1", *ROUNDS, *words, *more))
     finally:
-        lanes.STREAMS, torch.backends.cudnn.allow_tf32 = before
+        lanes.Layout, torch.backends.cudnn.allow_tf32 = plain, before
 
 
 def minutes(workload: str, every: int, *more: str) -> float:

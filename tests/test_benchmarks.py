@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from conftest import forked
@@ -97,28 +96,6 @@ def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
     assert found["equal runs"] == [True, True, True]
     (kernels,) = json.loads((tmp_path / "kernels.json").read_text()).values()
     assert kernels[0]["us"] >= kernels[1]["us"] > 0
-
-
-@pytest.mark.parametrize(
-    ("code", "says"), [(0, "passed: 54"), (1, "some failed"), (5, "no result, pytest ended with 5")]
-)
-def test_the_end_of_pytest_is_reported(monkeypatch, tmp_path, code, says):
-    def ended(command, stdout, **_):
-        stdout.write("...\n54 passed in 60 s\n")
-        return SimpleNamespace(returncode=code)
-
-    monkeypatch.setattr(gpu.subprocess, "run", ended)
-    assert gpu.tests(tmp_path).startswith(says)
-
-
-def test_synthetic_data_are_drawn_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(workloads, "ROOT", tmp_path)
-    settings = {"num_classes": 3, "shape": [1, 4, 4], "num_train": 9, "num_test": 3}
-    drawn = workloads.drawn(**settings)
-    monkeypatch.setattr(workloads, "synthetic", None)
-    kept = workloads.drawn(**settings)
-    assert all(np.array_equal(getattr(kept.train, name), getattr(drawn.train, name)) for name in ("x", "y"))
-    assert np.array_equal(kept.test.x, drawn.test.x)
 
 
 @pytest.mark.parametrize(

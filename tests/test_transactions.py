@@ -11,8 +11,6 @@ import torch
 from gcfed.checkpoints.writing import AtomicCheckpointIO
 from gcfed.utils.instantiate import build
 
-FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
-
 
 def test_a_kill_during_writing_keeps_the_old_checkpoint(tmp_path, monkeypatch):
     path, io, needed = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "needed"

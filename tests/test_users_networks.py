@@ -49,7 +49,6 @@ NETWORKS = {
     "OwnParameters": ("requires_grad", "requires_grad"),
     "WeightInList": (EQUAL, ALONE),
     "Penalty": (EQUAL, ALONE),
-    "Closure": (EQUAL, ALONE),
     "ForwardHook": (EQUAL, ALONE),
     "GradientHook": (EQUAL, ALONE),
     "AccumulatedHook": (EQUAL, ALONE),

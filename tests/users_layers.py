@@ -30,15 +30,6 @@ class Penalty(Small):
         return super().forward(x) / (1 + 0.1 * sum(p.square().sum() for p in self.all))
 
 
-class Closure(Small):
-    def build(self):
-        weight, bias = self.fc1.weight, self.fc1.bias
-        self.encode = lambda x: F.linear(x, weight, bias).tanh()
-
-    def features(self, x):
-        return self.encode(x)
-
-
 class ForwardHook(Small):
     def build(self):
         weight = self.fc1.weight

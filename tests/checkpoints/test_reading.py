@@ -16,7 +16,6 @@ from gcfed.checkpoints.reading import checksum, fingerprint, load_checkpoint
 from gcfed.data.base import Split
 from gcfed.data.partition import Partition
 from gcfed.run import train
-from gcfed.runs.lock import locked
 
 FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
         "model.hidden=[8]")  # fmt: skip
@@ -148,10 +147,3 @@ def test_a_kill_while_a_checkpoint_is_written_loses_one_round(config, tmp_path, 
     resumed = train(config(*scaffold, "ckpt_path=last", folder=killed))
     for a, b in zip(resumed.module.net.parameters(), straight.module.net.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_two_runs_cannot_use_one_folder_at_a_time(run, finished):
-    with locked(finished / ".lock"), pytest.raises(ValueError, match=r"run is in use by process \d+ on "):
-        run()
-    run()
-    assert not (finished / ".lock").exists()

@@ -38,15 +38,11 @@ GOOD = Split(X, Y)
         (lambda: Split(X.astype(float), Y), r"must be .*\(x \* 255\)\.round\(\)\.astype\('uint8'\) makes images"),
         (lambda: Split(X.astype(float) - 1, Y), r"or floats \[n, d\], not float64"),  # no hint for negative numbers
         (lambda: Split(X[:, 0], Y), "must be"),
-        (lambda: Split(X, Y[:2]), "must be"),
         (lambda: Split(X, Y.astype(np.int32)), "must be"),
-        (lambda: Split(X, Y, Y[:2]), "must be"),
         (lambda: Split(TOKENS, LABELS[:, :4]), "must be"),
         (lambda: Split(TOKENS.astype(np.int64), LABELS), "must be"),
-        (lambda: Split(np.array([[1.0, np.nan]]), np.ones((1, 1))), "must be finite numbers"),
         (lambda: Split(np.ones((1, 2)), np.array([[1.0, np.inf]])), "must be finite numbers"),
         (lambda: FederatedDataset("toy", 2, GOOD, GOOD), "'toy': test labels 0 … 2 for 2 classes"),
-        (lambda: FederatedDataset("toy", 3, GOOD, Split(X[:0], Y[:0])), "test split is empty"),
         (lambda: FederatedDataset("toy", 3, GOOD, GOOD, ("a", "b")), "2 class names for 3 classes"),
     ],
 )

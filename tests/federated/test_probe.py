@@ -15,7 +15,6 @@ from gcfed.federated.training.stack import ClientStack
 from gcfed.tasks import CLASSIFICATION
 
 X, Y = torch.randn(8, 6), torch.arange(8) % 3
-IMAGES = torch.randn(8, 2, 6, 6).to(memory_format=torch.channels_last)
 
 
 class Net(nn.Module):
@@ -142,26 +141,6 @@ def test_the_probe_warns_of_untrained_weights_and_of_buffers_that_tests_change(c
     assert "Net has 1 weights that are no parameters of it" in caplog.text
     traits(Net(assign, mean=torch.zeros(3)))
     assert "Net changes mean in evaluation mode" in caplog.text
-
-
-class Flat(nn.Module):
-    def __init__(self, channels=2):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(channels, 4, 3), nn.Linear(64, 3)
-
-    def forward(self, x):
-        return self.head(self.conv(x).view(x.size(0), -1))
-
-
-@pytest.mark.parametrize("channels", [1, 2])
-def test_the_contiguous_layout_is_used_if_channels_last_fails(channels):
-    """This includes one channel, whose strides belong to both layouts."""
-    net = Flat(channels).to(memory_format=torch.channels_last)
-    found = probe(net, IMAGES[:, :channels].contiguous(memory_format=torch.channels_last), Y, CLASSIFICATION)
-    assert found.contiguous
-    net(torch.randn(2, channels, 6, 6))
-    with pytest.raises(ValueError, match="Flat fails on 8 samples"):  # a wrong size, so no layout helps
-        probe(Flat(channels), torch.randn(8, channels, 9, 9), Y, CLASSIFICATION)
 
 
 def test_a_change_that_occurs_only_in_some_steps_stops_the_run():

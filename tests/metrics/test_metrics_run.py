@@ -10,7 +10,7 @@ import torch
 from conftest import TWO, read_rows
 from harness import Cohorts, final_weights, make_net, random_federation, sgd, train_rounds, weights
 from omegaconf import open_dict
-from recording import Recorder, measured
+from recording import Recorder
 from torch import nn
 
 from gcfed.aggregators.norm_clip import NormClip
@@ -21,7 +21,7 @@ from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
 from gcfed.metrics.base import OwnNumbers, ServerMetric
 from gcfed.metrics.local_models import Clients, Forgetting
-from gcfed.metrics.updates import Drift, Gap, Updates
+from gcfed.metrics.updates import Gap, Updates
 from gcfed.run import train
 
 N = 6
@@ -129,23 +129,6 @@ def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path
     assert {name for name in rows[0] if name in COLUMNS} == {n for n in COLUMNS if n.startswith(of_the_model)}
     assert not list(tmp_path.glob("surface*"))
     assert final_weights(result).isfinite().all()
-
-
-def test_a_users_own_metric():
-    """This is the metric of docs/bring-your-own.md, the length of the updates."""
-
-    class Moved(OwnNumbers):
-        numbers = ("mine/moved",)
-
-        def measure(self, stack, row, own, download):
-            moves = [(own[name] - t).double().square().sum() for name, t in download.model.items()]
-            return torch.stack([sum(moves).sqrt()])
-
-    runs = (
-        measured(m, make_net(), random_federation(), k=2, poisoned=True, cohort_of=4)[0] for m in (Moved(), Drift())
-    )
-    for mine, drift in zip(*runs, strict=True):
-        assert mine == {"mine/moved": pytest.approx(drift["drift/client_norm"], rel=1e-12)}
 
 
 def test_a_metric_with_a_wrong_number_of_values_is_refused():

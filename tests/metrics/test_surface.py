@@ -1,7 +1,5 @@
 """The plane through three local models, and the loss on it, equal NumPy."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -133,29 +131,6 @@ def test_training_samples_are_those_that_clients_hold(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------- the plane
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
-def test_axes_are_orthonormal_and_corners_are_the_models(dtype, tolerance):
-    g = torch.Generator().manual_seed(0)
-    models = [
-        {name: torch.randn(shape, generator=g, dtype=dtype) for name, shape in (("w", (7, 9)), ("b", (7,)))}
-        for _ in range(3)
-    ]
-    for i, model in enumerate(models):
-        model["running"] = torch.full((2,), 100.0 * i, dtype=dtype)  # a buffer, which does not count in distances
-    given = copy.deepcopy(models)
-    plane = Plane(models, ["w", "b"])
-    across, up = plane.axes
-    assert across.norm() == pytest.approx(1, abs=tolerance)
-    assert up.norm() == pytest.approx(1, abs=tolerance)
-    assert across @ up == pytest.approx(0, abs=tolerance)
-    for (x, y, _), model in zip(plane.corners, given, strict=True):
-        for name, t in plane.at(x, y).items():
-            torch.testing.assert_close(t, model[name], rtol=10 * tolerance, atol=10 * tolerance)
-        assert plane.project(model) == pytest.approx((x, y, 0), abs=10 * tolerance)
-    assert (plane.corners[1, 1], plane.corners[2, 1] > 0, plane.is_flat) == (0, True, False)
-    assert np.isnan(plane.project(given[0] | {"w": torch.full_like(given[0]["w"], torch.inf)})).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_three_models_on_a_line_span_no_plane(dtype):
     """Two equal models, or two that differ by rounding, also lie on a line."""

@@ -39,16 +39,6 @@ def test_our_networks_declare_their_tensors_in_forward_order(model):
     assert order.weights[-1].rpartition(".")[0] == order.names[-1].rpartition(".")[0]  # for boundary=auto
 
 
-def test_a_vision_transformers_tokens_are_no_weights():
-    net = tv.VisionTransformer(32, 16, 2, 2, 8, 16, num_classes=1)
-    order = forward_order(net, torch.zeros(2, 3, 32, 32))
-    assert order.names == [name for name, _ in net.named_parameters()]
-    assert order.added == {"class_token", "encoder.pos_embedding"}
-    assert order.facts() == [
-        "no weights of a layer, and so not centralized (unless gc.tensors=all): class_token, encoder.pos_embedding"
-    ]
-
-
 def test_tables_of_positions_are_no_weights_and_tables_of_tokens_are():
     """Swin looks up relative positions, GPT-2 the positions. Their indices do not depend on the input."""
     swin = tv.SwinTransformer([2, 2], 8, [1, 1], [2, 2], [2, 2], num_classes=3)
