@@ -116,7 +116,9 @@ class FederatedLoop(Callback):
                     raise ValueError(f"{part.title} gives the row a second {name}: take another name for its column.")
         row = {name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for name, t in row.items()}
         if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
-            raise ValueError(f"column {odd}: a row of metrics takes numbers, not {row[odd]!r}, which a part gave it.")
+            raise ValueError(
+                f"column {odd}: a row of metrics takes numbers, not {row[odd]!r}, which a part has given it."
+            )
         return row | {"time/round_s": time.perf_counter() - started}
 
     def tested(self, round_number: int) -> bool:

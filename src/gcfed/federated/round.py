@@ -27,7 +27,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     refused = not server.step(received)  # in every round: Lightning counts rounds by it
     if received.reply:
         transport.reply(received.reply)
-        server.setup.module.trainer.strategy.barrier()  # a client's state is read after another process has written it
+        server.wait()  # no process may read a client's state before another has written it
     return row_of(received, download, server, refused, started), received
 
 

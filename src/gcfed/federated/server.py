@@ -133,8 +133,14 @@ class Server:
             part.on_aggregate_end(received.update, received)
 
     def step(self, received: Received) -> bool:
-        """Steps along the update, if there is one. Returns False if it undid a step that was not finite."""
+        """Makes the server optimizer's step with the update, if there is one. Returns False if it undid a step that was
+        not finite.
+        """
         return self.setup.module.step(received.update if received.usable else None, received.model)
+
+    def wait(self) -> None:
+        """Waits for all processes."""
+        self.setup.module.trainer.strategy.barrier()
 
     def row(self, received: Received) -> dict[str, Any]:
         """Columns about clients that dropped out or did fewer steps, in runs where this can happen."""
