@@ -42,6 +42,8 @@ NETWORKS = {
     "Maximum": ("average", "average"),
     "StepCounter": ("warmup", None),  # the engine decides how to combine the clients' counters
     "SeldomChanged": ("flag", ALONE),
+    "WritesAnew": (EQUAL, EQUAL),
+    "Grows": (r"the shape of rows", r"the shape of rows"),
     "TurningComplex": (r"phase.*view_as_real", "phase"),
     "IndexFirst": (EQUAL, EQUAL),
     # parameters used outside of their modules

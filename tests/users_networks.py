@@ -200,6 +200,31 @@ class SeldomChanged(Small):
         return (hidden + self.flag).tanh()
 
 
+class WritesAnew(Small):
+    """Writes a mask and the scores of a mask in each step, with the values that they have."""
+
+    def build(self):
+        self.register_buffer("mask", torch.arange(6) < 5)
+        self.register_buffer("scores", torch.tensor([0.0, -torch.inf]))
+
+    def features(self, x):
+        self.mask.logical_and_(torch.arange(6) < 5)
+        self.scores.clamp_(max=0.0)
+        return self.fc1(x).where(self.mask, 0.0).tanh() * self.scores.softmax(0)[0]
+
+
+class Grows(Small):
+    """Keeps a row of each batch."""
+
+    def build(self):
+        self.register_buffer("rows", torch.zeros(1, 6))
+
+    def features(self, x):
+        hidden = self.fc1(x).tanh()
+        self.rows = torch.cat([self.rows, hidden.detach()[:1]])
+        return hidden - self.rows.mean(0)
+
+
 class TurningComplex(Small):
     def build(self):
         self.register_buffer("phase", torch.ones(6, dtype=torch.cfloat))

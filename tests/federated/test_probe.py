@@ -12,6 +12,7 @@ from torch import nn
 from gcfed.federated.training.lent import Lent, Traits, broadcast_state
 from gcfed.federated.training.probe import probe
 from gcfed.federated.training.stack import ClientStack
+from gcfed.models.unchanged import unchanged
 from gcfed.tasks import CLASSIFICATION
 
 X, Y = torch.randn(8, 6), torch.arange(8) % 3
@@ -133,6 +134,24 @@ def test_the_probe_does_not_change_the_network(caplog):
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
     assert "keeps something from one call to the next in the attributes calls" in caplog.text
+
+
+class ReadOnly(dict):
+    """A dict that refuses changes, as the outputs of transformers do."""
+
+    def update(self, *_):
+        raise TypeError("read only")
+
+    clear = update
+
+
+def test_a_network_may_keep_a_dict_that_refuses_changes():
+    net = nn.Linear(4, 3)
+    net.last, net.seen = ReadOnly(a=1), {"a": 1}
+    with unchanged(net):
+        net.last = None
+        net.seen["b"] = 2
+    assert (net.last, net.seen) == ({"a": 1}, {"a": 1})
 
 
 def test_the_probe_warns_of_untrained_weights_and_of_buffers_that_tests_change(caplog):

@@ -22,7 +22,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 @contextmanager
 def unchanged(net: nn.Module) -> Iterator[None]:
     """After the block, attributes, buffers and modes of the network are as before. What lists and dicts contain is
-    restored, but not what is in their entries.
+    restored, but not what is in their entries. Subclasses of a library, such as outputs of transformers, may refuse it.
     """
     memo: dict[int, Any] = {}  # generators that two modules share stay shared
     modules = [m for m in net.modules() if not isinstance(m, torch.jit.ScriptModule)]
@@ -32,8 +32,9 @@ def unchanged(net: nn.Module) -> Iterator[None]:
         for own in (m.__dict__, m._buffers)
     ]
     held: list[tuple[Any, Any]] = [
-        (v, copy(v)) for _, b in attributes for k, v in b.items() if isinstance(v, CONTAINERS) and k not in OWN
-    ]
+        (v, copy(v)) for _, b in attributes for k, v in b.items()
+        if isinstance(v, CONTAINERS) and type(v).__module__ in ("builtins", "collections") and k not in OWN
+    ]  # fmt: skip
     plain = [t for _, before in attributes for t in before.values() if isinstance(t, Tensor)]
     distinct = {id(t): t for t in (*plain, *net.buffers())}.values()
     tensors = [(t, t._version, t.detach().clone()) for t in distinct]

@@ -55,9 +55,7 @@ class Tap:
         return (self.net(x),)
 
     def on(self, state: Mapping[str, Tensor], x: Tensor, first: int = 0) -> tuple[tuple[Tensor, ...], Params]:
-        """The same with these tensors in place of the network's own, by name. Also returns the tensors that the network
-        has put in their place (``self.mean = …``).
-        """
+        """The same on these tensors, by name. Also returns those that forward has put in their place."""
         places = [(own, key, name, own[key]) for own, key, name in slots(self.net) if name in state]
         given = {name: state[name].to(own.dtype) for _, _, name, own in places}  # integers travel as floats
         try:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gcfed.federated.training.forward import Params, slots
@@ -33,7 +34,7 @@ class Lent:
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
         self.net, self.traits = net, traits or Traits()
         self._rows: Params = {}  # the client's tensors
-        self._versions: dict[str, tuple[int, int]] = {}  # of all other tensors: version and address
+        self._others: dict[str, tuple[int, int, Tensor | None]] = {}  # version, address, and a buffer's value
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[tuple[dict[str, Any], str, str]] = []
         self.home()
@@ -43,7 +44,10 @@ class Lent:
         self.home()
         self._rows = dict(rows)
         self._loan.enter_context(self.holding(rows))
-        self._versions = {n: (t._version, t.data_ptr()) for n, t in self.tensors.items() if n not in rows}
+        self._others = {
+            n: (t._version, t.data_ptr(), None if isinstance(t, nn.Parameter) else t.detach().clone())
+            for n, t in self.tensors.items() if n not in rows
+        }  # fmt: skip
 
     def home(self) -> None:
         """Gives the network its own tensors back. A move to another device, or a test, may have made new buffers."""
@@ -87,8 +91,9 @@ class Lent:
                 self._rows[name].copy_(values[name])
                 own.data = self._rows[name]
             tensors[key] = own
-        for name, (version, memory) in self._versions.items():
-            if (own := self.tensors[name])._version != version or own.data_ptr() != memory:
+        for name, (version, memory, value) in self._others.items():
+            written = ((own := self.tensors[name])._version, own.data_ptr()) != (version, memory)
+            if written and (value is None or not torch.equal(own, value)):  # a mask may be written anew
                 raise ValueError(
                     f"model: forward changes {name} in some steps only, so the check before the first round took it "
                     "for a constant. Change it in every training step, in __init__ or in a callback."

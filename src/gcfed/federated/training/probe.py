@@ -158,6 +158,8 @@ class _Probe:
             raise ValueError(f"{self.name} trains or changes {_few(imaginary)}, which is complex: {hint}.")
         if new := {name for name, _ in self.net.named_buffers() if name in saved} - self.before.keys():
             raise ValueError(f"{self.name} makes the buffer {_few(new)} in forward: register its value in __init__.")
+        if resized := [name for name in first.changed if first.tensors[name].shape != self.before[name].shape]:
+            raise ValueError(f"{self.name} changes the shape of {_few(resized)}: give a buffer one size in __init__.")
         constants = [name for name in first.changed if name not in self.trained]
         if lost := [name for name in constants if name not in saved]:
             self.warn(f"changes {_few(lost)}, which no checkpoint has (persistent=False): "
