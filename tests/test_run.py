@@ -128,18 +128,6 @@ def test_a_finished_run_can_be_extended(config, tmp_path, caplog):
     assert torch.equal(final_weights(again), final_weights(straight))
 
 
-def test_the_last_round_of_a_run_is_always_tested(config, tmp_path):
-    cfg = config(*FAST, "rounds=7", "eval_every=3", "callbacks.checkpoint.every=2", folder=tmp_path)
-    with open_dict(cfg):
-        cfg.callbacks.kill = {"_target_": f"{__name__}.KillAt", "round_number": 6}
-    with pytest.raises(Killed):
-        train(cfg)  # after the checkpoint of round 4
-    cfg.callbacks.kill.round_number, cfg.ckpt_path = 99, "last"
-    cfg.rounds = 5
-    train(cfg)
-    assert [row["round"] for row in read_rows(tmp_path / "metrics.csv")] == [1, 2, 3, 4, 5]
-
-
 def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_path):
     settings = ("algorithm=scaffold", f"client_store.folder={tmp_path}/states", *FAST)
     one, other = (assemble(config(*settings, folder=tmp_path / name)).loop.stores.folder for name in ("a", "b"))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from conftest import DATA_DIR
 from harness import ArrayData, plan_of, sgd, train_rounds, weights
 
+from gcfed.assemble import build_module
 from gcfed.data.augment import PlainTransform
 from gcfed.data.base import IGNORE
 from gcfed.data.sets import leaf
@@ -153,6 +154,7 @@ def test_a_gpt_in_bfloat16_stays_near_float32(config, play, tmp_path):
         for precision in ("bf16-mixed", "32-true")
     )
     (a, b), start = (weights(result.module.net) for result in (half, full)), full.metrics["test/loss"]
+    first = weights(build_module(config(*run_of(play, "gpt"))).net)
     assert a.dtype == torch.float32
-    assert 0 < (a - b).norm() < 0.02 * b.norm()
+    assert 0 < (a - b).norm() < 0.1 * (b - first).norm()
     assert half.metrics["test/loss"] == pytest.approx(start, rel=0.02)
