@@ -164,6 +164,9 @@ def test_peft_reads_adapters_of_a_folder_and_an_lstm_reads_the_same_tokens(root,
     lstm = [word for word in words if not word.startswith("model")]
     net = train(config(*lstm, "model=lstm", "model.hidden=4", folder=tmp_path / "lstm")).model
     assert net.embedding.num_embeddings == 256
+    train(config(*lstm, "model=gpt", "model.width=8", "model.depth=1", folder=tmp_path / "gpt"))
+    row = read_rows(tmp_path / "gpt/metrics.csv")[0]
+    assert row["test/perplexity"] == pytest.approx(np.exp(row["test/loss"]), rel=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -186,6 +189,11 @@ def test_no_code_and_no_pickle_in_a_folder_is_executed(root, tmp_path):
         net_of(evil, "", False)
     with pytest.raises(ValueError, match=r"^tokenizer=.*nowhere"):
         huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"^tokenizer=.*there is no tokenizer"):
+        huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(root / "gpt2"))
+    (evil / "tokenizer.json").write_text('{"model": {"type": "Mine"}}')
+    with pytest.raises(ValueError, match=r"^tokenizer=.*evil"):
+        huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(evil))
     with pytest.raises(ValueError, match=r"folder=None must be a local folder"):
         huggingface_net(folder=None, input_shape=[10], num_classes=3, last_only=True)
     with pytest.raises(ValueError, match=r"has 32 tokens, not 31: set data\.num_classes=32"):

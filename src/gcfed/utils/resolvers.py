@@ -50,7 +50,7 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "nodes": lambda: (launched() or ("", 1, 1))[1],  # on which a launcher started this run
     "project_root": lambda: str(ROOT),
     "stem": lambda path, default: (Path(str(path)).resolve().stem if path else "") or default,  # flowers of ../flowers/
-    "task_of": lambda regression: f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}",
+    "task_of": lambda other, task="SquaredError": f"gcfed.tasks.{task if other is True else 'Classification'}",
 }
 register = OmegaConf.register_new_resolver
 for _name, _resolver in _RESOLVERS.items():
