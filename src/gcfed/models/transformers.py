@@ -167,7 +167,8 @@ class GPT(Transformer):
         token = nn.Embedding(vocabulary or num_classes + 1, width)
         nn.init.normal_(token.weight, std=0.02)
         embed = nn.Sequential(token, Tokens(input_shape[0], width))
-        super().__init__(embed, num_classes, pool=-1 if last_only else slice(None), width=width, causal=True, **settings)
+        pool = -1 if last_only else slice(None)
+        super().__init__(embed, num_classes, pool=pool, width=width, causal=True, **settings)
         self.last_only, self.vocabulary = last_only, token.num_embeddings
 
     def stage(self, name: str, h: Tensor) -> Tensor:
