@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import read_rows
-from harness import ALGORITHMS, final_weights, make_net, random_federation, sgd, train_rounds
+from harness import ALGORITHMS, final_weights, make_net, make_setup, random_federation, sgd, train_rounds
 from plain_reference import batches
 from torch import nn
 
@@ -99,9 +99,16 @@ def test_gc_of_a_keeps_the_row_sums_of_the_product_at_zero(average, dtype, most)
     assert sums[None] > 1e-3
 
 
+def test_the_copy_that_peft_keeps_of_a_trained_module_does_not_move_the_borderline():
+    gc = GradientCentralization(boundary="2").local
+    gc.validate(make_setup(adapted(), methods=[gc], data=random_federation()))
+    assert [*gc.ndim] == ["0.lora_A.default.weight", "0.lora_B.default.weight"]
+
+
 def test_gc_of_a_refuses_servers_that_would_break_it():
-    with pytest.raises(ValueError, match="lora=centre_a needs server=true"):
-        GradientCentralization(server=False, lora="centre_a")
+    for wrong in ({"server": False}, {"local": False}, {"mean": "in_kernel"}):  # in FFA, nobody sends the centred A
+        with pytest.raises(ValueError, match="lora=centre_a needs local=true, server=true"):
+            GradientCentralization(boundary="0", lora="centre_a", **wrong)
     gc = [GradientCentralization(boundary="0", lora="centre_a")]
     with pytest.raises(ValueError, match=r"needs adapters: set model\.lora\.rank"):
         train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=gc)
@@ -151,7 +158,7 @@ def test_every_algorithm_trains_adapters(config, tmp_path, algorithm):
 @pytest.mark.parametrize(("words", "message"), [
     (["model.lora.target=[fc1,fc9]"], r"model\.lora\.target=fc9 is no module of MLP: there are fc1, fc2, fc3"),
     (["model.lora.modules_to_save=[head]"], r"model\.lora\.modules_to_save=head is no module of MLP"),
-    (["model.lora.target=null"], r"model\.lora\.target=None: .*target_modules"),
+    (["model.lora.target=null"], r"model\.lora\.target=null: .*there are fc1, fc2, fc3"),
     (["model.lora.rank=null"], r"model\.lora\.rank"),
     (["model.lora.rank=0"], r"model\.lora\.rank=0"),
     (["model.lora.average=sum"], r"model\.lora\.average=sum"),

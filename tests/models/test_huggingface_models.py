@@ -189,6 +189,11 @@ def test_no_code_and_no_pickle_in_a_folder_is_executed(root, tmp_path):
         net_of(evil, "", False)
     with pytest.raises(ValueError, match=r"^tokenizer=.*nowhere"):
         huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"^tokenizer=.*there is no tokenizer"):
+        huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(root / "gpt2"))
+    (evil / "tokenizer.json").write_text('{"model": {"type": "Mine"}}')
+    with pytest.raises(ValueError, match=r"^tokenizer=.*evil"):
+        huggingface(str(root / "texts"), str(tmp_path), tokenizer=str(evil))
     with pytest.raises(ValueError, match=r"folder=None must be a local folder"):
         huggingface_net(folder=None, input_shape=[10], num_classes=3, last_only=True)
     with pytest.raises(ValueError, match=r"has 32 tokens, not 31: set data\.num_classes=32"):

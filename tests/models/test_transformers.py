@@ -79,6 +79,7 @@ def test_gpt_equals_gpt2_and_sees_no_later_token():
     last = build("gpt", last_only=True)
     last.load_state_dict(ours.state_dict())
     torch.testing.assert_close(last(x_BT), logits_BTC[:, -1])
+    assert torch.equal(ours(torch.full((1, 6), -1)), ours(torch.full((1, 6), 5)))  # padding of tokenizers, and our own
 
 
 def test_cct_equals_its_definition():

@@ -33,15 +33,14 @@ def with_adapters(
 
     inner: Any = net.net if isinstance(net, Logits) else net  # a model of transformers without our wrapper
     known = [name for name, _ in inner.named_modules() if name]
+    there = f"there are {', '.join(known)}"
     target = [target] if isinstance(target, str) and target != "all-linear" else target
     if modules_to_save is None:
         modules_to_save = [name for name in ("classifier", "score") if inner is not net and name in known]
     for key, names in (("target", target), ("modules_to_save", modules_to_save)):
         for name in names or () if names != "all-linear" else ():
             if not any(f".{module}".endswith(f".{name}") for module in known):
-                raise SettingError(
-                    key, f"={name} is no module of {type(inner).__name__}: there are {', '.join(known)}."
-                )
+                raise SettingError(key, f"={name} is no module of {type(inner).__name__}: {there}.")
     try:
         config = LoraConfig(
             r=rank, target_modules=target, lora_alpha=alpha or rank, lora_dropout=dropout,
@@ -52,7 +51,7 @@ def with_adapters(
             warnings.simplefilter("ignore")  # the layers of GPT-2 are transposed
             inject_adapter_in_model(config, inner)
     except ValueError as error:
-        raise SettingError("target", f"={target}: {' '.join(str(error).split())}") from None
+        raise SettingError("target", f"={target or 'null'}: {' '.join(str(error).split())}; {there}.") from None
     for name, p in net.named_parameters() if average != "mean" else ():
         if "lora_embedding" in name:
             raise SettingError("average", f"={average} is not for embeddings, whose A starts at zero.")

@@ -48,9 +48,7 @@ class MeanProduct(ServerPart):
         return {a: round.zeros(len(round.start[b]), round.start[a][0].numel()) for a, b in self.pairs.items()}
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
-        w_K = {
-            name: (round.start[name] + t).double().flatten(2) for name, t in upload.delta.items() if ".lora_" in name
-        }
+        w_K = {n: (round.start[n] + t).double().flatten(2) for n, t in upload.delta.items() if ".lora_" in n}
         products = {a: w_K[b] @ w_K[a] for a, b in self.pairs.items()}  # [K, out, in]
         return {a: torch.where(per_client(upload.finite, t), t, 0.0).sum(0) for a, t in products.items()}
 

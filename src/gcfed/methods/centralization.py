@@ -87,8 +87,8 @@ class GradientCentralization(Method):
         mean: Mean = "out", tensors: Literal["weights", "all"] = "weights", local_rounds: Count | None = None,
         server_boundary: str | None = None, lora: Literal["centre_a"] | None = None,
     ) -> None:  # fmt: skip
-        if lora and not server:
-            raise SettingError("lora", f"={lora} needs server=true: a client's optimizer may move the mean of A.")
+        if lora and not (local and server and mean != "in_kernel"):
+            raise SettingError("lora", f"={lora} needs local=true, server=true, and another mean than in_kernel.")
         if local and server and lam is None and boundary is None:
             what = " and lam are null, but Local and Global GC together need a borderline: set boundary to a module, "
             raise SettingError("boundary", f"{what}set lam in [0, 1], or use gc=local or gc=global.")
@@ -186,10 +186,10 @@ def _place(setup: Setup, key: str, module: str) -> int:
     """The position in the forward pass at which the first parameter of a module is used."""
     net, order = setup.module.net, setup.forward_order
     names = {id(p): name for name, p in order.params.items()}  # a tied parameter has one name
-    places = {m: [order.place[names[id(p)]] for p in part.parameters()] for m, part in net.named_modules() if m}
-    if places.get(module):
-        return min(places[module])
+    found = {m: [names[id(p)] for p in part.parameters()] for m, part in net.named_modules() if m}
+    if inside := found.get(module):  # peft keeps an unused copy of a trained module
+        return min(order.place[name] for name in {*inside} - {*order.unused} or inside)
     raise ValueError(
         f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
-        f"There are: {', '.join(m for m, found in places.items() if found)}. Set gc.{key} to one of them."
+        f"There are: {', '.join(m for m, inside in found.items() if inside)}. Set gc.{key} to one of them."
     )

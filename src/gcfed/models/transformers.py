@@ -82,11 +82,10 @@ class Transformer(Staged, nn.Module):
         self.norm = NORMS[norm](width) if norm_first else nn.Identity()
         self.score = nn.Linear(width, 1, bias=False) if pool is None else None
         self.fc, self.names = nn.Linear(width, num_classes), ["embed", *blocks, "norm", "fc"]
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        for module in [module for module in self.modules() if isinstance(module, nn.Linear)]:
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
         h = self.get_submodule(name)(h)
@@ -152,7 +151,7 @@ class GPT(Transformer):
 
     Args:
         input_shape: (T,).
-        num_classes: C, number of characters and of logits. Token C is padding.
+        num_classes: C, number of characters and of logits. Token C is padding; −1 has the last embedding.
         last_only: return logits for the last position only, ``[B, C]`` instead of ``[B, T, C]``.
         vocabulary: number of tokens; None: C + 1.
     """

@@ -104,7 +104,9 @@ def _encoder(tokenizer: str | None) -> _Encoder:
 
     try:
         tokens = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        if len(tokens) < 2:  # transformers makes an empty one for a folder with a model only
+            raise ValueError("there is no tokenizer")
+    except Exception as error:  # of any type, for a folder with any content
         raise SettingError("tokenizer", f"={tokenizer}: {' '.join(str(error).split())}") from None
 
     def encoded(text: str, length: int | None) -> np.ndarray:
