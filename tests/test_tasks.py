@@ -139,7 +139,7 @@ def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
         sampler=SimpleNamespace(validate=lambda n: None, per_round=2), solver=sgd(), aggregator=MeanAggregator(),
         rounds=1, seed=1,
     )  # fmt: skip
-    module = SimpleNamespace(net=make_net(), task=SquaredError(), traits=Traits())
+    module = SimpleNamespace(net=make_net(), task=SquaredError(), lent=SimpleNamespace(traits=Traits()))
     data = random_federation()
     loop.bind([Proximal()], data, module)
     with pytest.raises(ValueError, match=f"{method.__name__} works on the logits of classes, and task=SquaredError"):

@@ -195,7 +195,7 @@ def test_a_gpu_trains_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
 
     def layout(stack, device):
-        module = SimpleNamespace(net=net, device=torch.device(device), traits=Traits())
+        module = SimpleNamespace(net=net, device=torch.device(device), lent=SimpleNamespace(traits=Traits()))
         program = SimpleNamespace(solver=sgd(stack=stack), module=module, data=sample)
         found = Stacks(program, None, 5).layout
         return found.k, len(found.streams)

@@ -161,7 +161,7 @@ class Gives(ServerMetric):
 @pytest.mark.parametrize("value", ["0.5", None, torch.ones(2)])
 def test_a_column_takes_numbers_only(value):
     """Other values would make metrics.csv unreadable."""
-    with pytest.raises(ValueError, match=r"^column mine/x: a row of metrics takes numbers, not "):
+    with pytest.raises(ValueError, match=r"^column mine/x: a row of metrics takes numbers, and a part has given it "):
         train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Gives(value)])
 
 

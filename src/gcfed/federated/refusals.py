@@ -8,8 +8,7 @@ from lightning.pytorch import Callback
 
 from gcfed.federated.method import FACTS, ClientPart, Order, Part, ServerPart, Setup
 
-#: Lightning's hooks that only one side uses.
-LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
+LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}  # hooks of one side only
 
 
 def check_hooks(part: Part) -> None:

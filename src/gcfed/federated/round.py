@@ -27,8 +27,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     refused = not server.step(received)  # in every round: Lightning counts rounds by it
     if received.reply:
         transport.reply(received.reply)
-        # No process may read a client's state before another has written it.
-        server.setup.module.trainer.strategy.barrier()
+        server.setup.module.trainer.strategy.barrier()  # before any process reads a state that another writes
     return row_of(received, download, server, refused, started), received
 
 

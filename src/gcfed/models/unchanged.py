@@ -21,9 +21,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 
 @contextmanager
 def unchanged(net: nn.Module) -> Iterator[None]:
-    """After the block, attributes, buffers and modes of the network are as before. What lists and dicts contain is
-    restored, but not what is in their entries. Subclasses of a library, such as outputs of transformers, may refuse it.
-    """
+    """After the block, attributes, buffers and modes of the network are as before, and lists and dicts too."""
     memo: dict[int, Any] = {}  # generators that two modules share stay shared
     modules = [m for m in net.modules() if not isinstance(m, torch.jit.ScriptModule)]
     attributes: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -33,8 +33,7 @@ GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "py
 
 def look(module: FederatedModule, data: Any) -> None:
     """Probes a module's network on samples of its largest client. The module adopts the result."""
-    sizes = data.sizes(np.arange(data.num_clients))
-    like = first_weight(module.net)
+    sizes, like = data.sizes(np.arange(data.num_clients)), first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
     samples = data.client(int(sizes.argmax()))[:SAMPLES]
     x_B, y_B = data.fetch(torch.as_tensor(samples, device=like.device), None)
@@ -151,11 +150,9 @@ class _Probe:
         if any(t.layout != torch.strided for t in first.grads):
             raise ValueError(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
         if {*map(id, self.net.parameters())} != {id(t) for t in own.values() if isinstance(t, nn.Parameter)}:
-            hint = "to train a part, set requires_grad=False in the others"
-            raise ValueError(f"{self.name}.parameters() and named_parameters() differ: {hint}.")
+            raise ValueError(f"{self.name}.parameters() lacks some: set requires_grad=False in those instead.")
         if imaginary := [n for n, t in own.items() if t.is_complex() and n in (*self.trained, *first.changed)]:
-            hint = "keep its real and imaginary part (torch.view_as_real)"
-            raise ValueError(f"{self.name} trains or changes {_few(imaginary)}, which is complex: {hint}.")
+            raise ValueError(f"{self.name} trains or changes the complex {_few(imaginary)}: keep torch.view_as_real of it.")
         if new := {name for name, _ in self.net.named_buffers() if name in saved} - self.before.keys():
             raise ValueError(f"{self.name} makes the buffer {_few(new)} in forward: register its value in __init__.")
         if resized := [name for name in first.changed if first.tensors[name].shape != self.before[name].shape]:
