@@ -152,7 +152,7 @@ class _Probe:
         if {*map(id, self.net.parameters())} != {id(t) for t in own.values() if isinstance(t, nn.Parameter)}:
             raise ValueError(f"{self.name}.parameters() lacks some: set requires_grad=False in those instead.")
         if imaginary := [n for n, t in own.items() if t.is_complex() and n in (*self.trained, *first.changed)]:
-            raise ValueError(f"{self.name} trains or changes the complex {_few(imaginary)}: keep torch.view_as_real of it.")
+            raise ValueError(f"{self.name} changes the complex {_few(imaginary)}: keep torch.view_as_real of it.")
         if new := {name for name, _ in self.net.named_buffers() if name in saved} - self.before.keys():
             raise ValueError(f"{self.name} makes the buffer {_few(new)} in forward: register its value in __init__.")
         if resized := [name for name in first.changed if first.tensors[name].shape != self.before[name].shape]:
