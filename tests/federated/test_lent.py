@@ -1,10 +1,12 @@
 """The tensors that clients receive, and a stack of one client."""
 
+import gc
+
 import numpy as np
 import torch
 from torch import nn
 
-from gcfed.federated.training.lent import broadcast_state, travelling
+from gcfed.federated.training.lent import Lent, broadcast_state, travelling
 from gcfed.federated.training.stack import ClientStack
 
 
@@ -30,3 +32,14 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
         assert all(torch.equal(t, expected[name]) for name, t in tensors.items())
     assert stack._buffers["1.num_batches_tracked"].tolist() == [1]  # other is start + 1
     fresh.lent.home()
+
+
+def test_a_forgotten_loan_ends_only_with_the_next_one():
+    """The garbage collector may come while another client has the network."""
+    net, rows = nn.Linear(2, 2), {"weight": torch.zeros(2, 2)}
+    forgotten, other = Lent(net), Lent(net)
+    forgotten.begin(rows)
+    other.begin({"weight": torch.ones(2, 2)})
+    del forgotten
+    gc.collect()
+    assert net.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]

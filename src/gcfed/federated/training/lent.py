@@ -33,7 +33,6 @@ class Lent:
 
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
         self.net, self.traits = net, traits or Traits()
-        self._rows: Params = {}  # the client's tensors
         self._others: dict[str, tuple[int, int, Tensor | None]] = {}  # version, address, and a buffer's value
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[tuple[dict[str, Any], str, str]] = []
@@ -42,7 +41,7 @@ class Lent:
     def begin(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``; the clients share all others, which must not change."""
         self.home()
-        self._rows = dict(rows)
+        self._rows: Params = dict(rows)  # the client's tensors
         self._loan.enter_context(self.holding(rows))
         self._others = {
             n: (t._version, t.data_ptr(), None if isinstance(t, nn.Parameter) else t.detach().clone())
@@ -94,10 +93,8 @@ class Lent:
         for name, (version, memory, value) in self._others.items():
             written = ((own := self.tensors[name])._version, own.data_ptr()) != (version, memory)
             if written and (value is None or not torch.equal(own, value)):  # a mask may be written anew
-                raise ValueError(
-                    f"model: forward changes {name} in some steps only, so the check before the first round took it "
-                    "for a constant. Change it in every training step, in __init__ or in a callback."
-                )
+                text = f"model: forward changes {name} in some steps only: do it in all training steps or in __init__."
+                raise ValueError(text)
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -107,10 +104,13 @@ class Lent:
             for name, t in tensors.items():
                 self.tensors[name].data = t.detach().to(before[name].dtype)
             yield
+        except GeneratorExit:  # of a forgotten loan, whenever the garbage collector comes
+            before = {}
+            raise
         finally:
             for name, data in before.items():
                 self.tensors[name].data = data
-            for own, key, name in self._slots:
+            for own, key, name in self._slots if before else ():
                 own[key] = self.tensors[name]
 
 
