@@ -3,6 +3,7 @@
 import gc
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -43,3 +44,12 @@ def test_a_forgotten_loan_ends_only_with_the_next_one():
     del forgotten
     gc.collect()
     assert net.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_changed_constant_is_found_when_a_client_of_a_stack_finishes():
+    net, two = nn.Linear(4, 3), np.ones(2)
+    net.register_buffer("flag", torch.zeros(3, dtype=torch.bool))
+    stack = ClientStack(net, broadcast_state(net), np.arange(2), two, two)
+    net.flag.fill_(True)
+    with pytest.raises(ValueError, match="forward changes flag in some steps only"):
+        stack.shrink(1, torch.optim.SGD(list(stack.leaves.values()), lr=0.1))

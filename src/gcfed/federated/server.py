@@ -119,9 +119,8 @@ class Server:
         always = any("steps without clients" in part.facts for part in self.parts)
         received = Received(
             **vars(round) | {"cohort": np.setdiff1d(round.cohort, self.setup.transport.missing)},
-            update=means.pop("delta"),
-            received=means, sums=of_parts, num_finite=finite, loss=loss / losses if losses else float("nan"),
-            up_bytes=up_bytes, samples=samples, steps=steps, overflown=overflows > 0,
+            update=means.pop("delta"), received=means, sums=of_parts, num_finite=finite, up_bytes=up_bytes,
+            loss=loss / losses if losses else float("nan"), samples=samples, steps=steps, overflown=overflows > 0,
             usable=(finite > 0 or always) and not overflows,
         )  # fmt: skip
         self.setup.stores.finish_round(received.cohort, round.index)  # every process has written its clients' states

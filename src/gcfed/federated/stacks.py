@@ -123,9 +123,8 @@ class Layout:
     """K clients in a stack, and the streams of a GPU, on which the stacks of a round train in turn; on a CPU, none.
 
     Each stack trains on one stream. The hooks after local training and the sums of uploads run on the round's stream,
-    one stack after the other, in the host's order. So equal runs have equal numbers, and one stack at a time writes
-    client states. The stack's stream waits for them, because the next stack reuses the memory. A single stack also gets
-    a stream, because no CUDA graph can be recorded on the default stream.
+    in the host's order, so equal runs have equal numbers. The stack's stream waits for them, because the next stack
+    reuses the memory. A single stack also has a stream: no CUDA graph can be recorded on the default one.
     """
 
     def __init__(self, k: int, device: torch.device, streams: int) -> None:

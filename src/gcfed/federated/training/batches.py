@@ -145,6 +145,6 @@ class Steps:
 
     def mean_losses(self) -> Tensor:
         """Each client's mean loss over all its labels, ``[K]``."""
-        # [T, K]; n never grows, and a client that is done has zeros
-        losses, counts = (pad_sequence([*values], batch_first=True) for values in zip(*self._losses, strict=True))
+        even = len(self._losses[0][0]) == len(self._losses[-1][0])  # n never grows; a client that is done has zeros
+        losses, counts = (torch.stack(v) if even else pad_sequence([*v], True) for v in zip(*self._losses, strict=True))
         return (losses * counts).sum(0) / counts.sum(0)

@@ -198,6 +198,7 @@ class ClientStack:
     def shrink(self, n: int, optimizer: Optimizer) -> None:
         """Goes on with the first n clients; tensors and optimizer states of the others do not change."""
         old = list(self.leaves.values())
+        self.lent.settle()  # finds constants that forward has changed
         self._activate(n)
         for leaf, new in zip(old, self.leaves.values(), strict=True):
             state = optimizer.state.pop(leaf, {})
