@@ -36,7 +36,7 @@ SECONDS = RECORD / "seconds.json"
 FOLDERS = ("federated", "methods", "aggregators", "attacks", "metrics", "optim", "runs", "callbacks", "checkpoints")
 FILES = [p for folder in FOLDERS for p in sorted((SRC / folder).rglob("*.py"))]
 FILES += [SRC / "tasks.py", *(p for p in sorted((SRC / "data").glob("*.py")) if p.stem not in ("base", "datamodule"))]
-TESTS = [*FOLDERS, "data", "federation", "models", "report", *(f"test_{n}.py" for n in ("failure", "run",
+TESTS = [*FOLDERS, "data", "gcfed_sites", "models", "report", *(f"test_{n}.py" for n in ("failure", "run",
          "settings", "tasks", "train_numbers", "transactions"))]  # fmt: skip
 # Messages, checks of equal lengths, and arguments that matter only on a GPU.
 SAID = re.compile(r'(?P<text>f?"[^"]*")|strict=True|device=[\w.]+')

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import Plain, check
-from test_train_numbers import draw, seeds
+from plain import Plain, check, draw, seeds
 
 from gcfed.data.base import FederatedDataset, Split
 

@@ -87,7 +87,7 @@ def test_runs_that_differ_by_seed_are_repetitions(base):
 def test_settings_of_an_absent_method_do_not_count(base):
     assert identity(composed("gc=none", "gc.boundary=fc1")) == identity(composed("gc=none"))
     assert identity(composed("~gc")) == identity(composed("gc=none"))  # model=mlp sets gc.boundary
-    assert identity(composed("+methods.fedgc.layerwise=tensor")) == identity(composed())
+    assert identity(composed("+methods.fedgc.layerwise=tensor")) == identity(base)
 
 
 def test_the_file_in_the_folder_has_the_identity_of_the_config():

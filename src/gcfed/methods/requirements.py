@@ -78,7 +78,7 @@ def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
 
 @_need
 def functional_network(setup: Setup) -> str:
-    """``torch.func.functional_call`` gives the same result as calling the network."""
+    """The network can be called on other tensors than its own."""
     reason = setup.module.lent.traits.functional
     return f"does not combine with model={type(setup.module.net).__name__}, which has {reason}" if reason else ""
 

@@ -22,7 +22,7 @@ class Traits:
     moved: tuple[str, ...] = ()  # frozen parameters and integer buffers that training changes; they travel
     edits_input: bool = False  # forward changes its input; it then gets copies
     contiguous: bool = False  # training fails in channels_last
-    functional: str = ""  # why torch.func.functional_call cannot replace a call of the network
+    functional: str = ""  # why a call cannot use other tensors than the network's own
     alone: str = ""  # why several clients cannot train in one stack
     single: str = ""  # why a batch of a single sample fails
     assigns: bool = False  # forward replaces tensors by new ones, which no CUDA graph can record

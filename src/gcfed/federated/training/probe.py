@@ -203,7 +203,7 @@ class _Probe:
         return "batches whose samples influence each other, as in batch statistics, which would mix with padding"
 
     def in_stacks(self, moved: Sequence[str]) -> tuple[str, str]:
-        """Why a client's numbers differ in ``functional_call``, and why those of two clients differ in a stack."""
+        """Why a client's numbers differ in a call on other tensors, and why those of two clients differ in a stack."""
         fixed = "torch" not in self.draws  # dropout draws other masks in a stack, so it is compared in evaluation mode
         x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (self.x, self.y))
         states = [self.before | {name: self.before[name] * scale for name in self.trained} for scale in (1.1, 1.2)]
