@@ -92,7 +92,7 @@ def test_unreadable_images_and_a_missing_package_are_named(tmp_path, monkeypatch
     with pytest.raises(ValueError, match=r"of row 7 is 9×9, data\.input=image of row 0 is 5×4: give all one size"):
         huggingface(saved(tmp_path / "a", {"": (columns, features)}), str(tmp_path / "data"))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"needs datasets: .*\[huggingface\]"):
+    with pytest.raises(ValueError, match=r"data=huggingface needs a package: .*\[huggingface\]"):
         huggingface("somebody/something", str(tmp_path))
 
 

@@ -110,7 +110,8 @@ def test_invalid_noise_is_refused_with_its_key(config, words, match):
 
 
 def test_texts_are_refused_before_the_first_round():
-    with pytest.raises(ValueError, match=r"^data\.feature_noise=0\.1 .* not for texts"):
-        noisy_samples(np.zeros((4, 80), np.uint8), Partition.from_owners(np.zeros(4, int), 1), 0.1, seed=1)
+    for tokens in (np.uint8, np.int32):  # LEAF's characters, a tokenizer's tokens
+        with pytest.raises(ValueError, match=r"^data\.feature_noise=0\.1 .* not for texts"):
+            noisy_samples(np.zeros((4, 80), tokens), Partition.from_owners(np.zeros(4, int), 1), 0.1, seed=1)
     with pytest.raises(ValueError, match=r"^data\.label_noise=\[0\.5, 0\.1\] "):
         noisy_labels(np.zeros((4, 80), int), 80, Partition.from_owners(np.zeros(4, int), 1), (0.5, 0.1), seed=1)

@@ -124,7 +124,7 @@ def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) 
 
     Raises ValueError for texts.
     """
-    if x.dtype == np.uint8 and x.ndim == 2:
+    if x.dtype.kind in "iu" and x.ndim == 2:
         raise ValueError(f"data.feature_noise={sigma} is for images and vectors, not for texts: set it to null.")
     x, are_images = np.array(x), x.dtype == np.uint8
     for k in range(partition.num_clients):

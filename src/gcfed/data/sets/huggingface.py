@@ -76,10 +76,9 @@ def huggingface(
 
 def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[Dataset]]:
     """The training split, and the splits for testing."""
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError("data=huggingface needs datasets: uv pip install -e '.[huggingface]'") from None
+    installed("datasets", "data=huggingface", "huggingface")
+    import datasets
+
     if Path(name).is_dir():
         found = datasets.load_from_disk(name)
     else:
