@@ -183,10 +183,11 @@ class FederatedModule(LightningModule):
             with unedited(x):
                 outputs = self.net(x)
             real, scores = self.task.real(y), self.task.scores(outputs, y)
+        zeros = torch.zeros(2, device=x.device)  # in the run's type: float64 counts exactly in a float64 run
         for column in self.task.columns:
             values, weight = scores[column], real.to(scores[column].dtype)
             column = column.replace("test/", "val/") if dataloader_idx else column
-            self.sums[column] = self.sums.get(column, 0) + torch.stack([(values * weight).sum(), weight.sum()])
+            self.sums[column] = self.sums.get(column, zeros) + torch.stack([(values * weight).sum(), weight.sum()])
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:
