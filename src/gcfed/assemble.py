@@ -126,7 +126,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
 def build_methods(cfg: DictConfig) -> list[Part]:
     """The ingredients of the algorithm, in the order of their hooks. GC projects the corrected gradient."""
     own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
-    lora = [AVERAGES[name]() for name in AVERAGES if name == OmegaConf.select(cfg, "model.lora.average")]
+    lora = AVERAGES.get(OmegaConf.select(cfg, "model.lora.average"), list)()
     rest = [optional(cfg, key) for key in ("gc", "privacy", "attack", "quantization")]
     return parts_of(m for m in (*own, *lora, *build_all(cfg, "methods"), *rest) if m is not None)
 

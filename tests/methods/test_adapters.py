@@ -34,7 +34,7 @@ def adapted(average="mean", dtype=torch.float64):
 
 
 def methods(average):
-    return [AVERAGES[average]()] if average in AVERAGES else []
+    return AVERAGES.get(average, list)()
 
 
 @pytest.mark.parametrize("average", ["mean", "ffa", "alternate", "fedsa", "svd"])
@@ -192,8 +192,8 @@ def test_every_algorithm_trains_adapters(config, tmp_path, algorithm):
     (["model.lora.rank=null"], r"model\.lora\.rank"),
     (["model.lora.rank=0"], r"model\.lora\.rank=0"),
     (["model.lora.average=sum"], r"model\.lora\.average=sum"),
-    *[(["model.lora.average=alternate", f"algorithm={name}"], rf"(?i)average=alternate does not combine with .*{part}")
-      for name, part in (("scaffold", "Scaffold"), ("fedsam", "Sam"), ("fedacg", "Lookahead"))],
+    *[(["model.lora.average=alternate", f"algorithm={name}"], rf"(?i)average=alternate does not combine with {part}")
+      for name, part in (("scaffold", "Scaffold"), ("fedsam", "Sam"), ("fedacg", "LookAhead"))],
     (["model.lora.average=svd", "aggregator=median"], r"model\.lora\.average=svd needs aggregator=mean"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused_with_their_key(config, words, message):

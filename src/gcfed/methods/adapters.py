@@ -9,56 +9,41 @@ fedsa  A is averaged, each client keeps its B (FedSA-LoRA, arXiv 2410.01463). Th
 svd    mean_k B_k A_k = UΣVᵀ, B = U_r Σ_r, A = V_rᵀ (FlexLoRA, arXiv 2402.11505, with equal ranks and weights).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gcfed.adapters.network import A, B
 from gcfed.federated.messages import Upload
-from gcfed.federated.method import ClientPart, Download, Method, Order, Own, Params, Received, Round, ServerPart, Setup
+from gcfed.federated.method import ClientPart, Download, Order, Own, Params, Part, Received, Round, ServerPart, Setup
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.personal import Private, Withheld
 from gcfed.methods.requirements import mean_aggregator, plain_server
 
 
-class FedSA(Method):
-    """Clients keep the factors B."""
-
-    def __init__(self) -> None:
-        super().__init__(client := PrivateB("body", None), Withheld(client))
-
-
 class PrivateB(Private):
+    method = "model.lora.average=fedsa"
     keeps = {"lora_b": LocalNorm.keeps["batch_norm"]}
 
     def choose(self, setup: Setup) -> list[str]:
         return [name for name in setup.module.travels if B in name]
 
 
-class RoLoRA(Method):
-    """The factor that is not trained has no gradient on clients and server, so no optimizer moves it."""
-
-    def __init__(self) -> None:
-        super().__init__(OneFactor(), OtherFactor())
-
-
 class OneFactor(ClientPart):
-    order = Order.MOVES_WEIGHTS  # before others see the gradients
+    method = "model.lora.average=alternate"
     recordable = "stack"
 
     def validate(self, setup: Setup) -> None:
-        both = [part for part in setup.parts if {"corrects drift", "moves the start"} & part.facts]
-        both += [p for p in setup.parts if isinstance(p, ClientPart) and p.overrides("before_step", "after_step")]
-        if both:
-            title = both[0].title
-            raise ValueError(f"model.lora.average=alternate does not combine with {title}: it moves both factors.")
+        if others := [p.title for p in setup.parts if p.order is Order.MOVES_WEIGHTS or "corrects drift" in p.facts]:
+            raise ValueError(f"{self.title} does not combine with {others[0]}, which moves both factors.")
 
     def on_download(self, download: Download) -> None:
         self.fixed = [name for name in self.trained_names if (B if download.round % 2 else A) in name]
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        for name in self.fixed:
+        for name in self.fixed:  # without a gradient, no optimizer moves it
             pl_module.clients.leaves[name].grad = None
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
@@ -110,4 +95,7 @@ class MeanProduct(ServerPart):
                 update[name] = new.view(start.shape) - start
 
 
-AVERAGES = {"alternate": RoLoRA, "fedsa": FedSA, "svd": MeanProduct}
+AVERAGES: dict[str, Callable[[], list[Part]]] = {
+    "alternate": lambda: [OneFactor(), OtherFactor()], "svd": lambda: [MeanProduct()],
+    "fedsa": lambda: [client := PrivateB("body", None), Withheld(client)],
+}  # fmt: skip

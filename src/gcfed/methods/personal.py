@@ -67,7 +67,7 @@ class Withheld(ServerPart):
     """Expects no entries of the personal tensors. It shares only their choice with the client part."""
 
     def __init__(self, client: Private) -> None:
-        self.choose = client.choose
+        self.choose, self.method = client.choose, client.method
 
     def validate(self, setup: Setup) -> None:
         if probe_optimizer(setup.module.server).defaults.get("weight_decay"):

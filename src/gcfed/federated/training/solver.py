@@ -47,8 +47,7 @@ class LocalSolver:
         stack: K, the number of clients trained at once on a device. ``auto`` is 1 on a CPU, where grouped convolutions
             are slow, and on a GPU as many of the cohort as fit into its memory.
         graphs: on a GPU, record local steps as CUDA graphs if the methods and the network allow it.
-        accumulate: passes each mini-batch through the network in up to so many parts and adds up their gradients. A
-            step still has the gradient of the mini-batch's mean, so this saves memory and changes only the rounding.
+        accumulate: number of parts in which a mini-batch passes through the network: less memory, the same gradient.
 
     Raises:
         ValueError: for a setting out of its range, or an optimizer that is not elementwise.
@@ -82,14 +81,12 @@ class LocalSolver:
         """Raises ValueError if a network with these traits cannot train K clients at once, or a batch of one sample."""
         if traits.alone and self.stack != "auto" and int(self.stack) > 1:
             raise ValueError(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
-        sizes, n = data.sizes(np.arange(data.num_clients)).tolist(), self.accumulate
-        batches = [{*self._pass(size)[: self.steps]} for size in sizes]
-        single = [client for client, own in enumerate(batches) if any(b <= n or b % -(-b // n) == 1 for b in own)]
-        whole = ", or client.accumulate=null" * (n > 1)
+        passes = [self._pass(size)[: self.steps] for size in data.sizes(np.arange(data.num_clients)).tolist()]
+        single = [k for k, own in enumerate(passes) if any((b - 1) % -(-b // self.accumulate) == 0 for b in own)]
         if traits.single and single:
             raise ValueError(
-                f"{traits.single}, and {len(single)} of {len(sizes)} clients have such a batch (the first is client "
-                f"{single[0]}): set model.norm_policy=group, or fixed, or client.last_batch=wrap{whole}."
+                f"{traits.single}, and {len(single)} of {len(passes)} clients have such a batch (the first is client "
+                f"{single[0]}): set model.norm_policy=group or fixed, or client.last_batch=wrap (and accumulate=null)."
             )
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
