@@ -61,7 +61,8 @@ class AdamSteps(OrthogonalSteps):
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         tensors = stack.prepared[self]
-        means = {name: tensors[f"v {name}"].reshape(len(stack), -1).mean(1) for name in stack.leaves}
+        v = {name: tensors[f"v {name}"].reshape(len(stack), -1) for name in stack.leaves}
+        means = {name: t.mean(1) if t.numel() else t.sum(1) for name, t in v.items()}  # the mean of no entries is NaN
         self._sent = means | {"t": tensors["t"].clone()}
 
 
