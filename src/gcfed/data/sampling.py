@@ -82,16 +82,14 @@ class DynamicPopulation(UniformSampler):
         if self.per_round > self.live:
             raise ValueError(f"{per_round} exceeds {live}: cohorts are drawn from the live clients")
 
-    def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""
-        return _live_clients(self.live, self.replace_probability, num_clients, seed, round // self.every)
-
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        return self.live_clients(round, num_clients, seed)[super().__call__(round, self.live, seed)]
+        live = _live_clients(self.live, self.replace_probability, num_clients, seed, round // self.every)
+        return live[super().__call__(round, self.live, seed)]
 
 
 @lru_cache(maxsize=8)
 def _live_clients(live: int, probability: float, num_clients: int, seed: int, stage: int) -> np.ndarray:
+    """Ids of the clients that can be drawn, int64 [live], ascending and read-only, after ``stage`` replacements."""
     ids = np.sort(generator(seed, "population", 0).choice(num_clients, live, replace=False, shuffle=False))
     for step in range(1, stage + 1):
         rng = generator(seed, "population", step)
