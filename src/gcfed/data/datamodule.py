@@ -162,11 +162,17 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"task: {type(task).__name__} is not for labels of {self.labels.dtype}: {kinds}{fix}.")
 
     def _standardized(self, splits: list[Split], aside: np.ndarray) -> list[Split]:
-        """Scales float samples and targets by the mean and deviation of the first split, without the rows ``aside``."""
+        """Scales float samples and targets by the mean and deviation of the first split, without the rows ``aside``.
+
+        Columns of 0 and 1 stay as they are; constant columns get a deviation of 1.
+        """
         for key in ("x", "y") if self.standardize else ():
             values = getattr(splits[0], key)
             if values.dtype in FLOATS:
-                mean, std = standards(np.delete(values, aside, 0))
+                values = np.delete(values, aside, 0)
+                switches = ((values == 0) | (values == 1)).all(0)
+                mean = np.where(switches, 0.0, values.mean(0, np.float64))
+                std = np.where(switches | (np.ptp(values, 0) == 0), 1.0, values.std(0, np.float64))
                 self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
                 splits = [replace(s, **{key: ((getattr(s, key) - mean) / std).astype(values.dtype)}) for s in splits]
         return splits
@@ -235,15 +241,6 @@ class FederatedDataModule(LightningDataModule):
             slices = [(start, min(start + step, n)) for start in range(0, n, step)]
             loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
         return loaders
-
-
-def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column, float64 [d]. Columns of 0 and 1 get 0 and 1; constant columns get a
-    deviation of 1.
-    """
-    mean, std = values.mean(0, np.float64), values.std(0, np.float64)
-    switches = ((values == 0) | (values == 1)).all(0)
-    return np.where(switches, 0.0, mean), np.where(switches | (np.ptp(values, 0) == 0), 1.0, std)
 
 
 def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:
