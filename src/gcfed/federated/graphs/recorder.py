@@ -94,8 +94,7 @@ class RecordedSteps(Steps):
     """The steps of a stack: records the second one of each kind, and replays later ones.
 
     The first step is not recorded, because the optimizer creates its state in it. If there is ``room``, the next K
-    clients :meth:`restart` these steps: weights, optimizer state, plan, losses and prepared tensors get new values in
-    the same memory.
+    clients :meth:`restart` these steps: all tensors get new values in the same memory.
 
     Args:
         graph: records a step.
