@@ -69,8 +69,7 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
 
     ``quiet``: shows no progress bar, no summary, and only those log lines that are errors.
 
-    Raises before the first round: ValueError if a setting cannot work or the folder holds another run, OSError if data
-    or a checkpoint do not exist.
+    Raises before the first round: ValueError for a bad setting or another run's folder, OSError for a missing file.
     """
     check(cfg)
     cfg = with_folder(cfg)

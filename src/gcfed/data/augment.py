@@ -118,9 +118,7 @@ class PlainTransform:
 
 
 class AutoTransform:
-    """Chooses a transform for the training samples. Images get an :class:`ImageTransform` with the mean and standard
-    deviation of each channel, unless they are given.
-    """
+    """Chooses the transform. That of images has the mean and deviation of each channel, unless they are given."""
 
     def __init__(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None, **augmentation: Any

@@ -46,8 +46,7 @@ class FederatedDataModule(LightningDataModule):
             and at most 2,000 samples; on a GPU 2,000 such images, and at most 10,000 samples.
         limit_train, limit_test: number of samples to keep, drawn by the seed, for quick tests; None: all.
         client_test: share of each client's samples that is held out for its own test.
-        validation: share of the training samples that is held out before the partition, the same for all seeds. The
-            global model is tested on it too.
+        validation: share of the training samples held out before the partition, for tests too; the same for all seeds.
         standardize: scale float vectors and regression targets by the mean and deviation of the training samples.
         feature_noise: σ of :func:`noisy_samples`, after ``standardize``, also for the samples of ``client_test``.
         label_noise: (ρ, τ) of :func:`noisy_labels`, for the training labels.

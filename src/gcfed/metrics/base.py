@@ -24,8 +24,7 @@ AT_ONCE = 500  # samples per forward pass
 class ServerMetric(ServerPart):
     """A part that only measures, in the rounds that are due. It does not change one bit of the run.
 
-    The hooks are called in the order of their definitions. The time of ``begin`` and the sum ``"seconds"`` do not count
-    as training.
+    Hooks are called in the order of their definitions. ``begin`` and the sum ``"seconds"`` do not count as training.
 
     Args:
         every: rounds between two measurements; the last round is always measured.

@@ -39,8 +39,7 @@ def decode(
         size: side of the square to which images are resized, bilinearly or ``bicubic``; None: all must have one size.
         grey: one channel instead of three; None: if the first image has no colours.
 
-    Raises ValueError, with the name, for a file that is no image, has more than 8 bits per channel, or differs from the
-    first image in size or colours.
+    Raises ValueError with the name of a file that is no image, has over 8 bits a channel, or another size or colours.
     """
     first: tuple[str, tuple[int, int]] | None = None
     for entry in tqdm(images, desc=what, unit="image", disable=None):
@@ -79,8 +78,7 @@ def image_folder(
     Args:
         size: side of the square to which images are resized; None: all images must have one size.
         test: share of each class that becomes the test split if there is no folder ``test``, ``val`` or ``valid``.
-        clients: each client has a folder above the classes, ``<client>/<class>/…``, also in ``train`` and ``test``. A
-            client need not have all classes.
+        clients: each has a folder above some of the classes, ``<client>/<class>/…``, also in ``train`` and ``test``.
 
     Raises FileNotFoundError for no such folder; ValueError for a file that is no image, or images of several sizes.
     """
