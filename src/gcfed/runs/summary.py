@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import filesize
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -81,15 +82,6 @@ def skew_in_words(skew: Mapping[str, Any]) -> str:
     return "Hellinger {:.2f}, Jensen–Shannon {:.2f}".format(*figures)
 
 
-def size(count: float) -> str:
-    """Bytes with three digits: 3.45 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
 def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
 
@@ -117,10 +109,11 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
         rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = f"{summary['test/acc_smooth10']:.2%}"
     for t, reached in summary["rounds_to_target"].items():
         if reached:
-            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(summary['bytes_to_target'][t])}"
+            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {filesize.decimal(summary['bytes_to_target'][t])}"
     if "partition/hellinger" in summary:
         rows["label skew"] = skew_in_words(summary)
-    rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
+    down, up = (filesize.decimal(summary[f"comm/{way}_bytes"]) for way in ("down", "up"))
+    rows["bytes down, up"] = f"{down}, {up}"
     rows["seconds a round, a client"] = f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
     for what in ("nonfinite_clients", "dropped_clients", "stragglers"):
         if count := column(metrics, f"train/{what}").sum():
