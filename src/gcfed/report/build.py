@@ -26,11 +26,9 @@ MEASURES = ("best:test/acc", "final:personal/global_acc", "final:personal/local_
 
 
 def write_report(
-    *roots: str | Path,
-    out: str | Path = ROOT / "logs" / "report",
-    measures: str | Sequence[str] | None = None,
+    *roots: str | Path, out: str | Path = ROOT / "logs" / "report", measures: str | Sequence[str] | None = None,
     figures: bool = True,
-) -> Path:
+) -> Path:  # fmt: skip
     """Writes tables, figures and a page of all runs below ``roots``, as ``src/report.py`` does; returns the page.
 
     Args:
