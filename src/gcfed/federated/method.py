@@ -202,9 +202,7 @@ class ServerPart(Part):
         return None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        """May edit the aggregated update Δ, name → ``[*shape]``. Not called in a round without a finite client, unless
-        a part has the fact "steps without clients".
-        """
+        """May edit the aggregated update Δ, name → ``[*shape]``. Called only if ``round.usable``."""
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         """A batch of the test split: outputs of the new global model, ``[B, …, C]``, and labels, ``[B, …]``.
