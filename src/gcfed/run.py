@@ -111,8 +111,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests a global model on the test split.
 
     Args:
-        cfg: the settings of the run that made it, as for :func:`train`. ``ckpt_path`` names a checkpoint or a
-            ``global_model.safetensors``; only its tensors are read.
+        cfg: the settings of its run. Only the tensors of ``ckpt_path``, a checkpoint or safetensors, are read.
 
     Raises ValueError if the file is damaged, or holds another model than ``cfg`` describes.
     """

@@ -65,9 +65,8 @@ class PoissonSampler(UniformSampler):
 class DynamicPopulation(UniformSampler):
     """A population that changes during training (FedACG, Table 3).
 
-    ``live`` of the ``num_clients`` clients take part at first. After each ``every`` rounds, each live client is
-    replaced with ``replace_probability`` by a client that was not live, as long as there are any. It can come back
-    later. The cohort is uniform over the live clients.
+    ``live`` of the ``num_clients`` clients take part at first. After each ``every`` rounds, each of them is replaced
+    with ``replace_probability`` by one that was not live, if there is one. The cohort is uniform over the live clients.
     """
 
     live: Count = 250

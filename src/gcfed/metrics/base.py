@@ -127,9 +127,8 @@ class ClientMetric(ServerMetric, ClientPart):
 class OwnNumbers(ClientMetric):
     """Numbers of each single client; the columns are their means over the cohort.
 
-    Clients are measured one after the other, in evaluation mode, so that a number does not depend on the stack. The
-    mean leaves out numbers that are not finite; without any finite number there is no column. A metric of your own
-    needs ``numbers`` and :meth:`measure`.
+    Clients are measured one by one, in evaluation mode, so that a number does not depend on the stack. The mean leaves
+    out numbers that are not finite; if all are, there is no column. A subclass needs ``numbers`` and :meth:`measure`.
     """
 
     numbers: tuple[str, ...]
