@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gcfed.runs.folder import FAILURE, SUMMARY, relative
+from gcfed.runs.folder import FAILURE, SUMMARY
 from gcfed.runs.measures import WINDOW, average, first_round, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
@@ -93,7 +94,7 @@ def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Pat
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
         table.add_row(f"[bold]{label}[/bold]", text)
     files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
-    place = Text(f"{', '.join(files)} are in\n  {min(str(folder), relative(folder), key=len)}")
+    place = Text(f"{', '.join(files)} are in\n  {min(str(folder), relpath(folder), key=len)}")
     Console(soft_wrap=True).print(table, place, sep="\n")
 
 
