@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gcfed.runs.folder import FAILURE, SUMMARY
-from gcfed.runs.measures import WINDOW, average, first_round, smooth
+from gcfed.runs.measures import DECAY, WINDOW, first_round, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
 
@@ -60,7 +60,7 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
         "test/acc_best": float(acc.max()),
         "best_round": int(acc.idxmax()) if len(acc) else None,
         "test/acc_smooth10": _last(smooth(acc)),
-        "test/acc_ema": _last(average(acc)),
+        "test/acc_ema": _last(acc.ewm(alpha=1 - DECAY, adjust=False).mean()),  # eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ (FedACG)
         "acc_diff/mean": float(change.mean()),
         "acc_diff/std": float(change.std(ddof=0)),
         "acc_diff/min": float(change.min()),
