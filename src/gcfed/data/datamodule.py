@@ -185,7 +185,6 @@ class FederatedDataModule(LightningDataModule):
         self._train, *self._tests = [(move(x), move(y)) for x, y in (self._train, *self._tests)]
         self._dtype, self._memory_format = dtype, memory_format
 
-    # ----------------------------------------------------------------------------------- ClientData, for the loop
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """Their numbers of samples, ``[K] → [K]``."""
         return self.partition.sizes[clients]

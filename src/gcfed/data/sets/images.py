@@ -65,7 +65,6 @@ def decode(
         yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
 
 
-# ----------------------------------------------------------------------------------------------- the user's folder
 @checked
 def image_folder(
     root: str | None, data_dir: str, size: Side | None = None, test: Inside = 0.2, clients: bool = False
