@@ -15,7 +15,7 @@ import torch
 from gcfed.federated.method import ClientStack, Download, Method, Own, Params, Round
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.fedcm import MeanStep
-from gcfed.methods.fedmuon import MeanMomentum, OrthogonalSteps
+from gcfed.methods.fedmuon import MeanMomentum, MomentumSteps
 from gcfed.utils.checked import ShareBelow1, Weight, checked
 
 
@@ -29,7 +29,7 @@ class FedAdamW(Method):
         super().__init__(AdamSteps(alpha, beta1, beta2, eps), MeanStep(), MeanMoment("fedadamw"))
 
 
-class AdamSteps(OrthogonalSteps):
+class AdamSteps(MomentumSteps):
     recordable = "run"
     message = "fedadamw"
 
