@@ -49,7 +49,8 @@ class WithDropout(torch.nn.Sequential):
     ("overrides", "model"),
     [
         (("precision=bf16-mixed",), None), (("client=adam", "client.clip_norm=1"), None),
-        (("client.lr_decay=0.5", "client.stack=3"), None), (("client.last_batch=wrap",), f"{__name__}.WithDropout"),
+        (("client.lr_decay=0.5", "client.stack=3", "client.accumulate=3"), None),
+        (("client.last_batch=wrap",), f"{__name__}.WithDropout"),
         (("client.last_batch=wrap", "client.steps=9", "data.transform.flip=true", "data.transform.rotation=5"), None),
     ],
 )  # fmt: skip
@@ -59,9 +60,9 @@ def test_every_setting_can_be_recorded(twice, overrides, model):
     assert played
 
 
-@pytest.mark.parametrize("algorithm", ["moon", "feddecorr", "fedreg", "fedmlb"])
-def test_padding_changes_the_last_bits_only(twice, algorithm):
-    same, played = twice(f"algorithm={algorithm}", "client.batch_size=12", tolerance=1e-12)
+@pytest.mark.parametrize("how", ["moon", "feddecorr", "fedreg", "fedmlb", "fedsam client.accumulate=5"])
+def test_padding_changes_the_last_bits_only(twice, how):
+    same, played = twice(*f"algorithm={how}".split(), "client.batch_size=12", tolerance=1e-12)
     assert same
     assert {kind.size for kind in played} == {8, 12}
 

@@ -4,17 +4,19 @@
 """
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import needs, read_rows
-from harness import make_net, make_setup, random_federation, sgd, train_rounds
+from harness import final_weights, make_net, make_setup, random_federation, sgd, train_rounds
 from plain_reference import batches
 from torch import nn
 
 from gcfed.adapters.network import with_adapters
 from gcfed.assemble import build_module
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.adapters import AVERAGES
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.run import train
@@ -38,7 +40,7 @@ def methods(average):
     return [AVERAGES[average]()] if average in AVERAGES else []
 
 
-@pytest.mark.parametrize("average", ["mean", "ffa", "fedsa", "svd"])
+@pytest.mark.parametrize("average", ["mean", "ffa", "alternate", "fedsa", "svd"])
 def test_an_average_of_factors_equals_a_loop_over_plain_matrices(average):
     net, data, solver = adapted(average), random_federation((7, 5, 9)), sgd()
     frozen = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -55,14 +57,15 @@ def test_an_average_of_factors_equals_a_loop_over_plain_matrices(average):
                 a, b, v, c = w = [t.detach().requires_grad_() for t in w]
                 loss = F.cross_entropy((x @ (w0 + 4 / RANK * b @ a).T + b0).tanh() @ v.T + c, y)
                 grads = torch.autograd.grad(loss, w)
-                rates = [0.0 if average == "ffa" else 0.1, 0.1, 0.1, 0.1]
+                trained = {"ffa": "B", "alternate": "BA"[t % 2]}.get(average, "AB")
+                rates = [0.1 * ("A" in trained), 0.1 * ("B" in trained), 0.1, 0.1]
                 w = [t.detach() - rate * grad for t, rate, grad in zip(w, rates, grads, strict=True)]
             ends.append(w)
         own = [w[1] for w in ends]
         product = sum(w[1] @ w[0] for w in ends) / 3
         mean = [torch.stack(parts).mean(0) for parts in zip(*ends, strict=True)]
-        if average == "ffa":
-            torch.testing.assert_close(mean[1] @ mean[0], product)  # the purpose of FFA
+        if average in ("ffa", "alternate"):
+            torch.testing.assert_close(mean[1] @ mean[0], product)  # their purpose
         elif average == "fedsa":
             mean[1] = model[1]
         elif average == "svd":
@@ -81,11 +84,11 @@ def test_an_average_of_factors_equals_a_loop_over_plain_matrices(average):
         assert all(torch.equal(found[key], frozen[key]) for key in frozen.keys() - {*keys})
 
 
-@pytest.mark.parametrize("average", ["mean", "ffa", "fedsa", "svd"])
+@pytest.mark.parametrize("average", ["mean", "ffa", "alternate", "fedsa", "svd"])
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_gc_of_a_keeps_the_row_sums_of_the_product_at_zero(average, dtype, most):
     """Clients use momentum and weight decay. The server uses momentum if the average allows it."""
-    server = partial(torch.optim.SGD, lr=1.0, momentum=0.5 if average in ("mean", "ffa") else 0.0)
+    server = partial(torch.optim.SGD, lr=1.0, momentum=0.0 if average in ("fedsa", "svd") else 0.5)
     sums, products = {}, {}
     for lora in ("centre_a", None):
         net = adapted(average, dtype)
@@ -100,6 +103,18 @@ def test_gc_of_a_keeps_the_row_sums_of_the_product_at_zero(average, dtype, most)
     assert sums["centre_a"] < most
     assert products["centre_a"] > 0.05
     assert sums[None] > 1e-3
+
+
+def test_the_factor_that_is_not_trained_does_not_move():
+    """Clients use AdamW. The server uses momentum and weight decay."""
+    net, seen = adapted("alternate"), []
+    train_rounds(
+        net, random_federation(), LocalSolver(partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)), rounds=4, k=3,
+        methods=methods("alternate"), server=partial(torch.optim.SGD, lr=1.0, momentum=0.9, weight_decay=0.1),
+        on_round=lambda *_: seen.append([p.detach().clone() for n, p in net.named_parameters() if ".lora_" in n]),
+    )  # fmt: skip
+    moved = [[not torch.equal(*pair) for pair in zip(*ends, strict=True)] for ends in pairwise(seen)]
+    assert moved == [[True, False], [False, True], [True, False]]  # A, B in rounds 2, 3, 4
 
 
 def test_the_copy_that_peft_keeps_of_a_trained_module_does_not_move_the_borderline():
@@ -128,19 +143,32 @@ TINY = (
 LORA = ("model.lora.rank=2", "model.lora.target=[fc1,fc2]", "model.lora.modules_to_save=[fc3]")
 
 
-@pytest.mark.parametrize(("average", "matrices"), [("mean", "AB"), ("ffa", "B"), ("fedsa", "A"), ("svd", "AB")])
-def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, matrices):
+@pytest.mark.parametrize(("average", "up", "down"), [
+    ("mean", ["AB"], "AB"), ("ffa", ["B"], "B"), ("alternate", ["B", "A"], "AB"), ("fedsa", ["A"], "A"),
+    ("svd", ["AB"], "AB"),
+])  # fmt: skip
+def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, up, down):
     net = train(config(*TINY, *LORA, f"model.lora.average={average}")).model
     entries = {"A": 2 * (64 + 12), "B": 2 * (12 + 8)}
-    expected = 8 * (sum(entries[m] for m in matrices) + 8 * 10 + 10)  # plus fc3
-    for row in read_rows(tmp_path / "run/metrics.csv"):
-        assert (row["comm/up_bytes"], row["comm/down_bytes"]) == (2 * expected, 2 * expected)
+    for t, row in enumerate(read_rows(tmp_path / "run/metrics.csv")):
+        for sent, key in ((up[t % len(up)], "comm/up_bytes"), (down, "comm/down_bytes")):
+            assert row[key] == 2 * 8 * (sum(entries[m] for m in sent) + 8 * 10 + 10)  # plus fc3
     x = torch.rand(3, 1, 8, 8, dtype=torch.float64)
     plain = build_module(composed(TINY)).net  # the same seed gives the same frozen weights
     from peft import PeftModel  # takes seconds
 
     loaded = PeftModel.from_pretrained(plain, tmp_path / "run")
     torch.testing.assert_close(loaded.eval()(x), net.eval()(x), rtol=0, atol=0)
+
+
+def test_a_continued_run_trains_the_factor_whose_turn_it_is(config, tmp_path):
+    words, ends = (*TINY, *LORA, "model.lora.average=alternate", "client=adamw"), []
+    for name, stops in (("straight", ["rounds=3"]), ("continued", ["rounds=1", "rounds=3"])):
+        for rounds in stops:
+            resume = ["ckpt_path=last"] * (rounds != stops[0])
+            result = train(config(*words, rounds, *resume, folder=tmp_path / name))
+        ends.append(final_weights(result))
+    assert torch.equal(*ends)
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -150,6 +178,8 @@ def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, m
     (["model.lora.rank=null"], r"model\.lora\.rank"),
     (["model.lora.rank=0"], r"model\.lora\.rank=0"),
     (["model.lora.average=sum"], r"model\.lora\.average=sum"),
+    *[(["model.lora.average=alternate", f"algorithm={name}"], rf"(?i)average=alternate does not combine with .*{part}")
+      for name, part in (("scaffold", "Scaffold"), ("fedsam", "Sam"), ("fedacg", "Lookahead"))],
     (["model.lora.average=svd", "aggregator=median"], r"model\.lora\.average=svd needs aggregator=mean"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused_with_their_key(config, words, message):

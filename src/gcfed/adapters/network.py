@@ -20,7 +20,7 @@ A, B = ".lora_A.", ".lora_B."
 def with_adapters(
     net: nn.Module, *, rank: Count, target: str | list[str] | None = None, alpha: Count | None = None,
     dropout: ShareBelow1 = 0.0, modules_to_save: Sequence[str] | None = None,
-    average: Literal["mean", "ffa", "fedsa", "svd"] = "mean",
+    average: Literal["mean", "ffa", "alternate", "fedsa", "svd"] = "mean",
 ) -> nn.Module:  # fmt: skip
     """Puts adapters into the network, and freezes all else but ``modules_to_save``; keys as in configs/train.yaml.
 

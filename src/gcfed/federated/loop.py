@@ -87,6 +87,8 @@ class FederatedLoop(Callback):
         self.aggregator.validate(setup)
         look(module, data)
         self.solver.check(module.lent.traits, data)
+        if self.solver.accumulate > 1 and "statistics" in module.lent.traits.alone:
+            log.warning("client.accumulate changes the results: the network uses the statistics of a part of a batch")
         validate_parts(setup)
         self.data = data
         self.server = Server(setup, self.faults, self.seed)

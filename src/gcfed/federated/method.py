@@ -137,7 +137,7 @@ class ClientPart(Part):
         return logits_KBC
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
-        """Returns a term of each client's loss, ``[n]``."""
+        """Returns a term of each client's loss, ``[n]``. ``client.accumulate`` takes it as a mean over the samples."""
 
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
         """After the optimizer's step; may move the weights, with ``order = Order.MOVES_WEIGHTS``."""

@@ -105,8 +105,8 @@ class Stacks:
         net, device, chosen = module.net, module.device, None if solver.stack == "auto" else min(solver.stack, cohort)
         if device.type != "cuda":
             return Layout(chosen or 1, device, 0)
-        # A client needs memory for weights, gradients, momentum, a method's terms, and twice a batch's activations.
-        batch_size = min(solver.batch_size, int(data.sizes(np.arange(data.num_clients)).max()))
+        # A client needs memory for weights, gradients, momentum, a method's terms, and twice a pass's activations.
+        batch_size = -(-min(solver.batch_size, int(data.sizes(np.arange(data.num_clients)).max())) // solver.accumulate)
         sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
         with evaluating(net):
             client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)

@@ -2,15 +2,20 @@
 
 mean   FedAvg of A and of B, whose product is not the mean of the products.
 ffa    A keeps its random values and is not sent, so the mean of B gives the mean product (FFA-LoRA, arXiv 2403.12313).
+alternate  Odd rounds train and send B, even rounds A (RoLoRA, arXiv 2502.01755). The other factor is fixed. B begins:
+       while it is 0, A has no gradient. Clients receive both, because they may have missed a round.
 fedsa  A is averaged, each client keeps its B (FedSA-LoRA, arXiv 2410.01463). The tested global model has the initial B,
        zero: measure the clients' models (metrics=personal).
 svd    mean_k B_k A_k = UΣVᵀ, B = U_r Σ_r, A = V_rᵀ (FlexLoRA, arXiv 2402.11505, with equal ranks and weights).
 """
 
+from typing import Any
+
 import torch
 
 from gcfed.adapters.network import A, B
-from gcfed.federated.method import Method, Params, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.messages import Upload
+from gcfed.federated.method import ClientPart, Download, Method, Order, Own, Params, Received, Round, ServerPart, Setup
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.personal import Private, Withheld
@@ -29,6 +34,47 @@ class PrivateB(Private):
 
     def choose(self, setup: Setup) -> list[str]:
         return [name for name in setup.module.travels if B in name]
+
+
+class RoLoRA(Method):
+    """The factor that is not trained has no gradient on clients and server, so no optimizer moves it."""
+
+    def __init__(self) -> None:
+        super().__init__(OneFactor(), OtherFactor())
+
+
+class OneFactor(ClientPart):
+    order = Order.MOVES_WEIGHTS  # before others see the gradients
+    recordable = "stack"
+
+    def validate(self, setup: Setup) -> None:
+        both = [part for part in setup.parts if {"corrects drift", "moves the start"} & part.facts]
+        both += [p for p in setup.parts if isinstance(p, ClientPart) and p.overrides("before_step", "after_step")]
+        if both:
+            title = both[0].title
+            raise ValueError(f"model.lora.average=alternate does not combine with {title}: it moves both factors.")
+
+    def on_download(self, download: Download) -> None:
+        self.fixed = [name for name in self.trained_names if (B if download.round % 2 else A) in name]
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        for name in self.fixed:
+            pl_module.clients.leaves[name].grad = None
+
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
+        upload.delta |= {name: upload.delta[name].new_empty(len(upload.clients), 0) for name in self.fixed}
+
+
+class OtherFactor(Withheld):
+    def __init__(self) -> None: ...
+    def validate(self, setup: Setup) -> None: ...
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        self.kept = {n: round.start[n].shape for n in self.trained_names if (B if round.index % 2 else A) in n}
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        for name in self.kept:
+            pl_module.net.get_parameter(name).grad = None
 
 
 class MeanProduct(ServerPart):
@@ -64,4 +110,4 @@ class MeanProduct(ServerPart):
                 update[name] = new.view(start.shape) - start
 
 
-AVERAGES = {"fedsa": FedSA, "svd": MeanProduct}
+AVERAGES = {"alternate": RoLoRA, "fedsa": FedSA, "svd": MeanProduct}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Output
-from gcfed.methods.requirements import check_learned, network_parts
+from gcfed.methods.requirements import check_learned, network_parts, whole_batches
 from gcfed.utils.checked import Weight, checked
 
 EPS = 1e-8  # added to a feature's variance, as in the authors' code: a constant feature has no correlations
@@ -31,7 +31,7 @@ class FedDecorr(ClientPart):
 
     recordable = "run"
     reads = {"features"}
-    needs = [network_parts("features", "head")]
+    needs = [network_parts("features", "head"), whole_batches("correlations are those of a batch")]
 
     def __init__(self, beta: Weight = 0.001, scale: Literal["paper", "authors"] = "authors") -> None:
         self.beta, self.scale = beta, scale

@@ -26,7 +26,7 @@ from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Ord
 from gcfed.federated.training.batches import Kind
 from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.methods.estimates import inner_products
-from gcfed.methods.requirements import class_logits, teacher
+from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.rng import torch_seed
 
@@ -50,7 +50,7 @@ class FedReg(ClientPart):
     recordable = "stack"
     facts = {"anchors"}
     order = Order.MOVES_WEIGHTS
-    needs = [class_logits, teacher]
+    needs = [class_logits, teacher, whole_batches("its pseudo data pass as whole batches")]
 
     gamma: Share = 0.5
     _: KW_ONLY

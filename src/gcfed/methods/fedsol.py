@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientStack
 from gcfed.methods.estimates import along
-from gcfed.methods.requirements import class_logits, teacher
+from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.methods.sam import Sam
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -32,7 +32,7 @@ class FedSol(Sam):
 
     recordable = "run"
     facts = {"anchors"}
-    needs = [class_logits, teacher]
+    needs = [class_logits, teacher, whole_batches("its first pass takes all of a batch")]
 
     def __init__(self, rho: Weight = 1.0, *, temperature: Positive = 3.0, adaptive: bool = True) -> None:
         super().__init__(rho)

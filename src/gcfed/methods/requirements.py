@@ -66,6 +66,7 @@ def _weights_clients(setup: Setup) -> str:
 
 
 uniform_weights = _need(_weights_clients)
+whole_batches = _need(lambda setup: "needs client.accumulate=null" if setup.solver.accumulate > 1 else "")
 
 
 @_need

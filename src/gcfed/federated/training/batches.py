@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import prod
@@ -112,6 +112,18 @@ class BatchPlan:
             x, y = x[:, :size], y[:, :size]
         # The last bits of a matrix product may depend on the alignment of its memory.
         return x if x.data_ptr() % 64 == 0 else x.clone(), y, counts
+
+
+def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Tensor]]:
+    """Up to n parts of a batch, and their shares of each client's samples. Shares times means add up to its mean."""
+    size = batch.y.shape[1]
+    real = torch.full_like(batch.count, size) if batch.rows is None else batch.rows.sum(1)
+    for start in range(0, size, width := -(-size // n)):
+        at, share = slice(start, start + width), (real - start).clamp(0, width).to(dtype) / real
+        mask = None if batch.mask is None else batch.mask[:, at]
+        # If a client has no sample in a part, the padding counts as samples: the mean is then finite, and its share 0.
+        rows = None if batch.rows is None else batch.rows[:, at] | (share == 0).unsqueeze(1)
+        yield Batch(batch.x[:, at], batch.y[:, at], mask, (batch.count * share).where(share > 0, 1.0), rows), share
 
 
 class Steps:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
-from gcfed.federated.training.batches import BatchPlan, Kind, Steps
+from gcfed.federated.training.batches import BatchPlan, Kind, Steps, split
 from gcfed.federated.training.forward import Params
 from gcfed.federated.training.lent import Traits
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
@@ -47,6 +47,8 @@ class LocalSolver:
         stack: K, the number of clients trained at once on a device. ``auto`` is 1 on a CPU, where grouped convolutions
             are slow, and on a GPU as many of the cohort as fit into its memory.
         graphs: on a GPU, record local steps as CUDA graphs if the methods and the network allow it.
+        accumulate: passes each mini-batch through the network in up to so many parts and adds up their gradients. A
+            step still has the gradient of the mini-batch's mean, so this saves memory and changes only the rounding.
 
     Raises:
         ValueError: for a setting out of its range, or an optimizer that is not elementwise.
@@ -56,6 +58,7 @@ class LocalSolver:
         self, optimizer: Callable[..., Optimizer], *, epochs: Count | None = 5, steps: Count | None = None,
         batch_size: Count = 50, last_batch: Literal["keep", "drop", "wrap"] = "keep", lr_decay: PositiveShare = 1.0,
         clip_norm: Positive | None = None, stack: Count | Literal["auto"] = "auto", graphs: bool = True,
+        accumulate: Count | None = None,
     ) -> None:  # fmt: skip
         cls = optimizer.func if isinstance(optimizer, partial) else optimizer
         if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
@@ -66,6 +69,9 @@ class LocalSolver:
             raise SettingError("epochs", "=None must be a whole number of at least 1, where client.steps is null.")
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
         self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
+        self.accumulate = accumulate or 1
+        if self.accumulate > batch_size:
+            raise SettingError("accumulate", f"={accumulate} must be at most client.batch_size={batch_size}.")
         self.recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         probed = probe_optimizer(self.optimizer)
         self._lr = float(probed.defaults["lr"])
@@ -76,12 +82,14 @@ class LocalSolver:
         """Raises ValueError if a network with these traits cannot train K clients at once, or a batch of one sample."""
         if traits.alone and self.stack != "auto" and int(self.stack) > 1:
             raise ValueError(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
-        sizes = data.sizes(np.arange(data.num_clients)).tolist()
-        single = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
+        sizes, n = data.sizes(np.arange(data.num_clients)).tolist(), self.accumulate
+        batches = [{*self._pass(size)[: self.steps]} for size in sizes]
+        single = [client for client, own in enumerate(batches) if any(b <= n or b % -(-b // n) == 1 for b in own)]
+        whole = ", or client.accumulate=null" * (n > 1)
         if traits.single and single:
             raise ValueError(
                 f"{traits.single}, and {len(single)} of {len(sizes)} clients have such a batch (the first is client "
-                f"{single[0]}): set model.norm_policy=group, or fixed, or client.last_batch=wrap."
+                f"{single[0]}): set model.norm_policy=group, or fixed, or client.last_batch=wrap{whole}."
             )
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
@@ -184,9 +192,9 @@ class LocalSolver:
             stack.drop_grads()
             for part in movers:
                 with autocast():  # its own context, because autocast caches the weights that it has cast
-                    part.before_step(stack, batch, lambda: local_objective(stack, batch, parts)[1])
+                    part.before_step(stack, batch, lambda: local_objective(stack, batch, parts, self.accumulate)[1])
             with autocast():
-                task, objective = local_objective(stack, batch, parts)
+                task, objective = local_objective(stack, batch, parts, self.accumulate)
             stack.backward(objective)
             after_backward()
             if self.clip_norm is not None:
@@ -210,8 +218,18 @@ class LocalSolver:
         return steps.mean_losses()
 
 
-def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Each active client's task loss, and its objective with the terms of the methods, both ``[n]``."""
+def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any], n: int = 1) -> tuple[Tensor, Tensor]:
+    """Each active client's task loss, and its objective with the terms of the methods, both ``[n]``. Of ``n`` parts of
+    the batch, it back-propagates all but the last. ``stack.backward(objective)`` then adds the gradient of that one.
+    """
+    if n > 1:
+        task = objective = batch.count.new_zeros(())
+        for part, share in split(batch, n, torch.promote_types(next(iter(stack.full.values())).dtype, torch.float32)):
+            if objective.requires_grad:
+                stack.backward(objective)
+            of_part = local_objective(stack, part, parts)
+            task, objective = task.detach() + share * of_part[0], objective.detach() + share * of_part[1]
+        return task, objective
     out = stack(batch.x)
     logits = out.logits_KBC
     for part in parts:
