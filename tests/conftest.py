@@ -3,6 +3,7 @@
 This file does not import torch at its top, because the process that distributes the tests imports it, too.
 """
 
+import gc
 import importlib.metadata
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import omegaconf
@@ -91,6 +93,17 @@ DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 def pytest_collection_modifyitems(items):
     """Runs the slow tests first, so that no worker waits for a slow test at the end."""
     items.sort(key=lambda item: "slow" not in item.keywords)
+
+
+def pytest_collection_finish():
+    """Python's garbage collector need not look at the imported packages again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """For modules that need a package. The first test imports it, because an import takes seconds in every worker."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}")
 
 
 @pytest.fixture(autouse=True)
@@ -193,6 +206,6 @@ def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
 @pytest.fixture
 def unrendered(monkeypatch):
     """Figures are not rendered. Tests inspect their artists instead."""
-    from gcfed.plots import style  # imports matplotlib, which few tests need
+    from matplotlib.figure import Figure  # few tests need it
 
-    monkeypatch.setattr(style, "render", lambda figure, path: Path(path).write_bytes(b""))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).write_bytes(b""))

@@ -29,8 +29,7 @@ NOW = "%Y-%m-%d_%H-%M-%S-%f"
 def configure(*overrides: str | Iterable[str], folder: str | Path | None = None) -> DictConfig:
     """The config of a run: what ``python src/train.py`` composes of these overrides.
 
-    The run draws no progress bar. It has one process unless ``trainer.devices`` says otherwise: a notebook's kernel
-    has threads, and a fork would copy their locks.
+    The run draws no progress bar. Unless ``trainer.devices`` is set, it has one process: forks copy a kernel's locks.
 
     Args:
         overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.

@@ -13,12 +13,11 @@ from pydantic import Field
 from gcfed.utils.checked import Count, Share, Whole, validated
 from gcfed.utils.machine import in_sweep
 
-#: Not 16-mixed: it scales the loss, so gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients.
-Precision = Literal["32-true", "bf16-mixed", "64-true"]
 RANGES: dict[str, Any] = {
     "name": Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")],
-    "rounds": Count, "eval_every": Count, "seed": Whole, "precision": Precision,
-    "eval_precision": Literal["bf16-mixed"] | None,
+    "rounds": Count, "eval_every": Count, "seed": Whole,
+    # Not 16-mixed: it scales the loss, so gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients.
+    "precision": Literal["32-true", "bf16-mixed", "64-true"], "eval_precision": Literal["bf16-mixed"] | None,
     "precision_matmul": Literal["high", "medium"] | None, "targets": Sequence[Share], "optimized_metric": str | None,
     "client_store.folder": Annotated[str, Field(min_length=1)] | None,
     "channels_last": bool, "extras.figures": bool,

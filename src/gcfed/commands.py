@@ -1,7 +1,6 @@
 """The commands ``gcfed-train``, ``gcfed-eval`` and ``gcfed-report``; ``src/train.py`` and its neighbours call them.
 
-An error in an override ends a command with one line. Any other error has a traceback, whose last line names the key or
-the file.
+An error in an override ends a command with one line. Others have a traceback, whose last line names the key or file.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
     from gcfed.utils.compose import explained, shorthand, undashed
     from gcfed.utils.resolvers import CONFIGS
 
-    # OpenMP's threads wait for a few microseconds only. Beside another busy program, a round of the digits then takes
-    # 0.28 s instead of 0.58 s.
+    # OpenMP's threads wait for microseconds only: a round beside a busy program then takes 0.28 s instead of 0.58 s.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra prints the whole error
     sys.path.append(str(Path.cwd()))  # a user's own networks, data and methods

@@ -30,7 +30,6 @@ class OptimizedModule(metaclass=_IfLoaded):
 
 def disable(call: Callable, *args: Any, **kwargs: Any) -> Callable:
     """Stands for the compiler's ``disable``, and calls it as soon as its code has run."""
-
     inner = call
 
     def disabled(*a: Any, **k: Any) -> Any:

@@ -69,8 +69,7 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
 
     ``quiet``: shows no progress bar, no summary, and only those log lines that are errors.
 
-    Raises before the first round: ValueError if a setting cannot work or the folder holds another run, OSError if data
-    or a checkpoint do not exist.
+    Raises before the first round: ValueError for a bad setting or another run's folder, OSError for a missing file.
     """
     check(cfg)
     cfg = with_folder(cfg)
@@ -112,8 +111,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests a global model on the test split.
 
     Args:
-        cfg: the settings of the run that made it, as for :func:`train`. ``ckpt_path`` names a checkpoint or a
-            ``global_model.safetensors``; only its tensors are read.
+        cfg: the settings of its run. Only the tensors of ``ckpt_path``, a checkpoint or safetensors, are read.
 
     Raises ValueError if the file is damaged, or holds another model than ``cfg`` describes.
     """

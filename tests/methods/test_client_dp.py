@@ -11,7 +11,7 @@ import harness
 import numpy as np
 import pytest
 import torch
-from conftest import read_rows
+from conftest import needs, read_rows
 from harness import final_weights, make_net, make_received, make_setup, meet, random_federation, sgd, train_rounds
 
 from gcfed.aggregators.coordinates import Median
@@ -33,7 +33,7 @@ from gcfed.models.mlp import MLP
 from gcfed.run import train
 from gcfed.utils.rng import torch_seed
 
-RDPAccountant = pytest.importorskip("opacus.accountants").RDPAccountant
+pytestmark = needs("opacus")
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def quick(monkeypatch, request):
     monkeypatch.setattr(harness, "Cohorts", lambda n, order=1: PoissonSampler(n))
     if "epsilon" not in request.function.__name__:
         monkeypatch.setattr(client_dp, "LARGE", 0.0)
-        monkeypatch.setattr(RDPAccountant, "DEFAULT_ALPHAS", [2, 4])
+        monkeypatch.setattr("opacus.accountants.RDPAccountant.DEFAULT_ALPHAS", [2, 4])
 
 
 def updates(data, method, rounds=1, cohort_of=2, **kwargs):

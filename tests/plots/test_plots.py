@@ -7,8 +7,8 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
-from gcfed.plots import style
 from gcfed.plots.pictures import draw_partition, plot_curves, plot_partition, plot_recovered, plot_surface
 from gcfed.runs.measures import smooth
 from gcfed.runs.reading import label_skew
@@ -47,12 +47,12 @@ def test_a_regression_shows_its_own_measure_instead_of_the_accuracy(tests, drawn
 
 
 def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
-    def half(figure, file):
+    def half(figure, file, **_):
         file.write_bytes(b"half")
         raise OSError(28, "disk full")
 
     (path := tmp_path / "curves.png").write_bytes(b"old")
-    monkeypatch.setattr(style, "render", half)
+    monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(OSError, match="disk full"):
         plot_curves(pd.DataFrame(), path)
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])

@@ -52,8 +52,7 @@ class RoundProgressBar(TQDMProgressBar):
 
 
 class SmoothedAccuracy(ServerPart):
-    """The accuracies of papers' tables: ``test/acc_smooth10``, the mean over ten rounds (GC-Fed), and ``test/acc_ema``
-    (FedACG)."""
+    """Papers' accuracies: ``test/acc_smooth10``, the mean over ten rounds (GC-Fed), and ``test/acc_ema`` (FedACG)."""
 
     def __init__(self) -> None:
         self.last: dict[int, float] = {}  # round → its test

@@ -68,8 +68,7 @@ class ImageTransform:
             if self.flip:
                 x_BCHW = torch.where(augment_BA[:, 2].bool().view(-1, 1, 1, 1), x_BCHW.flip(-1), x_BCHW)
         if self._affine is None or self._affine[0].device != x_BCHW.device or self._affine[0].dtype != dtype:
-            mean = on_device(self.mean, x_BCHW.device, dtype).view(-1, 1, 1)
-            std = on_device(self.std, x_BCHW.device, dtype).view(-1, 1, 1)
+            mean, std = (on_device(v, x_BCHW.device, dtype).view(-1, 1, 1) for v in (self.mean, self.std))
             self._affine = (1 / (255 * std), -mean / std)
         scale, shift = self._affine
         return x_BCHW.to(dtype, memory_format=memory_format).mul_(scale).add_(shift)
@@ -118,9 +117,7 @@ class PlainTransform:
 
 
 class AutoTransform:
-    """Chooses a transform for the training samples. Images get an :class:`ImageTransform` with the mean and standard
-    deviation of each channel, unless they are given.
-    """
+    """Chooses the transform. That of images has the mean and deviation of each channel, unless they are given."""
 
     def __init__(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None, **augmentation: Any

@@ -46,8 +46,7 @@ class FederatedDataModule(LightningDataModule):
             and at most 2,000 samples; on a GPU 2,000 such images, and at most 10,000 samples.
         limit_train, limit_test: number of samples to keep, drawn by the seed, for quick tests; None: all.
         client_test: share of each client's samples that is held out for its own test.
-        validation: share of the training samples that is held out before the partition, the same for all seeds. The
-            global model is tested on it too.
+        validation: share of the training samples held out before the partition, for tests too; the same for all seeds.
         standardize: scale float vectors and regression targets by the mean and deviation of the training samples.
         feature_noise: σ of :func:`noisy_samples`, after ``standardize``, also for the samples of ``client_test``.
         label_noise: (ρ, τ) of :func:`noisy_labels`, for the training labels.
@@ -162,11 +161,17 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"task: {type(task).__name__} is not for labels of {self.labels.dtype}: {kinds}{fix}.")
 
     def _standardized(self, splits: list[Split], aside: np.ndarray) -> list[Split]:
-        """Scales float samples and targets by the mean and deviation of the first split, without the rows ``aside``."""
+        """Scales float samples and targets by the mean and deviation of the first split, without the rows ``aside``.
+
+        Columns of 0 and 1 stay as they are; constant columns get a deviation of 1.
+        """
         for key in ("x", "y") if self.standardize else ():
             values = getattr(splits[0], key)
             if values.dtype in FLOATS:
-                mean, std = standards(np.delete(values, aside, 0))
+                values = np.delete(values, aside, 0)
+                switches = ((values == 0) | (values == 1)).all(0)
+                mean = np.where(switches, 0.0, values.mean(0, np.float64))
+                std = np.where(switches | (np.ptp(values, 0) == 0), 1.0, values.std(0, np.float64))
                 self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
                 splits = [replace(s, **{key: ((getattr(s, key) - mean) / std).astype(values.dtype)}) for s in splits]
         return splits
@@ -180,7 +185,6 @@ class FederatedDataModule(LightningDataModule):
         self._train, *self._tests = [(move(x), move(y)) for x, y in (self._train, *self._tests)]
         self._dtype, self._memory_format = dtype, memory_format
 
-    # ----------------------------------------------------------------------------------- ClientData, for the loop
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """Their numbers of samples, ``[K] → [K]``."""
         return self.partition.sizes[clients]
@@ -235,15 +239,6 @@ class FederatedDataModule(LightningDataModule):
             slices = [(start, min(start + step, n)) for start in range(0, n, step)]
             loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
         return loaders
-
-
-def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column, float64 [d]. Columns of 0 and 1 get 0 and 1; constant columns get a
-    deviation of 1.
-    """
-    mean, std = values.mean(0, np.float64), values.std(0, np.float64)
-    switches = ((values == 0) | (values == 1)).all(0)
-    return np.where(switches, 0.0, mean), np.where(switches | (np.ptp(values, 0) == 0), 1.0, std)
 
 
 def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:

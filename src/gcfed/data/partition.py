@@ -3,7 +3,6 @@
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -11,7 +10,6 @@ from pydantic import Field
 
 from gcfed.data.dealing import cut, deal, fill_up, log_gamma, placed, softmax
 from gcfed.utils.checked import Count, checked
-from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -74,11 +72,6 @@ class Partition:
         held = [labels[self.client(k)] for k in (range(self.num_clients) if clients is None else clients)]
         counts = [np.bincount(y[y >= 0], minlength=num_classes) for y in held]
         return np.array(counts, np.int64).reshape(-1, num_classes)
-
-    def save(self, path: Path) -> None:
-        """Writes an ``.npz``, atomically."""
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, indices=self.indices, offsets=self.offsets)
 
 
 class Partitioner:
@@ -211,8 +204,7 @@ class ClassesPerClient(Partitioner):
     """Each client holds ``classes`` different classes. Each class is cut into equal shards, one per holder.
 
     The numbers of holders of two classes differ by at most one. With ``classes=1`` client k holds class k mod C
-    (FedGC's CIFAR10-10 for N = C); otherwise classes are dealt from shuffled decks. With N · classes < C some classes
-    have no client, and a warning says so.
+    (FedGC's CIFAR10-10 for N = C); otherwise classes are dealt from shuffled decks. Some may have no client.
     """
 
     classes: Count = 1

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gcfed.utils.checked import Count, Share, checked
+from gcfed.utils.checked import Count, Inside, Share, checked, validated
 from gcfed.utils.rng import generator
 
 
@@ -23,11 +23,8 @@ class ClientSampler(Protocol):
 
 def cohort_size(per_round: int | float, num_clients: int) -> int:
     """``participation.per_round`` as a number of clients. A value below 1 is a share of all clients, at least one."""
-    if isinstance(per_round, float) and 0 < per_round < 1:
-        return max(1, round(per_round * num_clients))
-    if isinstance(per_round, bool) or not isinstance(per_round, int) or per_round < 1:
-        raise ValueError(f"participation.per_round={per_round} must be a whole number, at least 1, or a share below 1.")
-    return per_round
+    validated("participation.per_round", per_round, Count | Inside)
+    return per_round if isinstance(per_round, int) else max(1, round(per_round * num_clients))
 
 
 @checked
@@ -65,9 +62,8 @@ class PoissonSampler(UniformSampler):
 class DynamicPopulation(UniformSampler):
     """A population that changes during training (FedACG, Table 3).
 
-    ``live`` of the ``num_clients`` clients take part at first. After each ``every`` rounds, each live client is
-    replaced with ``replace_probability`` by a client that was not live, as long as there are any. It can come back
-    later. The cohort is uniform over the live clients.
+    ``live`` of the ``num_clients`` clients take part at first. After each ``every`` rounds, each of them is replaced
+    with ``replace_probability`` by one that was not live, if there is one. The cohort is uniform over the live clients.
     """
 
     live: Count = 250
@@ -82,16 +78,14 @@ class DynamicPopulation(UniformSampler):
         if self.per_round > self.live:
             raise ValueError(f"{per_round} exceeds {live}: cohorts are drawn from the live clients")
 
-    def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""
-        return _live_clients(self.live, self.replace_probability, num_clients, seed, round // self.every)
-
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        return self.live_clients(round, num_clients, seed)[super().__call__(round, self.live, seed)]
+        live = _live_clients(self.live, self.replace_probability, num_clients, seed, round // self.every)
+        return live[super().__call__(round, self.live, seed)]
 
 
 @lru_cache(maxsize=8)
 def _live_clients(live: int, probability: float, num_clients: int, seed: int, stage: int) -> np.ndarray:
+    """Ids of the clients that can be drawn, int64 [live], ascending and read-only, after ``stage`` replacements."""
     ids = np.sort(generator(seed, "population", 0).choice(num_clients, live, replace=False, shuffle=False))
     for step in range(1, stage + 1):
         rng = generator(seed, "population", step)

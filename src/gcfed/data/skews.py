@@ -62,8 +62,7 @@ class DirichletSizes(Partitioner):
 class Shift:
     """Divides the clients into G random groups and changes all images of a group in the same way.
 
-    Groups have equal sizes, up to one client, and do not depend on the classes. Each test image belongs to a random
-    group.
+    Groups have equal sizes, up to one client, and do not depend on the classes. A test image has a random group.
 
     of: the partition of the samples. A subclass adds a list with one entry per group.
     """

@@ -44,8 +44,7 @@ class MeanAggregator:
     """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017, Algorithm 1).
 
     The result does not depend on the order of the updates, nor on the processes that trained the clients: Δ of trained
-    parameters is summed in steps of 2⁻⁴⁰, everything else in steps of 2⁻⁶⁰ (:mod:`gcfed.federated.parallel.sums`), and
-    float64 tensors without a grid.
+    parameters is summed in steps of 2⁻⁴⁰, all else of 2⁻⁶⁰, float64 as it is (:mod:`~gcfed.federated.parallel.sums`).
 
     Args:
         weighting: ``"uniform"``: p_k = 1 (GC-Fed, Algorithm 1, line 19). ``"samples"``: p_k = n_k (FedAvg).

@@ -109,7 +109,7 @@ class FederatedLoop(Callback):
         started = time.perf_counter()
         row, received = run_round(t, self.server)
         module = self.server.setup.module
-        if self.tested(t + 1) or module.trainer.should_stop:
+        if (t + 1) % self.eval_every == 0 or t + 1 >= self.rounds or module.trainer.should_stop:
             row |= module.test([part.on_test_batch for part in self.server.parts])
         for part in self.server.parts:
             before = dict(row)
@@ -121,10 +121,6 @@ class FederatedLoop(Callback):
         if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
             raise ValueError(f"column {odd}: a row of metrics takes numbers, and a part has given it {row[odd]!r}.")
         return row | {"time/round_s": time.perf_counter() - started}
-
-    def tested(self, round_number: int) -> bool:
-        """Whether the global model is tested after the round with this number (the first is 1)."""
-        return round_number % self.eval_every == 0 or round_number >= self.rounds
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

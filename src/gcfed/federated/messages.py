@@ -149,8 +149,7 @@ class Expected(NamedTuple):
 def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = None) -> Tensor:
     """Which clients sent finite numbers only, bool ``[K]``. The host does not wait for the device.
 
-    With ``narrow`` (``Aggregator.narrow``) the numbers must also fit into a sum: below 2¹¹ in the tensors of these
-    names, below 2⁴¹ in all others.
+    With ``narrow`` (``Aggregator.narrow``) they must also fit into a sum: below 2¹¹ for these names, else below 2⁴¹.
     """
     filled = {name: t for name, t in tensors_K.items() if t.numel()}
     first = next(iter(tensors_K.values()))

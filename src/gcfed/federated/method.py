@@ -100,9 +100,8 @@ class ClientPart(Part):
 
     Every hook does nothing by default. The hooks are called in the order below; those from ``before_step`` to
     ``after_step`` are called in each local step of a stack of K clients. Lightning's ``on_after_backward`` comes before
-    ``after_step``. It finds the gradients, ``[n, *shape]``, in the stack, ``pl_module.clients``. Clients that have
-    finished their steps have no row there: n ≤ K, and client i is row i. Tensors are on the device, in the model's type
-    and memory format.
+    ``after_step``. It finds the gradients, ``[n, *shape]``, in the stack, ``pl_module.clients``. Finished clients have
+    no row there: n ≤ K, and client i is row i. Tensors are on the device, in the model's type and memory format.
 
     Attributes:
         reads: what ``local_loss`` reads from ``out`` in addition to the logits: ``features``, ``stages``.
@@ -125,15 +124,12 @@ class ClientPart(Part):
         """Called once a round with the download, before any stack trains."""
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared | None:
-        """Called when the stack is ready; ``own`` has its clients' states. Returns what the hooks of a local step find
-        in ``stack.prepared[self]``.
-        """
+        """Called when the stack is ready. Returns what local steps find in ``stack.prepared[self]``."""
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         """Before the forward pass; may move the weights, and must move them back in ``on_after_backward``.
 
-        Only with ``order = Order.MOVES_WEIGHTS``. ``objective()`` evaluates the clients' whole objective, ``[n]``, at
-        the present weights.
+        ``order`` must be ``MOVES_WEIGHTS``. ``objective()`` is the whole objective, ``[n]``, at the present weights.
         """
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
@@ -168,9 +164,7 @@ class ClientPart(Part):
         return None
 
     def hear(self, reply: Mapping[str, Params], own: Own, download: Download) -> Mapping[str, Params] | None:
-        """Receives the server's reply to the cohort after the round; ``own`` has the states of K of its clients.
-        Returns their new states, as ``keep`` does.
-        """
+        """Receives the server's reply to the cohort, for K of its clients. Returns new states, as ``keep`` does."""
         return None
 
 
@@ -188,8 +182,7 @@ class ServerPart(Part):
     def uploads(self, round: Round) -> dict[str, Params]:
         """What clients send in addition to Δ: name of ``Upload.send`` → tensors shaped like one client's.
 
-        ``"delta"`` has the entries of Δ that clients send in other coordinates than the model's; ``on_aggregate_end``
-        converts them back.
+        ``"delta"`` has the entries of Δ that are sent in other coordinates; ``on_aggregate_end`` converts them back.
         """
         return {}
 
@@ -209,9 +202,7 @@ class ServerPart(Part):
         return None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        """May edit the aggregated update Δ, name → ``[*shape]``. Not called in a round without a finite client, unless
-        a part has the fact "steps without clients".
-        """
+        """May edit the aggregated update Δ, name → ``[*shape]``. Called only if ``round.usable``."""
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         """A batch of the test split: outputs of the new global model, ``[B, …, C]``, and labels, ``[B, …]``.

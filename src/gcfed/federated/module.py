@@ -103,7 +103,8 @@ class FederatedModule(LightningModule):
         return call
 
     def on_validation_start(self) -> None:
-        """Moves the data to the device."""
+        """Moves the data to the device, and begins a test."""
+        self.sums = {}
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         dtype = first_weight(self.net).dtype
         data.to_device(self.device, dtype, self.memory_format)
@@ -172,9 +173,6 @@ class FederatedModule(LightningModule):
             return False
         restore_unit_norms(self.net)
         return True
-
-    def on_validation_epoch_start(self) -> None:
-        self.sums = {}
 
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Tests a batch. Returns outputs ``[B, …, C]`` and labels ``[B, …]``."""

@@ -25,8 +25,7 @@ class Round:
         asked: ids of the clients that are asked, ``[K]``, sorted; rows of a round's tables have this order.
         cohort: ids of those that take part, sorted: all that are asked, and after the uploads those that answered.
         num_clients: N, the size of the population.
-        start: the broadcast model, name → ``[*shape]``. It is the download's ``model``, in which parts may replace
-            entries.
+        start: the broadcast model, name → ``[*shape]``: the download's ``model``, in which parts may replace entries.
         lr: η_l, the clients' learning rate in this round.
         model: the server's own model, name → ``[*shape]``.
         reduce: sums over all processes. Every process must call it, so do not call it in ``on_receive``.

@@ -132,9 +132,7 @@ class Server:
             part.on_aggregate_end(received.update, received)
 
     def step(self, received: Received) -> bool:
-        """Makes the server optimizer's step with the update, if there is one. Returns False if it undid a step that was
-        not finite.
-        """
+        """Makes the server's step with the update, if any. Returns False if it undid a step that was not finite."""
         return self.setup.module.step(received.update if received.usable else None, received.model)
 
     def row(self, received: Received) -> dict[str, Any]:

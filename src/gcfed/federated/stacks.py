@@ -99,8 +99,7 @@ class Stacks:
         """How stacks use the device; the network and the data must be there.
 
         With ``client.stack=auto`` on a GPU, networks with convolutions (slow in a stack) or dropout train one client at
-        a time. Networks that draw random numbers use one stream, because all streams share a generator. A user's
-        network may draw.
+        a time. Networks that draw random numbers, as a user's may, use one stream: all streams share a generator.
         """
         solver, module, data, cohort = self.program.solver, self.program.module, self.program.data, self.per_round
         net, device, chosen = module.net, module.device, None if solver.stack == "auto" else min(solver.stack, cohort)

@@ -15,7 +15,7 @@ import torch
 from gcfed.federated.method import ClientStack, Download, Method, Own, Params, Round
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.fedcm import MeanStep
-from gcfed.methods.fedmuon import MeanMomentum, OrthogonalSteps
+from gcfed.methods.fedmuon import MeanMomentum, MomentumSteps
 from gcfed.utils.checked import ShareBelow1, Weight, checked
 
 
@@ -29,7 +29,7 @@ class FedAdamW(Method):
         super().__init__(AdamSteps(alpha, beta1, beta2, eps), MeanStep(), MeanMoment("fedadamw"))
 
 
-class AdamSteps(OrthogonalSteps):
+class AdamSteps(MomentumSteps):
     recordable = "run"
     message = "fedadamw"
 
@@ -61,7 +61,8 @@ class AdamSteps(OrthogonalSteps):
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         tensors = stack.prepared[self]
-        means = {name: tensors[f"v {name}"].reshape(len(stack), -1).mean(1) for name in stack.leaves}
+        v = {name: tensors[f"v {name}"].reshape(len(stack), -1) for name in stack.leaves}
+        means = {name: t.mean(1) if t.numel() else t.sum(1) for name, t in v.items()}  # the mean of no entries is NaN
         self._sent = means | {"t": tensors["t"].clone()}
 
 

@@ -225,8 +225,7 @@ def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, ro
     sums = Sums(update)
     for upload in uploads:
         weights_K = weights[round.places(upload.clients)].to(upload.finite.device)
-        deltas = {name: upload.delta[name] for name in update}
-        terms_K = {name: t * per_client(weights_K.to(t.dtype), t) for name, t in deltas.items()}
+        terms_K = {n: t * per_client(weights_K.to(t.dtype), t) for n, t in upload.delta.items() if n in update}
         sums.add(terms_K, finite_clients(terms_K, frozenset()).double())
     total, terms = sums.total(round.reduce)
     whole = terms == len(round.cohort)  # else a term is too large for the sum, and the step is refused

@@ -25,13 +25,13 @@ class FedMuon(Method):
     """Replaces each client's gradients by orthogonal matrices, mixed with Δ; ``momentum`` is β, ``alpha`` α."""
 
     def __init__(self, momentum: ShareBelow1 = 0.98, *, alpha: Share = 0.5) -> None:
-        super().__init__(OrthogonalSteps(momentum, alpha), MeanStep(), MeanMomentum("fedmuon"))
+        super().__init__(MomentumSteps(momentum, alpha), MeanStep(), MeanMomentum("fedmuon"))
 
 
-class OrthogonalSteps(ClientPart):
+class MomentumSteps(ClientPart):
     recordable = "run"
     facts = {"corrects drift"}
-    order = Order.PROJECTS  # after GC: the step must be orthogonal
+    order = Order.PROJECTS  # after GC: nothing may change the step
     needs = [local_sgd("its steps have their own momentum"), full_uploads("its momentum would still be sent in full")]
     message = "fedmuon"
 

@@ -74,7 +74,7 @@ class FedReg(ClientPart):
         if self.gamma < 1:
             weights = _weights(stack)
             self._unmoved = [t.clone() for t in weights]
-            torch._foreach_lerp_(weights, _start(stack), 1 - self.gamma)
+            torch._foreach_lerp_(weights, [stack.start[name] for name in stack.leaves], 1 - self.gamma)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
@@ -86,7 +86,7 @@ class FedReg(ClientPart):
         if not stack.prepared[self]:
             return
         pseudo, labels, perturbed, y, weight = stack.prepared[self]["pass"].next(stack.active)
-        weights, start = _weights(stack), _start(stack)
+        weights, start = _weights(stack), [stack.start[name] for name in stack.leaves]
         drift = list(torch._foreach_sub(weights, start))
         middle = torch._foreach_lerp(weights, start, 1 - self.beta)
         params = {name: t.requires_grad_() for name, t in zip(stack.leaves, middle, strict=True)}
@@ -98,7 +98,9 @@ class FedReg(ClientPart):
         for term in terms:
             grads = torch.autograd.grad((term * weight).sum(), list(params.values()), materialize_grads=True)
             with torch.no_grad():
-                back = _along(drift, list(grads))
+                dot = inner_products(drift, list(grads))
+                share = dot / client_norms(grads).square().clamp(min=torch.finfo(dot.dtype).tiny)
+                back = [g * per_client(share.clamp(min=0.0), g) for g in grads]
                 torch._foreach_sub_(drift, back)
                 torch._foreach_sub_(weights, back)
 
@@ -156,14 +158,3 @@ def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int)
 def _weights(stack: ClientStack) -> list[Tensor]:
     """The trained parameters of the active clients, ``[n, *shape]`` each; to be edited in place."""
     return [leaf.detach() for leaf in stack.leaves.values()]
-
-
-def _start(stack: ClientStack) -> list[Tensor]:
-    return [stack.start[name] for name in stack.leaves]
-
-
-def _along(vector: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
-    """Each client's component of a vector along a direction, ``[n, *shape]`` each; zero if it is negative."""
-    dot = inner_products(vector, direction)
-    share = dot / client_norms(direction).square().clamp(min=torch.finfo(dot.dtype).tiny)
-    return [g * per_client(share.clamp(min=0.0), g) for g in direction]

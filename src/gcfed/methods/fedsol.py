@@ -45,13 +45,9 @@ class FedSol(Sam):
         student = (stack(batch.x).logits_KBC / self.temperature).log_softmax(-1)
         divergence = batch.mean(F.kl_div(student, teacher, reduction="none").sum(-1))
         grads = list(stack.gradients(divergence).values())
-        if self.adaptive:
-            return torch._foreach_mul(along(grads, self.rho), [_unit_over_outputs(d.abs_()) for d in drift])
+        if self.adaptive:  # drift by its norms over the outputs, [n, out, …]; the new axis is for scalar parameters
+            units = [F.normalize(d.abs_().unsqueeze(-1), dim=1).squeeze(-1) for d in drift]
+            return torch._foreach_mul(along(grads, self.rho), units)
         # At w₀ the proximal gradient is rounding error; do not scale it to norm ρ.
         moved = torch.stack([d.ne(0).flatten(1).any(1) if d.dim() > 1 else d.ne(0) for d in drift]).any(0)
         return along(grads, self.rho * moved.to(grads[0].dtype))
-
-
-def _unit_over_outputs(drift: Tensor) -> Tensor:
-    """``[n, out, …]`` divided by its norms over ``out``; 0 where all of them are 0."""
-    return F.normalize(drift.unsqueeze(-1), dim=1).squeeze(-1)  # the new axis is for scalar parameters

@@ -48,19 +48,16 @@ class Duals(SubspaceClient):
         self._num_steps = setup.solver.num_steps
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        self._turn(own["fedsub"], own.version, download)
-        first = own["fedsub"][self.trained_names[0]]
-        scale = on_device(1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype)
-        return {name: dual * per_client(scale, dual) for name, dual in own["fedsub"].items()}
-
-    def _turn(self, duals: Params, version: np.ndarray, download: Download) -> None:
-        """λ_k ← P_newᵀ P_old λ_k; draws an old P again, for one tensor at a time."""
-        epochs = np.array([-1 if index < 0 else self.spaces.epoch(index) for index in version.tolist()])
-        for epoch in set(epochs.tolist()) - {-1, self.spaces.epoch(download.round)}:
+        duals, refresh = own["fedsub"], self.spaces.refresh
+        epochs = own.version // refresh  # −1 where there is no dual
+        for epoch in set(epochs.tolist()) - {-1, download.round // refresh}:  # λ_k ← P_newᵀ P_old λ_k
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
-            for name, dual in duals.items():
+            for name, dual in duals.items():  # draws an old P again, for one tensor at a time
                 old = self.spaces.projector(download.seed, epoch, name, download.model[name])
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
+        first = duals[self.trained_names[0]]
+        scale = on_device(1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype)
+        return {name: dual * per_client(scale, dual) for name, dual in duals.items()}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """λ_k + b_k; ``hear`` subtracts b̄. A client whose numbers are not finite keeps its λ_k."""

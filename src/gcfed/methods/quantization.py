@@ -48,19 +48,14 @@ def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Te
 
     A tensor with a number that is not finite becomes NaN.
     """
-    draw = torch.rand(sum(t.numel() for t in tensors), generator=random, device=random.device)
-    draws = [u.view(t.shape) for u, t in zip(draw.split([t.numel() for t in tensors]), tensors, strict=True)]
     norms = torch.stack(torch._foreach_norm(tensors)).float()  # as it is sent
-    level = torch._foreach_abs(tensors)
-    torch._foreach_div_(level, list(norms.clamp(min=torch.finfo(norms.dtype).tiny)))
-    torch._foreach_mul_(level, levels)
-    torch._foreach_clamp_max_(level, levels)  # a single coordinate may exceed its rounded norm
-    up = torch._foreach_frac(level)
-    torch._foreach_sub_(up, draws)
-    torch._foreach_ceil_(up)  # 1 where the draw is below the fraction, else 0
-    torch._foreach_floor_(level)
-    torch._foreach_add_(level, up)
-    torch._foreach_sign_(tensors)
-    torch._foreach_mul_(tensors, level)
-    torch._foreach_mul_(tensors, list(norms / levels))
+    norm_P = torch.cat([norm.expand(t.numel()) for norm, t in zip(norms, tensors, strict=True)])
+    x_P = torch.cat([t.flatten() for t in tensors])
+    draw_P = torch.rand(len(x_P), generator=random, device=random.device)
+    level_P = x_P.abs().div_(norm_P.clamp(min=torch.finfo(norms.dtype).tiny)).mul_(levels)
+    level_P.clamp_(max=levels)  # a single coordinate may exceed its rounded norm
+    up_P = draw_P < level_P.frac()
+    x_P.sign_().mul_(level_P.floor_().add_(up_P)).mul_(norm_P.div_(levels))
+    for t, rounded in zip(tensors, x_P.split([t.numel() for t in tensors]), strict=True):
+        t.copy_(rounded.view(t.shape))
     return norms

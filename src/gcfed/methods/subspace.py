@@ -76,9 +76,6 @@ class Subspaces:
         self._drawn: tuple[int, int] | None = None
         self._space: dict[str, Projector] = {}
 
-    def epoch(self, round: int) -> int:
-        return round // self.refresh
-
     def projector(self, seed: int, epoch: int, name: str, like: Tensor) -> Projector:
         """The projector of one tensor in any epoch, also a past one."""
         if like.dim() < 2:
@@ -89,7 +86,7 @@ class Subspaces:
 
     def space(self, seed: int, round: int, model: Params, names: Sequence[str]) -> dict[str, Projector]:
         """The projectors of a round, drawn once per epoch at the first call."""
-        if (wanted := (self.epoch(round), seed)) != self._drawn:
+        if (wanted := (round // self.refresh, seed)) != self._drawn:
             self._drawn, self._space = wanted, {}  # free the old projectors first
             self._space = {name: self.projector(seed, wanted[0], name, model[name]) for name in names}
         return self._space

@@ -24,8 +24,7 @@ AT_ONCE = 500  # samples per forward pass
 class ServerMetric(ServerPart):
     """A part that only measures, in the rounds that are due. It does not change one bit of the run.
 
-    The hooks are called in the order of their definitions. The time of ``begin`` and the sum ``"seconds"`` do not count
-    as training.
+    Hooks are called in the order of their definitions. ``begin`` and the sum ``"seconds"`` do not count as training.
 
     Args:
         every: rounds between two measurements; the last round is always measured.
@@ -128,9 +127,8 @@ class ClientMetric(ServerMetric, ClientPart):
 class OwnNumbers(ClientMetric):
     """Numbers of each single client; the columns are their means over the cohort.
 
-    Clients are measured one after the other, in evaluation mode, so that a number does not depend on the stack. The
-    mean leaves out numbers that are not finite; without any finite number there is no column. A metric of your own
-    needs ``numbers`` and :meth:`measure`.
+    Clients are measured one by one, in evaluation mode, so that a number does not depend on the stack. The mean leaves
+    out numbers that are not finite; if all are, there is no column. A subclass needs ``numbers`` and :meth:`measure`.
     """
 
     numbers: tuple[str, ...]

@@ -104,15 +104,13 @@ def make(name: str, classes: int | None, **how: Any) -> Metric:
     options = inspect.signature(kind.__new__).parameters
     if ("task" in options) != (classes is not None) or issubclass(kind, BaseAggregator | Running):
         raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
-    y = torch.arange(8.0) if classes is None else torch.arange(2 * classes) % classes
+    x, y = torch.arange(8.0).flip(0), torch.arange(8.0)
+    if classes is not None:
+        how |= {"task": "multiclass", "num_classes": classes} | ({"average": "macro"} if "average" in options else {})
+        x, y = torch.eye(classes).repeat(2, 1), torch.arange(classes).repeat(2)
     try:
-        if classes is None:
-            metric = kind(**how)
-            metric.update(y.flip(0), y)
-        else:
-            how |= {"average": "macro"} if "average" in options else {}
-            metric = kind(task="multiclass", num_classes=classes, **how)
-            metric.update(torch.eye(classes)[y], y)
+        metric = kind(**how)
+        metric.update(x, y)
         metric.compute().reshape(())
     except Exception as error:
         raise ValueError(f"metrics.torchmetrics.names: {name} gives no single number here: {error}") from error

@@ -101,8 +101,6 @@ class RelativeError(ServerMetric):
         ValueError: at ``validate``, if the optimum is unknown or is not the optimum of the clients' data.
     """
 
-    name = "relative_error"
-
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.data.setup()

@@ -59,9 +59,8 @@ class Personal(Clients):
     The own model is the one after local training, or the personal model of a method that trains one besides.
 
     ``{global,local}_{acc,worst10,std}``: mean, mean of the worst tenth (at least one client) and standard deviation of
-    a client's accuracy on its test split (``data.client_test``), over the cohort's clients that have one: the usual
-    fairness measures (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020). A client whose losses
-    are not finite is left out of all six.
+    a client's accuracy on its test split (``data.client_test``), over the cohort's clients that have one and finite
+    losses: the usual fairness measures (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020).
 
     Raises:
         ValueError: at ``validate``, clients without a test split.

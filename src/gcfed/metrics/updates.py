@@ -171,8 +171,7 @@ class Angle(ServerMetric):
     ``angle/update``    angle whose cosine is the clients' mean cosine to Δ̄, ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩ / ‖Δ̄‖
     ==================  ========================================================================================
 
-    Δ̄ is known only after the uploads. So the metric sums unit vectors and averages cosines instead of angles. It
-    leaves out clients that did not move.
+    Δ̄ is known after the uploads, so ``update`` averages cosines, not angles. Clients that did not move are left out.
     """
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -1,6 +1,4 @@
-"""GC-Fed's CNN, which is also LEAF's for FEMNIST and FedGC's for handwritten digits, and LEAF's network for CelebA
-(Caldas et al. 2019).
-"""
+"""GC-Fed's CNN, also LEAF's for FEMNIST and FedGC's for digits, and LEAF's for CelebA (Caldas et al. 2019)."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -54,8 +52,7 @@ class CNN(Staged, nn.Module):
 
 
 class CelebACNN(Staged, nn.Module):
-    """Four convolutions ``conv1`` … ``conv4`` (3×3, 32 channels), each with GroupNorm ``norm1`` … ``norm4``, 2×2
-    max-pooling and ReLU; then ``fc``.
+    """3×3 convolutions ``conv1`` to ``conv4`` (32 channels), each with ``norm1`` …, 2×2 max-pooling and ReLU; ``fc``.
 
     LEAF uses batch normalisation. GroupNorm replaces it, as in FedACG's ResNet18, so that a prediction depends only on
     its image and clients can be stacked. Pooling pads an odd side.

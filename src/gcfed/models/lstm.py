@@ -14,8 +14,7 @@ from gcfed.utils.checked import Count, SettingError, checked
 class CharLSTM(Staged, nn.Module):
     """An embedding, two LSTM layers and a linear layer predict the next character at each position, or at the last one.
 
-    Tokens 0 … C − 1 are the characters. C is padding, which has an embedding and is never predicted.
-    −1, the padding of tokenizers, has the last embedding.
+    Tokens 0 … C − 1 are characters. C is padding and never predicted; −1, tokenizers' padding, has the last embedding.
 
     Args:
         input_shape: (T,); the network takes any length.

@@ -44,8 +44,7 @@ class ForwardOrder:
         names: all parameters in order.
         added: parameters of two or more axes that multiply no input, such as class tokens and positions, added or
             looked up. Also those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
-        groups: number of groups of each weight whose outputs are on axis 1, ``[in, out / groups, …]``: transposed
-            convolutions, ``x @ w``.
+        groups: of each weight with outputs on axis 1, ``[in, out / groups, …]``: transposed convolutions, ``x @ w``.
 
     Args:
         declared: take the order of declaration, and all tensors of two or more axes as weights.

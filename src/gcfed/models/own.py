@@ -26,7 +26,6 @@ def build_net(cfg: DictConfig) -> nn.Module:
     """The network of ``cfg.model``, with its ``norm_policy`` and the tensors of its ``start``.
 
     A network from outside this package gets ``input_shape`` and ``num_classes`` if its constructor has these arguments.
-    Two samples pass through it as a test.
 
     Raises ValueError, with the key, if it cannot be built, is no network or does not match the data.
     """
@@ -175,8 +174,7 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
     The tensors may be those of the network before or after the policy. The path is a part of the run's identity.
 
     Args:
-        start: a run's ``last.ckpt`` or ``global_model.safetensors``, or a ``state_dict`` that ``torch.save`` or
-            safetensors wrote. Only tensors are read: no code is run.
+        start: ``last.ckpt``, ``global_model.safetensors``, or a ``state_dict`` of torch or safetensors. No code is run.
 
     Raises SettingError if the file is damaged or of another network, or as :func:`apply_policy`.
     """

@@ -52,8 +52,7 @@ class Shortcut(nn.Module):
 class ResNetCIFAR(Staged, nn.Module):
     """ResNets of 6n + 2 layers for small images (He et al., §4.2): ResNet-20, 32, 44, 56 and 110.
 
-    ``conv1`` with ``norm1``, then ``layer1``, ``layer2`` and ``layer3`` of 16, 32 and 64 channels, then ``fc``.
-    Shortcuts are of option A, without parameters.
+    ``conv1``, ``norm1``; ``layer1`` to ``layer3`` of 16, 32 and 64 channels; ``fc``. Shortcuts have no parameters.
 
     Weights are Kaiming-normal (fan-in). The last norm of each block has scale 0 (Goyal et al. 2017), so blocks start as
     identities. Therefore 110 layers need no warm-up at a tenth of the rate, as He et al. have.

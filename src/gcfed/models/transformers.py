@@ -20,9 +20,7 @@ NORMS: dict[Norm, type[nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 class Attention(nn.Module):
-    """Self-attention. It multiplies matrices, because ``scaled_dot_product_attention`` on a CPU has no batching rule
-    for ``vmap`` and no second derivative.
-    """
+    """Self-attention. On a CPU, ``scaled_dot_product_attention`` has no rule for ``vmap`` and no second derivative."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()

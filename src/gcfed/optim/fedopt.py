@@ -1,7 +1,6 @@
 """FedAdagrad, FedAdam and FedYogi, "Adaptive Federated Optimization" (Reddi et al., ICLR 2021), Algorithm 2.
 
-Unlike torch.optim's versions, they do not correct the bias, and v starts at τ². The gradient is ``p.grad = −Δ``, as for
-every server optimizer here.
+Unlike torch.optim's versions, they do not correct the bias, and v starts at τ². The gradient is ``p.grad = −Δ``.
 """
 
 from collections.abc import Sequence

@@ -87,8 +87,7 @@ def plot_partition(
     A bubble's area is proportional to the number of samples; the bars above count the samples of each client.
 
     Args:
-        label_counts: integers [N, C], samples of class c on client n; a frame also has the clients' ids and the
-            classes' names.
+        label_counts: integers [N, C], samples of class c on client n; a frame also names clients and classes.
         clients: the number of all clients, if ``label_counts`` has only some of them.
     """
     held = pd.DataFrame(label_counts)
@@ -124,8 +123,7 @@ def plot_partition(
 def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str | Path, title: str = "") -> Figure:
     """The share of each class's samples by predicted class. Up to 20 classes show it in percent.
 
-    ``counts`` [C, C] has true classes as rows and predictions as columns; ``names`` are the classes'. The title gets
-    the accuracy over all samples.
+    ``counts`` [C, C] has true classes as rows and predictions as columns. The title gets the accuracy over all samples.
     """
     counts_CC = np.asarray(counts)
     n, tested = len(counts_CC), counts_CC.sum(1, keepdims=True)

@@ -92,9 +92,5 @@ def logarithmic(axes: Axes) -> None:
 def save(figure: Figure, path: str | Path) -> None:
     """Write the figure in the format of the suffix (``.png``, ``.pdf``, …); a reader never sees half a file."""
     with replacing(Path(path)) as temporary:
-        render(figure, temporary)
+        figure.savefig(temporary, metadata={"CreationDate": None} if temporary.suffix == ".pdf" else None)
     figure.set_layout_engine("none")  # the next format keeps the layout, which takes long to compute
-
-
-def render(figure: Figure, path: Path) -> None:
-    figure.savefig(path, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from os.path import commonpath, relpath
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gcfed.report.frame import frame_of, search_of
 from gcfed.report.tables import Table, all_runs, comparison, targets
 from gcfed.report.verdict import verdict
-from gcfed.runs.folder import STATES, find_runs, relative
+from gcfed.runs.folder import STATES, find_runs
 from gcfed.runs.measures import parse, value
 from gcfed.utils.files import replacing
 from gcfed.utils.resolvers import ROOT
@@ -26,11 +26,9 @@ MEASURES = ("best:test/acc", "final:personal/global_acc", "final:personal/local_
 
 
 def write_report(
-    *roots: str | Path,
-    out: str | Path = ROOT / "logs" / "report",
-    measures: str | Sequence[str] | None = None,
+    *roots: str | Path, out: str | Path = ROOT / "logs" / "report", measures: str | Sequence[str] | None = None,
     figures: bool = True,
-) -> Path:
+) -> Path:  # fmt: skip
     """Writes tables, figures and a page of all runs below ``roots``, as ``src/report.py`` does; returns the page.
 
     Args:
@@ -46,11 +44,11 @@ def write_report(
     asked = [measures] if isinstance(measures, str) else [*(measures or ())]
     for measure in asked:
         parse(measure, "measures")
-    base = Path(os.path.commonpath([root.resolve() for root in folders]))
+    base = Path(commonpath([root.resolve() for root in folders]))
     found = [run for run in find_runs(folders) if "debug" not in run.folder.parts[len(base.parts) :]]
-    notes = [f"{relative(run.folder)}: {run.note}" for run in found if not run.config]
+    notes = [f"{relpath(run.folder)}: {run.note}" for run in found if not run.config]
     trials = Counter(folder for run in found if (folder := search_of(run)))
-    notes += [f"{relative(folder)}: {n} trials of a search, which are not compared" for folder, n in trials.items()]
+    notes += [f"{relpath(folder)}: {n} trials of a search, which are not compared" for folder, n in trials.items()]
     runs = [run for run in found if run.config and not search_of(run)]
     if not runs:
         raise ValueError(

@@ -6,12 +6,13 @@ import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import relpath
 
 import pandas as pd
 
 from gcfed.report.frame import described, symbol, varying
 from gcfed.report.verdict import FEWEST, Verdict, per_seed, scale_of
-from gcfed.runs.folder import DIVERGED, STATES, relative
+from gcfed.runs.folder import DIVERGED, STATES
 from gcfed.runs.measures import value
 
 TARGETS = 4  # at most so many columns of targets
@@ -130,4 +131,4 @@ def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values("state", key=lambda s: -s.map(STATES.index), kind="stable")
     frame = rows[["state", "method", "place", "seed"]]
     frame = frame.assign(rounds=[f"{run.rounds} of {run.planned}" for run in rows["run"]])
-    return frame.assign(folder=[relative(run.folder) for run in rows["run"]], note=[run.note for run in rows["run"]])
+    return frame.assign(folder=[relpath(run.folder) for run in rows["run"]], note=[run.note for run in rows["run"]])

@@ -81,8 +81,7 @@ def main_measure(rows: pd.DataFrame) -> str:
 
 
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """A measure of the runs that ended, [seeds, methods]; NaN where it is missing. A run that did not reach a target
-    counts with all its rounds."""
+    """A measure of ended runs, [seeds, methods], or NaN. A run that missed a target counts with all its rounds."""
     rows = rows[~rows["repeated"] & rows["state"].isin(["finished", "diverged"])]
     values = [value(run, measure) for run in rows["run"]]
     if measure.startswith("rounds:"):

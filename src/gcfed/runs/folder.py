@@ -99,11 +99,6 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
     return [read_run(Path(folder)) for folder in sorted(found)]
 
 
-def relative(folder: Path) -> str:
-    """The folder's path, relative to the working directory."""
-    return os.path.relpath(folder)
-
-
 def read_run(folder: Path) -> Run:
     """Reads one folder. If a file cannot be read, the run counts as failed and has no config."""
     try:

@@ -63,11 +63,6 @@ def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:
     return curve.reindex(every).rolling(rounds, min_periods=1).mean()[curve.index]
 
 
-def average(curve: pd.Series) -> pd.Series:
-    """e₀ = a₀, eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ, as FedACG reports its accuracies."""
-    return curve.ewm(alpha=1 - DECAY, adjust=False).mean()
-
-
 def first_round(curve: pd.Series, target: float) -> int | None:
     """The first round whose value is at least the target; None if no round has one."""
     reached = curve.index[(curve >= target) & (curve < math.inf)]

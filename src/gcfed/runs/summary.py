@@ -9,15 +9,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import filesize
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gcfed.runs.folder import FAILURE, SUMMARY, relative
-from gcfed.runs.measures import WINDOW, average, first_round, smooth
+from gcfed.runs.folder import FAILURE, SUMMARY
+from gcfed.runs.measures import DECAY, WINDOW, first_round, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
 
@@ -58,7 +60,7 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
         "test/acc_best": float(acc.max()),
         "best_round": int(acc.idxmax()) if len(acc) else None,
         "test/acc_smooth10": _last(smooth(acc)),
-        "test/acc_ema": _last(average(acc)),
+        "test/acc_ema": _last(acc.ewm(alpha=1 - DECAY, adjust=False).mean()),  # eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ (FedACG)
         "acc_diff/mean": float(change.mean()),
         "acc_diff/std": float(change.std(ddof=0)),
         "acc_diff/min": float(change.min()),
@@ -81,15 +83,6 @@ def skew_in_words(skew: Mapping[str, Any]) -> str:
     return "Hellinger {:.2f}, Jensen–Shannon {:.2f}".format(*figures)
 
 
-def size(count: float) -> str:
-    """Bytes with three digits: 3.45 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
 def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
 
@@ -101,7 +94,7 @@ def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Pat
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
         table.add_row(f"[bold]{label}[/bold]", text)
     files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
-    place = Text(f"{', '.join(files)} are in\n  {min(str(folder), relative(folder), key=len)}")
+    place = Text(f"{', '.join(files)} are in\n  {min(str(folder), relpath(folder), key=len)}")
     Console(soft_wrap=True).print(table, place, sep="\n")
 
 
@@ -117,10 +110,11 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
         rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = f"{summary['test/acc_smooth10']:.2%}"
     for t, reached in summary["rounds_to_target"].items():
         if reached:
-            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(summary['bytes_to_target'][t])}"
+            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {filesize.decimal(summary['bytes_to_target'][t])}"
     if "partition/hellinger" in summary:
         rows["label skew"] = skew_in_words(summary)
-    rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
+    down, up = (filesize.decimal(summary[f"comm/{way}_bytes"]) for way in ("down", "up"))
+    rows["bytes down, up"] = f"{down}, {up}"
     rows["seconds a round, a client"] = f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
     for what in ("nonfinite_clients", "dropped_clients", "stragglers"):
         if count := column(metrics, f"train/{what}").sum():

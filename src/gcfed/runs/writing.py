@@ -38,11 +38,11 @@ def begin(cfg: DictConfig, folder: Path, data: FederatedDataModule, *, known: bo
     origin = f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}" if by_hydra else "made from Python"
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
-    if known:
-        data.partition.save(folder / "partition.npz")
-    if data.scaling:
-        with replacing(folder / "scaling.npz") as temporary:
-            np.savez(temporary, **data.scaling)  # type: ignore[arg-type]
+    held = {"indices": data.partition.indices, "offsets": data.partition.offsets} if known else {}
+    for name, arrays in {"partition": held, "scaling": data.scaling}.items():
+        if arrays:
+            with replacing(folder / f"{name}.npz") as temporary:
+                np.savez(temporary, **arrays)  # type: ignore[arg-type]
     if not resumed:
         (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint are trained again
     has_classes = data.labels.dtype.kind == "i"

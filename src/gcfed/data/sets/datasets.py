@@ -58,8 +58,7 @@ def matrix_regression(
     *, num_clients: Count = 20, features: Count = 100, outputs: Count = 10, samples: Count = 200,
     test_samples: Count = 50, shift: Weight = 2.0, noise: Weight = 0.1, ridge: Weight = 0.1, seed: Whole = 0,
 ) -> FederatedDataset:  # fmt: skip
-    """Matrix regression with a known optimum: SSF's benchmark (arXiv 2604.25467, Section 5.1). Clients share one linear
-    map, and each has features around a mean of its own.
+    """Matrix regression with a known optimum: SSF's benchmark (arXiv 2604.25467, Section 5.1).
 
     Client k draws x = m_k + N(0, I) with m_k = ν N(0, I), and y = xW + σ N(0, I); all clients share W ~ N(0, 1). The
     mean of the clients' objectives ``1/(2n) ‖X_k W − Y_k‖² + μ/2 ‖W‖²`` (equations 130 and 131) has its minimum at

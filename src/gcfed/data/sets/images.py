@@ -39,8 +39,7 @@ def decode(
         size: side of the square to which images are resized, bilinearly or ``bicubic``; None: all must have one size.
         grey: one channel instead of three; None: if the first image has no colours.
 
-    Raises ValueError, with the name, for a file that is no image, has more than 8 bits per channel, or differs from the
-    first image in size or colours.
+    Raises ValueError with the name of a file that is no image, has over 8 bits a channel, or another size or colours.
     """
     first: tuple[str, tuple[int, int]] | None = None
     for entry in tqdm(images, desc=what, unit="image", disable=None):
@@ -66,7 +65,6 @@ def decode(
         yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
 
 
-# ----------------------------------------------------------------------------------------------- the user's folder
 @checked
 def image_folder(
     root: str | None, data_dir: str, size: Side | None = None, test: Inside = 0.2, clients: bool = False
@@ -79,8 +77,7 @@ def image_folder(
     Args:
         size: side of the square to which images are resized; None: all images must have one size.
         test: share of each class that becomes the test split if there is no folder ``test``, ``val`` or ``valid``.
-        clients: each client has a folder above the classes, ``<client>/<class>/…``, also in ``train`` and ``test``. A
-            client need not have all classes.
+        clients: each has a folder above some of the classes, ``<client>/<class>/…``, also in ``train`` and ``test``.
 
     Raises FileNotFoundError for no such folder; ValueError for a file that is no image, or images of several sizes.
     """

@@ -61,7 +61,9 @@ def csv(
             remedy = f"name it in data.categorical=[{name}], or leave it out, data.ignore=[{name}]"
             raise ValueError(f"column {name} {what}: write numbers plainly (see data.decimal), {remedy}.")
     numbers = inputs.drop(columns=coded).to_numpy(np.float64)
-    x = np.concatenate([numbers, *(_one_hot(inputs[name].astype(str), is_test) for name in coded)], axis=1)
+    texts = inputs[coded].astype(str)
+    one_hot = [texts[[name]].to_numpy() == np.sort(texts.loc[~is_test, name].unique()) for name in coded]
+    x = np.concatenate([numbers, *one_hot], axis=1)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     return from_arrays(content | ({} if owners is None else {"groups": owners[~is_test]}), str(path), test)
 
@@ -126,7 +128,3 @@ def _target(column: Series, regression: bool) -> np.ndarray:
     if is_number and not regression and (count := column.nunique()) > MOST:
         log.warning("%s: %d values are read as classes; data.regression=true predicts a number", name, count)
     return column.to_numpy(np.float64 if regression else np.int64 if is_number else np.str_)  # 0.0 and 1.0 are classes
-
-
-def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
-    return column.to_numpy()[:, None] == np.sort(column[~is_test].unique())

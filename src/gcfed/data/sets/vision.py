@@ -113,9 +113,8 @@ def hwdigits(
     """MNIST, MNIST-M, USPS and SVHN, or some of them in this order, [n, 3, 32, 32] ("Federated Learning under Gradient
     Constraints", FedGC, §4.1). Grey images get three equal channels; small ones are enlarged bilinearly.
 
-    MNIST-M (Ganin & Lempitsky, ICML 2015) is read from the folder ``mnist_m/`` of its authors' archive; SVHN needs
-    SciPy. A sample's group is the position of its set in ``sets`` (HWDigits-4). With ``one_class`` it is ten times the
-    position plus the digit (HWDigits-40).
+    MNIST-M (Ganin & Lempitsky, ICML 2015) is the folder ``mnist_m/`` of its authors' archive; SVHN needs SciPy. A
+    sample's group is its set's position p in ``sets`` (HWDigits-4), or with ``one_class`` 10 p + digit (HWDigits-40).
 
     Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a missing file.
     """

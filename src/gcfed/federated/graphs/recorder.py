@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -39,17 +40,13 @@ class Graph:
         ``torch.cuda.graph`` would wait for the device and empty its cache.
         """
         graph = torch.cuda.CUDAGraph()
-        enabled = gc.isenabled()
-        gc.disable()  # it could free memory of the device, which a capture forbids
-        try:
+        with ExitStack() as after:
+            if gc.isenabled():
+                gc.disable()  # it could free memory of the device, which a capture forbids
+                after.callback(gc.enable)
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                step()
-            finally:
-                graph.capture_end()
-        finally:
-            if enabled:
-                gc.enable()
+            after.callback(graph.capture_end)
+            step()
         graph.replay()  # the capture itself computed nothing
         self._last = graph
         return graph.replay
@@ -94,8 +91,7 @@ class RecordedSteps(Steps):
     """The steps of a stack: records the second one of each kind, and replays later ones.
 
     The first step is not recorded, because the optimizer creates its state in it. If there is ``room``, the next K
-    clients :meth:`restart` these steps: weights, optimizer state, plan, losses and prepared tensors get new values in
-    the same memory.
+    clients :meth:`restart` these steps: all tensors get new values in the same memory.
 
     Args:
         graph: records a step.

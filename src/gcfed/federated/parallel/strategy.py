@@ -163,8 +163,7 @@ def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -
     """The devices and the strategy of the trainer.
 
     ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory suffices: two processes of
-    one thread are faster than one of two threads. No run on CPUs has more processes than clients in a round or test
-    samples.
+    one thread are faster than one of two. No run on CPUs has more processes than clients in a round or test samples.
 
     Raises:
         ValueError: several processes of a job would each train the whole run.

@@ -198,8 +198,7 @@ class ClientStores:
                 raise self._lost(key, "not there")  # damage is found when it is read
 
     def start(self, trainer: Trainer) -> None:
-        """Called once before the first round, on every process. Deletes the files that an earlier run or a kill has
-        left, and that the loaded checkpoint does not need.
+        """Called once before the first round, on every process. Deletes files that the checkpoint does not need.
 
         Raises:
             ValueError: the processes do not see a common folder.

@@ -34,8 +34,7 @@ def slots(net: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
 class Tap:
     """Calls a network, and also returns its features or the outputs of its stages.
 
-    Features are ``net.penultimate(x)`` if it exists (VGG11's ``features`` are its convolutions), else
-    ``net.features(x)``. ``net.head`` turns them into logits.
+    Features are ``net.penultimate(x)`` if it exists, else ``net.features(x)``. ``net.head`` turns them into logits.
     """
 
     def __init__(self, net: nn.Module, features: bool, stages: bool) -> None:

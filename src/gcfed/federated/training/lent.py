@@ -63,9 +63,7 @@ class Lent:
         return {name: tensors[key].detach() for tensors, key, name in self._slots}
 
     def replaced(self) -> set[str]:
-        """Names of the client's tensors that a forward pass has replaced. A parameter may become one of the network's
-        other tensors, which ties them.
-        """
+        """Names of tensors that forward has replaced, except parameters that it has tied to others of the network."""
         ids = {id(t) for t in self.tensors.values()}
         return {
             name for tensors, key, name in self._slots

@@ -1,0 +1,106 @@
+"""Every algorithm trains adapters of a transformer with odd tensors: in stacks, alone, and over a wire."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from conftest import composer, needs
+from harness import ALGORITHMS
+from omegaconf import OmegaConf
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from gcfed.assemble import build_module
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.wire import Wire
+from gcfed.models.transformers import ViT
+from gcfed.run import train
+from gcfed.utils.resolvers import ROOT
+
+pytestmark = needs("peft")
+TRANSFORMER = (
+    "model=vit_tiny", "model._target_=test_contract_adapters.OddViT", "model.width=8", "model.depth=1", "model.heads=2",
+    "model.mlp=1", "model.lora.rank=2", "model.lora.target=[qkv,fc1]", "model.lora.modules_to_save=[norm1,fc]",
+    "rounds=2", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1", "client.batch_size=4",
+    "client.steps=3", "data.limit_train=60", "data.limit_test=40", "eval_every=3", "precision=64-true",
+    "client.stack=2",
+)  # fmt: skip
+BITS = ("quantization=fedpaq", "quantization.bits=3")
+EXACT = {  # they refuse quantization, or compress uploads themselves
+    "fedadamw", "fedcurv", "feddc", "fedgamma", "fedlesam_s", "fedmuon", "fedpaq", "fedsmoo", "fedwmsam", "scaffold",
+    "topk",
+}  # fmt: skip
+
+
+class OddLinear(nn.Linear):
+    """Also has a number in float32, a vector of length 0, and a count of its training steps."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.shift, self.empty = nn.Parameter(torch.zeros((), dtype=torch.float32)), nn.Parameter(torch.zeros(0))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, h):
+        if self.training:
+            self.steps += 1
+        return (super().forward(h) * (1 + self.shift) + self.empty.sum()).to(h.dtype)
+
+
+class OddViT(ViT):
+    def __init__(self, input_shape, num_classes, **settings):
+        super().__init__(input_shape=input_shape, num_classes=num_classes, **settings)
+        self.fc = OddLinear(self.fc.in_features, self.fc.out_features)
+
+
+class AloneAndAsBytes(Wire):
+    """Compares stacks of clients in memory with the same clients, which train alone and get messages as bytes."""
+
+    def __init__(self, stacks, cfg, assemble):
+        super().__init__(stacks, OmegaConf.merge(cfg, {"client": {"stack": 1}}), assemble)
+        self.simulation = stacks
+
+    def start(self):
+        names, self.stores = self.stores.names, ClientStores()
+        self.stores.names = names
+        super().start()
+
+    def fit(self, download, clients, expected):
+        alone = {int(upload.clients[0]): upload for upload in super().fit(download, clients, expected)}
+        for upload in self.simulation.fit(download, clients):
+            assert len(upload.clients) <= 2
+            tree_map(equal, *(vars(u) | {"notes": {}} for u in (upload, *map(alone.pop, upload.clients.tolist()))))
+            yield upload
+        assert not alone
+
+    def reply(self, reply):
+        super().reply(reply)
+        self.simulation.reply(reply)
+
+
+def equal(stacked, *alone):
+    if isinstance(stacked, torch.Tensor | np.ndarray):
+        rows = torch.cat([torch.as_tensor(row) for row in alone])
+        torch.testing.assert_close(torch.as_tensor(stacked), rows, rtol=0, atol=1e-9, equal_nan=True)
+    else:
+        assert {stacked} == {*alone}
+
+
+@cache
+def untrained():
+    return build_module(composer(TRANSFORMER)).net
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_adapters_of_a_transformer_give_the_same_uploads_in_every_setting(config, tmp_path, algorithm):
+    """Nothing but adapters and ``modules_to_save`` changes."""
+    cfg = config(f"algorithm={algorithm}", "gc=gcfed", *TRANSFORMER, *BITS * (algorithm not in EXACT), folder=tmp_path)
+    if algorithm == "fedreg":
+        cfg.methods.fedreg.iterations = 2
+    wire = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/federation/wire.yaml"))
+    cfg.federation = wire | {"_target_": f"{__name__}.AloneAndAsBytes"}
+    pairs = zip(untrained().named_parameters(), train(cfg).model.parameters(), strict=True)
+    moved = {name for (name, before), after in pairs if not torch.equal(before, after)}
+    assert any("modules_to_save" in name for name in moved)
+    assert any("lora_B" in name for name in moved) or algorithm == "lgfedavg"  # whose clients keep the body
+    assert moved <= {name for name, p in untrained().named_parameters() if p.requires_grad}
