@@ -3,30 +3,20 @@
 import pytest
 import torch
 from harness import final_weights, random_federation, sgd, train_rounds, with_batch_norm
-from torch import nn
 
 from gcfed.federated.training.batches import split
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.moon import Moon
 from gcfed.methods.sam import Sam
 from gcfed.methods.scaffold import Scaffold
+from gcfed.models.mlp import MLP
 from gcfed.run import train
 from gcfed.tasks import Batch
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body, self.head = nn.Linear(6, 5).double(), nn.Linear(5, 4).double()
-        self.sizes = []  # of the batches that it trains on
-
-    def features(self, x):
-        self.sizes += [len(x)] * self.training
-        return self.body(x).tanh()
-
-    def forward(self, x):
-        return self.head(self.features(x))
+def make_net():
+    torch.manual_seed(0)
+    return MLP(input_shape=(6,), num_classes=4, hidden=(5,)).double()
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -35,17 +25,19 @@ def test_parts_of_a_batch_give_the_step_of_the_whole_batch(methods, k):
     """Clients of 7, 12, 5, 9 and 1 samples in batches of 5. In a stack, a part may have no sample of a client."""
     ends = []
     for n in (None, 3):
-        parts = [*[method() for method in methods], GradientCentralization(boundary="head")]
+        parts = [*[method() for method in methods], GradientCentralization(boundary="fc2")]
         solver = sgd(batch_size=5, accumulate=n, clip_norm=0.5)
-        ends.append(train_rounds(Net(), random_federation(), solver, rounds=3, methods=parts, k=k))
+        ends.append(train_rounds(make_net(), random_federation(), solver, rounds=3, methods=parts, k=k))
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("methods", "passes"), [([], 1), ([Sam()], 2)])
 def test_each_pass_takes_a_part_of_a_batch(methods, passes):
-    net, solver = Net(), sgd(batch_size=5, accumulate=3)
+    net, sizes = make_net(), []
+    net.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    solver, step = sgd(batch_size=5, accumulate=3), [2, 2, 1] * passes + [1, 1] * passes
     train_rounds(net, random_federation((7,)), solver, rounds=1, methods=methods, cohort_of=1)
-    assert net.sizes == 2 * ([2, 2, 1] * passes + [1, 1] * passes)  # two epochs
+    assert sizes[-2 * len(step) :] == 2 * step  # two epochs
 
 
 def test_shares_times_means_add_up_for_padded_sequences():

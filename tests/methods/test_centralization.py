@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from gcfed.federated.method import ClientPart
-from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, by_output, centralize_
+from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, centralize_
+from gcfed.metrics.updates import by_output
 
 
 def by_hand(grad, mean="out"):

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from gcfed.utils.checked import Count, SettingError, ShareBelow1, checked
 from gcfed.utils.files import replacing
@@ -79,3 +80,15 @@ def centre_a(net: nn.Module) -> bool:
         if mean.abs().max() > 1e-7 * t.abs().max():  # else it is centred, and must keep its bits
             t.copy_(t.double() - mean)
     return bool(found)
+
+
+def factors(product: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Splits a product ``[out, in]`` into A = V_rᵀ and B = U_r Σ_r, shaped like ``a`` and ``b``. The largest entry of
+    each row of A is positive. A rank above the layer's leaves zeros.
+    """
+    u, s, v = torch.linalg.svd(product, full_matrices=False)
+    r = min(len(a), len(s))
+    sign = v[:r].gather(1, v[:r].abs().argmax(1, keepdim=True)).sign()
+    new_a, new_b = (torch.zeros_like(t.flatten(1)) for t in (a, b))
+    new_a[:r], new_b[:, :r] = v[:r] * sign, u[:, :r] * s[:r] * sign.T
+    return new_a.view(a.shape), new_b.view(b.shape)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gcfed.adapters.network import A, B
+from gcfed.adapters.network import A, B, factors
 from gcfed.federated.messages import Upload
 from gcfed.federated.method import ClientPart, Download, Order, Own, Params, Part, Received, Round, ServerPart, Setup
 from gcfed.federated.training.stack import per_client
@@ -63,10 +63,7 @@ class OtherFactor(Withheld):
 
 
 class MeanProduct(ServerPart):
-    """Multiplies each client's factors, and splits the mean product; the largest entry of each row of A is positive.
-
-    Memory: a float64 matrix ``[out, in]`` for each adapter.
-    """
+    """Multiplies each client's factors, and splits the mean product. Memory: float64 ``[out, in]`` for each adapter."""
 
     method = "model.lora.average=svd"
     facts = {"edits the mean"}
@@ -85,14 +82,8 @@ class MeanProduct(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         for a, b in self.pairs.items():
-            u, s, v = torch.linalg.svd(round.sums[self][a] / round.num_finite, full_matrices=False)
-            r = min(len(round.start[a]), len(s))  # a rank above the layer's leaves zeros
-            sign = v[:r].gather(1, v[:r].abs().argmax(1, keepdim=True)).sign()
-            for name, factor in ((a, v[:r] * sign), (b, u[:, :r] * s[:r] * sign.T)):
-                start = round.start[name]
-                new = torch.zeros_like(start.flatten(1))
-                new[: len(factor), : factor.shape[1]] = factor
-                update[name] = new.view(start.shape) - start
+            new = factors(round.sums[self][a] / round.num_finite, round.start[a], round.start[b])
+            update |= {name: factor - round.start[name] for name, factor in zip((a, b), new, strict=True)}
 
 
 AVERAGES: dict[str, Callable[[], list[Part]]] = {

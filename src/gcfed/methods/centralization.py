@@ -54,13 +54,6 @@ def centralize_(grad: Tensor, ndim: int, mean: Mean = "out", groups: int = 0) ->
         grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean needs a third to divide
 
 
-def by_output(grad_K: Tensor, groups: int = 0) -> Tensor:
-    """``[K, *shape]`` → ``[K, out, in]``; P subtracts the mean of each row; ``groups`` as in :func:`centralize_`."""
-    if groups:
-        grad_K = grad_K.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
-    return grad_K.flatten(2)
-
-
 @checked
 class GradientCentralization(Method):
     """Local GC up to a borderline, Global GC over the aggregated update, or both: GC-Fed.

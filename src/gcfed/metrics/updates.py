@@ -16,7 +16,6 @@ from torch import Tensor
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.method import Download, Params, Received, Round, Setup, Upload, upload_shapes
 from gcfed.federated.training.stack import ClientStack, per_client
-from gcfed.methods.centralization import by_output
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked
 
@@ -30,6 +29,13 @@ class Cohorts(RoundTable):
     def columns(self, round: Received) -> dict[str, float]:
         self.append(round, ([client] for client in round.cohort.tolist()))
         return {}
+
+
+def by_output(grad_K: Tensor, groups: int = 0) -> Tensor:
+    """``[K, *shape]`` → ``[K, out, in]``; P subtracts the mean of each row; ``groups`` as in ``centralize_``."""
+    if groups:
+        grad_K = grad_K.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
+    return grad_K.flatten(2)
 
 
 def weights_of(setup: Setup) -> dict[str, Callable[[Tensor], Tensor]]:
