@@ -92,12 +92,11 @@ class BoundedRule(CohortRule):
     def validate(self, setup: Setup) -> None:
         """Raises ValueError if a full cohort could not tolerate f hostile clients."""
         super().validate(setup)
-        f, cohort = self.wanted(setup.cohort), setup.cohort
+        f, cohort, name = self.wanted(setup.cohort), setup.cohort, type(self).__name__
         if f > self.f(cohort):
             raise ValueError(
-                f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort} clients, and "
-                f"{type(self).__name__} needs {self.per_hostile}·{f} + {self.spare} to tolerate them: raise per_round "
-                "or lower hostile."
+                f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort} clients, and {name} "
+                f"needs {self.per_hostile}·{f} + {self.spare} to tolerate them: raise per_round or lower hostile."
             )
 
 

@@ -9,14 +9,12 @@ fedsa  A is averaged, each client keeps its B (FedSA-LoRA, arXiv 2410.01463). Th
 svd    mean_k B_k A_k = UΣVᵀ, B = U_r Σ_r, A = V_rᵀ (FlexLoRA, arXiv 2402.11505, with equal ranks and weights).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gcfed.adapters.network import A, B, factors
-from gcfed.federated.messages import Upload
-from gcfed.federated.method import ClientPart, Download, Order, Own, Params, Part, Received, Round, ServerPart, Setup
+from gcfed.federated.method import ClientPart, Download, Order, Own, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.personal import Private, Withheld
@@ -86,7 +84,7 @@ class MeanProduct(ServerPart):
             update |= {name: factor - round.start[name] for name, factor in zip((a, b), new, strict=True)}
 
 
-AVERAGES: dict[str, Callable[[], list[Part]]] = {
+AVERAGES: dict[str, Any] = {
     "alternate": lambda: [OneFactor(), OtherFactor()], "svd": lambda: [MeanProduct()],
     "fedsa": lambda: [client := PrivateB("body", None), Withheld(client)],
 }  # fmt: skip

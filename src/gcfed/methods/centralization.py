@@ -87,19 +87,17 @@ class GradientCentralization(Method):
             raise SettingError("boundary", f"{what}set lam in [0, 1], or use gc=local or gc=global.")
         least = 2 if tensors == "weights" else 1
         self.local = LocalGC(lam, boundary, local_rounds, mean, least)
-        self.server = GlobalGC(server_boundary, mean, least)
-        self.local.lora = self.server.lora = lora is not None
+        self.server = GlobalGC(server_boundary, mean, least, lora is not None)
+        self.local.lora = self.server.lora
         super().__init__(*[self.local] * local, *[self.server] * server)
 
 
 class LocalGC(ClientPart):
     """Line 14, in the tensors before the borderline that have ``least`` axes."""
 
-    lora = False
-
     def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int) -> None:
         self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
-        self.recordable, self._now = "run" if rounds is None else "stack", True
+        self.recordable, self._now, self.lora = "run" if rounds is None else "stack", True, False
 
     def validate(self, setup: Setup) -> None:
         order, trained = setup.forward_order, set(setup.names)
@@ -137,10 +135,8 @@ class LocalGC(ClientPart):
 class GlobalGC(ServerPart):
     """Line 20, for all modules from ``boundary`` on."""
 
-    lora = False
-
-    def __init__(self, boundary: str | None, mean: Mean, least: int) -> None:
-        self.boundary, self.mean, self.least = boundary, mean, least
+    def __init__(self, boundary: str | None, mean: Mean, least: int, lora: bool = False) -> None:
+        self.boundary, self.mean, self.least, self.lora = boundary, mean, least, lora
 
     def validate(self, setup: Setup) -> None:
         order, excluded = setup.forward_order, no_steps(setup)  # entries that clients keep are only averaged
@@ -182,7 +178,5 @@ def _place(setup: Setup, key: str, module: str) -> int:
     found = {m: [names[id(p)] for p in part.parameters()] for m, part in net.named_modules() if m}
     if inside := found.get(module):  # peft keeps an unused copy of a trained module
         return min(order.place[name] for name in {*inside} - {*order.unused} or inside)
-    raise ValueError(
-        f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
-        f"There are: {', '.join(m for m, inside in found.items() if inside)}. Set gc.{key} to one of them."
-    )
+    choices = f"There are: {', '.join(m for m, inside in found.items() if inside)}. Set gc.{key} to one of them."
+    raise ValueError(f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. {choices}")

@@ -33,10 +33,9 @@ class FedLC(ClientPart):
         self._data = setup.data
         absent = torch.zeros(1, setup.data.num_classes).index_fill_(1, torch.tensor([1]), -torch.inf)
         if self.tau and not setup.module.task.losses(absent, torch.tensor([0])).isfinite().all():
-            raise ValueError(
-                f"{self.title} removes classes that a client lacks from the softmax, and the loss of task="
-                f"{type(setup.module.task).__name__} is then infinite (as with label smoothing): use the cross-entropy."
-            )
+            task = f"task={type(setup.module.task).__name__} is then infinite (as with label smoothing)"
+            does = f"{self.title} removes classes that a client lacks from the softmax"
+            raise ValueError(f"{does}, and the loss of {task}: use the cross-entropy.")
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()

@@ -26,10 +26,8 @@ class LocalNorm(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if others := [part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts]:
-            raise ValueError(
-                f"{self.title} does not combine with {others[0]}, which compares a client with the broadcast model: "
-                "clients start from other values."
-            )
+            why = "compares a client with the broadcast model: clients start from other values"
+            raise ValueError(f"{self.title} does not combine with {others[0]}, which {why}.")
         self.kept = [name for name in self.choose(setup) if name in setup.module.travels]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
