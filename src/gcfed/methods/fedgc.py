@@ -108,9 +108,8 @@ class ServerConstraint(ServerPart):
             return
         start = {name: download.model[name] for name in self.trained_names}
         first = "previous" not in self._server
-        previous = self.server_state("previous", start)
-        before = start if first else previous
-        download.extra["fedgc"] = {name: now - before[name] for name, now in start.items()}  # η'g'
+        previous = self.server_state("previous", start, zeros=False)
+        download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}  # η'g'
         if first or (len(round.cohort) == round.num_clients and not self.may_miss):
             download.packed["fedgc"] = 0  # zeros, or the difference of two broadcasts that all clients received
         torch._foreach_copy_(list(previous.values()), list(start.values()))
