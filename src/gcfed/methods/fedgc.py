@@ -135,8 +135,7 @@ class ServerConstraint(ServerPart):
         gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
         solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)
         weights = np.zeros(len(here))
-        if solution is not None:
-            weights[here] = solution
+        weights[here] = 0.0 if solution is None else solution
         self._active, self._failed = int((weights > 0).sum()), int(solution is None)
         # Also for zeros, so that no process waits for another whose multipliers are zero by rounding.
         add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
@@ -180,8 +179,7 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     """
     if (inner >= margin).all():
         return np.zeros(len(inner))
-    norms = np.sqrt(gram.diagonal())
-    norms = np.where(norms > 0, norms, 1.0)
+    norms = np.sqrt(np.where((squares := gram.diagonal()) > 0, squares, 1.0))
     cosines, lacking = gram / np.outer(norms, norms), (margin - inner) / norms
     identity = np.eye(len(inner))
     try:
