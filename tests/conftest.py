@@ -101,6 +101,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()  # else a package complains about leaks
+
+
 def needs(package: str) -> pytest.MarkDecorator:
     """For modules that need a package. The first test imports it, because an import takes seconds in every worker."""
     return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}")

@@ -217,15 +217,15 @@ class ServerPart(Part):
         """Converts an entry of Δ as it is sent, ``[…, *sent]``, into an update of the model, ``[…, *shape]``."""
         return sent
 
-    def server_state(self, name: str, like: Mapping[str, Tensor]) -> Params:
-        """The server's tensors of this name, name → ``[*shape]``. They start as zeros, are edited in place and are
-        saved in checkpoints. ``like`` gives shapes, types and devices.
+    def server_state(self, name: str, like: Mapping[str, Tensor], *, zeros: bool = True) -> Params:
+        """The server's tensors of this name, name → ``[*shape]``, which are edited in place and saved in checkpoints.
+        They start as zeros, or as copies of ``like``, which also gives shapes, types and devices.
         """
         tensors = self._server.setdefault(name, {})
         for key, t in like.items():
             held = tensors.get(key)
             if held is None:
-                tensors[key] = torch.zeros_like(t)
+                tensors[key] = torch.zeros_like(t) if zeros else t.clone()
             elif (held.device, held.dtype, held.stride()) != (t.device, t.dtype, t.stride()):
                 tensors[key] = torch.empty_like(t).copy_(held)
         return tensors

@@ -69,12 +69,10 @@ class CurvaturePenalty(ClientPart):
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
         included = torch.from_numpy(own.version == last)
-        others: dict[str, Params] = {}
-        for part, kept in own.items():
-            others[part] = kept  # zeros where the client has none
+        for part, kept in own.items():  # zeros where the client has none
             for name, t in kept.items():
                 torch.sub(download.extra[part][name], t.mul_(per_client(included.to(t.device), t)), out=t)
-        return others
+        return own
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
@@ -109,8 +107,7 @@ class CurvaturePenalty(ClientPart):
         return total
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for part in PARTS:
-            upload.send(part, self._own[part])
+        upload.extra |= self._own
         self._own = {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:

@@ -21,9 +21,8 @@ class FedDPC(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         model = {name: round.model[name] for name in self.trained_names}
-        known = "before" in self._server
-        before, now = list(self.server_state("before", model).values()), list(model.values())
-        self.step = torch._foreach_sub(now, before if known else now)
+        before, now = list(self.server_state("before", model, zeros=False).values()), list(model.values())
+        self.step = torch._foreach_sub(now, before)
         torch._foreach_copy_(before, now)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:

@@ -31,10 +31,7 @@ class FedExP(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         theta = {name: round.start[name] for name in self.trained_names}
-        known = "before" in self._server
-        self.before = list(self.server_state("before", theta).values())
-        if not known:
-            torch._foreach_copy_(self.before, list(theta.values()))
+        self.before = list(self.server_state("before", theta, zeros=False).values())
         self.iterate = torch._foreach_sub(torch._foreach_mul(list(theta.values()), 2.0), self.before)
         download.model |= dict(zip(theta, self.iterate, strict=True))
 

@@ -108,9 +108,8 @@ class ServerConstraint(ServerPart):
             return
         start = {name: download.model[name] for name in self.trained_names}
         first = "previous" not in self._server
-        previous = self.server_state("previous", start)
-        before = start if first else previous
-        download.extra["fedgc"] = {name: now - before[name] for name, now in start.items()}  # η'g'
+        previous = self.server_state("previous", start, zeros=False)
+        download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}  # η'g'
         if first or (len(round.cohort) == round.num_clients and not self.may_miss):
             download.packed["fedgc"] = 0  # zeros, or the difference of two broadcasts that all clients received
         torch._foreach_copy_(list(previous.values()), list(start.values()))
@@ -136,8 +135,7 @@ class ServerConstraint(ServerPart):
         gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
         solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)
         weights = np.zeros(len(here))
-        if solution is not None:
-            weights[here] = solution
+        weights[here] = 0.0 if solution is None else solution
         self._active, self._failed = int((weights > 0).sum()), int(solution is None)
         # Also for zeros, so that no process waits for another whose multipliers are zero by rounding.
         add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
@@ -181,8 +179,7 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     """
     if (inner >= margin).all():
         return np.zeros(len(inner))
-    norms = np.sqrt(gram.diagonal())
-    norms = np.where(norms > 0, norms, 1.0)
+    norms = np.sqrt(np.where((squares := gram.diagonal()) > 0, squares, 1.0))
     cosines, lacking = gram / np.outer(norms, norms), (margin - inner) / norms
     identity = np.eye(len(inner))
     try:

@@ -63,10 +63,8 @@ class LookAhead(ServerPart):
     def _own_momentum(self, round: Round) -> Params:
         """−m, with m ← λm + (θ − θ of the last round)."""
         theta = {name: round.start[name] for name in self._params}
-        known = "previous" in self._server
-        previous, minus_m = self.server_state("previous", theta), self.server_state("minus_m", theta)
-        if known:
-            for name, m in minus_m.items():
-                m.mul_(self.momentum).add_(previous[name]).sub_(theta[name])
+        previous, minus_m = self.server_state("previous", theta, zeros=False), self.server_state("minus_m", theta)
+        for name, m in minus_m.items():
+            m.mul_(self.momentum).add_(previous[name]).sub_(theta[name])
         torch._foreach_copy_(list(previous.values()), list(theta.values()))
         return minus_m

@@ -183,9 +183,8 @@ class Angle(ServerMetric):
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
         start = self.params(download.model)
-        known = "broadcast" in self._server  # False in the first round, and if a resumed run adds this metric
-        last = self.server_state("broadcast", start)
-        self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
+        last = self.server_state("broadcast", start, zeros=False)
+        self._step = {name: t - last[name] for name, t in start.items()}
         self._step_norm = dot(self._step, self._step).sqrt()
         torch._foreach_copy_(list(last.values()), list(start.values()))
 
