@@ -2,19 +2,21 @@
 
 Each simulator runs FedAvg in one process with one thread, from the same weights, on the same clients and cohorts, with
 plain SGD. The two arguments are interpreters: one with ``pfl[pytorch]``, one with ``blazefl``, numpy and tqdm. The
-simulators run in turn. A figure is the processor time of a whole round without its test, because other programs
-disturb it less than the time on a clock. This file also runs in those environments, so it imports torch alone.
+simulators take short turns, because a machine's speed drifts. A figure is the processor time of a whole round
+without its test; other programs disturb it less than a clock. This file runs in all environments: it imports torch.
 """
 
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -74,17 +76,6 @@ def network(case: Any) -> nn.Module:
     return net
 
 
-def clock() -> Callable[[], float]:
-    """Returns a function that gives the processor seconds since its last call."""
-    last = [time.process_time()]
-
-    def lap() -> float:
-        last.append(time.process_time())
-        return last[-1] - last[-2]
-
-    return lap
-
-
 def export(file: str, rounds: int) -> Any:
     """A callback that writes a run's clients, cohorts and weights to a file, and times its rounds."""
     from lightning.pytorch import Callback
@@ -103,11 +94,12 @@ def export(file: str, rounds: int) -> Any:
                 "clients": ids, "x": x.contiguous(), "y": y, "x_test": x_test.contiguous(), "y_test": y_test,
                 "weights": [w.contiguous() for w in weights], "cohorts": cohorts, "lr": solver.lr(0),
                 "batch_size": solver.batch_size, "epochs": solver.epochs,
-            }, file)  # fmt: skip
-            self.lap, self.seconds = clock(), list[float]()
+            }, f"{file}.new")  # fmt: skip
+            Path(f"{file}.new").rename(file)  # the others wait for it
+            self.stamps = [time.process_time()]
 
         def on_train_batch_end(self, *_: Any) -> None:
-            self.seconds.append(self.lap())
+            self.stamps.append(time.process_time())
 
     return Export()
 
@@ -124,7 +116,7 @@ def ours(workload: str, file: str) -> tuple[list[float], nn.Module]:
         cfg.callbacks.export = {"_target_": "benchmarks.peers.export", "file": file, "rounds": ROUNDS[workload]}
     result = train(cfg, quiet=True)
     callbacks: Any = result.trainer.callbacks
-    return next(callback.seconds for callback in callbacks if hasattr(callback, "seconds")), result.module.net
+    return next(callback.stamps for callback in callbacks if hasattr(callback, "stamps")), result.module.net
 
 
 def pfl(case: Any) -> tuple[list[float], nn.Module]:
@@ -141,7 +133,7 @@ def pfl(case: Any) -> tuple[list[float], nn.Module]:
 
     class Timed(TrainingProcessCallback):
         def after_central_iteration(self, *_: Any, **__: Any) -> tuple[bool, Metrics]:
-            seconds.append(lap())
+            stamps.append(time.process_time())
             return False, Metrics()
 
     net: Any = network(case)
@@ -156,10 +148,10 @@ def pfl(case: Any) -> tuple[list[float], nn.Module]:
         central_num_iterations=len(case.cohorts), evaluation_frequency=10**9, val_cohort_size=None,
         train_cohort_size=len(case.cohorts[0]),
     )  # fmt: skip
-    seconds, lap = list[float](), clock()
+    stamps = [time.process_time()]
     backend = SimulatedBackend(data, data, postprocessors=[WeightByDatapoints()])
     FederatedAveraging().run(params, backend, model, NNTrainHyperParams(**each), callbacks=[Timed()])
-    return seconds, net
+    return stamps, net
 
 
 def blazefl(case: Any) -> tuple[list[float], nn.Module]:
@@ -175,13 +167,13 @@ def blazefl(case: Any) -> tuple[list[float], nn.Module]:
     n, share = len(clients), (len(case.cohorts[0]) + 0.5) / len(clients)
     server = FedAvgBaseServerHandler(models, "net", data, len(case.cohorts), n, share, "cpu", case.batch_size, 0)
     trainer = FedAvgBaseClientTrainer(models, "net", data, "cpu", n, case.epochs, case.batch_size, case.lr, 0)
-    seconds, lap = list[float](), clock()
+    stamps = [time.process_time()]
     for cohort in case.cohorts:
         trainer.local_process(server.downlink_package(), cohort)
         for package in trainer.uplink_package():
             server.load(package)
-        seconds.append(lap())
-    return seconds, server.model
+        stamps.append(time.process_time())
+    return stamps, server.model
 
 
 def measure(name: str, workload: str, file: str) -> dict[str, float]:
@@ -189,27 +181,36 @@ def measure(name: str, workload: str, file: str) -> dict[str, float]:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if name == "ours":
-        seconds, net = ours(workload, file)
+        stamps, net = ours(workload, file)
+    while not Path(file).exists():
+        time.sleep(0.1)
     case = SimpleNamespace(**torch.load(file))
     if name != "ours":
-        seconds, net = {"pfl": pfl, "blazefl": blazefl}[name](case)
+        stamps, net = {"pfl": pfl, "blazefl": blazefl}[name](case)
     samples = [case.epochs * sum(len(case.clients[k]) for k in cohort) for cohort in case.cohorts]
-    rates = [n / s for n, s in zip(samples[1:], seconds[1:], strict=True)]
+    rates = [n / (b - a) for n, (a, b) in zip(samples[1:], pairwise(stamps[1:]), strict=True)]
     with torch.no_grad():
         accuracy = (net.eval()(case.x_test).argmax(1) == case.y_test).float().mean().item()
     return {"samples_per_s": median(rates), "accuracy": accuracy}
 
 
-def turns(workload: str, pythons: dict[str, str], repetitions: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Measures the simulators in turn, each in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        for i in range(repetitions):
-            for name, python in pythons.items():
-                file, out = f"{folder}/case_{i}.pt", f"{folder}/{name}_{i}.json"
-                command = [python, __file__, workload, "--only", name, "--file", file, "--out", out]
-                environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-                yield name, json.loads(Path(out).read_text())
+def turns(workload: str, pythons: dict[str, str]) -> dict[str, dict[str, float]]:
+    """Measures the simulators. Each has its own process; one of these runs at a time, while the others are stopped."""
+    running, environment = {}, os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
+        for name, python in pythons.items():
+            command = [python, __file__, workload, "--only", name, "--folder", folder]
+            running[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+            ends.callback(running[name].kill)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else stopped processes remain
+        while None in [process.poll() for process in running.values()]:
+            for process in running.values():
+                process.send_signal(signal.SIGCONT)
+                with suppress(subprocess.TimeoutExpired):
+                    if process.wait(0.2):
+                        raise SystemExit(f"{' '.join(process.args)} ended with {process.returncode}")
+                process.send_signal(signal.SIGSTOP)
+        return {name: json.loads(Path(folder, name).read_text()) for name in running}
 
 
 def main() -> None:
@@ -218,23 +219,20 @@ def main() -> None:
     parser.add_argument("pythons", nargs="*", help="interpreters with pfl and with blazefl")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("--file", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:
-        Path(args.out).write_text(json.dumps(measure(args.only, args.workload, args.file)))
+        figures = measure(args.only, args.workload, f"{args.folder}/case.pt")
+        (args.folder / args.only).write_text(json.dumps(figures))
         return
     pythons = dict(zip(("ours", "pfl", "blazefl"), [sys.executable, *args.pythons], strict=False))
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
-    for name, figures in turns(args.workload, pythons, args.repetitions):
-        found[name].append(figures)
-        print(name, figures, flush=True)
+    found = [turns(args.workload, pythons) for _ in range(args.repetitions)]
     print(f"| {args.workload} | samples/s of a core | ours ÷ this one | accuracy |\n|---|---|---|---|")
-    for name, each in found.items():
-        rates = [figures["samples_per_s"] for figures in each]
-        # Within a repetition, because the machine's speed drifts.
-        ratio = median(own["samples_per_s"] / rate for own, rate in zip(found["ours"], rates, strict=True))
-        print(f"| {name} | {median(rates):,.0f} | {ratio:.2f} | {each[-1]['accuracy']:.3f} |")
+    for name in pythons:
+        rates = [each[name]["samples_per_s"] for each in found]
+        ratios = [each["ours"]["samples_per_s"] / rate for each, rate in zip(found, rates, strict=True)]
+        spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"| {name} | {median(rates):,.0f} | {spread} | {found[-1][name]['accuracy']:.3f} |")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 import gcfed.runs.folder  # noqa: F401
 from gcfed.data.base import FederatedDataset, Split
@@ -36,9 +36,9 @@ class Workload:
 
 # The settings of two other simulators, from their repositories: apple/pfl-research, benchmarks/image_classification/
 # configs/baseline.yaml, and microsoft/msrflute, README.md. Both train one epoch of plain SGD without augmentation.
+SGD = ("partition=iid", "client.epochs=1", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0")
 PEER = (
-    "model=own", "model._target_=benchmarks.peers.CNN", "gc.boundary=fc2", "partition=iid", "client.epochs=1",
-    "client.optimizer.lr=0.1", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0",
+    *SGD, "client.optimizer.lr=0.1", "model=own", "model._target_=benchmarks.peers.CNN", "gc.boundary=fc2",
 )  # fmt: skip
 
 WORKLOADS = {
@@ -68,6 +68,11 @@ WORKLOADS = {
         "FLUTE's federated EMNIST: 10 of 3,400 clients of 197 samples",
         ("data=synthetic", "data.input_shape=[1,28,28]", "data.num_classes=62", *PEER, "participation.num_clients=3400",
          "participation.per_round=10", "client.batch_size=20"), 671_585, 77_483,
+    ),
+    "w8": Workload(
+        "FLUTE's LR-MNIST: 10 of 1,000 clients of 62 samples",
+        ("data=synthetic", "data.input_shape=[1,28,28]", *SGD, "client.optimizer.lr=0.03", "client.batch_size=10",
+         "model.hidden=[]", "participation.num_clients=1000", "participation.per_round=10"), 61_664, 7_371, pairs=15,
     ),
     "digits": Workload("the default run: 8×8 digits, MLP, 5/20", (), pairs=20),
     "vit": Workload(
@@ -99,16 +104,10 @@ def compose_workload(name: str, *overrides: str, clients: int | None = None) -> 
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose("train", [*workload.overrides, *more, *overrides])
     if workload.num_test is not None:
-        target = "benchmarks.workloads.drawn" if workload.num_train else f"{synthetic.__module__}.synthetic"
+        own = {"_target_": f"{synthetic.__module__}.synthetic", "num_train": 10 * (clients or 1_000)}
+        if workload.num_train:
+            own = {"_target_": "benchmarks.workloads.drawn", "num_train": workload.num_train}
+        sizes = {"num_classes": cfg.data.num_classes, "shape": cfg.data.input_shape, "num_test": workload.num_test}
         with open_dict(cfg):
-            cfg.data.dataset = OmegaConf.create(
-                {
-                    "_target_": target,
-                    "_partial_": True,
-                    "num_classes": cfg.data.num_classes,
-                    "shape": list(cfg.data.input_shape),
-                    "num_train": workload.num_train or 10 * (clients or 1_000),
-                    "num_test": workload.num_test,
-                }
-            )
+            cfg.data.dataset = {"_partial_": True, **own, **sizes}
     return cfg

@@ -99,9 +99,10 @@ def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "cohort", "samples", "parameters"), [("w6", 50, 2500, 1_626_442), ("w7", 10, 1975, 1_206_590)]
+    ("name", "cohort", "samples", "parameters", "batches"),
+    [("w6", 50, 2500, 1_626_442, 5), ("w7", 10, 1975, 1_206_590, 10), ("w8", 10, 616, 7_850, 7)],
 )
-def test_the_workloads_have_the_sizes_of_other_simulators(name, cohort, samples, parameters):
+def test_the_workloads_have_the_sizes_of_other_simulators(name, cohort, samples, parameters, batches):
     """Parameters, clients and samples agree. FLUTE's network has 1,199,882 parameters for ten digits."""
     assert sum(p.numel() for p in peers.CNN((1, 28, 28), 10).parameters()) == 1_199_882
     cfg = workloads.compose_workload(name)
@@ -109,8 +110,7 @@ def test_the_workloads_have_the_sizes_of_other_simulators(name, cohort, samples,
     assert cfg.participation.per_round == cohort
     clients, images = cfg.participation.num_clients, cfg.data.dataset.num_train
     assert cohort * images // clients == samples
-    batches = -(-images // clients // cfg.client.batch_size)
-    assert (cfg.client.epochs, batches) == (1, 5 if name == "w6" else 10)
+    assert (cfg.client.epochs, -(-images // clients // cfg.client.batch_size)) == (1, batches)
 
 
 def test_the_tests_for_a_gpu_need_no_package_that_the_device_lacks(tmp_path):
