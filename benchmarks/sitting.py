@@ -30,6 +30,12 @@ from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
 
 WARM_UP = 2
+METHODS = ("fedavg", "gcfed")
+
+
+def with_gc(t: int) -> int:
+    """1 for rounds of GC-Fed. Each of two pairs begins with another method: the first round of a cohort is slower."""
+    return (t ^ t // 2) & 1
 
 
 class InPairs:
@@ -46,8 +52,8 @@ class InPairs:
 
 
 class Sitting(Callback):
-    """Times rounds: two to warm up, then pairs of FedAvg and GC-Fed on one cohort, each followed by the plain loop,
-    then a pair with the stopwatch.
+    """Times rounds: two to warm up, then pairs of FedAvg and GC-Fed on one cohort, in turns of who is first, each
+    followed by the plain loop, then a pair with the stopwatch.
 
     Args:
         out: the file of the figures, JSON.
@@ -83,15 +89,15 @@ class Sitting(Callback):
         self.first_round = self.first_round or time.time() - self.started
         watched = t >= WARM_UP + 2 * self.pairs
         if self.watch is not None:
-            self.parts["gcfed" if t % 2 else "fedavg"] = dict(self.watch.seconds)
+            self.parts[METHODS[with_gc(t)]] = dict(self.watch.seconds)
         if t >= WARM_UP and not watched:
             row = {key: outputs[key] for key in ("time/train_s", "time/round_s")}
-            self.rounds.append({"method": "gcfed" if t % 2 else "fedavg"} | row)
+            self.rounds.append({"method": METHODS[with_gc(t)]} | row)
             if t % 2:
                 both = self._plain(trainer, loop)
                 self.rounds[-1] |= both
                 self.rounds[-2] |= both
-        self._switch(on=t % 2 == 0)  # for the next round
+        self._switch(on=with_gc(t + 1) == 1)  # for the next round
         if t + 1 >= WARM_UP + 2 * self.pairs:
             if self.watch is None and trainer.strategy.root_device.type == "cpu":  # a graph would not contain a clock
                 self.watch = Stopwatch()
@@ -130,7 +136,7 @@ class Sitting(Callback):
         loop = FederatedLoop.of(trainer)
         with torch.inference_mode(False), torch.enable_grad():
             flops = training_flops(net, loop.data, device)
-        of = {m: [r for r in self.rounds if r["method"] == m] for m in ("fedavg", "gcfed")}
+        of = {m: [r for r in self.rounds if r["method"] == m] for m in METHODS}
         figures: dict[str, Any] = {
             "processes": trainer.world_size,
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
