@@ -39,7 +39,6 @@ NETWORKS = {
     "UnsavedBuffer": ("average", None),
     "BufferInList": (EQUAL, ALONE),
     "MeanForTests": (EQUAL, ALONE),
-    "Maximum": ("average", None),
     "StepCounter": ("warmup", None),  # the engine decides how to combine the clients' counters
     "SeldomChanged": ("flag", ALONE),
     "WritesAnew": (EQUAL, EQUAL),
@@ -58,7 +57,6 @@ NETWORKS = {
     "Checkpointed": (EQUAL, ALONE),
     "CheckpointedReentrant": (EQUAL, ALONE),
     "Clamped": (EQUAL, EQUAL),
-    "ClampedData": (r"fc1\.weight", None),
     "Tied": (None, EQUAL),
     "SharedModule": (None, EQUAL),
     "TiedInForward": (EQUAL, ALONE),
