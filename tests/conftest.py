@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import omegaconf
 import pytest
@@ -69,11 +70,35 @@ def with_parents(compose: Callable, set_parents: Callable = Box._re_parent) -> C
     return compose_from_defaults_list
 
 
-# These patches halve the time of Hydra's composition. Our defaults lists have no interpolations, so they need no table
-# of them. Parsing interpolations, and reading the packages' entry points for Lightning's Trainer, take a tenth of a
-# small run.
+def beginnings_once(compose: Callable, load: Callable) -> tuple[Callable, Callable]:
+    """Merges the first 9, 18, … files of a defaults list once, because most lists begin with the same files."""
+    merged = {}
+
+    def compose_from_defaults_list(self, defaults, repo):
+        before, n, sources = [], 0, tuple(source.path for source in repo.get_sources())
+        for n in range(9, len(defaults), 9):
+            key = (sources, *map(repr, defaults[:n]))
+            if key not in merged:
+                merged[key] = pickle.dumps(compose(self, [*before, *defaults[n - 9 : n]], repo))
+            before = [key]
+        return compose(self, [*before, *defaults[n:]], repo)
+
+    def load_single_config(self, default, repo):
+        if isinstance(default, tuple):
+            return SimpleNamespace(config=pickle.loads(merged[default]))
+        return load(self, default, repo)
+
+    return compose_from_defaults_list, load_single_config
+
+
+# These patches take two thirds off the time of Hydra's composition. Our defaults lists have no interpolations, so they
+# need no table of them. Parsing interpolations, and reading the packages' entry points for Lightning's Trainer, take a
+# tenth of a small run.
 ConfigRepository.load_config = read_once(ConfigRepository.load_config)
 ConfigLoaderImpl._compose_config_from_defaults_list = with_parents(ConfigLoaderImpl._compose_config_from_defaults_list)
+ConfigLoaderImpl._compose_config_from_defaults_list, ConfigLoaderImpl._load_single_config = beginnings_once(
+    ConfigLoaderImpl._compose_config_from_defaults_list, ConfigLoaderImpl._load_single_config
+)
 defaults_list._create_interpolation_map = lambda *_: None
 omegaconf.base.parse = cache(omegaconf.base.parse)
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)

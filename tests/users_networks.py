@@ -167,14 +167,6 @@ class MeanForTests(RunningMean):
         return self.fc1(x - self.average).tanh()
 
 
-class Maximum(RunningMean):
-    def build(self):
-        self.register_buffer("average", torch.full((36,), -torch.inf))
-
-    def follow(self, x):
-        self.average.copy_(torch.maximum(self.average, x.amax(0)))
-
-
 class StepCounter(Small):
     def build(self):
         self.register_buffer("warmup", torch.zeros((), dtype=torch.long))

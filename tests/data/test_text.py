@@ -1,4 +1,4 @@
-"""Sequences with a label at every position: loader, transform, partitions, the engine and whole runs."""
+"""Sequences with a label at every position: loader, transform, partitions and whole runs."""
 
 import hashlib
 
@@ -7,14 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import DATA_DIR
-from harness import ArrayData, plan_of, sgd, train_rounds, weights
+from harness import weights
 
 from gcfed.assemble import build_module
 from gcfed.data.augment import PlainTransform
 from gcfed.data.base import IGNORE
 from gcfed.data.sets import leaf
 from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
-from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
 
@@ -80,44 +79,6 @@ def test_tokens_and_vectors_reach_the_network_in_its_type():
     assert plain.draw(np.random.default_rng(0), (2, 3)) is None
     with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 8, 8\]"):
         plain.check((1, 8, 8))
-
-
-def sequence_federation(sizes=(3, 5, 2, 4), length=6, classes=5) -> ArrayData:
-    g = torch.Generator().manual_seed(0)
-    n = sum(sizes)
-    x = torch.randint(classes + 1, (n, length), generator=g)
-    y = torch.randint(classes, (n, length), generator=g)
-    ends = torch.randint(1, length + 1, (n, 1), generator=g)
-    y = y.where(torch.arange(length) < ends, IGNORE)
-    return ArrayData(x, y, np.split(np.arange(n), np.cumsum(sizes)[:-1]))
-
-
-def test_rounds_on_sequences_equal_an_independent_loop():
-    """Each step's loss is the mean over all characters of the batch, without padding."""
-    data = sequence_federation()
-    torch.manual_seed(0)
-    make = {"input_shape": (6,), "num_classes": 5, "embedding": 3, "hidden": 4}
-    net, ours = CharLSTM(**make).double(), CharLSTM(**make).double()
-    ours.load_state_dict(net.state_dict())
-    train_rounds(ours, data, sgd(lr=0.5, batch_size=2), rounds=2)
-    for t in range(2):
-        start = {name: p.clone() for name, p in net.state_dict().items()}
-        mean = {name: torch.zeros_like(p) for name, p in start.items()}
-        cohort = np.sort(np.random.default_rng(t).choice(4, 3, replace=False))
-        for k in cohort:
-            net.load_state_dict(start)
-            plan = plan_of(data, [k], 5, t, batch_size=2)
-            for step, count in enumerate(plan.counts[0]):
-                index = plan.index[0, step, :count]
-                losses = F.cross_entropy(net(data.x[index]).transpose(1, 2), data.y[index], reduction="none")
-                grads = torch.autograd.grad(losses.sum() / (data.y[index] >= 0).sum(), list(net.parameters()))
-                with torch.no_grad():
-                    for p, g in zip(net.parameters(), grads, strict=True):
-                        p -= 0.5 * g
-            for name, p in net.state_dict().items():
-                mean[name] += p / len(cohort)
-        net.load_state_dict(mean)
-    torch.testing.assert_close(weights(ours), weights(net), rtol=0, atol=1e-10)
 
 
 NETS = {"lstm": ("model.hidden=8",), "gpt": ("model.width=8", "client=adamw")}

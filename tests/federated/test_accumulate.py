@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import final_weights, random_federation, sgd, train_rounds, with_batch_norm
+from harness import random_federation, sgd, train_rounds, with_batch_norm
 
 from gcfed.federated.training.batches import split
 from gcfed.methods.centralization import GradientCentralization
@@ -51,15 +51,6 @@ def test_shares_times_means_add_up_for_padded_sequences():
 
 
 RUN = ("rounds=2", "client.epochs=1", "client.batch_size=8", "participation.per_round=2", "data.limit_train=300")
-
-
-@pytest.mark.parametrize(("words", "tolerance"), [
-    (["algorithm=feddyn", "precision=64-true", "federation=wire", "client.stack=2"], 1e-12),
-    (["precision=bf16-mixed"], 2e-3),
-])  # fmt: skip
-def test_from_the_command_line(config, tmp_path, words, tolerance):
-    runs = [train(config(*RUN, *words, *n, folder=tmp_path / str(n))) for n in ([], ["client.accumulate=3"])]
-    torch.testing.assert_close(*map(final_weights, runs), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(("words", "message"), [

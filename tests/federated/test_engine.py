@@ -48,26 +48,6 @@ def test_stacks_of_one_and_all_clients_and_two_processes_agree(federation, optim
         torch.testing.assert_close(w, results[0], rtol=0, atol=1e-9)
 
 
-class Masked(nn.Linear):
-    """Has a buffer with −∞, as a causal mask."""
-
-    def __init__(self):
-        super().__init__(6, 4, dtype=torch.float64)
-        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -torch.inf]))
-
-    def forward(self, x):
-        return super().forward(x) + self.mask.clamp(min=-5)
-
-
-def test_an_infinite_constant_is_not_sent(federation):
-    net, rounds = Masked(), []
-    before = weights(net)
-    train_rounds(net, federation, sgd(), rounds=2, k=3, on_round=lambda r, _: rounds.append(r))
-    assert [r.num_finite for r in rounds] == [3, 3]
-    assert not torch.equal(weights(net), before)
-    assert net.mask[-1] == -torch.inf
-
-
 class OwnSGD(torch.optim.Optimizer):
     """A user's own optimizer. Its ``step`` has a decorator."""
 
@@ -239,19 +219,6 @@ def test_the_servers_momentum_does_not_act_in_a_round_without_a_finite_client(fe
     )  # fmt: skip
     assert torch.equal(after[1], after[0])
     assert not torch.equal(after[2], after[1])
-
-
-def test_a_teacher_is_in_evaluation_mode_and_does_not_change():
-    """The stack's network stays in training mode, with dropout and running statistics."""
-    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 4)).double()
-    stack, x = stack_of(net), torch.randn(1, 9, 6).double()
-    before = {name: t.clone() for name, t in stack.start.items()}
-    for params in (None, {name: t[None] for name, t in before.items()}):
-        taught = stack.reference(x, params=params).logits_KBC
-        assert net.training
-        torch.testing.assert_close(taught[0], net.eval()(x[0]))
-        net.train()
-    assert all(torch.equal(t, before[name]) for name, t in stack.start.items())
 
 
 class Sends(Spy):

@@ -15,7 +15,6 @@ from gcfed.federated.parallel.sums import Sums
 from gcfed.federated.server import RoundSums, Server
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.fedcurv import FedCurv
-from gcfed.methods.fedgc import FedGC
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
@@ -103,9 +102,7 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     assert received.num_finite == 1
 
 
-@pytest.mark.parametrize(
-    "make", [list, lambda: [FedVARP(), FedCurv()], lambda: [FedGC()], lambda: [Scaffold()], lambda: [FedSub(ratio=0.5)]]
-)
+@pytest.mark.parametrize("make", [list, lambda: [FedVARP(), FedCurv()], lambda: [FedSub(ratio=0.5)]])
 def test_a_run_has_the_same_bits_on_one_and_three_processes(tmp_path, make):
     runs, weighting = [], "uniform" if make() else "samples"
     for world in (1, 3):

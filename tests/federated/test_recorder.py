@@ -48,8 +48,8 @@ class WithDropout(torch.nn.Sequential):
 @pytest.mark.parametrize(
     ("overrides", "model"),
     [
-        (("precision=bf16-mixed",), None), (("client=adam", "client.clip_norm=1"), None),
-        (("client.lr_decay=0.5", "client.stack=3", "client.accumulate=3"), None),
+        (("precision=bf16-mixed",), None),
+        (("client=adam", "client.clip_norm=1", "client.lr_decay=0.5", "client.stack=3", "client.accumulate=3"), None),
         (("client.last_batch=wrap",), f"{__name__}.WithDropout"),
         (("client.last_batch=wrap", "client.steps=9", "data.transform.flip=true", "data.transform.rotation=5"), None),
     ],
@@ -89,9 +89,9 @@ EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
 @pytest.mark.parametrize(
     ("overrides", "once"),
     [
-        (("client=adam",), True), (("algorithm=scaffold",), True), (("algorithm=feddyn", "client.stack=2"), True),
+        (("algorithm=feddyn", "client.stack=2"), True),
         # The learning rate is a float32 tensor, and 2⁻⁴ is exact in float32.
-        (("client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
+        (("algorithm=scaffold", "client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
         (("client=adam", "client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
         (("client.lr_decay=0.5", "+client.optimizer.foreach=true"), False),  # this optimizer needs a Python number
         (("gc=gcfed", "gc.local_rounds=1"), False),  # a recording depends on whether Local GC acts

@@ -5,7 +5,8 @@ The loop uses only the engine's order of batches. Each test writes the loss as i
 
 import numpy as np
 import torch
-from harness import ArrayData, plan_of, sgd, train_rounds
+from harness import ArrayData, sgd, train_rounds
+from plain_reference import batches, cohort
 from torch import nn
 
 LR = 0.3
@@ -45,25 +46,22 @@ def layers(w, x, first=0):
     return out
 
 
-def plain_rounds(data, objective, *, rounds=ROUNDS, cohort_of=3, seed=5):
+def plain_rounds(data, objective, *, rounds=ROUNDS, cohort_of=3):
     """The final weights. ``objective(w, start, client, x, y, previous)`` is one client's loss on one batch."""
     w0 = [p.detach().clone() for p in Net().parameters()]
     previous = {}
     for t in range(rounds):
-        ids = np.sort(np.random.default_rng(t).choice(len(data.clients), cohort_of, replace=False)).tolist()
         last = {}
-        for k in ids:
-            plan = plan_of(data, [k], seed, t)
+        for k in cohort(data, t, cohort_of):
             w = [p.clone() for p in w0]
-            for step, count in enumerate(plan.counts[0]):
-                idx = plan.index[0, step, :count]
+            for x, y in batches(data, SOLVER, k, t):
                 leaves = [p.requires_grad_() for p in w]
-                loss = objective(leaves, w0, k, data.x[idx], data.y[idx], previous.get(k))
+                loss = objective(leaves, w0, k, x, y, previous.get(k))
                 grads = torch.autograd.grad(loss, leaves)
                 w = [(p - LR * g).detach() for p, g in zip(leaves, grads, strict=True)]
             last[k] = w
         previous |= last
-        w0 = [sum(ws) / len(ids) for ws in zip(*last.values(), strict=True)]
+        w0 = [sum(ws) / cohort_of for ws in zip(*last.values(), strict=True)]
     return torch.cat([p.flatten() for p in w0])
 
 

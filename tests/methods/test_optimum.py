@@ -31,7 +31,6 @@ def test_fedavg_misses_the_optimum(best):
 
 @pytest.mark.parametrize(("method", "rounds", "limit"), [
     (Scaffold(), 40, 1e-5), (FedDyn(2.0), 50, 1e-5), (SSF(ratio=0.7), 60, 1e-4), (FedDC(2.0), 60, 1e-4),
-    (FedDC(2.0, correction="control"), 60, 1e-4),
 ])  # fmt: skip
 def test_the_method_reaches_the_optimum(best, method, rounds, limit):
     assert distance(best, method, rounds=rounds) < limit
