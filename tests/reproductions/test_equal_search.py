@@ -166,7 +166,7 @@ def test_mistakes_and_seeds_of_runs_are_named_before_any_search(tuned, capsys):
 
 def test_the_spaces_of_the_repositorys_own_tables_can_be_searched():
     searches = [table.search for table in map(load, sorted(p.stem for p in CONFIGS.glob("*.yaml"))) if table.search]
-    assert len(searches) == 3
+    assert len(searches) >= 3
     for search in searches:
         for params in (search.params, *search.knobs.values()):
             space, rest = space_of([f"{key}={words}" for key, words in params.items()])

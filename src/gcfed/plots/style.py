@@ -27,7 +27,7 @@ METHODS = (
     "FedPAQ", "FedReg", "FedSOL", "FedSub", "FedVARP", "FedYogi", "GC warm-up",
     "FedExP", "FedNova", "FedGAMMA", "FedLESAM", "FedLESAM-D", "FedLESAM-S", "FedSpeed", "FedSMOO", "FedWMSAM",
     "MoFedSAM", "FedGloSS", "FedMuon", "FedZMG + Local GC", "Ditto", "APFL", "pFedMe", "FedPer", "FedRep", "FedBABU",
-    "LG-FedAvg", "Top-k", "FedAdamW",
+    "LG-FedAvg", "Top-k", "FedAdamW", "FedDPC",
 )  # fmt: skip
 _DASHES = (
     "-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)), (0, (4, 1.5, 1, 1.5, 1, 1.5)), (0, (2, 2)),
