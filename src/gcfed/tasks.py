@@ -51,7 +51,10 @@ class Task:
         raise NotImplementedError
 
     def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Each client's mean over the real labels of its batch, outputs ``[n, B, …, C]`` → ``[n]``."""
+        """Each client's mean over the real labels of its batch, outputs ``[n, B, …, C]`` → ``[n]``.
+
+        ``client.accumulate`` takes it of each part of a batch, and their mean over the samples.
+        """
         return batch.mean(self.losses(outputs, batch.y))
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -161,8 +161,9 @@ def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, u
     torch.testing.assert_close(loaded.eval()(x), net.eval()(x), rtol=0, atol=0)
 
 
-def test_a_continued_run_trains_the_factor_whose_turn_it_is(config, tmp_path):
-    words, ends = (*TINY, *LORA, "model.lora.average=alternate", "client=adamw"), []
+@pytest.mark.parametrize("more", [(), ("algorithm=lgfedavg", "metrics=angle")])  # which withholds both factors
+def test_a_continued_run_trains_the_factor_whose_turn_it_is(config, tmp_path, more):
+    words, ends = (*TINY, *LORA, "model.lora.average=alternate", "client=adamw", *more), []
     for name, stops in (("straight", ["rounds=3"]), ("continued", ["rounds=1", "rounds=3"])):
         for rounds in stops:
             resume = ["ckpt_path=last"] * (rounds != stops[0])
@@ -180,6 +181,8 @@ def test_a_continued_run_trains_the_factor_whose_turn_it_is(config, tmp_path):
     (["model.lora.average=sum"], r"model\.lora\.average=sum"),
     *[(["model.lora.average=alternate", f"algorithm={name}"], rf"(?i)average=alternate does not combine with {part}")
       for name, part in (("scaffold", "Scaffold"), ("fedsam", "Sam"), ("fedacg", "LookAhead"))],
+    (["model.lora.average=alternate", "privacy=client_dp", "privacy.noise_multiplier=1", "participation=poisson"],
+     r"does not combine with model\.lora\.average=alternate"),
     (["model.lora.average=svd", "aggregator=median"], r"model\.lora\.average=svd needs aggregator=mean"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused_with_their_key(config, words, message):

@@ -130,6 +130,7 @@ class ClientPart(Part):
         """Before the forward pass; may move the weights, and must move them back in ``on_after_backward``.
 
         ``order`` must be ``MOVES_WEIGHTS``. ``objective()`` is the whole objective, ``[n]``, at the present weights.
+        Take its gradients by ``stack.gradients``: with ``client.accumulate``, its graph has only a batch's last part.
         """
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:

@@ -49,6 +49,8 @@ class OneFactor(ClientPart):
 
 
 class OtherFactor(Withheld):
+    method = OneFactor.method
+
     def __init__(self) -> None: ...
     def validate(self, setup: Setup) -> None: ...
 

@@ -82,7 +82,9 @@ class Withheld(ServerPart):
         return {"delta": {name: round.start[name].new_empty(0) for name in self.kept}}
 
     def decode(self, name: str, sent: Tensor) -> Tensor:
-        return sent.new_zeros(*sent.shape[:-1], *self.kept[name]) if name in self.kept else sent
+        if name not in self.kept or sent.numel():  # another part may withhold the same tensor, and has decoded it
+            return sent
+        return sent.new_zeros(*sent.shape[:-1], *self.kept[name])
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         update |= {name: torch.zeros_like(round.start[name]) for name in self.kept}
