@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gcfed.utils.checked import Count, Inside, Share, checked, validated
+from gcfed.utils.checked import Count, Share, checked
 from gcfed.utils.rng import generator
 
 
@@ -23,8 +23,11 @@ class ClientSampler(Protocol):
 
 def cohort_size(per_round: int | float, num_clients: int) -> int:
     """``participation.per_round`` as a number of clients. A value below 1 is a share of all clients, at least one."""
-    validated("participation.per_round", per_round, Count | Inside)
-    return per_round if isinstance(per_round, int) else max(1, round(per_round * num_clients))
+    if isinstance(per_round, float) and 0 < per_round < 1:
+        return max(1, round(per_round * num_clients))
+    if isinstance(per_round, bool) or not isinstance(per_round, int) or per_round < 1:
+        raise ValueError(f"participation.per_round={per_round} must be a whole number, at least 1, or a share below 1.")
+    return per_round
 
 
 @checked
