@@ -204,7 +204,8 @@ class ClassesPerClient(Partitioner):
     """Each client holds ``classes`` different classes. Each class is cut into equal shards, one per holder.
 
     The numbers of holders of two classes differ by at most one. With ``classes=1`` client k holds class k mod C
-    (FedGC's CIFAR10-10 for N = C); otherwise classes are dealt from shuffled decks. Some may have no client.
+    (FedGC's CIFAR10-10 for N = C); otherwise classes are dealt from shuffled decks. With N · classes < C some classes
+    have no client, and a warning says so.
     """
 
     classes: Count = 1

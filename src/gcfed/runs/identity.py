@@ -48,7 +48,8 @@ def counted(overrides: Iterable[str]) -> list[str]:
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """The values that count in a composed config or a run's ``config.yaml``: dotted key → plain value, sorted.
 
-    ``1.0`` becomes 1. Nulls are left out, sections with a null ``_target_``, and (after ``~gc``) ingredients without.
+    ``1.0`` becomes 1. Nulls are left out, and so are sections whose ``_target_`` is null and ingredients without one
+    (after ``~gc``).
     """
     if isinstance(cfg, DictConfig):  # other values may not be known yet
         sections = {str(key): cfg[key] for key in cfg if counts(str(key))}

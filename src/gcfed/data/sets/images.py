@@ -77,7 +77,8 @@ def image_folder(
     Args:
         size: side of the square to which images are resized; None: all images must have one size.
         test: share of each class that becomes the test split if there is no folder ``test``, ``val`` or ``valid``.
-        clients: each has a folder above some of the classes, ``<client>/<class>/…``, also in ``train`` and ``test``.
+        clients: each client has a folder above the classes, ``<client>/<class>/…``, also in ``train`` and ``test``. A
+            client need not have all classes.
 
     Raises FileNotFoundError for no such folder; ValueError for a file that is no image, or images of several sizes.
     """
