@@ -232,8 +232,8 @@ def test_it_equals_the_plain_loop(case):
     ([Personal(), Ditto()], "Personal does not combine with Ditto, which compares"),
     ([FedRep(), Proximal()], "FedRep does not combine with Proximal, which compares"),
     ([Personal("body"), FedNTD()], "Personal does not combine with FedNTD: no broadcast model is complete"),
-    ([Ditto(), FedRep()], "methods: Ditto and FedRep both move the weights of a local step"),
-    ([PFedMe(), Ditto()], "methods: PFedMe and Ditto both move the weights of a local step"),
+    ([Ditto(), FedRep()], "methods: Ditto and FedRep both move the weights of a step"),
+    ([PFedMe(), Ditto()], "methods: PFedMe and Ditto both move the weights of a step"),
 ])  # fmt: skip
 def test_combinations_with_another_result_are_refused(methods, message):
     with pytest.raises(ValueError, match=message):
