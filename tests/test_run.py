@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import fingerprint
+from gcfed.data.base import FederatedDataset, Split
 from gcfed.run import evaluate, train
 from gcfed.runs.identity import digest, identity, leaves
 from gcfed.utils.resolvers import CONFIGS
@@ -224,13 +225,21 @@ def test_every_callback_is_called_in_each_local_step(config, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
+def play(data_dir, download):
+    split = Split(np.zeros((598, 80), np.uint8), np.arange(598) % 6, np.arange(598) % 299)
+    return FederatedDataset("a play", 6, split, split)
+
+
+PLAY = f"data.dataset._target_={__name__}.play"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["participation=dynamic"], r"participation\.sampler\.live=250 exceeds participation\.num_clients=20"),
         (["gc.boundary=fc7"], r"gc\.boundary='fc7'.*fc1, fc2, fc3"),
         (["gc.boundary=null"], r"^gc\.boundary and lam are null"),
-        (["data=tiny_shakespeare"], r"data \(.*\) is text, which MLP cannot read: take model=lstm or gpt"),
+        (["data=tiny_shakespeare", PLAY], r"data \(a play\) is text, which MLP cannot read: take model=lstm or gpt"),
         (["data=matrix_regression", "model=lstm"], "is no text, which CharLSTM cannot read: take model=mlp"),
         (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
         (["+client.optimizer.foo=1"], r"client\.optimizer: .*'foo'"),
