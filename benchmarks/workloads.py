@@ -35,7 +35,7 @@ class Workload:
 
 
 # The settings of two other simulators, from their repositories: apple/pfl-research, benchmarks/image_classification/
-# configs/baseline.yaml, and microsoft/msrflute, README.md. Both train one epoch of plain SGD without augmentation.
+# configs/baseline.yaml, and microsoft/msrflute, README.md: one epoch of plain SGD. The sizes of W8 are not confirmed.
 SGD = ("partition=iid", "client.epochs=1", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0")
 PEER = (
     *SGD, "client.optimizer.lr=0.1", "model=own", "model._target_=benchmarks.peers.CNN", "gc.boundary=fc2",

@@ -23,6 +23,7 @@ from gcfed.federated.received import Received, Round
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.wire import Wire
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 
@@ -115,6 +116,23 @@ def meet(method, setup):
 def with_batch_norm():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
+
+
+class BesideSimulation(Wire):
+    """Clients that get messages as bytes, beside those of the simulation. Each side has its own states."""
+
+    def __init__(self, stacks, cfg, assemble):
+        super().__init__(stacks, cfg, assemble)
+        self.simulation = stacks
+
+    def start(self):
+        names, self.stores = self.stores.names, ClientStores()
+        self.stores.names = names
+        super().start()
+
+    def reply(self, reply):
+        super().reply(reply)
+        self.simulation.reply(reply)
 
 
 class Spy(ClientPart, ServerPart):

@@ -6,11 +6,10 @@
 import pytest
 import torch
 from conftest import TWO
-from harness import final_weights
+from harness import BesideSimulation, final_weights
 from omegaconf import OmegaConf
 
-from gcfed.federated.state.store import ClientStores
-from gcfed.federated.wire import Wire, upload_content
+from gcfed.federated.wire import upload_content
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
@@ -33,17 +32,8 @@ CASES = {
 }  # fmt: skip
 
 
-class Both(Wire):
-    """Sends every message over the wire, and then to the simulation's clients. Each side has its own states."""
-
-    def __init__(self, stacks, cfg, assemble):
-        super().__init__(stacks, cfg, assemble)
-        self.simulation = stacks
-
-    def start(self):
-        names, self.stores = self.stores.names, ClientStores()
-        self.stores.names = names
-        super().start()
+class Both(BesideSimulation):
+    """Sends every message over the wire, and then to the simulation's clients."""
 
     def fit(self, download, clients, expected):
         received = list(super().fit(download, clients, expected))
@@ -52,10 +42,6 @@ class Both(Wire):
                 *map(content, (upload, other)), rtol=0, atol=0, equal_nan=True, check_stride=True
             )
             yield upload
-
-    def reply(self, reply):
-        super().reply(reply)
-        self.simulation.reply(reply)
 
 
 def content(upload):

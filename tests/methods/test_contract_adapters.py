@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import composer, needs
-from harness import ALGORITHMS
+from harness import ALGORITHMS, BesideSimulation
 from omegaconf import OmegaConf
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from gcfed.assemble import build_module
-from gcfed.federated.state.store import ClientStores
-from gcfed.federated.wire import Wire
 from gcfed.models.transformers import ViT
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
@@ -53,17 +51,11 @@ class OddViT(ViT):
         self.fc = OddLinear(self.fc.in_features, self.fc.out_features)
 
 
-class AloneAndAsBytes(Wire):
+class AloneAndAsBytes(BesideSimulation):
     """Compares stacks of clients in memory with the same clients, which train alone and get messages as bytes."""
 
     def __init__(self, stacks, cfg, assemble):
         super().__init__(stacks, OmegaConf.merge(cfg, {"client": {"stack": 1}}), assemble)
-        self.simulation = stacks
-
-    def start(self):
-        names, self.stores = self.stores.names, ClientStores()
-        self.stores.names = names
-        super().start()
 
     def fit(self, download, clients, expected):
         alone = {int(upload.clients[0]): upload for upload in super().fit(download, clients, expected)}
@@ -72,10 +64,6 @@ class AloneAndAsBytes(Wire):
             tree_map(equal, *(vars(u) | {"notes": {}} for u in (upload, *map(alone.pop, upload.clients.tolist()))))
             yield upload
         assert not alone
-
-    def reply(self, reply):
-        super().reply(reply)
-        self.simulation.reply(reply)
 
 
 def equal(stacked, *alone):

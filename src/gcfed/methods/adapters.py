@@ -20,6 +20,8 @@ from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.personal import Private, Withheld
 from gcfed.methods.requirements import mean_aggregator, plain_server
 
+FIXED = (A, B)  # by RoLoRA in rounds 1, 3, … and in rounds 2, 4, …
+
 
 class PrivateB(Private):
     method = "model.lora.average=fedsa"
@@ -30,6 +32,8 @@ class PrivateB(Private):
 
 
 class OneFactor(ClientPart):
+    """RoLoRA on the clients, which train and send one factor."""
+
     method = "model.lora.average=alternate"
     recordable = "stack"
 
@@ -38,7 +42,7 @@ class OneFactor(ClientPart):
             raise ValueError(f"{self.title} does not combine with {others[0]}, which moves both factors.")
 
     def on_download(self, download: Download) -> None:
-        self.fixed = [name for name in self.trained_names if (B if download.round % 2 else A) in name]
+        self.fixed = [name for name in self.trained_names if FIXED[download.round % 2] in name]
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         for name in self.fixed:  # without a gradient, no optimizer moves it
@@ -49,13 +53,15 @@ class OneFactor(ClientPart):
 
 
 class OtherFactor(Withheld):
+    """RoLoRA on the server, which expects no entries of the other factor, and does not move it."""
+
     method = OneFactor.method
 
     def __init__(self) -> None: ...
     def validate(self, setup: Setup) -> None: ...
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.kept = {n: round.start[n].shape for n in self.trained_names if (B if round.index % 2 else A) in n}
+        self.kept = {n: round.start[n].shape for n in self.trained_names if FIXED[round.index % 2] in n}
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         for name in self.kept:

@@ -86,18 +86,19 @@ class GradientCentralization(Method):
             what = " and lam are null, but Local and Global GC together need a borderline: set boundary to a module, "
             raise SettingError("boundary", f"{what}set lam in [0, 1], or use gc=local or gc=global.")
         least = 2 if tensors == "weights" else 1
-        self.local = LocalGC(lam, boundary, local_rounds, mean, least)
+        self.local = LocalGC(lam, boundary, local_rounds, mean, least, lora is not None)
         self.server = GlobalGC(server_boundary, mean, least, lora is not None)
-        self.local.lora = self.server.lora
         super().__init__(*[self.local] * local, *[self.server] * server)
 
 
 class LocalGC(ClientPart):
     """Line 14, in the tensors before the borderline that have ``least`` axes."""
 
-    def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int) -> None:
+    def __init__(
+        self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int, lora: bool = False
+    ) -> None:
         self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
-        self.recordable, self._now, self.lora = "run" if rounds is None else "stack", True, False
+        self.recordable, self._now, self.lora = "run" if rounds is None else "stack", True, lora
 
     def validate(self, setup: Setup) -> None:
         order, trained = setup.forward_order, set(setup.names)

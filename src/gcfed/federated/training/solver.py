@@ -84,10 +84,9 @@ class LocalSolver:
         passes = [self._pass(size)[: self.steps] for size in data.sizes(np.arange(data.num_clients)).tolist()]
         single = [k for k, own in enumerate(passes) if any((b - 1) % -(-b // self.accumulate) == 0 for b in own)]
         if traits.single and single:
-            raise ValueError(
-                f"{traits.single}, and {len(single)} of {len(passes)} clients have such a batch (the first is client "
-                f"{single[0]}): set model.norm_policy=group or fixed, or client.last_batch=wrap (and accumulate=null)."
-            )
+            few = f"{len(single)} of {len(passes)} clients have such a batch (the first is client {single[0]})"
+            fix = "set model.norm_policy=group or fixed, or client.last_batch=wrap without client.accumulate."
+            raise ValueError(f"{traits.single}, and {few}: {fix}")
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """The recorder of the present stream; None if Python launches each step."""
