@@ -48,6 +48,20 @@ def test_the_memory_layout_changes_no_number(config, tmp_path):
     torch.testing.assert_close(final_weights(on), final_weights(off), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("gc=gcfed", "gc.lam=0"), "gc=global"),
+        (("gc=local", "gc.lam=1"), "gc=local"),
+        (("gc=gcfed", "gc.local=false", "gc.server=false"), "gc=none"),
+    ],
+)
+def test_equivalent_settings_of_gc_agree_bit_for_bit(config, tmp_path, one, other):
+    a = run(config, tmp_path, "a", *FAST, "rounds=1", *one)
+    b = run(config, tmp_path, "b", *FAST, "rounds=1", other)
+    assert torch.equal(final_weights(a), final_weights(b))
+
+
 # ----------------------------------------------------------------------------------------- transactions, resume
 class Killed(BaseException):
     """Acts like a kill: nothing catches it."""
