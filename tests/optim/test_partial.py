@@ -35,14 +35,14 @@ def test_the_fused_form_is_used_unless_the_user_chose_another(cls):
     ("settings", "collected"),
     [
         ({}, 0),
-        ({"momentum": 0.9, "weight_decay": 0.1}, 1),
-        ({"momentum": 0.9, "nesterov": True, "maximize": True}, 1),
-        ({"momentum": 0.5, "dampening": 0.3}, 1),
+        ({"momentum": 0.9, "weight_decay": 0.1}, 0),
+        ({"momentum": 0.9, "nesterov": True, "maximize": True}, 0),
+        ({"momentum": 0.5, "dampening": 0.3}, 0),
         ({"momentum": 0.9, "fused": False}, 4),
     ],
 )
 def test_a_step_without_its_overhead_computes_the_same(settings, collected):
-    """Each step has another learning rate. torch collects the tensors in ``collected`` only in four steps."""
+    """Each step has another learning rate. torch itself collects the tensors in ``collected`` of four steps."""
     weights = [[torch.nn.Parameter(torch.arange(3.0)), torch.nn.Parameter(torch.ones(2, 2))] for _ in range(2)]
     plain, ours = (SGD(own, lr=0.5, **{"fused": True} | settings) for own in weights)
     collect, calls = ours._init_group, []

@@ -65,10 +65,16 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
         params, momentum = group["params"], group["momentum"]
         grads: list[Any] = [p.grad for p in params]
         buffers: list[Any] = [optimizer.state[p].get("momentum_buffer") for p in params] if momentum else []
-        if any(t is None or t.is_sparse for t in grads + buffers):  # as in the first step with momentum
+        if any(t is None or t.is_sparse for t in grads):
+            return step()
+        if first := bool(momentum) and all(t is None for t in buffers):
+            buffers = [torch.empty_like(t) for t in grads]
+            for p, buffer in zip(params, buffers, strict=True):
+                optimizer.state[p]["momentum_buffer"] = buffer
+        if any(t is None or t.is_sparse for t in buffers):
             return step()
         settings = {name: group[name] for name in ("weight_decay", "lr", "dampening", "nesterov", "maximize")}
-        return torch._fused_sgd_(params, grads, buffers, momentum=momentum, **settings, is_first_step=False)
+        return torch._fused_sgd_(params, grads, buffers, momentum=momentum, **settings, is_first_step=first)
 
     return kernel
 

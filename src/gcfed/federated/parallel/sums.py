@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -73,8 +74,7 @@ class Grid:
         self.totals = [torch.zeros(size, dtype=dtype, device=device) for _ in places or (0,)]
         self._buffer = torch.empty(size, dtype=torch.float64, device=device)
         self._views = self._split(self._buffer)
-        self._magic = torch.full((1,), MAGIC, dtype=torch.float64, device=device)
-        self._terms = 0
+        self._terms, self._magic = 0, torch.full((1,), MAGIC, dtype=torch.float64, device=device)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """All entries, ``[D]``, as tensors in the set's memory formats."""
@@ -100,7 +100,10 @@ class Grid:
         for i, b in enumerate(self.places):
             last = i == len(self.places) - 1
             term = torch.add(self._magic, piece, alpha=weight * 2.0**b, out=piece if last else None)
-            totals[i].add_(term.view(torch.int64))
+            if term.is_cuda:
+                totals[i].add_(term.view(torch.int64))
+            else:  # torch would first multiply each integer by 1, which takes as long as the sum
+                np.add(total := totals[i].numpy(), term.view(torch.int64).numpy(), out=total)
             if not last:
                 piece.mul_(weight).sub_(term.sub_(self._magic), alpha=2.0**-b)
                 weight = 1.0
@@ -109,15 +112,12 @@ class Grid:
         """The sums over all processes, in float64, name → ``[*shape]``. Called once, after the last term."""
         offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63 if self.places else 0  # as int64
         parts = reduce([total.sub_(offset) for total in self.totals])
-        total: Any = sum(part.double() * 2.0**-b for part, b in zip(parts, self.places or (0,), strict=True))
-        return dict(zip(self._shapes, self._split(total), strict=True))
+        total, *rest = (part.double().mul_(2.0**-b) for part, b in zip(parts, self.places or (0,), strict=True))
+        return dict(zip(self._shapes, self._split(sum(rest, total)), strict=True))
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sums tensors over all processes, one message for each data type; the identity in a single process.
-
-    Sums of int64 are modulo 2⁶⁴.
-    """
+    """Sums over all processes (int64 modulo 2⁶⁴), one message for each data type; the identity in a single process."""
     if rank_and_world()[1] == 1:
         return tensors
     result, sent = list(tensors), []
@@ -128,8 +128,9 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     for work, flat, places in sent:
         _wait(work, flat)
         for i, part in zip(places, flat.split([tensors[i].numel() for i in places]), strict=True):
+            same = part.view(tensors[i].shape)
             # In the memory format of the original: the server's optimizer needs one layout.
-            result[i] = torch.empty_like(tensors[i]).copy_(part.view(tensors[i].shape))
+            result[i] = same if same.stride() == tensors[i].stride() else torch.empty_like(tensors[i]).copy_(same)
     return result
 
 
