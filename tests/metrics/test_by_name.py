@@ -1,5 +1,6 @@
 """Metrics of torchmetrics, chosen by name, equal their definitions."""
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,6 @@ from conftest import TWO
 import gcfed
 from gcfed.assemble import assemble
 from gcfed.metrics.base import OwnNumbers
-from gcfed.metrics.by_name import ByName, make
 from gcfed.tasks import CLASSIFICATION, SquaredError
 
 SHORT = ("rounds=2", "client.epochs=1", "eval_every=2", "extras.figures=false", "logger=csv", "metrics=torchmetrics")
@@ -27,6 +27,11 @@ def f1(predicted: np.ndarray, y: np.ndarray) -> float:
     classes = np.union1d(predicted, y)
     hits = [(np.sum((predicted == c) & (y == c)), np.sum(predicted == c) + np.sum(y == c)) for c in classes]
     return float(np.mean([2 * both / either for both, either in hits]))
+
+
+def by_name():
+    """The module, which the first test imports, because this takes seconds in every worker."""
+    return import_module("gcfed.metrics.by_name")
 
 
 @torch.inference_mode()
@@ -64,7 +69,7 @@ def test_clients_have_the_mean_over_their_own_test_splits(results, tmp_path):
 
 def test_two_processes_give_the_same_bits(results):
     assert [result.trainer.world_size for result in results] == [1, 2]
-    one, two = (result.frame.filter(regex="test/|personal/") for result in results)
+    one, two = (result.frame.filter(regex="auroc|f1") for result in results)
     assert one.equals(two)
 
 
@@ -89,8 +94,8 @@ def test_a_metric_that_the_task_does_not_allow_is_refused(name, tmp_path):
 @pytest.mark.parametrize("odd", [False, True])
 def test_a_model_with_an_infinite_output_has_no_value(odd):
     """The value is NaN. It is not the metric's default, and finite outputs alone do not count."""
-    metric = ByName(["f1"])
-    metric.metrics, metric._tested = {"f1": make("f1", 3)}, torch.zeros(2, dtype=torch.float64)
+    metric = by_name().ByName(["f1"])
+    metric.metrics, metric._tested = {"f1": by_name().make("f1", 3)}, torch.zeros(2, dtype=torch.float64)
     metric.module, metric.numbers = SimpleNamespace(task=CLASSIFICATION), ()
     outputs = torch.eye(3)
     outputs[0, 0] = torch.inf if odd else 1.0
@@ -102,7 +107,7 @@ def test_a_model_with_an_infinite_output_has_no_value(odd):
 
 
 def test_standardized_targets_are_measured_in_their_own_units():
-    metric = ByName(["mean_absolute_error"])
+    metric = by_name().ByName(["mean_absolute_error"])
     metric.module = SimpleNamespace(task=SquaredError())
     metric.module.task.scale = torch.tensor([10.0])
     outputs, y = metric.pairs(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [0.0]]))
