@@ -17,14 +17,15 @@ endif
 demo: .venv/.installed  ## GC-Fed on scikit-learn's digits: 5 of 20 clients a round
 	$(BIN)/python src/train.py
 
+# The tests' processes read each other's bytecode, even where PYTHONDONTWRITEBYTECODE is set.
 test: .venv/.installed  ## the whole test suite
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 federation: .venv-nvflare/.installed  ## the demo by a server and five sites of NVIDIA FLARE's on this machine
 	.venv-nvflare/bin/python src/train.py federation=nvflare
 
 test-federation: .venv-nvflare/.installed  ## real sites: the simulation's bits, faults, certificates, sockets
-	OMP_NUM_THREADS=1 .venv-nvflare/bin/python -m pytest tests/gcfed_sites/test_real_sites.py
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 .venv-nvflare/bin/python -m pytest tests/gcfed_sites/test_real_sites.py
 
 SEED ?= 1
 N ?= 200

@@ -124,6 +124,8 @@ def pytest_collection_finish():
     """Python's garbage collector need not look at the imported packages again and again."""
     gc.collect()
     gc.freeze()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # for the fixtures of modules, which come before _one_thread
 
 
 def pytest_unconfigure():

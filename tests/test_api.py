@@ -47,18 +47,23 @@ class Stop(ServerPart):
 gcfed.train(cfg)
 """
 LATER = """
+from lightning_utilities.core import imports
 from lightning_utilities.core.imports import RequirementCache
 RequirementCache.__bool__ = lambda self: "matplotlib" in self.requirement  # the metrics of texts need seconds
+imports.package_available = lambda name: False  # and so do the metrics of sounds
 from lightning.fabric.wrappers import OptimizedModule, _unwrap_compiled
 net, x = torch.nn.Linear(3, 2), torch.rand(4, 3)
 adam = torch.optim.Adam(net.parameters())
 adam.zero_grad()
 adam.step()  # before there is a compiler
 assert not isinstance(net, OptimizedModule)
+from torchvision.ops.roi_align import is_compile_supported
+assert "torch._dynamo.eval_frame" not in sys.modules
 seen = []
 compiled = torch.compile(net, backend=lambda graph, inputs: seen.append(graph) or graph)
 assert torch.equal(compiled(x), net(x)) and seen
 assert isinstance(compiled, OptimizedModule) and _unwrap_compiled(compiled)[0] is net
+assert is_compile_supported("cpu")
 assert OptimizedModule is not torch._dynamo.OptimizedModule  # otherwise this test could not fail
 compiled(x).sum().backward()
 expected = net.weight - 1e-3 * net.weight.grad.sign()  # Adam's first step

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 COMPILER, PLOTS, FLOPS = "torch._dynamo", "torchmetrics.utilities.plot", "torch.utils.flop_counter"
+UTILS = f"{COMPILER}.utils"
 
 
 class _IfLoaded(type):
@@ -69,6 +70,7 @@ EARLY: dict[str, dict[str, Any]] = {
         "graph_break": lambda msg="": None,
         "trace_rules": _Rules(),
     },
+    UTILS: {"is_compile_supported": later(UTILS, "is_compile_supported")},  # torchvision imports it
     "torchmetrics": {
         "Metric": ".utilities.checks",  # imported first, it resolves a circle of imports
         "MetricCollection": ".collections",
@@ -90,6 +92,8 @@ _early = False  # whether a submodule is being imported for an early name
 def run(module: ModuleType) -> None:
     """Runs the code of a module if it was postponed."""
     with _lock:
+        if (package := module.__name__.rpartition(".")[0]) in waiting:
+            run(sys.modules[package])
         if loader := waiting.pop(module.__name__, None):
             for name in EARLY[module.__name__]:
                 vars(module).pop(name, None)
@@ -117,10 +121,10 @@ class Postponing(MetaPathFinder, Loader):
     """Imports the modules of :data:`EARLY` without their code, which runs before other submodules are imported."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        package = name.rpartition(".")[0]
-        if package in waiting and not _early:
+        package, postponed = name.rpartition(".")[0], name in EARLY and name not in sys.modules
+        if package in waiting and not _early and not postponed:
             run(sys.modules[package])
-        spec = PathFinder.find_spec(name, path) if name in EARLY and name not in sys.modules else None
+        spec = PathFinder.find_spec(name, path) if postponed else None
         if spec:
             spec.loader, spec.loader_state = self, spec.loader
         return spec

@@ -11,7 +11,6 @@ from conftest import TWO
 import gcfed
 from gcfed.assemble import assemble
 from gcfed.metrics.base import OwnNumbers
-from gcfed.metrics.by_name import ByName, make
 from gcfed.tasks import CLASSIFICATION, SquaredError
 
 SHORT = ("rounds=2", "client.epochs=1", "eval_every=2", "extras.figures=false", "logger=csv", "metrics=torchmetrics")
@@ -91,6 +90,8 @@ def test_a_metric_that_the_task_does_not_allow_is_refused(name, tmp_path):
 @pytest.mark.parametrize("odd", [False, True])
 def test_a_model_with_an_infinite_output_has_no_value(odd):
     """The value is NaN. It is not the metric's default, and finite outputs alone do not count."""
+    from gcfed.metrics.by_name import ByName, make  # its import takes seconds
+
     metric = ByName(["f1"])
     metric.metrics, metric._tested = {"f1": make("f1", 3)}, torch.zeros(2, dtype=torch.float64)
     metric.module, metric.numbers = SimpleNamespace(task=CLASSIFICATION), ()
@@ -104,6 +105,8 @@ def test_a_model_with_an_infinite_output_has_no_value(odd):
 
 
 def test_standardized_targets_are_measured_in_their_own_units():
+    from gcfed.metrics.by_name import ByName
+
     metric = ByName(["mean_absolute_error"])
     metric.module = SimpleNamespace(task=SquaredError())
     metric.module.task.scale = torch.tensor([10.0])
