@@ -32,11 +32,13 @@ def is_known(layer: nn.Module) -> bool:
 
 
 def shows_all_at_once(net: nn.Module) -> bool:
-    """Whether it has only layers of known libraries and no hooks, so that one pass shows all."""
+    """Whether one pass shows all: it is a network of this project, or cannot stack, with known layers and no hooks."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
     parts = [*net.modules(), *net.parameters(), *net.buffers()]
     hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
-    return not hooked and all(is_known(m) and not isinstance(m, torch.jit.ScriptModule) for m in net.modules())
+    if hooked or any(isinstance(m, torch.jit.ScriptModule) or not is_known(m) for m in net.modules()):
+        return False
+    return type(net).__module__.startswith("gcfed.") or bool(cannot_stack(net))
 
 
 def is_graphable(net: nn.Module) -> bool:
