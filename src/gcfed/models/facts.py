@@ -69,3 +69,13 @@ def activation_bytes(net: nn.Module, sample: Tensor) -> int:
     with register_module_forward_hook(count), torch.no_grad():
         net(sample)
     return sum(returned)
+
+
+def leaves(loss: Tensor) -> set[int]:
+    """The ids of the tensors to which a backward pass adds gradients."""
+    todo, seen = [loss.grad_fn], set()
+    while todo:
+        if (node := todo.pop()) is not None and node not in seen:
+            seen.add(node)
+            todo += [following for following, _ in node.next_functions]
+    return {id(node.variable) for node in seen if hasattr(node, "variable")}
