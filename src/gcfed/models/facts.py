@@ -31,14 +31,15 @@ def is_known(layer: nn.Module) -> bool:
     return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")
 
 
-def shows_all_at_once(net: nn.Module) -> bool:
-    """Whether one pass shows all: it is a network of this project, or cannot stack, with known layers and no hooks."""
+def shows_all_at_once(net: nn.Module, stack: int | str) -> bool:
+    """Whether one pass shows all: known layers, no hooks, and the network is this project's or trains one by one."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
     parts = [*net.modules(), *net.parameters(), *net.buffers()]
     hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
     if hooked or any(isinstance(m, torch.jit.ScriptModule) or not is_known(m) for m in net.modules()):
         return False
-    return type(net).__module__.startswith("gcfed.") or bool(cannot_stack(net))
+    auto = stack == "auto" and (has_convolutions(net) or has_dropout(net))  # ``Stacks.layout`` then has one client
+    return type(net).__module__.startswith("gcfed.") or auto or stack == 1 or bool(cannot_stack(net))
 
 
 def is_graphable(net: nn.Module) -> bool:

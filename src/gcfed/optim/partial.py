@@ -46,8 +46,7 @@ def is_elementwise(optimizer: MakeOptimizer) -> bool:
     The numbers suit rules that depend on norms, on the number of axes, on their sizes, or on angles (here 90°).
     """
     start, grad = (torch.linspace(a, b, 2048).repeat_interleave(4) for a, b in ((-1, 5), (3, -2)))
-    start[::4] *= 2
-    grad[::4] *= -1.5
+    start[::4], grad[::4] = 2 * start[::4], -1.5 * grad[::4]
     ends = []
     for n, shape in ((8192, (2, 64, 64)), (4096, (4096,))):
         made = optimizer([t := start[:n].clone().view(shape).requires_grad_()])

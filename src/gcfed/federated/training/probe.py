@@ -31,16 +31,16 @@ SAMPLES = 8
 GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
 
 
-def look(module: FederatedModule, data: Any) -> None:
-    """Probes a module's network on samples of its largest client. The module adopts the result."""
+def look(module: FederatedModule, data: Any, stack: int | str = 1) -> None:
+    """Probes a module's network for ``client.stack``, on its largest client's samples. The module adopts the result."""
     sizes, like = data.sizes(np.arange(data.num_clients)), first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
     samples = data.client(int(sizes.argmax()))[:SAMPLES]
     x_B, y_B = data.fetch(torch.as_tensor(samples, device=like.device), None)
-    module.adopt(probe(module.net, x_B, y_B, module.task))
+    module.adopt(probe(module.net, x_B, y_B, module.task, stack))
 
 
-def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> Traits:
+def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task, stack: int | str = 2) -> Traits:
     """Finds the traits of a network from samples ``[B, *input]`` and their labels.
 
     Afterwards the network is as before. Only its tensors are contiguous if it fails in ``channels_last``.
@@ -50,7 +50,7 @@ def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> Traits:
     """
     with unchanged(net), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _Probe(net, x_B, y_B, task).traits()
+        return _Probe(net, x_B, y_B, task).traits(stack)
 
 
 class _Pass(NamedTuple):
@@ -73,7 +73,7 @@ class _Probe:
     def warn(self, text: str) -> None:
         log.warning("%s %s", self.name, text)
 
-    def traits(self) -> Traits:
+    def traits(self, stack: int | str) -> Traits:
         first, contiguous = self.first_pass()
         if self.strangers:
             self.warn(f"has {len(self.strangers)} weights that are no parameters of it, so nothing trains them. "
@@ -84,7 +84,7 @@ class _Probe:
                 self.run(self.x[:1])
             except Exception as error:
                 single = f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
-        if not shows_all_at_once(self.net):
+        if not shows_all_at_once(self.net, stack):
             test = self.run(self.x, training=False)
             if test.changed:
                 self.warn(f"changes {_few(test.changed)} in evaluation mode: a test would change the model. "
