@@ -31,6 +31,7 @@ NETWORKS = {
     # inputs and outputs
     "InPlace": (None, EQUAL),
     "ViewAfterConv": (None, EQUAL),
+    "GradientByInput": (EQUAL, ALONE),
     # buffers
     "RunningMean": (EQUAL, ALONE),
     "AssignedBuffer": (EQUAL, ALONE),
@@ -83,6 +84,7 @@ NETWORKS = {
     "weight_normalised": (None, EQUAL),
     "spectrally_normalised": (EQUAL, None),  # the mean of the unit vectors is repaired (test_users_runs.py)
     "transposed": (None, EQUAL),
+    "sequence_first": (EQUAL, ALONE),  # its layer has the batch on axis 1, so samples meet
     "TwoAndThreeAxes": (None, EQUAL),
     "VisionTransformer": (None, EQUAL),
     "Recurrent": (EQUAL, ALONE),

@@ -160,6 +160,9 @@ spectrally_normalised_old = around_linear(spectral_norm)
 transposed = unflattened((4, 3, 3), lambda: nn.ConvTranspose2d(4, 2, 2), out=32)
 
 
+sequence_first = unflattened((6, 6), lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0), out=36)
+
+
 def lazy():
     return layers(nn.LazyLinear(6), nn.Tanh())
 

@@ -81,6 +81,15 @@ class ViewAfterConv(nn.Module):
         return self.head(x.view(x.size(0), -1))
 
 
+class GradientByInput(Small):
+    """Reads the gradient of an energy, also in tests."""
+
+    @torch.enable_grad()
+    def features(self, x):
+        h = super().features(x := x.detach().requires_grad_())
+        return h + self.fc1(*torch.autograd.grad(h.square().sum(), x, create_graph=self.training)).tanh()
+
+
 class TwoInputs(Small):
     def forward(self, a, b):
         return super().forward(torch.cat([a, b], 1))

@@ -61,6 +61,12 @@ def assign(net, x):
     net.mean = 0.9 * net.mean + 0.1
 
 
+def aliased(alias):
+    net = Net(lambda net, x: x[:, :4] @ net.other)
+    net.other = alias(net.head.weight)  # [3, 4]
+    return net
+
+
 def count(net, x):
     net.calls = net.calls + 1
     net.steps += 1
@@ -79,6 +85,9 @@ def count(net, x):
         ),
         (Net(lambda net, x: torch.where(net.mask, x[:, :3], 0.0), mask=torch.tensor([True, False, True])), Traits()),
         (Net(lambda net, x: x.mean()), Traits(alone="samples influence each other")),
+        (Net(lambda net, x: x[:, :3] / len(x)), Traits(alone="samples influence each other")),
+        (nn.Sequential(nn.Linear(6, 3), nn.Softmax(0)), Traits(alone="samples influence each other")),
+        (nn.Sequential(nn.Linear(6, 3), nn.RReLU()), Traits(alone="torch.func.vmap")),
         (Net(lambda net, x: random.random()), Traits(alone="NumPy or Python")),
         (Net(lambda net, x: torch.rand(3)), Traits(alone="torch.func.vmap")),
         (Net(lambda net, x: F.dropout(x[:, :3], training=net.training)), Traits()),
@@ -104,6 +113,8 @@ def test_the_probe_finds_a_networks_features(net, expected):
          r"forward gives the trained parameter head.weight new memory.*self.head.weight.data.copy_"),
         (Net(lambda net, x: net.register_buffer("first", x.detach().mean(0))),
          "Net makes the buffer first in forward: register its value in __init__"),
+        *[(aliased(alias), "Net keeps a weight's memory in another tensor.*use self.a.weight in forward")
+          for alias in (lambda w: w.t(), lambda w: w.data.t(), lambda w: nn.Parameter(w.data.t()))],
         (Net(lambda net, x: x.sum() * np.nan), "Net fails .*: its loss is not a number before anything is trained"),
         (Net(lambda net, x: x @ torch.ones(5)), "Net fails on 8 samples in training mode: .*size"),
     ],
@@ -183,6 +194,8 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
 
     with pytest.raises(ValueError, match="forward changes its input in some steps only"):
         train(Late(in_place))
+    with pytest.raises(ValueError, match=r"forward changes requires_grad of hidden.weight: set it in __init__"):
+        train(Late(lambda net, x: net.hidden.weight.requires_grad_(False)))
     net = Late(follow, teacher=frozen())
     with pytest.raises(ValueError, match=r"forward changes teacher.weight in some steps only"):
         train(net)

@@ -143,12 +143,12 @@ class Tokens(nn.Module):
         self.mask = nn.Parameter(torch.randn(1, 8))
         self.inputs, self.attention = nn.Linear(2, 8), nn.MultiheadAttention(8, 2, batch_first=True)
         self.weight = nn.Parameter(torch.randn(1, 8))
-        self.pair = nn.Bilinear(1, 1, 1)
+        self.pair, self.norm = nn.Bilinear(1, 1, 1), nn.LayerNorm([5, 8])
 
     def forward(self, x):
         h = torch.zeros(len(x), 5, 8)
         h[:, :1], h[:, 1:] = self.token, self.inputs(x.unflatten(1, (4, 2)))
-        h = (h + self.position[:, : h.shape[1]] + self.table) * self.scale
+        h = (self.norm(h) + self.position[:, : h.shape[1]] + self.table) * self.scale
         h = torch.where(torch.arange(5)[:, None] == 3, self.mask, h)
         h, _ = self.attention(self.query.expand(len(x), -1, -1), h, h)
         return self.pair(self.head(h[:, 0]), F.linear(h[:, 0], self.weight))
@@ -156,7 +156,7 @@ class Tokens(nn.Module):
 
 def test_added_and_concatenated_tensors_are_no_weights():
     order = forward_order(Tokens(), X)
-    assert order.added == {"token", "position", "table", "scale", "query", "mask"}
+    assert order.added == {"token", "position", "table", "scale", "query", "mask", "norm.weight", "norm.bias"}
     assert {"head.weight", "weight", "pair.weight", "attention.in_proj_weight"} <= {*order.weights}
     assert order.names[:6] == ["token", "position", "table", "scale", "query", "mask"]  # where their module is
     assert order.names.index("attention.out_proj.bias") < order.names.index("head.weight") < order.names.index("weight")
@@ -169,15 +169,21 @@ def test_the_axis_of_the_outputs_is_found():
             self.up = nn.ConvTranspose2d(4, 6, 3, groups=2)
             self.normed = parametrizations.spectral_norm(nn.ConvTranspose1d(6, 1, 3))
             self.conv = nn.Conv2d(2, 4, 1, groups=2)
-            self.rows, self.columns = (nn.Parameter(torch.randn(6, 6)) for _ in range(2))
+            for name in ("rows", "columns", "turned", "einsum", "einsum_left", "einsum_rows", "einsum_frames"):
+                self.register_parameter(name, nn.Parameter(torch.randn(6, 6)))
             self.low, self.high = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 6))
+            self.wide = nn.Parameter(torch.randn(6, 5))
 
         def forward(self, x):
             h = self.normed(self.up(self.conv(x.view(-1, 2, 2, 2))).mean(2)).squeeze(1)
-            return F.linear((self.rows @ (h @ self.columns).T).T, self.low @ self.high)
+            h = F.linear((self.rows @ (h @ self.columns).T).T, self.low @ self.high)
+            h = torch.einsum("bi,io->bo", (self.turned.T @ h.T).T, self.einsum)
+            h = torch.einsum("oi,bi->bo", self.einsum_rows, torch.einsum("io,bi->bo", self.einsum_left, h))
+            return torch.einsum("bti,io->bto", h.expand(3, -1, -1).transpose(0, 1), self.einsum_frames) @ self.wide
 
+    turned = dict.fromkeys(("columns", "turned", "einsum", "einsum_left", "einsum_frames", "wide"), 1)
     order = forward_order(Net(), X)
-    assert order.groups == {"up.weight": 2, "normed.parametrizations.weight.original": 1, "columns": 1}
+    assert order.groups == {"up.weight": 2, "normed.parametrizations.weight.original": 1, **turned}
 
 
 def test_unused_and_unseen_parameters():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from gcfed.optim.partial import fused, try_optimizer, unprofiled_step
+from gcfed.optim.partial import fused, is_elementwise, try_optimizer, unprofiled_step
 from gcfed.utils.instantiate import BuildError
 
 
@@ -20,6 +20,26 @@ def test_optimizers_that_cannot_train_are_refused_by_their_key():
     for cls in (torch.optim.LBFGS, torch.optim.SparseAdam):  # they need a closure, or sparse gradients
         with pytest.raises(BuildError, match=r"^server: "):
             try_optimizer(cls, "server")
+
+
+def edited(edit):
+    """Makes SGD that edits each tensor's gradient."""
+
+    def make(params):
+        optimizer = SGD(params, lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: (edit(optimizer.param_groups[0]["params"][0].grad), None)[1])
+        return optimizer
+
+    return make
+
+
+@pytest.mark.parametrize(("make", "expected"), [
+    *[(partial(getattr(torch.optim, name), lr=0.1), True) for name in ("Adam", "Adagrad", "NAdam", "Rprop", "ASGD")],
+    (edited(lambda g: g.add_(torch.randn_like(g))), True), (edited(lambda g: g.div_(g.norm())), False),
+    (edited(lambda g: g.sub_(g.mean(-1, True)) if g.dim() > 1 else g), False), (torch.optim.Adafactor, False),
+])  # fmt: skip
+def test_optimizers_by_whose_steps_stacked_clients_would_meet_are_found(make, expected):
+    assert is_elementwise(make) == expected
 
 
 @pytest.mark.parametrize("cls", [SGD, partial(SGD, lr=0.1), partial(partial(SGD, lr=0.1), momentum=0.9)])

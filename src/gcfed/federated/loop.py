@@ -85,7 +85,7 @@ class FederatedLoop(Callback):
             self.transport,
         )  # fmt: skip
         self.aggregator.validate(setup)
-        look(module, data)
+        look(module, data, self.solver.stack)
         self.solver.check(module.lent.traits, data)
         if self.solver.accumulate > 1 and "statistics" in module.lent.traits.alone:
             log.warning("client.accumulate changes the results: the network uses the statistics of a part of a batch")

@@ -128,7 +128,7 @@ class FederatedModule(LightningModule):
             The values of the task's columns.
         """
         self.sums = {}
-        with torch.inference_mode(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
+        with torch.no_grad(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
             for of, loader in enumerate(self.trainer.datamodule.val_dataloader()):  # type: ignore[attr-defined]
                 for batch in loader:
                     outputs, y = self.validation_step(batch, 0, of)

@@ -42,7 +42,7 @@ class TopK(ClientPart):
             if delta.numel():  # not of a tensor that stays on the client
                 flat = residual.add_(delta).reshape(len(delta), -1)
                 count = max(1, round(self.ratio * flat.shape[1]))
-                places = flat.abs().topk(count, 1).indices
+                places = flat.abs().float().topk(count, 1).indices  # with GC, ±x are equal but for rounding
                 sent = torch.zeros_like(flat).scatter_(1, places, flat.gather(1, places)).view(delta.shape)
                 delta.copy_(sent)
                 residual.sub_(sent)

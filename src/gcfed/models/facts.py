@@ -31,12 +31,15 @@ def is_known(layer: nn.Module) -> bool:
     return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")
 
 
-def shows_all_at_once(net: nn.Module) -> bool:
-    """Whether it has only layers of known libraries and no hooks, so that one pass shows all."""
+def shows_all_at_once(net: nn.Module, stack: int | str) -> bool:
+    """Whether one pass shows all: known layers, no hooks, and the network is this project's or trains one by one."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
     parts = [*net.modules(), *net.parameters(), *net.buffers()]
     hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
-    return not hooked and all(is_known(m) and not isinstance(m, torch.jit.ScriptModule) for m in net.modules())
+    if hooked or any(isinstance(m, torch.jit.ScriptModule) or not is_known(m) for m in net.modules()):
+        return False
+    auto = stack == "auto" and (has_convolutions(net) or has_dropout(net))  # ``Stacks.layout`` then has one client
+    return type(net).__module__.startswith("gcfed.") or auto or stack == 1 or bool(cannot_stack(net))
 
 
 def is_graphable(net: nn.Module) -> bool:
@@ -67,3 +70,13 @@ def activation_bytes(net: nn.Module, sample: Tensor) -> int:
     with register_module_forward_hook(count), torch.no_grad():
         net(sample)
     return sum(returned)
+
+
+def leaves(loss: Tensor) -> set[int]:
+    """The ids of the tensors to which a backward pass adds gradients."""
+    todo, seen = [loss.grad_fn], set()
+    while todo:
+        if (node := todo.pop()) is not None and node not in seen:
+            seen.add(node)
+            todo += [following for following, _ in node.next_functions]
+    return {id(node.variable) for node in seen if hasattr(node, "variable")}

@@ -170,7 +170,7 @@ class ForwardOrder:
     def _multiplies(self, func: Any, args: Sequence[Any], name: str, t: Tensor) -> bool:
         """Whether an operation uses this tensor, computed from the parameter, as a layer's weight."""
         kind, shape = _kind(func), self.params[name].shape
-        if len(shape) < 2 or kind in ADDS:
+        if len(shape) < 2 or kind in ADDS or kind.endswith("_norm"):  # scales of a LayerNorm over several axes
             return False
         if shape[0] > 1:
             return True
@@ -183,8 +183,10 @@ class ForwardOrder:
         kind, p = _kind(func), self.params[name]
         if kind.endswith("convolution") and t is args[1] and t.shape == p.shape:
             turned, groups = args[6], args[8]
-        elif kind in ("mm", "addmm") and meets and t is args[-1] and sorted(t.shape) == sorted(p.shape):
-            turned, groups = t.shape == p.shape and t.stride() == p.stride(), 1
+        elif kind in ("mm", "addmm", "bmm", "baddbmm") and meets and sorted(t.shape[-2:]) == sorted(p.shape):
+            outputs, groups = -1 if t is args[-1] else -2, 1  # x @ w, or w @ x
+            sides = (t.shape, p.shape) if p.shape[0] != p.shape[1] else (t.stride(), p.stride())
+            turned = sides[0][outputs] == sides[1][1]
         else:
             return
         self.groups.pop(name, None)

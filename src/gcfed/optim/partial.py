@@ -40,6 +40,25 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     return optimizer
 
 
+def is_elementwise(optimizer: MakeOptimizer) -> bool:
+    """Whether it treats each number by itself: the first of two clients in a tensor steps as if alone, in a row.
+
+    The numbers suit rules that depend on norms, on the number of axes, on their sizes, or on angles (here 90°).
+    """
+    start, grad = (torch.linspace(a, b, 2048).repeat_interleave(4) for a, b in ((-1, 5), (3, -2)))
+    start[::4], grad[::4] = 2 * start[::4], -1.5 * grad[::4]
+    ends = []
+    for n, shape in ((8192, (2, 64, 64)), (4096, (4096,))):
+        made = optimizer([t := start[:n].clone().view(shape).requires_grad_()])
+        with torch.random.fork_rng(devices=()):  # a step may add noise
+            for _ in range(3):
+                torch.manual_seed(0)
+                t.grad = grad[:n].clone().view(shape)
+                made.step()
+        ends.append(t.detach().flatten()[:4096])
+    return torch.allclose(ends[0], ends[1], rtol=1e-4)
+
+
 def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
     """The same optimizer in its fused form, if torch has one and the user chose no other form."""
     made, given = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})

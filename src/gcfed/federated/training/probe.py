@@ -20,7 +20,7 @@ from torch.func import vmap
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, Tap
 from gcfed.federated.training.lent import Lent, Traits, new_memory, travelling
-from gcfed.models.facts import cannot_stack, first_weight, shows_all_at_once, uses_batch_statistics
+from gcfed.models.facts import cannot_stack, first_weight, leaves, shows_all_at_once, uses_batch_statistics
 from gcfed.models.spectral import unit_vectors
 from gcfed.models.unchanged import GENERATORS, attributes, hand_copies, mark, unchanged
 from gcfed.tasks import Task
@@ -31,16 +31,16 @@ SAMPLES = 8
 GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
 
 
-def look(module: FederatedModule, data: Any) -> None:
-    """Probes a module's network on samples of its largest client. The module adopts the result."""
+def look(module: FederatedModule, data: Any, stack: int | str = 1) -> None:
+    """Probes a module's network for ``client.stack``, on its largest client's samples. The module adopts the result."""
     sizes, like = data.sizes(np.arange(data.num_clients)), first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
     samples = data.client(int(sizes.argmax()))[:SAMPLES]
     x_B, y_B = data.fetch(torch.as_tensor(samples, device=like.device), None)
-    module.adopt(probe(module.net, x_B, y_B, module.task))
+    module.adopt(probe(module.net, x_B, y_B, module.task, stack))
 
 
-def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> Traits:
+def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task, stack: int | str = 2) -> Traits:
     """Finds the traits of a network from samples ``[B, *input]`` and their labels.
 
     Afterwards the network is as before. Only its tensors are contiguous if it fails in ``channels_last``.
@@ -50,7 +50,7 @@ def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> Traits:
     """
     with unchanged(net), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _Probe(net, x_B, y_B, task).traits()
+        return _Probe(net, x_B, y_B, task).traits(stack)
 
 
 class _Pass(NamedTuple):
@@ -73,19 +73,18 @@ class _Probe:
     def warn(self, text: str) -> None:
         log.warning("%s %s", self.name, text)
 
-    def traits(self) -> Traits:
+    def traits(self, stack: int | str) -> Traits:
         first, contiguous = self.first_pass()
         if self.strangers:
             self.warn(f"has {len(self.strangers)} weights that are no parameters of it, so nothing trains them. "
                       "Register them in __init__: self.w = nn.Parameter(…), or an nn.ParameterList.")  # fmt: skip
-        moved, functional, alone = self.moved(first), "", cannot_stack(self.net)
-        single = ""
+        moved, functional, single, alone = self.moved(first), "", "", cannot_stack(self.net)
         if uses_batch_statistics(self.net):
             try:
                 self.run(self.x[:1])
             except Exception as error:
                 single = f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
-        if not shows_all_at_once(self.net):
+        if not shows_all_at_once(self.net, stack):
             test = self.run(self.x, training=False)
             if test.changed:
                 self.warn(f"changes {_few(test.changed)} in evaluation mode: a test would change the model. "
@@ -93,7 +92,9 @@ class _Probe:
             with self.net.register_forward_pre_hook(hand_copies) if self.edits else nullcontext():
                 hidden = self.hidden_state(first, test)
                 functional, stacked = self.in_stacks(moved)
-                alone = alone or hidden or functional or self.rows_meet(first) or stacked
+                if not hidden:
+                    self.own_memory()
+                alone = alone or hidden or functional or self.rows_meet() or stacked
             for name, t in self.before.items():  # functional_call reaches these through a list of buffers
                 self.lent.tensors[name].data.copy_(t)
         if alone and "client.stack" not in alone:
@@ -115,22 +116,22 @@ class _Probe:
         return self.first_pass(contiguous=True)
 
     def run(self, x: Tensor, training: bool = True, y: Tensor | None = None, start: Params | None = None) -> _Pass:
-        """A forward pass, with labels ``y`` also a backward pass, on copies of ``start``, by default of the network's
-        tensors. All passes draw the same random numbers.
+        """A forward pass, with labels ``y`` of the first samples also a backward pass, on copies of ``start``, by
+        default of the network's tensors. All passes draw the same random numbers.
         """
         seed_generators(x.device, 0)
         generators = {name: mark(generator) for name, generator in GLOBAL.items()}
-        self.lent.begin({name: t.clone() for name, t in (start or self.before).items()})
+        self.lent.begin({name: t.clone() for name, t in (self.before if start is None else start).items()})
         self.net.train(training)
         own = self.lent.tensors
         try:
             with torch.set_grad_enabled(y is not None):
                 out = self.net(seen := x.clone())
                 if y is not None:
-                    if (loss := self.task.losses(out, y).sum()).isnan() and x.isfinite().all():
+                    if (loss := self.task.losses(out[: len(y)], y).sum()).isnan() and x.isfinite().all():
                         raise ValueError("its loss is not a number before anything is trained")
                     loss.backward()
-                    self.strangers = _leaves(loss) - {id(t) for t in own.values()}
+                    self.strangers = leaves(loss) - {id(t) for t in own.values()}
             self.edits |= seen._version > 0 or not torch.equal(seen, x)
             self.draws |= {name for name, generator in GLOBAL.items() if mark(generator) != generators[name]}
             self.replaced |= self.lent.replaced()
@@ -192,15 +193,25 @@ class _Probe:
                       "global generator.")  # fmt: skip
         return "" if same else "state in plain attributes"
 
-    def rows_meet(self, first: _Pass) -> str:
-        """Compares the outputs and buffers of two batches with the same first half."""
-        half, x = len(self.x) // 2, self.x.clone()
-        x[half:] = self.x[: len(x) - half].flip(0)
-        other = self.run(x)
-        same = all(_close(other.tensors[name], first.tensors[name]) for name in first.changed)
-        if half and same and _close(other.out[:half], first.out[:half]):
+    def rows_meet(self) -> str:
+        """Compares half of the samples, and the same with padding: with the first sample again and again."""
+        half, x = max(1, len(self.x) // 2), self.x.clone()
+        x[half:] = x[:1]
+        # Random draws depend on the size of a batch.
+        padded, alone = (self.run(a, y=self.y[:half]) for a in (x, self.x if self.draws else self.x[:half]))
+        same = all(_close(padded.tensors[name], alone.tensors[name]) for name in padded.changed)
+        if same and _all_close([padded.out[:half], *padded.grads], [alone.out[:half], *alone.grads]):
             return ""
         return "batches whose samples influence each other, as in batch statistics, which would mix with padding"
+
+    def own_memory(self) -> None:
+        """Refuses a network whose output differs if its own weights change, or if it is lent the changed weights."""
+        lent = self.run(self.x, start={n: t * 1.1 if n in self.trained else t for n, t in self.before.items()})
+        for name in self.trained:  # weights that share memory change twice
+            self.lent.tensors[name].data.mul_(1.1)
+        if not _close(self.run(self.x, start={}).out, lent.out):
+            text = f"{self.name} keeps a weight's memory in another tensor (self.b = self.a.weight.t() or .data in "
+            raise ValueError(f"{text}__init__), but clients' weights have other memory: use self.a.weight in forward.")
 
     def in_stacks(self, moved: Sequence[str]) -> tuple[str, str]:
         """Why a client's numbers differ in a call on other tensors, and why those of two clients differ in a stack."""
@@ -220,10 +231,7 @@ class _Probe:
             except Exception as error:
                 return f"{type(error).__name__}: {_short(error)}"
             found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
-            # Some gradients are 0 but for rounding, such as that of attention's key bias.
-            largest = max((float(t.abs().max()) for t in expected[1:] if t.numel()), default=0.0)
-            rounding = [0.0, *[1e-6 * largest] * len(self.trained)]
-            return "" if all(map(_close, found, expected, rounding)) else "other outputs or gradients"
+            return "" if _all_close(found, expected) else "other outputs or gradients"
 
         call = Tap(self.net, False, False).on
         functional = differs(call, x_KB[0], y_KB[0], states[0], [each[0].out, *each[0].grads])
@@ -258,14 +266,10 @@ def _has_unit_rows(t: Tensor) -> bool:
     return is_vector and bool((t.norm(dim=-1) - 1).abs().max() < 1e-4)
 
 
-def _leaves(loss: Tensor) -> set[int]:
-    """The ids of the tensors to which a backward pass adds gradients."""
-    todo, seen = [loss.grad_fn], set()
-    while todo:
-        if (node := todo.pop()) is not None and node not in seen:
-            seen.add(node)
-            todo += [following for following, _ in node.next_functions]
-    return {id(node.variable) for node in seen if hasattr(node, "variable")}
+def _all_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Compares outputs, then gradients. Some of these are 0 but for rounding, such as that of attention's key bias."""
+    largest = max((float(t.abs().max()) for t in expected[1:] if t.numel()), default=0.0)
+    return all(map(_close, found, expected, [0.0, *[1e-6 * largest] * len(expected[1:])]))
 
 
 def _short(error: Exception) -> str:

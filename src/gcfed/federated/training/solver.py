@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from math import ceil
 from typing import Any, Literal
 
@@ -21,14 +20,11 @@ from gcfed.federated.training.forward import Params
 from gcfed.federated.training.lent import Traits
 from gcfed.federated.training.stack import ClientStack, client_norms, per_client
 from gcfed.models.facts import is_graphable, is_recurrent
-from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
+from gcfed.optim.partial import fused, is_elementwise, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
 from gcfed.utils.device import on_device
 from gcfed.utils.rng import generator
-
-# They compute norms or products over whole tensors, so the clients of a stack would influence each other.
-_NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
 
 
 @checked
@@ -59,11 +55,10 @@ class LocalSolver:
         clip_norm: Positive | None = None, stack: Count | Literal["auto"] = "auto", graphs: bool = True,
         accumulate: Count | None = None,
     ) -> None:  # fmt: skip
-        cls = optimizer.func if isinstance(optimizer, partial) else optimizer
-        if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
-            why = "is not elementwise, so it cannot train stacked clients: choose one such as torch.optim.SGD or Adam."
-            raise SettingError("optimizer", f"={cls.__name__} {why}")
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
+        if not is_elementwise(self.optimizer):
+            why = "is not elementwise, so it cannot train stacked clients: choose one such as torch.optim.SGD or Adam."
+            raise SettingError("optimizer", f"={type(probe_optimizer(self.optimizer)).__name__} {why}")
         if epochs is None and steps is None:
             raise SettingError("epochs", "=None must be a whole number of at least 1, where client.steps is null.")
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch

@@ -216,6 +216,8 @@ class ClientStack:
     def settle(self) -> None:
         """Copies integer buffers, and tensors that forward passes replaced, into ``full``."""
         self.lent.settle()
+        if odd := {n for n, t in self.lent.tensors.items() if t.requires_grad} ^ {*self._trained}:
+            raise ValueError(f"model: forward changes requires_grad of {min(odd)}: set it in __init__.")
         for counter, t in self._counters:
             t.copy_(counter)
 
