@@ -96,8 +96,7 @@ class LanguageModel(Classification):
     exponentials = ("test/perplexity",)
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        found = super().scores(outputs, y)
-        return found | {"test/perplexity": found["test/loss"]}
+        return (found := super().scores(outputs, y)) | {"test/perplexity": found["test/loss"]}
 
 
 class SquaredError(Task):

@@ -68,17 +68,13 @@ def hand_copies(net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(t.clone() if isinstance(t, Tensor) else t for t in inputs)
 
 
-class unedited:
+@contextmanager
+def unedited(x: Tensor) -> Iterator[None]:
     """Raises ValueError if the block changes ``x``; networks that did so in the probe get copies."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x, self.version = x, None if x.is_inference() else x._version
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is None and self.version is not None and self.x._version != self.version:
-            raise ValueError("model: forward changes its input in some steps only: begin it with x = x.clone().")
+    version = None if x.is_inference() else x._version
+    yield
+    if version is not None and x._version != version:
+        raise ValueError("model: forward changes its input in some steps only: begin it with x = x.clone().")
 
 
 def attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:

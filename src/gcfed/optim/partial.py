@@ -33,21 +33,19 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name}={value} is not finite")
         made.step()
-    except SettingError as error:
-        raise BuildError(f"{key}.{error}") from None
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BuildError(f"{key}: {error}") from None
+        raise BuildError(f"{key}{'.' if isinstance(error, SettingError) else ': '}{error}") from None
     return optimizer
 
 
 def is_elementwise(optimizer: MakeOptimizer) -> bool:
-    """Whether it treats each number by itself: the first of two clients in a tensor steps as if alone, in a row.
+    """Whether it treats each number by itself: the first of two clients in a tensor moves as if alone, in a row.
 
     The numbers suit rules that depend on norms, on the number of axes, on their sizes, or on angles (here 90°).
     """
-    start, grad = (torch.linspace(a, b, 2048).repeat_interleave(4) for a, b in ((-1, 5), (3, -2)))
+    start, grad = (torch.linspace(a, b, 2048, dtype=torch.double).repeat_interleave(4) for a, b in ((-1, 5), (3, -2)))
     start[::4], grad[::4] = 2 * start[::4], -1.5 * grad[::4]
-    ends = []
+    moves = []
     for n, shape in ((8192, (2, 64, 64)), (4096, (4096,))):
         made = optimizer([t := start[:n].clone().view(shape).requires_grad_()])
         with torch.random.fork_rng(devices=()):  # a step may add noise
@@ -55,15 +53,14 @@ def is_elementwise(optimizer: MakeOptimizer) -> bool:
                 torch.manual_seed(0)
                 t.grad = grad[:n].clone().view(shape)
                 made.step()
-        ends.append(t.detach().flatten()[:4096])
-    return torch.allclose(ends[0], ends[1], rtol=1e-4)
+        moves.append(t.detach().flatten()[:4096] - start[:4096])
+    return torch.allclose(moves[0], moves[1], rtol=1e-4, atol=1e-12)
 
 
 def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
     """The same optimizer in its fused form, if torch has one and the user chose no other form."""
     made, given = (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
-    accepts = "fused" in inspect.signature(made).parameters
-    if not accepts or {"fused", "foreach", "differentiable"} & given.keys():
+    if "fused" not in inspect.signature(made).parameters or {"fused", "foreach", "differentiable"} & given.keys():
         return optimizer
     return partial(optimizer, fused=True)
 
@@ -84,14 +81,12 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
         params, momentum = group["params"], group["momentum"]
         grads: list[Any] = [p.grad for p in params]
         buffers: list[Any] = [optimizer.state[p].get("momentum_buffer") for p in params] if momentum else []
-        if any(t is None or t.is_sparse for t in grads):
+        missing = [t is None for t in buffers]
+        if any(t is None or t.is_sparse for t in grads) or any(missing) > all(missing):
             return step()
-        if first := bool(momentum) and all(t is None for t in buffers):
-            buffers = [torch.empty_like(t) for t in grads]
-            for p, buffer in zip(params, buffers, strict=True):
-                optimizer.state[p]["momentum_buffer"] = buffer
-        if any(t is None or t.is_sparse for t in buffers):
-            return step()
+        if first := any(missing):
+            for i, p in enumerate(params):
+                buffers[i] = optimizer.state[p]["momentum_buffer"] = torch.empty_like(grads[i])
         settings = {name: group[name] for name in ("weight_decay", "lr", "dampening", "nesterov", "maximize")}
         return torch._fused_sgd_(params, grads, buffers, momentum=momentum, **settings, is_first_step=first)
 

@@ -52,8 +52,7 @@ class Sums:
 
     def total(self, reduce: Reduce) -> tuple[Params, Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``, and the sum of the weights. Called once."""
-        total = {name: t for grid in self._grids for name, t in grid.total(reduce).items()}
-        return total, reduce([self._weight])[0]
+        return {n: t for grid in self._grids for n, t in grid.total(reduce).items()}, reduce([self._weight])[0]
 
     def mean(self, reduce: Reduce) -> Params:
         """The weighted means over all processes, in the types of ``like``; 0 if all weights are 0. Called once."""
