@@ -22,9 +22,7 @@ def test_optimizers_that_cannot_train_are_refused_by_their_key():
             try_optimizer(cls, "server")
 
 
-def edited(edit):
-    """Makes SGD that edits each tensor's gradient."""
-
+def sgd_after(edit):
     def make(params):
         optimizer = SGD(params, lr=1e-5)
         optimizer.register_step_pre_hook(lambda *_: (edit(optimizer.param_groups[0]["params"][0].grad), None)[1])
@@ -35,8 +33,8 @@ def edited(edit):
 
 @pytest.mark.parametrize(("make", "expected"), [
     *[(partial(getattr(torch.optim, name), lr=0.1), True) for name in ("Adam", "Adagrad", "NAdam", "Rprop", "ASGD")],
-    (edited(lambda g: g.add_(torch.randn_like(g))), True), (edited(lambda g: g.div_(g.norm())), False),
-    (edited(lambda g: g.sub_(g.mean(-1, True)) if g.dim() > 1 else g), False), (torch.optim.Adafactor, False),
+    (sgd_after(lambda g: g.add_(torch.randn_like(g))), True), (sgd_after(lambda g: g.div_(g.norm())), False),
+    (sgd_after(lambda g: g.sub_(g.mean(-1, True)) if g.dim() > 1 else g), False), (torch.optim.Adafactor, False),
 ])  # fmt: skip
 def test_optimizers_by_whose_steps_stacked_clients_would_meet_are_found(make, expected):
     assert is_elementwise(make) == expected
