@@ -36,7 +36,7 @@ def sgd_after(edit):
     (sgd_after(lambda g: g.add_(torch.randn_like(g))), True), (sgd_after(lambda g: g.div_(g.norm())), False),
     (sgd_after(lambda g: g.sub_(g.mean(-1, True)) if g.dim() > 1 else g), False), (torch.optim.Adafactor, False),
 ])  # fmt: skip
-def test_optimizers_by_whose_steps_stacked_clients_would_meet_are_found(make, expected):
+def test_optimizers_that_mix_stacked_clients_are_found(make, expected):
     assert is_elementwise(make) == expected
 
 

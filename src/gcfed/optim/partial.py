@@ -82,9 +82,9 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
         grads: list[Any] = [p.grad for p in params]
         buffers: list[Any] = [optimizer.state[p].get("momentum_buffer") for p in params] if momentum else []
         missing = [t is None for t in buffers]
-        if any(t is None or t.is_sparse for t in grads) or any(missing) > all(missing):
+        if any(t is None or t.is_sparse for t in grads) or 0 < sum(missing) < len(params):
             return step()
-        if first := any(missing):
+        if first := any(missing):  # the kernel fills the buffers
             for i, p in enumerate(params):
                 buffers[i] = optimizer.state[p]["momentum_buffer"] = torch.empty_like(grads[i])
         settings = {name: group[name] for name in ("weight_decay", "lr", "dampening", "nesterov", "maximize")}

@@ -99,7 +99,7 @@ class Grid:
         for i, b in enumerate(self.places):
             last = i == len(self.places) - 1
             term = torch.add(self._magic, piece, alpha=weight * 2.0**b, out=piece if last else None)
-            if term.is_cuda:
+            if term.device.type != "cpu":
                 totals[i].add_(term.view(torch.int64))
             else:  # torch would first multiply each integer by 1, which takes as long as the sum
                 np.add(total := totals[i].numpy(), term.view(torch.int64).numpy(), out=total)
@@ -127,9 +127,9 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     for work, flat, places in sent:
         _wait(work, flat)
         for i, part in zip(places, flat.split([tensors[i].numel() for i in places]), strict=True):
-            same = part.view(tensors[i].shape)
+            added = part.view(tensors[i].shape)
             # In the memory format of the original: the server's optimizer needs one layout.
-            result[i] = same if same.stride() == tensors[i].stride() else torch.empty_like(tensors[i]).copy_(same)
+            result[i] = added if added.stride() == tensors[i].stride() else torch.empty_like(tensors[i]).copy_(added)
     return result
 
 

@@ -31,7 +31,7 @@ SAMPLES = 8
 GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
 
 
-def look(module: FederatedModule, data: Any, stack: int | str = 1) -> None:
+def look(module: FederatedModule, data: Any, stack: int | str) -> None:
     """Probes a module's network for ``client.stack``, on its largest client's samples. The module adopts the result."""
     sizes, like = data.sizes(np.arange(data.num_clients)), first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
