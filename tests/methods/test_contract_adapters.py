@@ -19,7 +19,7 @@ from gcfed.utils.resolvers import ROOT
 pytestmark = needs("peft")
 TRANSFORMER = (
     "model=vit_tiny", "model._target_=test_contract_adapters.OddViT", "model.width=8", "model.depth=1", "model.heads=2",
-    "model.mlp=1", "model.lora.rank=3", "model.lora.target=[qkv,fc1]", "model.lora.modules_to_save=[norm1,fc]",
+    "model.mlp=1", "model.lora.rank=2", "model.lora.target=[qkv,fc1]", "model.lora.modules_to_save=[norm1,fc]",
     "rounds=2", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1", "client.batch_size=4",
     "client.steps=3", "data.limit_train=60", "data.limit_test=40", "eval_every=3", "precision=64-true",
     "client.stack=2",
