@@ -50,7 +50,7 @@ def is_elementwise(optimizer: MakeOptimizer) -> bool:
         made = optimizer([t := start[:n].clone().view(shape).requires_grad_()])
         with torch.random.fork_rng(devices=()):  # a step may add noise
             for _ in range(3):
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)  # torch.manual_seed would format a traceback
                 t.grad = grad[:n].clone().view(shape)
                 made.step()
         moves.append(t.detach().flatten()[:4096] - start[:4096])
