@@ -155,14 +155,13 @@ def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = No
     first = next(iter(tensors_K.values()))
     if not filled:
         return torch.ones(len(first), dtype=torch.bool, device=first.device)
+    limits = [torch.inf if narrow is None else 2.0**11 if name in narrow else 2.0**41 for name in filled]
     if first.is_cuda:  # a kernel per tensor for all clients; on a CPU this takes seven times as long
         ends = [end.double() for t in filled.values() for end in t.reshape(len(t), -1).aminmax(dim=1)]
-        ends_K = torch.stack(ends, 1)
-    else:
-        rows = zip(*filled.values(), strict=True)
-        ends_K = torch.stack([torch.stack([end for t in row for end in torch.aminmax(t)]).double() for row in rows])
-    limits = [torch.inf if narrow is None else 2.0**11 if name in narrow else 2.0**41 for name in filled]
-    return (ends_K.abs() < on_device(np.repeat(limits, 2), first.device)).all(1)
+        return (torch.stack(ends, 1).abs() < on_device(np.repeat(limits, 2), first.device)).all(1)
+    ends_K = [[tuple(map(float, torch.aminmax(t))) for t in row] for row in zip(*filled.values(), strict=True)]
+    fits_K = [all(-m < low and high < m for m, (low, high) in zip(limits, ends, strict=True)) for ends in ends_K]
+    return torch.tensor(fits_K, device=first.device)
 
 
 def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:

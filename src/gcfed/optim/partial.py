@@ -76,7 +76,6 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
     if others or not alike or type(optimizer) is not torch.optim.SGD or not group["fused"]:
         return step
 
-    @torch.no_grad()
     def kernel() -> object:
         params, momentum = group["params"], group["momentum"]
         grads: list[Any] = [p.grad for p in params]
@@ -88,7 +87,8 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
             for i, p in enumerate(params):
                 buffers[i] = optimizer.state[p]["momentum_buffer"] = torch.empty_like(grads[i])
         settings = {name: group[name] for name in ("weight_decay", "lr", "dampening", "nesterov", "maximize")}
-        return torch._fused_sgd_(params, grads, buffers, momentum=momentum, **settings, is_first_step=first)
+        with torch.no_grad():  # as a decorator it would cost each client more than its first step
+            return torch._fused_sgd_(params, grads, buffers, momentum=momentum, **settings, is_first_step=first)
 
     return kernel
 

@@ -22,7 +22,7 @@ WIDE = (10, 60)  # for all else, below 2⁴¹: the second grid takes the remaind
 TERMS = 12  # bits of the number of terms, each with a weight of at most 1
 MAGIC = 1.5 * 2.0**52
 OFFSET = 0x4338000000000000  # its bits
-PIECE = 1 << 18  # entries at a time, few enough for a core's cache
+PIECE = 1 << 18  # entries at a time on a CPU, few enough for a core's cache
 
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # sums over all processes; the identity if there is one
 
@@ -89,7 +89,8 @@ class Grid:
             if not on_cpu:
                 self._buffer.copy_(torch.where(weight > 0, self._buffer * weight, 0.0))
             self._terms += 1
-            for piece, *totals in zip(*(t.split(PIECE) for t in (self._buffer, *self.totals)), strict=True):
+            size = PIECE if on_cpu else max(1, len(self._buffer))  # a GPU has a launch for each piece
+            for piece, *totals in zip(*(t.split(size) for t in (self._buffer, *self.totals)), strict=True):
                 self._add(piece, totals, weight if on_cpu else 1.0)
 
     def _add(self, piece: Tensor, totals: Sequence[Tensor], weight: float) -> None:
