@@ -90,7 +90,7 @@ def run_of(play, model, *more):
 
 
 @pytest.mark.parametrize("model", NETS)
-def test_a_run_on_the_small_play(config, play, model):
+def test_a_run_on_the_small_play(config, play, model, capsys):
     """Accuracy and loss are means over the characters of the test split, and class counts are right."""
     result = train(config(*run_of(play, model)))
     data = result.trainer.datamodule
@@ -103,6 +103,7 @@ def test_a_run_on_the_small_play(config, play, model):
     loss = F.cross_entropy(logits[real], y[real]).item()
     assert result.metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
     assert result.metrics["test/perplexity"] == pytest.approx(np.exp(loss), rel=1e-5)
+    assert f"│ test/perplexity           │ {np.exp(loss):.4g}, at best" in capsys.readouterr().out
     groups = data.dataset.train.groups[data.partition.indices]
     owners = [{*groups[data.partition.offsets[k] : data.partition.offsets[k + 1]].tolist()} for k in (0, 1)]
     assert [len(owner) for owner in owners] == [1, 1]  # a client is a speaker

@@ -101,11 +101,11 @@ def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Pat
 def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
     rows: dict[str, str] = {}
     tests = len(column(metrics, "test/acc"))
-    if tests == 0:
-        rows |= {n: f"{summary[n]:.4g}, at best {summary[f'{n}_best']:.4g}" for n in ERRORS if n in summary}
-    else:
+    if tests:
         rows["test accuracy, last round"] = f"{summary['test/acc']:.2%}"
         rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
+    errors = [name for name in ERRORS if name in summary and not (tests and name == "test/loss")]
+    rows |= {name: f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}" for name in errors}
     if tests > 1:
         rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = f"{summary['test/acc_smooth10']:.2%}"
     for t, reached in summary["rounds_to_target"].items():
