@@ -20,7 +20,7 @@ def make_net():
 
 
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("methods", [[], [Scaffold], [Moon], [Scaffold, Sam]])
+@pytest.mark.parametrize("methods", [[], [Moon], [Scaffold, Sam]])
 def test_parts_of_a_batch_give_the_step_of_the_whole_batch(methods, k):
     """Clients of 7, 12, 5, 9 and 1 samples in batches of 5. In a stack, a part may have no sample of a client."""
     ends = []

@@ -50,10 +50,11 @@ def test_a_first_round_equals_fedavg(cls):
     assert torch.equal(found, fedavg(rounds=1))
 
 
-@pytest.mark.parametrize("method", [FedGC(), FedSol(), FedSol(adaptive=False), Proximal()])
-def test_a_first_step_of_one_client_equals_fedavg(method):
-    run = partial(train_rounds, data=random_federation(features=6), solver=sgd(steps=1), rounds=1, cohort_of=1)
-    assert torch.equal(run(Net(), methods=[method]), run(Net()))
+def test_a_first_step_of_one_client_equals_fedavg():
+    run = partial(train_rounds, data=random_federation(), solver=sgd(steps=1), rounds=1, cohort_of=1)
+    expected = run(Net())
+    for method in (FedGC(), FedSol(), FedSol(adaptive=False), Proximal()):
+        assert torch.equal(run(Net(), methods=[method]), expected), method
 
 
 def test_ssf_in_the_whole_space_equals_scaffold_and_a_first_round_has_no_correction():
