@@ -126,6 +126,7 @@ def pytest_collection_finish():
     gc.freeze()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # for the fixtures of modules, which come before _one_thread
+        torch.testing._comparison._HAS_DTENSOR = False  # else the first comparison imports 500 modules
 
 
 def pytest_unconfigure():

@@ -19,7 +19,7 @@ from torch import nn
 
 from gcfed.run import train
 
-SEED, ROUNDS, BATCH, LR, DECAY, WEIGHT_DECAY, MOMENTUM, CLIP = 4, 4, 8, 0.2, 0.5, 0.05, 0.6, 0.4
+SEED, ROUNDS, BATCH, LR, DECAY, WEIGHT_DECAY, MOMENTUM, CLIP = 4, 3, 8, 0.2, 0.5, 0.05, 0.6, 0.4
 SETTING = (
     "precision=64-true", f"seed={SEED}", f"rounds={ROUNDS}", "partition.alpha=0.1", "data.eval_batch_size=100",
     "client.epochs=2", f"client.batch_size={BATCH}", f"client.lr_decay={DECAY}", f"client.clip_norm={CLIP}",

@@ -12,8 +12,8 @@ SMALL = ("experiment=cifar10_cnn_gcfed", "partition=iid", "participation.num_cli
 
 
 def test_gcfed_learns_cifar10(config, tmp_path):
-    few = ("rounds=2", "eval_every=2", "client.epochs=2", "client.batch_size=10")
-    train(config(*SMALL, *few, "data.limit_train=160", "data.limit_test=100", folder=tmp_path))
+    few = ("rounds=2", "eval_every=2", "client.epochs=4", "client.batch_size=10")
+    train(config(*SMALL, *few, "data.limit_train=40", "data.limit_test=100", folder=tmp_path))
     rows = read_rows(tmp_path / "metrics.csv")
-    assert rows[-1]["train/loss"] < rows[0]["train/loss"] - 0.2
-    assert rows[-1]["test/acc"] > 0.2  # chance is 0.1
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"] / 2
+    assert rows[-1]["test/acc"] > 0.15  # chance is 0.1

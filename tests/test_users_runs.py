@@ -81,7 +81,7 @@ def test_a_warm_start_in_float64_keeps_all_digits(config, tmp_path):
 @pytest.mark.parametrize("name", ["spectrally_normalised", "spectrally_normalised_old"])
 def test_the_spectral_norm_of_the_global_network_is_one(config, tmp_path, name):
     """This holds in tests and after loading the file. The 20 clients have one or two classes."""
-    result = run(config, tmp_path, name, "gc=none", "rounds=5", clients=20)
+    result = run(config, tmp_path, name, "gc=none", clients=20)
     loaded = find(name)()
     loaded.load_state_dict(load_file(tmp_path / "global_model.safetensors"))
     for net in (result.module.net.eval(), loaded.eval()):

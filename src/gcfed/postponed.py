@@ -8,12 +8,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from threading import RLock
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 COMPILER, PLOTS, FLOPS = "torch._dynamo", "torchmetrics.utilities.plot", "torch.utils.flop_counter"
@@ -66,6 +67,7 @@ def later(module: str, name: str) -> Callable:
 EARLY: dict[str, dict[str, Any]] = {
     COMPILER: {
         "OptimizedModule": OptimizedModule,
+        "compiled_autograd": SimpleNamespace(_disable=nullcontext),  # torch.func.grad asks it to stay out
         "disable": disable,
         "graph_break": lambda msg="": None,
         "trace_rules": _Rules(),

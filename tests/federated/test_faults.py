@@ -11,7 +11,7 @@ from gcfed.data.faults import Faults
 SIZES = (7, 12, 5, 9, 1, 20, 8)
 
 
-def run(faults, cohort_of=5, rounds=4, **kwargs):
+def run(faults, cohort_of=5, rounds=2, **kwargs):
     rows = []
     net = train_rounds(
         make_net(), random_federation(sizes=SIZES), sgd(), rounds=rounds, cohort_of=cohort_of, faults=Faults(**faults),
@@ -42,5 +42,5 @@ def test_no_more_than_all_clients_can_be_drawn(config):
 def test_a_round_in_which_all_clients_drop_out_does_not_change_the_model(world, rule):
     net, rows = run({"dropout": 0.999999999}, world=world, aggregator=rule)
     assert torch.equal(net, weights(make_net()))
-    assert [(row["train/clients"], row["train/dropped_clients"], row["train/steps"]) for row in rows] == [(0, 5, 0)] * 4
+    assert [(row["train/clients"], row["train/dropped_clients"], row["train/steps"]) for row in rows] == [(0, 5, 0)] * 2
     assert not any("train/loss" in row for row in rows)  # an empty cell, and not NaN

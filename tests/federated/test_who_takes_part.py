@@ -14,7 +14,7 @@ class Faulty(Plain):
     overrides = (
         *(f"participation.faults.{key}={value}" for key, value in
           {"dropout": dropout, "stragglers": stragglers, "deadline": deadline, "extra": extra}.items()),
-        "participation.per_round=3", "client.stack=2", "rounds=8",
+        "participation.per_round=3", "client.stack=2", "rounds=5",
     )  # fmt: skip
 
     def drawn(self, t):
@@ -59,7 +59,7 @@ class Changing(Plain):
     n, live, every, replace, cohort, last = 9, 6, 1, 0.7, 4, "wrap"
     overrides = (
         "client.last_batch=wrap", "participation=dynamic", "participation.per_round=4", "participation.sampler.live=6",
-        "participation.sampler.every=1", "participation.sampler.replace_probability=0.7", "rounds=8",
+        "participation.sampler.every=1", "participation.sampler.replace_probability=0.7", "rounds=5",
     )  # fmt: skip
 
     def drawn(self, t):

@@ -70,7 +70,7 @@ def test_poisson_cohorts_are_independent_draws():
 def test_without_noise_a_run_equals_the_clipped_run_bit_for_bit(federation):
     """This holds for full participation. Otherwise the result is the clipped mean times n / qN."""
     clipped, private = partial(ClipUpdate, 0.05), partial(ClientDP, 0.05, noise_multiplier=0.0)
-    one, other = (updates(federation, make(), rounds=3, cohort_of=5)[-1][1] for make in (clipped, private))
+    one, other = (updates(federation, make(), rounds=2, cohort_of=5)[-1][1] for make in (clipped, private))
     assert all(map(torch.equal, one, other))
     [(n, clip)], [(_, own)] = (updates(federation, make(), seed=1) for make in (clipped, private))
     assert n == 3
@@ -106,11 +106,11 @@ def test_no_client_adds_more_than_the_bound(federation):
 
 
 def test_each_round_adds_its_own_noise_even_without_clients(federation):
-    empty = next(t for t in range(99) if not len(PoissonSampler(2)(t, 5, 5)))
-    noisy, plain = (updates(federation, ClientDP(0.5, noise_multiplier=s), rounds=1 + empty) for s in (1e-7, 0.0))
+    assert not len(PoissonSampler(2)(1, 5, 14))  # with this seed, the second round has no client
+    noisy, plain = (updates(federation, ClientDP(0.5, noise_multiplier=s), rounds=2, seed=14) for s in (1e-7, 0.0))
     assert plain[0][0] > plain[-1][0] == 0
-    for round in (0, empty):
-        random = torch.Generator().manual_seed(torch_seed(5, "privacy", round))
+    for round in (0, 1):
+        random = torch.Generator().manual_seed(torch_seed(14, "privacy", round))
         for with_noise, without in zip(noisy[round][1], plain[round][1], strict=True):
             expected = torch.randn(without.shape, generator=random, dtype=torch.float64) * 1e-7 * 0.5 / 2
             torch.testing.assert_close(with_noise - without, expected, rtol=1e-6, atol=1e-15)
@@ -118,7 +118,7 @@ def test_each_round_adds_its_own_noise_even_without_clients(federation):
 
 def test_two_processes_give_the_same_bits():
     data, method = random_federation(dtype=torch.float32), partial(ClientDP, 0.1, noise_multiplier=0.5)
-    one, two = (train_rounds(make_net(dtype=torch.float32), data, sgd(), rounds=3, cohort_of=2, methods=[method()],
+    one, two = (train_rounds(make_net(dtype=torch.float32), data, sgd(), rounds=2, cohort_of=2, methods=[method()],
                              world=world) for world in (1, 2))  # fmt: skip
     assert torch.equal(one, two)
 
@@ -129,8 +129,8 @@ def test_a_resumed_run_draws_the_same_noise(config, tmp_path):
         given = ("privacy=client_dp", "privacy.noise_multiplier=0.5", f"rounds={rounds}", *small)
         return final_weights(train(config(*given, folder=tmp_path / folder)))
 
-    straight, _ = run("straight", 3), run("resumed", 1)
-    assert torch.equal(run("resumed", 3, "ckpt_path=last"), straight)
+    straight, _ = run("straight", 2), run("resumed", 1)
+    assert torch.equal(run("resumed", 2, "ckpt_path=last"), straight)
     rows = [row["privacy/epsilon_rdp"] for row in read_rows(tmp_path / "resumed/metrics.csv")]
     assert rows == sorted({*rows})
     assert json.loads((tmp_path / "straight/summary.json").read_text())["privacy/epsilon_rdp"] == rows[-1]
@@ -138,7 +138,7 @@ def test_a_resumed_run_draws_the_same_noise(config, tmp_path):
 
 def epsilon_of(sigma, q, rounds, delta, tight=True):
     """ε by numerical integration, converted as Balle et al. (2020, Theorem 21) or Mironov (2017, Proposition 3)."""
-    x, bounds = np.linspace(-10 * sigma, 64 + 10 * sigma, 20_000), []
+    x, bounds = np.linspace(-10 * sigma, 64 + 10 * sigma, 1000), []
     density = -(x**2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
     for a in np.r_[1.1:11:0.1, 11:64]:
         log = density + a * np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * sigma**2))
@@ -171,14 +171,14 @@ def test_a_target_epsilon_finds_the_noise_for_its_rounds():
     """For full participation, δ is known exactly (Balle & Wang 2018, Theorem 8, with σ / √T)."""
 
     def delta(epsilon):
-        ratio = math.sqrt(50) / noise.sigma
+        ratio = math.sqrt(3) / noise.sigma
         low, high = (NormalDist().cdf(sign * ratio / 2 - epsilon / ratio) for sign in (-1, 1))
         return high - math.exp(epsilon) * low
 
-    noise = accounted(50, 5, 5, epsilon=8.0)
-    assert delta(8.0) <= 1e-5 < delta(7.92)
-    assert noise.total["privacy/epsilon_prv"] <= 8.0
-    with pytest.raises(ValueError, match=r"^rounds=50: privacy\.epsilon=8\.0 needs σ="):
+    noise = accounted(3, 5, 5, epsilon=2.0)
+    assert delta(2.0) <= 1e-5 < delta(1.98)
+    assert noise.total["privacy/epsilon_prv"] <= 2.0
+    with pytest.raises(ValueError, match=r"^rounds=3: privacy\.epsilon=2\.0 needs σ="):
         noise.load_state_dict({"sigma": noise.sigma * 1.1})
     for given in ({}, {"epsilon": 8.0, "noise_multiplier": 1.0}):
         with pytest.raises(ValueError, match=r"^epsilon=.* and noise_multiplier=.*: set one of them"):

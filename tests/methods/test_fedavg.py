@@ -37,8 +37,8 @@ def fedavg(**run):
     Sam(0.0, direction="last_update"), TopK(1.0),
 ], ids=lambda method: type(method).__name__)  # fmt: skip
 def test_strength_0_equals_fedavg(method):
-    found = train_rounds(Net(), federation(), sgd(), rounds=3, methods=[method], k=2)
-    assert torch.equal(found, fedavg(rounds=3))
+    found = train_rounds(Net(), federation(), sgd(), rounds=2, methods=[method], k=2)
+    assert torch.equal(found, fedavg(rounds=2))
 
 
 LESAM = [partial(Sam, direction=direction) for direction in ("last_update", "constant")]
@@ -50,15 +50,16 @@ def test_a_first_round_equals_fedavg(cls):
     assert torch.equal(found, fedavg(rounds=1))
 
 
-@pytest.mark.parametrize("method", [FedGC(), FedSol(), FedSol(adaptive=False), Proximal()])
-def test_a_first_step_of_one_client_equals_fedavg(method):
-    run = partial(train_rounds, data=random_federation(features=6), solver=sgd(steps=1), rounds=1, cohort_of=1)
-    assert torch.equal(run(Net(), methods=[method]), run(Net()))
+def test_a_first_step_of_one_client_equals_fedavg():
+    run = partial(train_rounds, data=random_federation(), solver=sgd(steps=1), rounds=1, cohort_of=1)
+    expected = run(Net())
+    for method in (FedGC(), FedSol(), FedSol(adaptive=False), Proximal()):
+        assert torch.equal(run(Net(), methods=[method]), expected), method
 
 
 def test_ssf_in_the_whole_space_equals_scaffold_and_a_first_round_has_no_correction():
     run = partial(train_rounds, data=federation(), k=2)
-    decayed = {"solver": sgd(weight_decay=0.01), "rounds": 6}
+    decayed = {"solver": sgd(weight_decay=0.01), "rounds": 3}
     whole, scaffold = (run(Net(), methods=[method], **decayed) for method in (SSF(ratio=1.0), Scaffold()))
     torch.testing.assert_close(whole, scaffold, rtol=0, atol=1e-9)
     first = [run(Net(), methods=[cls(ratio=0.4)], solver=sgd(), rounds=1) for cls in (SSF, FedSub)]

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from harness import make_net, sgd, train_rounds, weights
-from plain_reference import batches, broken, cohort, loss_at
+from plain_reference import batches, broken, cohort, gradient
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.methods.centralization import GradientCentralization
@@ -23,15 +23,15 @@ def centred(v, layers):
 
 def by_hand(data, *, gc=False, lr=1.0, momentum=0.0, ahead=False, cohort_of=3, absent=None, samples=False):
     """Returns the model after four rounds, and the largest cosine of an update and the last step."""
-    theta, velocity, last, cosine = weights(make_net()), torch.zeros(59), torch.zeros(59), 0.0
+    net = make_net()
+    theta, velocity, last, cosine = weights(net), torch.zeros(59), torch.zeros(59), 0.0
     for t in range(4):
         start, total, count = theta + momentum * velocity * ahead, 0.0, 0.0
         for k in {*cohort(data, t, cohort_of)} - {absent}:
             w = start.clone()
             for x, y in batches(data, sgd(), k, t):
-                w.requires_grad_()
-                (grad,) = torch.autograd.grad(loss_at(make_net(), w, x, y), w)
-                w = w.detach() - 0.3 * (centred(grad, {0}) if gc else grad)
+                grad = gradient(net, w, x, y)
+                w = w - 0.3 * (centred(grad, {0}) if gc else grad)
             update, weight = w - start, len(data.clients[k]) if samples else 1
             if last.any():
                 cosine = max(cosine, abs(float(torch.cosine_similarity(update, last, dim=0))))

@@ -13,13 +13,12 @@ from gcfed.methods.scaffold import Scaffold
 
 def by_hand(data, lr, rounds, epsilon, absent=(), project=lambda step: step):
     """Returns the average of the last two iterates, and whether any step was lengthened."""
-    before = w = weights(make_net())
+    net = make_net()
+    before = w = weights(net)
     longer = False
     for t in range(rounds):
         ends = [
-            local_sgd(make_net(), w, batches(data, sgd(lr), k, t), lr=lr)[0]
-            for k in cohort(data, t, 3)
-            if k not in absent
+            local_sgd(net, w, batches(data, sgd(lr), k, t), lr=lr)[0] for k in cohort(data, t, 3) if k not in absent
         ]
         updates = torch.stack(ends) - w
         mean = updates.mean(0)
@@ -30,9 +29,9 @@ def by_hand(data, lr, rounds, epsilon, absent=(), project=lambda step: step):
 
 @pytest.mark.parametrize(("lr", "longer"), [(0.001, False), (0.5, True)])
 def test_it_equals_the_plain_loop(federation, lr, longer):
-    expected, found = by_hand(federation, lr, 4, 1e-3)
+    expected, found = by_hand(federation, lr, 3, 1e-3)
     assert found is longer
-    trained = train_rounds(make_net(), federation, sgd(lr), rounds=4, methods=[FedExP(1e-3)], k=2)
+    trained = train_rounds(make_net(), federation, sgd(lr), rounds=3, methods=[FedExP(1e-3)], k=2)
     torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
 
 
@@ -44,15 +43,15 @@ def test_a_broken_client_does_not_count_and_global_gc_projects_the_step(federati
         return torch.cat([first.flatten(), bias, second.flatten(), rest])
 
     data = broken(federation, 3)
-    expected, longer = by_hand(data, 0.5, 4, 1e-3, absent=[3], project=project)
+    expected, longer = by_hand(data, 0.5, 3, 1e-3, absent=[3], project=project)
     assert longer
     methods = [FedExP(1e-3), GlobalGC(None, "out", 2)]
-    trained = train_rounds(make_net(), data, sgd(0.5), rounds=4, methods=methods, k=2)
+    trained = train_rounds(make_net(), data, sgd(0.5), rounds=3, methods=methods, k=2)
     torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("other", [Personal, Scaffold])
 def test_without_longer_steps_the_clients_train_as_without_fedexp(federation, other):
-    before, last = (train_rounds(make_net(), federation, sgd(), rounds=t, methods=[other()]) for t in (2, 3))
-    found = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[other(), FedExP(1e9)])
+    before, last = (train_rounds(make_net(), federation, sgd(), rounds=t, methods=[other()]) for t in (1, 2))
+    found = train_rounds(make_net(), federation, sgd(), rounds=2, methods=[other(), FedExP(1e9)])
     torch.testing.assert_close(found, (before + last) / 2, rtol=0, atol=1e-10)

@@ -3,16 +3,16 @@
 import pytest
 import torch
 from harness import make_net, make_setup, plan_of, sgd, train_rounds, weights
-from plain_reference import batches, cohort, loss_at, tensors
+from plain_reference import batches, cohort, gradient, loss_at, tensors
 from torch import nn
-from torch.func import functional_call, grad
+from torch.func import functional_call
 
 from gcfed.federated.refusals import validate_parts
 from gcfed.methods.fedreg import FedReg
 from gcfed.methods.sam import Sam
 from gcfed.utils.rng import torch_seed
 
-ETA_S, ETA_P, STEPS = 0.2, 0.05, 3
+ETA_S, ETA_P, STEPS = 0.2, 0.05, 2
 
 
 def outputs(net, w, x):
@@ -42,11 +42,11 @@ def reference(net, data, solver, *, rounds, gamma, beta, pseudo, perturbed, lr=0
                 made.append((x_s, outputs(net, w0, x_s).softmax(-1).detach(), climbed(net, w0, x, y, ETA_P), y))
             w = w0
             for step, (x, y) in enumerate(batches(data, solver, k, t)):
-                g = grad(loss_at, argnums=1)(net, gamma * w + (1 - gamma) * w0, x, y)
+                g = gradient(net, gamma * w + (1 - gamma) * w0, x, y)
                 w = w - lr * (g + decay * w)
                 x_s, p_s, x_p, y = made[step % len(made)]
                 middle = beta * w + (1 - beta) * w0
-                g_s, g_p = (grad(loss_at, argnums=1)(net, middle, *pair) for pair in ((x_s, p_s), (x_p, y)))
+                g_s, g_p = (gradient(net, middle, *pair) for pair in ((x_s, p_s), (x_p, y)))
                 for g, wanted in ((g_s, pseudo), (g_p, perturbed)):
                     if wanted:
                         w = w - (((w - w0) @ g) / (g @ g)).clamp(min=0) * g

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from harness import ArrayData, make_net, sgd, train_rounds, weights
-from plain_reference import batches, cohort, loss_at, tensors
+from plain_reference import batches, cohort, gradient, tensors
 from torch import nn
-from torch.func import functional_call, grad
+from torch.func import functional_call
 
 from gcfed.methods.fedsol import FedSol
 
@@ -40,9 +40,10 @@ def by_hand(net, data, solver, rounds, rho, temperature, adaptive):
             for x, y in batches(data, solver, client, t):
                 at = w
                 if not torch.equal(w, w0):
-                    g = grad(divergence, argnums=1)(net, w, w0, x, temperature)
+                    (g,) = torch.autograd.grad(divergence(net, w.requires_grad_(), w0, x, temperature), w)
+                    w = w.detach()
                     at = w + rho * (drift_scale(net, w, w0) if adaptive else 1.0) * g / g.norm()
-                w = w - solver.lr(t) * grad(loss_at, argnums=1)(net, at, x, y)
+                w = w - solver.lr(t) * gradient(net, at, x, y)
             trained.append(w)
         w0 = torch.stack(trained).mean(0)
     return w0
@@ -50,10 +51,10 @@ def by_hand(net, data, solver, rounds, rho, temperature, adaptive):
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_steps_use_the_gradient_at_proximally_perturbed_weights(federation, adaptive):
-    expected = by_hand(make_net(), federation, sgd(), 3, 0.8, 2.0, adaptive)
-    assert (expected - by_hand(make_net(), federation, sgd(), 3, 0.0, 2.0, adaptive)).norm() > 1e-3
+    expected = by_hand(make_net(), federation, sgd(), 2, 0.8, 2.0, adaptive)
+    assert (expected - by_hand(make_net(), federation, sgd(), 2, 0.0, 2.0, adaptive)).norm() > 1e-3
     method = FedSol(0.8, temperature=2.0, adaptive=adaptive)
-    trained = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[method], k=2)
+    trained = train_rounds(make_net(), federation, sgd(), rounds=2, methods=[method], k=2)
     torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
 
 
@@ -81,7 +82,7 @@ def test_padding_does_not_count(adaptive):
         torch.manual_seed(0)
         net = Scaled().double()
         before = weights(net)
-        trained = train_rounds(net, data, sgd(), rounds=2, methods=[FedSol(adaptive=adaptive)], k=k)
+        trained = train_rounds(net, data, sgd(), rounds=1, methods=[FedSol(adaptive=adaptive)], k=k)
         assert (trained - before).norm() > 0.01
         return trained
 

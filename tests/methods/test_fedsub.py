@@ -46,10 +46,10 @@ def test_it_equals_the_plain_loop(federation, ratio, refresh, weight_decay, gamm
     run, stores = {"ratio": ratio, "refresh": refresh}, ClientStores()
     solver, method = sgd(weight_decay=weight_decay, lr_decay=0.8), FedSub(**run)
     ours = train_rounds(
-        wide_and_tall(), federation, solver, rounds=7, methods=[method], k=2, server=server(gamma), stores=stores,
+        wide_and_tall(), federation, solver, rounds=4, methods=[method], k=2, server=server(gamma), stores=stores,
     )  # fmt: skip
     theirs, duals = reference(
-        wide_and_tall(), federation, solver, rounds=7, weight_decay=weight_decay, gamma=gamma, **run
+        wide_and_tall(), federation, solver, rounds=4, weight_decay=weight_decay, gamma=gamma, **run
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
     for client, dual in duals.items():
@@ -58,7 +58,7 @@ def test_it_equals_the_plain_loop(federation, ratio, refresh, weight_decay, gamm
 
 
 def test_a_straggler_applies_its_dual_only_in_the_steps_that_it_makes(federation):
-    solver, run = sgd(epochs=4), {"rounds": 6, "faults": Faults(stragglers=0.7)}
+    solver, run = sgd(epochs=4), {"rounds": 3, "faults": Faults(stragglers=0.7)}
     ours = train_rounds(wide_and_tall(), federation, solver, methods=[FedSub(ratio=0.5, refresh=99)], k=2, **run)
     theirs, _ = reference(wide_and_tall(), federation, solver, ratio=0.5, refresh=99, **run)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
@@ -68,7 +68,7 @@ def test_a_straggler_applies_its_dual_only_in_the_steps_that_it_makes(federation
 def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(federation, others):
     """Duals use the update that the server received, not the one before quantization."""
     method, stores = FedSub(ratio=0.5, refresh=99), ClientStores()
-    train_rounds(wide_and_tall(), federation, sgd(), rounds=3, methods=[method, *others], stores=stores, cohort_of=5)
+    train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method, *others], stores=stores, cohort_of=5)
     for dual in stores.read("fedsub", np.arange(5), server_of(method).coordinates).values():
         torch.testing.assert_close(dual.sum(0), torch.zeros_like(dual[0]), rtol=0, atol=1e-7)
         assert dual.abs().sum() > 0

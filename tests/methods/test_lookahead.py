@@ -23,7 +23,7 @@ def test_fedacg_equals_algorithm_1(federation, update):
     """With ``delta`` it equals GC-Fed's code, which has the same m but θ ← θ + Δ."""
     net, solver, lam, beta = make_net(), sgd(lr_decay=0.9), 0.85, 0.3
     theta, m = weights(net), 0.0
-    for t in range(5):
+    for t in range(3):
         ahead = theta + lam * m
         near = partial(lambda w, ahead: beta / 2 * (w - ahead).square().sum(), ahead=ahead)
         trained = [
@@ -36,11 +36,11 @@ def test_fedacg_equals_algorithm_1(federation, update):
 
     sizes = Sizes()
     trained = train_rounds(
-        net, federation, solver, rounds=5, methods=[LookAhead(lam, update), Proximal(beta), sizes],
+        net, federation, solver, rounds=3, methods=[LookAhead(lam, update), Proximal(beta), sizes],
         server=server(lam if update == "momentum" else 0.0), k=2,
     )  # fmt: skip
     torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
-    assert sizes.down == [8 * trained.numel()] * 5  # only the model is sent
+    assert sizes.down == [8 * trained.numel()] * 3  # only the model is sent
 
 
 @pytest.mark.parametrize(("update", "make", "words"), [

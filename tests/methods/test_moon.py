@@ -26,5 +26,5 @@ def test_rounds_equal_an_independent_loop(sequences):
         contrast = -torch.log(near / (near + far)).mean()
         return F.cross_entropy(logits.flatten(0, -2), y.flatten()) + mu * contrast
 
-    check(Moon(mu, temperature), federation(sequences), objective)
+    check(Moon(mu, temperature), federation(sequences), objective, rounds=4)
     assert set(seen) == {False, True}

@@ -11,7 +11,7 @@ from gcfed.methods.feddyn import FedDyn
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 
-DATA, DECAY = skewed_federation(), 0.5
+DATA, DECAY = skewed_federation(), 0.7
 SOLVER = partial(sgd, lr=0.2, weight_decay=DECAY, batch_size=9)
 
 
@@ -20,17 +20,16 @@ def best():
     return optimum(softmax_regression(), DATA, DECAY)
 
 
-def distance(best, *methods, rounds=30):
+def distance(best, rounds, *methods):
+    """Three of four clients train in a round."""
     net, solver = softmax_regression(), SOLVER(epochs=4)
-    return (train_rounds(net, DATA, solver, rounds=rounds, methods=methods, k=2, cohort_of=2) - best).norm()
+    return (train_rounds(net, DATA, solver, rounds=rounds, methods=methods, k=3) - best).norm()
 
 
 def test_fedavg_misses_the_optimum(best):
-    assert distance(best) > 0.05
+    assert distance(best, 8) > 0.1
 
 
-@pytest.mark.parametrize(("method", "rounds", "limit"), [
-    (Scaffold(), 40, 1e-5), (FedDyn(2.0), 50, 1e-5), (SSF(ratio=0.7), 60, 1e-4), (FedDC(2.0), 60, 1e-4),
-])  # fmt: skip
-def test_the_method_reaches_the_optimum(best, method, rounds, limit):
-    assert distance(best, method, rounds=rounds) < limit
+@pytest.mark.parametrize("method", [Scaffold(), FedDyn(2.0), SSF(ratio=0.85), FedDC(2.0)])
+def test_the_method_reaches_the_optimum(best, method):
+    assert distance(best, 20, method) < 0.002

@@ -50,6 +50,7 @@ SETTINGS = {
     "quantized": ({"methods": [Quantization(8)]}, "quantization=none"),
     "layers": ({"net": make_net()}, "model=Sequential has no "),
 }
+PLAIN = sgd()
 NET = MLP(input_shape=(6,), num_classes=4, hidden=(5,))
 LINEAR = MLP(input_shape=(6,), num_classes=4, hidden=())
 SERVER = "server decay yogi"
@@ -69,7 +70,7 @@ REFUSED = {
 @pytest.mark.parametrize("cls", REFUSED)
 def test_a_method_accepts_and_refuses_settings(cls, tmp_path):
     for name, (changes, message) in SETTINGS.items():
-        parts = {"solver": sgd(), "server": PLAIN_SERVER, "stores": ClientStores(folder=tmp_path), **changes}
+        parts = {"solver": PLAIN, "server": PLAIN_SERVER, "stores": ClientStores(folder=tmp_path), **changes}
         method, net = cls(), parts.pop("net", NET)
         setup = make_setup(net, data=random_federation(), **parts | {"methods": [method, *parts.get("methods", ())]})
         if name in REFUSED[cls].split():

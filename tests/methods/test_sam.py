@@ -5,16 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from harness import (
-    CPU,
-    make_download,
-    make_net,
-    make_setup,
-    random_federation,
-    sgd,
-    train_rounds,
-    with_batch_norm,
-)  # fmt: skip
+from harness import CPU, make_download, make_net, make_setup, random_federation, sgd, train_rounds, with_batch_norm
 
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.training.lent import broadcast_state, travelling

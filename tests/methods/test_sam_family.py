@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import make_net, sgd, train_rounds, weights
-from plain_reference import batches, broken, cohort, loss_at
-from torch.func import grad
+from plain_reference import batches, broken, cohort, gradient
 
 from gcfed.methods.fedcm import FedCM
 from gcfed.methods.feddyn import FedDyn
@@ -44,8 +43,7 @@ def by_hand(net, data, move, correction="", alpha=1.0):
             own, w, steps, shift = clients[k], w0, [], zero
             back = zero if own.old is None else own.old - w0
             for x, y in batches(data, sgd(), k, t):
-                gradient = grad(lambda v, x=x, y=y: loss_at(net, v, x, y))
-                g = gradient(w)
+                g = gradient(net, w, x, y)
                 if move in ("own", "mixed"):
                     shift = RHO * unit(g)
                 elif move == "last_update":
@@ -55,7 +53,7 @@ def by_hand(net, data, move, correction="", alpha=1.0):
                 elif move == "dual":
                     shift = RHO * unit(g - own.mu - s)
                     own.mu = own.mu + shift - s
-                step = alpha * gradient(w + shift) + (1 - alpha) * g
+                step = alpha * (gradient(net, w + shift, x, y) if shift.any() else g) + (1 - alpha) * g
                 if correction == "scaffold":
                     step = step - own.c + c
                 elif dynamic:
@@ -108,7 +106,7 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent, move):
             w, count, momentum = w0, 0, delta + alpha / (1 - alpha) * (c - own[k])
             for x, y in batches(data, sgd(), k, t):
                 at = w + RHO * move(w0 + count * momentum - w)
-                steps.append(alpha * grad(lambda v, x=x, y=y: loss_at(net, v, x, y))(at) + (1 - alpha) * momentum)
+                steps.append(alpha * gradient(net, at, x, y) + (1 - alpha) * momentum)
                 w, count = w - lr * steps[-1], count + 1
             ends.append(w)
             changes.append((w0 - w) / (count * lr) - c)

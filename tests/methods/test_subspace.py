@@ -38,10 +38,10 @@ def test_p_is_orthonormal_and_a_function_of_seed_epoch_and_layer(r):
 
 def test_p_is_uniformly_random():
     """E PPᵀ = (r/d) I and E P = 0. A QR decomposition gives this only if Q takes the signs of R's diagonal."""
-    bases = torch.stack([draw(epoch=i, d=4, r=2) for i in range(2000)])
+    bases = torch.stack([draw(epoch=i, d=4, r=2) for i in range(500)])
     projections = bases @ bases.mT
-    torch.testing.assert_close(projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.04)
-    torch.testing.assert_close(bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.06)
+    torch.testing.assert_close(projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.08)
+    torch.testing.assert_close(bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.12)
 
 
 def test_projectors_are_drawn_again_every_refresh_rounds():
@@ -83,7 +83,7 @@ def test_vectors_and_scalars_are_not_projected(federation, cls):
             return self.scale * super().forward(x)
 
     net = Scaled()
-    train_rounds(net, federation, sgd(), rounds=2, methods=[cls(ratio=0.5)], k=2)
+    train_rounds(net, federation, sgd(), rounds=1, methods=[cls(ratio=0.5)], k=2)
     assert 0 < (net.scale - 1).abs() < 1
 
 
@@ -103,7 +103,7 @@ def test_a_round_does_not_change_weights_outside_the_subspace(federation, cls, o
             torch.testing.assert_close(outside(name, p.detach()), outside(name, round.start[name]), rtol=0, atol=1e-12)
 
     solver = sgd(weight_decay=0.1)
-    train_rounds(net, federation, solver, rounds=4, methods=[*others, method], k=2, on_round=check)
+    train_rounds(net, federation, solver, rounds=2, methods=[*others, method], k=2, on_round=check)
     assert min(starts) > 1e-3
 
 
