@@ -43,7 +43,7 @@ class Faults:
         if not self.dropout and not self.extra:
             return drawn
         draws = [generator(seed, "fault", round, k) for k in drawn.tolist()]
-        answers = np.array([draw.random() >= (self.dropout or 0) for draw in draws])
+        answers = np.array([draw.random() >= (self.dropout or 0) for draw in draws], bool)  # Poisson: perhaps nobody
         times = np.where(answers, steps * np.array([draw.exponential() for draw in draws]), np.inf)
         first = np.lexsort((drawn, times))[: len(drawn) - (self.extra or 0)]
         return drawn[np.sort(first[answers[first]])]
