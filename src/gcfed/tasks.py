@@ -31,10 +31,10 @@ class Batch:
     rows: Tensor | None = None
 
     def mean(self, values_KB: Tensor) -> Tensor:
-        """Each client's mean over its real labels, a value for each label → ``[n]``."""
+        """Each client's mean over its real labels, a value for each label → ``[n]``; 0 without a real label."""
         if self.mask is None:
             return values_KB.flatten(1).mean(1)
-        return (values_KB * self.mask).flatten(1).sum(1) / self.count
+        return (values_KB * self.mask).flatten(1).sum(1) / self.count.where(self.count > 0, 1.0)
 
 
 class Task:

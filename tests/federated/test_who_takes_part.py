@@ -10,7 +10,7 @@ from gcfed.data.sampling import DynamicPopulation
 class Faulty(Plain):
     """The first clients to finish count. Clients that drop out never finish."""
 
-    n, cohort, dropout, stragglers, deadline, extra = 10, 3, 0.4, 0.6, 5, 3
+    n, cohort, dropout, stragglers, deadline, extra, poisson = 10, 3, 0.4, 0.6, 5, 3, False
     overrides = (
         *(f"participation.faults.{key}={value}" for key, value in
           {"dropout": dropout, "stragglers": stragglers, "deadline": deadline, "extra": extra}.items()),
@@ -18,9 +18,9 @@ class Faulty(Plain):
     )  # fmt: skip
 
     def drawn(self, t):
-        return np.sort(
-            draw("cohort", t).choice(self.n, self.cohort + self.extra, replace=False, shuffle=False)
-        ).tolist()
+        rng, many = draw("cohort", t), self.cohort + self.extra
+        many = rng.binomial(self.n, many / self.n) if self.poisson else many
+        return np.sort(rng.choice(self.n, many, replace=False, shuffle=False)).tolist()
 
     def came(self, t, drawn):
         done, times = {}, {}
@@ -39,17 +39,17 @@ class Faulty(Plain):
     def sent(self, t, deltas):
         model = sum(p.numel() for p in self.net.parameters()) * 8
         self.row |= {
-            "train/dropped_clients": self.cohort + self.extra - len(deltas), "comm/up_bytes": len(deltas) * model,
+            "train/dropped_clients": len(self.planned) - len(deltas), "comm/up_bytes": len(deltas) * model,
             "train/stragglers": sum(self.steps[k] < self.planned[k] for k in deltas),
-            "comm/down_bytes": (self.cohort + self.extra) * model,
+            "comm/down_bytes": len(self.planned) * model,
         }  # fmt: skip
 
 
-class FaultyDrop(Faulty):
-    last, deadline, dropout, extra = "drop", None, 0.0, 2
+class FaultyPoisson(Faulty):
+    last, deadline, dropout, extra, poisson = "drop", None, 0.0, 2, True
     overrides = (
         "client.last_batch=drop", "participation.faults.stragglers=0.6", "participation.faults.extra=2",
-        "participation.per_round=3",
+        "participation.per_round=3", "participation=poisson", "rounds=9",
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def population(n, live, every, replace, cohort, t):
     return [ids[i] for i in sorted(draw("cohort", t).choice(live, cohort, replace=False, shuffle=False).tolist())]
 
 
-@pytest.mark.parametrize("case", [Faulty, FaultyDrop, Changing])
+@pytest.mark.parametrize("case", [Faulty, FaultyPoisson, Changing])
 def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     check(case, config, tmp_path)
 

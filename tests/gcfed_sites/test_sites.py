@@ -131,7 +131,7 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
 
     result, line = federated(*words, "federation.least=1", **how)
     monkeypatch.setattr(
-        Faults, "survivors", lambda self, drawn, steps, round, seed: np.setdiff1d(drawn, lost.get(round, []))
+        Faults, "survivors", lambda self, drawn, steps, round, *_: np.setdiff1d(drawn, lost.get(round, []))
     )
     reference = simulated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))

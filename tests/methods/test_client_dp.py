@@ -16,6 +16,7 @@ from harness import final_weights, make_net, make_received, make_setup, meet, ra
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.attacks.byzantine import Scale
+from gcfed.data.faults import Faults
 from gcfed.data.sampling import PoissonSampler, UniformSampler
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.method import ClientPart, Order, ServerPart
@@ -107,7 +108,8 @@ def test_no_client_adds_more_than_the_bound(federation):
 
 def test_each_round_adds_its_own_noise_even_without_clients(federation):
     assert not len(PoissonSampler(2)(1, 5, 14))  # with this seed, the second round has no client
-    noisy, plain = (updates(federation, ClientDP(0.5, noise_multiplier=s), rounds=2, seed=14) for s in (1e-7, 0.0))
+    some, dp = {"rounds": 2, "seed": 14, "faults": Faults(dropout=0.2)}, partial(ClientDP, 0.5)
+    noisy, plain = (updates(federation, dp(noise_multiplier=s), **some) for s in (1e-7, 0.0))
     assert plain[0][0] > plain[-1][0] == 0
     for round in (0, 1):
         random = torch.Generator().manual_seed(torch_seed(14, "privacy", round))

@@ -44,7 +44,7 @@ class Diverges(ClientPart):
 class DropsOut(Faults):
     """Lets client 2 drop out of the second round."""
 
-    def survivors(self, drawn, steps, round, seed):
+    def survivors(self, drawn, steps, round, seed, most):
         return drawn[(round != 1) | (drawn != 2)]
 
 

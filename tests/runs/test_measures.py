@@ -20,7 +20,7 @@ def test_a_moving_mean_equals_its_definition():
 
 @pytest.fixture
 def run(tmp_path):
-    rows = accuracies(0.1, None, 0.5, None, 0.25, 0.75, **{"gap/l2": [1, 2, 3, 4, 5, "inf"]})
+    rows = accuracies(0.1, None, 0.5, None, 0.25, 0.75, **{"test/perplexity": [6, 2, 3, 4, 5, "inf"]})
     return write_run(tmp_path / "a", rows)
 
 
@@ -29,7 +29,7 @@ def run(tmp_path):
     [
         ("final:test/acc", 0.75), ("test/acc", 0.75), ("best:test/acc", 0.75), ("best:test/loss", 1.0),
         ("last10:test/acc", 0.4), ("total:comm/up_bytes", 30000), ("rounds:0.5", 3), ("rounds:0.76", None),
-        ("final:gap/l2", None), ("best:cka/fc1", None), ("nothing", None),
+        ("final:test/perplexity", None), ("best:test/perplexity", 2), ("best:cka/fc1", None), ("nothing", None),
     ],
 )  # fmt: skip
 def test_measure(run, measure, wanted):

@@ -38,12 +38,12 @@ class Faults:
         part = 1 + (draws[:, 1] * planned).astype(np.int64)
         return np.where(draws[:, 0] < self.stragglers, np.minimum(part, steps), steps)
 
-    def survivors(self, drawn: np.ndarray, steps: np.ndarray, round: int, seed: int) -> np.ndarray:
-        """The drawn clients whose uploads count, in the same order. There may be none."""
+    def survivors(self, drawn: np.ndarray, steps: np.ndarray, round: int, seed: int, most: int) -> np.ndarray:
+        """The drawn clients whose uploads count, in their order; with ``extra`` at most ``most``. There may be none."""
         if not self.dropout and not self.extra:
             return drawn
         draws = [generator(seed, "fault", round, k) for k in drawn.tolist()]
-        answers = np.array([draw.random() >= (self.dropout or 0) for draw in draws])
+        answers = np.array([draw.random() >= (self.dropout or 0) for draw in draws], bool)  # Poisson: perhaps nobody
         times = np.where(answers, steps * np.array([draw.exponential() for draw in draws]), np.inf)
-        first = np.lexsort((drawn, times))[: len(drawn) - (self.extra or 0)]
+        first = np.lexsort((drawn, times))[: most if self.extra else None]
         return drawn[np.sort(first[answers[first]])]

@@ -52,7 +52,7 @@ class Server:
         """Draws the cohort of a round, without the clients that drop out by ``faults``."""
         module, num_clients = self.setup.module, self.setup.data.num_clients
         drawn = self.setup.sampler(t, num_clients, self.seed)
-        cohort = self.faults.survivors(drawn, self.steps(drawn, t), t, self.seed)
+        cohort = self.faults.survivors(drawn, self.steps(drawn, t), t, self.seed, self.setup.cohort)
         model = module.broadcast_state()
         return Round(
             t, self.seed, cohort, num_clients, dict(model), self.setup.solver.lr(t), model=model,

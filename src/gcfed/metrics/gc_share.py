@@ -53,7 +53,8 @@ class GCShare(OwnNumbers):
 
     def columns(self, round: Received) -> dict[str, float]:
         found = super().columns(round)
-        for kind, tensors in (("update", round.update), ("model", round.start)):
+        update = {"update": round.update} if round.usable else {}  # else it is not yet in the model's coordinates
+        for kind, tensors in (update | {"model": round.start}).items():
             shares = zip(self.weights, self.shares(tensors).tolist(), strict=True)
             found |= {f"gc/share_{kind}/{name}": share for name, share in shares if share == share}
         return found

@@ -2,7 +2,7 @@
 
 ==========================  ==========================================================================
 ``final:<column>``          the last value of a column of ``metrics.csv``; also written as ``<column>``
-``best:<column>``           its highest value; the lowest one of a loss, an error or a cost
+``best:<column>``           its highest value; the lowest one of a loss, an error, a perplexity or a cost
 ``last10:<column>``         its mean over the last ten rounds
 ``total:<column>``          its sum over all rounds, as for ``comm/up_bytes``
 ``rounds:<target>``         the first round whose test accuracy is at least the target, as in ``rounds:0.8``
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 WINDOW, DECAY = 10, 0.9  # rounds of GC-Fed's moving mean, and of FedACG's exponential average
 NAMES = ("final", "best", "last10", "total", "rounds")
 FORMS = f"A measure is {', '.join(f'{name}:<column>' for name in NAMES[:-1])}, rounds:<target accuracy>, or a column."
-_LOWER = re.compile("loss|error|rmse|mse|mae|bytes|seconds|time/|comm/")  # in these columns, less is better
+# In these columns, less is better.
+_LOWER = re.compile("loss|error|rmse|mse|mae|perplexity|distance|divergence|epsilon|bytes|seconds|time/|comm/")
 
 
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:

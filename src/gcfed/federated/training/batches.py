@@ -96,7 +96,7 @@ class BatchPlan:
         if y.dim() == 2 or y.is_floating_point():
             return Batch(x, y, mask, counts, rows)
         mask = y >= 0 if mask is None else (y >= 0) & mask.unsqueeze(-1)
-        return Batch(x, y, mask, mask.flatten(1).sum(1).clamp(min=1), rows)
+        return Batch(x, y, mask, mask.flatten(1).sum(1), rows)
 
     def _of_one(self, data: FederatedDataModule, step: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """A single client's samples, labels and count in a step. Those of the next steps are fetched at once."""
