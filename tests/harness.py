@@ -28,6 +28,7 @@ from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 
 ALGORITHMS = sorted({path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed", "fedzmg"})
+SHORT = {"fedreg": ["methods.fedreg.iterations=2"], "pfedme": ["methods.pfedme.inner_steps=2"]}  # by algorithm
 CPU = torch.device("cpu")
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
 

@@ -8,6 +8,7 @@ import json
 import re
 from collections import deque
 from copy import deepcopy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from gcfed_sites.sites import Sites
 
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=7", "participation.per_round=5", "client.epochs=1",
-    "client.batch_size=8", "data.limit_train=150", "data.limit_test=40", "eval_every=1",
+    "client.batch_size=8", "data.limit_train=70", "data.limit_test=40", "eval_every=1",
 )  # fmt: skip
 ALL = ("participation.per_round=7",)
 
@@ -257,13 +258,13 @@ def sent_config(cfg):
 @pytest.fixture
 def asked(config, tmp_path):
     """``asked(own, *words, **changes)``: a site with the run ``TINY``, and its answer to a run of ``words``."""
+    (tmp_path / "own.yaml").write_text(OmegaConf.to_yaml(config(*TINY), resolve=True))
+    server = cache(lambda *words: sent_config(config(*TINY, *words)))
 
     def ask(own, *words, edit=lambda config: None, **changes):
-        if "overrides" not in own:  # saves a second composition
-            (tmp_path / "own.yaml").write_text(OmegaConf.to_yaml(config(*TINY), resolve=True))
-            own = own | {"config": "own.yaml"}
+        own = own if "overrides" in own else own | {"config": "own.yaml"}  # saves a second composition
         (tmp_path / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own)))
-        site, sent = Site("b", tmp_path / "gcfed.yaml", tmp_path), sent_config(config(*TINY, *words))
+        site, sent = Site("b", tmp_path / "gcfed.yaml", tmp_path), deepcopy(server(*words))
         edit(sent)
         about = {"version": __version__, "run": "x", "share": [0], "num_clients": 7, "resumed": False}
         about |= {"config": sent, "classes": [str(i) for i in range(10)], "transform": {}} | changes
@@ -446,16 +447,16 @@ def test_sites_train_on_their_own_samples(federated, simulated, tmp_path):
 
 def test_clients_of_a_site_share_its_own_data(federated, tmp_path):
     """Site c has no client. An unknown class is refused."""
-    words, x = ("rounds=1", "participation.num_clients=2", "participation.per_round=2"), pixels(90)
+    words, x = ("rounds=1", "participation.num_clients=2", "participation.per_round=2"), pixels(70)
     dealt = {"a": {"clients": []}, "b": {"clients": [0, 1]}}
-    own = {"b": dealt["b"] | saved(tmp_path, "b", x, np.arange(90) % 3 + 7)}
+    own = {"b": dealt["b"] | saved(tmp_path, "b", x, np.arange(70) % 3 + 7)}
     result, line = federated(*words, own=dealt | own)
     data = line.programs["b"].end.data
-    assert data.sizes(np.arange(2)).sum() == 89  # one sample is held out
+    assert data.sizes(np.arange(2)).sum() == 69  # one sample is held out
     assert set(data.labels.tolist()) == {7, 8, 9}
     assert line.programs["c"].clients == []
     assert np.isfinite(result.metrics["test/loss"])
-    own = {"b": dealt["b"] | saved(tmp_path, "b", x, np.arange(90) % 3 + 8)}
+    own = {"b": dealt["b"] | saved(tmp_path, "b", x, np.arange(70) % 3 + 8)}
     with pytest.raises(ValueError, match="has the class 10, and the run's are 0, 1"):
         federated(*words, folder="other", own=dealt | own)
 
