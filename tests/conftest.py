@@ -213,14 +213,22 @@ def run_script(script: str, *words: str) -> None:
 
 
 def forked(call: Callable[[], object], printed: Path) -> int | None:
-    """Runs ``call`` in a fork of this process, which needs no imports. It prints to a file. Returns the exit code."""
+    """Runs ``call`` in a fork of this process, which prints to a file. Returns the exit code.
+
+    The fork needs no imports of a run, and reads few files of the config.
+    """
+
+    import gcfed.run
+    import torch.utils.tensorboard  # noqa: F401
 
     def child() -> None:
+        gc.freeze()  # the garbage collector need not look at what is here already
         with printed.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         call()
 
+    composer(())  # this process keeps what it reads
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join(240)
