@@ -218,8 +218,9 @@ def forked(call: Callable[[], object], printed: Path) -> int | None:
     The fork needs no imports of a run, and reads few files of the config.
     """
 
-    import gcfed.run
     import torch.utils.tensorboard  # noqa: F401
+
+    import gcfed.run  # noqa: F401
 
     def child() -> None:
         gc.freeze()  # the garbage collector need not look at what is here already

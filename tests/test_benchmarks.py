@@ -77,6 +77,7 @@ def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
               "w2 to w4": ("w2",), "w6, w7": ("minutes, w6",), "memory": ("GB, w1",)}  # fmt: skip
 
     def tried():
+        torch._lazy_modules.discard("_inductor")  # the profiler would import the compiler, for three seconds
         groups = gpu.groups
         gpu.groups = lambda *words: {g: {n: groups(*words)[g][n] for n in names} for g, names in chosen.items()}
         gpu.subprocess = SimpleNamespace(run=lambda command, timeout: call(*command[2:]))

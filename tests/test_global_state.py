@@ -13,6 +13,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 import gcfed
 
@@ -44,7 +45,7 @@ def unchanged(call, *args, **kwargs):
     return result
 
 
-def test_calls_from_python_do_not_change_the_process(tmp_path):
+def test_calls_from_python_do_not_change_the_process(tmp_path, monkeypatch):
     small = ["rounds=1", "data.limit_train=40", "model.hidden=[8]", f"paths.log_dir={tmp_path}"]
     two = ["gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "extras.figures=false"]
     torch.set_num_threads(3)  # a run would use fewer
@@ -52,7 +53,9 @@ def test_calls_from_python_do_not_change_the_process(tmp_path):
     cfg = unchanged(gcfed.configure, small)
     two = gcfed.configure(small, two)
     two.precision, two.precision_matmul = "64-true", "high"
-    unchanged(gcfed.train, cfg, quiet=True)
+    with monkeypatch.context() as patch:  # the report renders figures
+        patch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).write_bytes(b""))
+        unchanged(gcfed.train, cfg, quiet=True)
     unchanged(gcfed.train, two)
     before = state()
     with pytest.raises(ValueError, match="nowhere"):

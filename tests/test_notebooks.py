@@ -114,8 +114,8 @@ def run_small(path, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_at_a_small_scale(path, tmp_path):
-    """A fork of this process runs it, because torch is already imported here."""
+def test_a_notebook_runs_at_a_small_scale(path, tmp_path, unrendered):
+    """A fork of this process runs it. Figures are rendered for the page, but not for files."""
     code = forked(lambda: run_small(path, tmp_path / "logs"), tmp_path / "printed.txt")
     assert code == 0, (tmp_path / "printed.txt").read_text()[-4000:]
 

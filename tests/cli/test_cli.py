@@ -28,7 +28,7 @@ def the_run(logs):
     return folder
 
 
-def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
+def test_a_run_is_killed_and_continues_in_its_folder(tmp_path, unrendered):
     """A run that is killed (SIGKILL) and continued with ckpt_path=last equals a run without an interruption.
 
     The killed run has two processes, the other run has one. Each process has one thread.

@@ -119,7 +119,7 @@ def of(root, name, *more):
     return (
         "data=huggingface", f"data.name={root}/texts", f"data.tokenizer={root}/tokenizer", "data.length=10",
         f"paths.data_dir={root}/data", "partition=natural", "partition.by=user", "participation.num_clients=null",
-        "rounds=3", "participation.per_round=3", "client.epochs=1", "client.batch_size=8", "model=huggingface",
+        "rounds=2", "participation.per_round=3", "client.epochs=1", "client.batch_size=8", "model=huggingface",
         f"model.folder={root}/{name}", *more,
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def test_a_run_counts_tied_weights_once_and_continues_bit_for_bit(root, config, 
     entries = sum(p.numel() for p in net.parameters())
     assert read_rows(tmp_path / "a/metrics.csv")[0]["comm/up_bytes"] == 2 * 3 * 4 * entries  # SCAFFOLD sends twice
     part = config(*words, folder=tmp_path / "b")
-    part.rounds = part.trainer.max_steps = 2
+    part.rounds = part.trainer.max_steps = 1
     train(part)
     resumed = train(config(*words, "ckpt_path=last", folder=tmp_path / "b"))
     assert torch.equal(final_weights(resumed), final_weights(whole))
