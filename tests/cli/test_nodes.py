@@ -1,5 +1,7 @@
 """A run on several nodes (``torchrun`` agents) equals a run on one machine bit for bit. All nodes end together."""
 
+import gc
+import logging
 import multiprocessing
 import os
 import socket
@@ -11,8 +13,9 @@ from contextlib import closing
 import kill
 import pytest
 import torch
-from conftest import read_rows, run_script
+from conftest import composer, read_rows, run_script
 from harness import final_weights
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from gcfed.run import train
@@ -37,7 +40,12 @@ def start_agents(work, monkeypatch, folder=None):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # otherwise each process uses all cores
     meeting = f"127.0.0.1:{free_port()}"
 
+    composer(())  # the agents' workers have what it reads
+
     def agent(rank):
+        gc.freeze()
+        logging.disable()  # torch would import its compiler to print that a worker failed
+        dynamic_rendezvous.get_method_name = lambda *_: ""  # inspects source files for each message
         launch = LaunchConfig(
             min_nodes=2, max_nodes=2, nproc_per_node=1, run_id="nodes", start_method="fork", monitor_interval=0.05,
             rdzv_backend="c10d", rdzv_endpoint=meeting, rdzv_configs={"is_host": rank == 1}, max_restarts=0,
