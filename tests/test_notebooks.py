@@ -21,7 +21,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SMALL = {
     "01_quickstart": ("ROUNDS = 3", "assert 0.3 < accuracy <= 1 and result.frame.index.tolist() == [1, 2, 3]"),
     "02_lambda_sweep": (
-        "ROUNDS, SEEDS, LAMBDAS = 2, [1], [0.0, 1.0]",
+        "ROUNDS, SEEDS, LAMBDAS = 1, [1], [0.0, 1.0]",
         "assert seeds.shape == (3, 1) and (seeds > 5).all(axis=None) and (table['seeds'] == 1).all()\n"
         "a, b = (comparison.frame.loc[f'λ = {lam}']['train/loss'] for lam in ('0.00', '1.00'))\n"
         "assert not a.equals(b)",
