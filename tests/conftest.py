@@ -215,9 +215,8 @@ def run_script(script: str, *words: str) -> None:
 def forked(call: Callable[[], object], printed: Path) -> int | None:
     """Runs ``call`` in a fork of this process, which prints to a file. Returns the exit code.
 
-    The fork needs no imports of a run, and reads few files of the config.
+    What this process imports and reads before, the fork need not.
     """
-
     import torch.utils.tensorboard  # noqa: F401
 
     import gcfed.run  # noqa: F401
@@ -229,7 +228,7 @@ def forked(call: Callable[[], object], printed: Path) -> int | None:
             os.dup2(file.fileno(), 2)
         call()
 
-    composer(())  # this process keeps what it reads
+    composer(())
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join(240)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import Spy, final_weights
+from harness import final_weights
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
 from omegaconf import OmegaConf, open_dict
@@ -63,58 +63,6 @@ def test_equivalent_settings_of_gc_agree_bit_for_bit(config, tmp_path, one, othe
 
 
 # ----------------------------------------------------------------------------------------- transactions, resume
-class Killed(BaseException):
-    """Acts like a kill: nothing catches it."""
-
-
-class KillAt(Spy):
-    """Kills at the end of a round, before the loggers receive its row."""
-
-    def __init__(self, round_number):
-        self.round_number = round_number
-
-    def on_round_end(self, row, round):
-        if row["round"] == self.round_number:
-            raise Killed
-
-
-class AfterKill(Spy):
-    """Does nothing, so that both runs have the same config."""
-
-    def __init__(self, round_number): ...
-
-
-RESUMED = ("round", "train/loss", "test/acc", "test/loss", "test/acc_ema", "test/acc_smooth10", "comm/up_bytes")
-
-
-def test_a_run_killed_at_the_end_of_a_round_continues_bit_for_bit(config, tmp_path):
-    more = ("rounds=5", "eval_every=2", "algorithm=fedavgm", "client.lr_decay=0.9")
-    straight = run(config, tmp_path, "straight", *FAST, *more)
-
-    def interrupted(target, **extra):
-        cfg = config(*FAST, *more, folder=tmp_path / "killed")
-        with open_dict(cfg):
-            cfg.callbacks = {"kill": {"_target_": target, "round_number": 4}, **cfg.callbacks}
-            cfg.update(extra)
-        return cfg
-
-    with pytest.raises(Killed):
-        train(interrupted(f"{__name__}.KillAt"))
-    rows = read_rows(tmp_path / "killed" / "metrics.csv")
-    assert [row["round"] for row in rows] == [1, 2, 3]
-    resumed = train(interrupted(f"{__name__}.AfterKill", ckpt_path="last"))
-
-    assert torch.equal(final_weights(resumed), final_weights(straight))
-    a, b = (read_rows(tmp_path / name / "metrics.csv") for name in ("straight", "killed"))
-    assert [row["round"] for row in b] == [1, 2, 3, 4, 5]
-    assert [{k: r.get(k) for k in RESUMED} for r in a] == [{k: r.get(k) for k in RESUMED} for r in b]
-    assert [r["round"] for r in b if "test/acc" in r] == [2, 4, 5]
-    state = [r.trainer.optimizers[0].state_dict()["state"] for r in (straight, resumed)]
-    assert state[0].keys() == state[1].keys()
-    for mine, theirs in zip(state[0].values(), state[1].values(), strict=True):
-        assert all(torch.equal(mine[k], theirs[k]) for k in mine if isinstance(mine[k], torch.Tensor))
-
-
 def test_a_finished_run_can_be_extended(config, tmp_path, caplog):
     straight = run(config, tmp_path, "straight", *FAST, "rounds=3")
     run(config, tmp_path, "extended", *FAST, "rounds=2")
