@@ -175,7 +175,7 @@ def test_a_missing_site_is_named(federation):
 def without_client(config, monkeypatch, tmp_path, client, *lost, rounds=5):
     """The weights of a simulation of SCAFFOLD in which a client drops out of these rounds."""
     monkeypatch.setattr(
-        Faults, "survivors", lambda self, drawn, steps, t, seed: np.setdiff1d(drawn, [client] if t in lost else [])
+        Faults, "survivors", lambda self, drawn, steps, t, *_: np.setdiff1d(drawn, [client] if t in lost else [])
     )
     words = (*SMALL, "algorithm=scaffold", "federation=none", f"rounds={rounds}")
     return final_weights(train(config(*words, folder=tmp_path / "simulated")))
