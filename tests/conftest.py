@@ -215,7 +215,7 @@ def run_script(script: str, *words: str) -> None:
 def forked(call: Callable[[], object], printed: Path) -> int | None:
     """Runs ``call`` in a fork of this process, which prints to a file. Returns the exit code.
 
-    What this process imports and reads before, the fork need not.
+    This process first imports what a run needs and reads the config, so that the fork starts quickly.
     """
     import torch.utils.tensorboard  # noqa: F401
 

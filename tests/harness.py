@@ -28,7 +28,8 @@ from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 
 ALGORITHMS = sorted({path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed", "fedzmg"})
-SHORT = {"fedreg": ["methods.fedreg.iterations=2"], "pfedme": ["methods.pfedme.inner_steps=2"]}  # by algorithm
+# Overrides by algorithm.
+FEW_INNER_STEPS = {"fedreg": ["methods.fedreg.iterations=2"], "pfedme": ["methods.pfedme.inner_steps=2"]}
 CPU = torch.device("cpu")
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TWO, composer, read_rows
-from harness import ALGORITHMS, SHORT, Spy, final_weights, make_net, make_setup, sgd, train_rounds
+from harness import ALGORITHMS, FEW_INNER_STEPS, Spy, final_weights, make_net, make_setup, sgd, train_rounds
 from omegaconf import OmegaConf, open_dict
 from tapes import train_twice
 from torch import nn
@@ -41,7 +41,8 @@ from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.resolvers import ROOT
 
 # Of four clients, 1, 2 and 3 train in the first round, only 2 in the second, and 0, 1 and 2 in the third. With two
-# processes, one has no client in the second round. Each stack has at least three steps of one kind.
+# processes, one has no client in the second round, and client 2 changes its process. Each stack has at least three
+# steps of one kind.
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1",
     "client.batch_size=8", "data.limit_train=92", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=1",
@@ -99,7 +100,7 @@ composed = cache(composer)
 @pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")])
 def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path, monkeypatch, algorithm, gc):
     """The reference run trains stacks of two clients and replays recorded steps."""
-    chosen = config(f"algorithm={algorithm}", f"gc={gc}", *TINY, *SHORT.get(algorithm, []))
+    chosen = config(f"algorithm={algorithm}", f"gc={gc}", *TINY, *FEW_INNER_STEPS.get(algorithm, []))
     assert_gc_comes_after_what_corrects(chosen)
 
     def setting(folder, **changes):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import composer, needs
-from harness import ALGORITHMS, SHORT, BesideSimulation
+from harness import ALGORITHMS, FEW_INNER_STEPS, BesideSimulation
 from omegaconf import OmegaConf
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -80,21 +80,21 @@ def untrained():
     return build_module(composer(TRANSFORMER)).net
 
 
-found = {}
+traits = {}  # of the network, by client.stack
 
 
 def probed_once(net, x, y, task, stack):
     """All algorithms train the same network."""
-    if stack not in found:
-        found[stack] = probe(net, x, y, task, stack)
-    return found[stack]
+    if stack not in traits:
+        traits[stack] = probe(net, x, y, task, stack)
+    return traits[stack]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_adapters_of_a_transformer_give_the_same_uploads_in_every_setting(config, tmp_path, monkeypatch, algorithm):
     """Nothing but adapters and ``modules_to_save`` changes."""
     monkeypatch.setattr("gcfed.federated.training.probe.probe", probed_once)
-    words = [*TRANSFORMER, *BITS * (algorithm not in EXACT), *SHORT.get(algorithm, [])]
+    words = [*TRANSFORMER, *BITS * (algorithm not in EXACT), *FEW_INNER_STEPS.get(algorithm, [])]
     cfg = config(f"algorithm={algorithm}", "gc=gcfed", *words, folder=tmp_path)
     cfg.callbacks, cfg.logger = {}, {}
     wire = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/federation/wire.yaml"))
