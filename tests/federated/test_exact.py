@@ -94,7 +94,7 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     setup = SimpleNamespace(parts=[], aggregator=mean, transport=transport, stores=stores)
     server = Server(setup, None, 1)
     expected = Expected({"delta": round.start, "c": round.start}, {})
-    sums = RoundSums(expected, {"delta": mean, "c": mean.beside()}, {}, round.zeros(3), np.zeros(3))
+    sums = RoundSums(expected, {"delta": mean, "c": mean.beside()}, {}, [], np.zeros(3))
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
     received = server.reduce(sums, round)

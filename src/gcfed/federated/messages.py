@@ -159,17 +159,16 @@ def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = No
     if first.is_cuda:  # a kernel per tensor for all clients; on a CPU this takes six times as long
         ends = [end.double() for t in filled.values() for end in t.reshape(len(t), -1).aminmax(dim=1)]
         return (torch.stack(ends, 1).abs() < on_device(np.repeat(limits, 2), first.device)).all(1)
-    ends_K = [[tuple(map(float, torch.aminmax(t))) for t in row] for row in zip(*filled.values(), strict=True)]
+    rows = zip(*filled.values(), strict=True) if len(first) > 1 else [filled.values()]  # a row of each takes a while
+    ends_K = [[tuple(map(float, torch.aminmax(t))) for t in row] for row in rows]
     fits_K = [all(-m < low and high < m for m, (low, high) in zip(limits, ends, strict=True)) for ends in ends_K]
     return torch.tensor(fits_K, device=first.device)
 
 
 def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:
     """Which clients sent only numbers that the server's sums can add, bool ``[K]``; ``narrow`` as above."""
-    finite = finite_clients(upload.delta, narrow)
-    for tensors in upload.extra.values():
-        finite = finite & finite_clients(tensors, None if narrow is None else frozenset())
-    return finite
+    beside = [finite_clients(tensors, None if narrow is None else frozenset()) for tensors in upload.extra.values()]
+    return torch.stack([finite_clients(upload.delta, narrow), *beside]).all(0)
 
 
 def refuse_misfit(upload: Upload, shapes: Mapping[str, Params]) -> None:
@@ -184,9 +183,10 @@ def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
 
     With ``clients``, K, tensors have a leading axis K that the known ones lack.
     """
-    here = {name: f"{t.dtype} {(*clients, *t.shape)}" for name, t in known.items()}
-    there = {name: f"{t.dtype} {(*t.shape,)}" for name, t in sent.items()}
+    here = {name: (t.dtype, (*clients, *t.shape)) for name, t in known.items()}
+    there = {name: (t.dtype, (*t.shape,)) for name, t in sent.items()}
     for name in [*known, *sorted(there.keys() - here.keys())]:
         if there.get(name) != here.get(name):
-            differs = f"{name} is {there.get(name, 'missing')}, and here it is {here.get(name, 'unknown')}"
+            shown = ["{} {}".format(*own[name]) if name in own else "" for own in (there, here)]
+            differs = f"{name} is {shown[0] or 'missing'}, and here it is {shown[1] or 'unknown'}"
             raise MessageError(f"{what} is of another model or method: {differs}.")

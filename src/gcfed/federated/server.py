@@ -28,7 +28,7 @@ class RoundSums:
     expected: Expected  # the tensors that a client sends
     means: Mapping[str, Aggregator]  # of Δ ("delta"), and of the floats that clients send in addition to it, by name
     parts: Mapping[ServerPart, Params]  # ServerPart.sums
-    counts: Tensor  # finite losses, their sum, and finite clients: float64 [3] on the device, which nothing waits for
+    clients: list[tuple[Tensor, Tensor]]  # which clients were finite, and their losses, [K] on the device
     host: np.ndarray  # bytes, samples and steps, float64 [3]
 
 
@@ -72,8 +72,9 @@ class Server:
         notes = {name: like for part in self.parts for name, like in part.notes(round).items()}
         floats = [name for name, like in shapes.items() if all(t.is_floating_point() for t in like.values())]
         means = {name: aggregator if name == "delta" else aggregator.beside() for name in floats}
-        sums = {part: part.sums(round) for part in self.parts}
-        return RoundSums(Expected(shapes, notes), means, sums, round.zeros(3), np.zeros(3))
+        of_parts = {part: part.sums(round) for part in self.parts}
+        nobody = [(round.zeros(0).bool(), round.zeros(0))]  # a process may train no client
+        return RoundSums(Expected(shapes, notes), means, of_parts, nobody, np.zeros(3))
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
         """Adds up K uploads. Measurements see them first, before methods edit them.
@@ -91,13 +92,15 @@ class Server:
                 total.add_(term)
         for name, mean in sums.means.items():
             mean.add(upload if name == "delta" else replace(upload, delta=upload.extra[name]), round)
-        both = upload.finite & upload.loss.isfinite()
-        sums.counts += torch.stack([both, upload.loss.where(both, 0.0).double(), upload.finite]).sum(1)
+        sums.clients.append((upload.finite, upload.loss))
         sums.host += len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:
         """Adds up the sums of all processes. The first message also has the counts and the parts' sums."""
-        own, totals = [torch.cat([sums.counts, on_device(sums.host, sums.counts.device)])], list[Tensor]()
+        finite_K, loss_K = map(torch.cat, zip(*sums.clients, strict=True))
+        both_K = finite_K & loss_K.isfinite()
+        counts = torch.stack([both_K, loss_K.where(both_K, 0.0), finite_K]).sum(1)
+        own, totals = [torch.cat([counts, on_device(sums.host, counts.device)])], list[Tensor]()
         own += [t for part in sums.parts.values() for t in part.values()]
 
         def together(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -116,12 +119,11 @@ class Server:
         of_parts = {part: {name: next(terms) for name in part_sums} for part, part_sums in sums.parts.items()}
         losses, loss, *numbers = torch.cat([counts, overflown]).tolist()  # the round waits for the device, once
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
-        always = any("steps without clients" in part.facts for part in self.parts)
         received = Received(
             **vars(round) | {"cohort": np.setdiff1d(round.cohort, self.setup.transport.missing)},
             update=means.pop("delta"), received=means, sums=of_parts, num_finite=finite, up_bytes=up_bytes,
             loss=loss / losses if losses else float("nan"), samples=samples, steps=steps, overflown=overflows > 0,
-            usable=(finite > 0 or always) and not overflows,
+            usable=(finite > 0 or any("steps without clients" in part.facts for part in self.parts)) and not overflows,
         )  # fmt: skip
         self.setup.stores.finish_round(received.cohort, round.index)  # every process has written its clients' states
         return received
@@ -138,9 +140,7 @@ class Server:
     def row(self, received: Received) -> dict[str, Any]:
         """Columns about clients that dropped out or did fewer steps, in runs where this can happen."""
         faulty, transport = self.faults != Faults(), self.setup.transport
-        row = {}
-        if faulty or transport.remote:
-            row["train/dropped_clients"] = received.drawn - len(received.cohort)
+        row = {"train/dropped_clients": received.drawn - len(received.cohort)} if faulty or transport.remote else {}
         if faulty:
             fewer = self.steps(received.cohort, received.index) < transport.planned(received.cohort)
             row["train/stragglers"] = int(fewer.sum())
