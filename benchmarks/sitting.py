@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -70,7 +71,7 @@ class Sitting(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = FederatedLoop.of(trainer)
-        loop.sampler = InPairs(loop.sampler)  # type: ignore[assignment]
+        loop.server = replace(loop.server, setup=replace(loop.server.setup, sampler=InPairs(loop.sampler)))
         parts = [*loop.stacks.program.parts, *loop.server.parts]
         self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
         self.solver, self.recorders = loop.stacks.program.solver, (defaultdict(Recorder), defaultdict(Recorder))
@@ -91,12 +92,13 @@ class Sitting(Callback):
         if self.watch is not None:
             self.parts[METHODS[with_gc(t)]] = dict(self.watch.seconds)
         if t >= WARM_UP and not watched:
-            row = {key: outputs[key] for key in ("time/train_s", "time/round_s")}
+            row = {key: outputs[key] for key in ("time/train_s", "time/round_s", "train/samples")}
             self.rounds.append({"method": METHODS[with_gc(t)]} | row)
             if t % 2:
                 both = self._plain(trainer, loop)
-                self.rounds[-1] |= both
-                self.rounds[-2] |= both
+                for row in self.rounds[-2:]:
+                    assert row["train/samples"] == both["samples"], "a pair and the plain loop need the same samples"
+                    row |= both
         self._switch(on=with_gc(t + 1) == 1)  # for the next round
         if t + 1 >= WARM_UP + 2 * self.pairs:
             if self.watch is None and trainer.strategy.root_device.type == "cpu":  # a graph would not contain a clock
@@ -118,19 +120,17 @@ class Sitting(Callback):
             autocast = trainer.precision_plugin.forward_context
             seconds = plain_seconds(module.net, loop.data, plans, loop.solver.optimizer, autocast)
         samples = float(sum(plan.counts.sum() for plan in plans))
-        return {
-            "plain_s": float(_over_processes(trainer, torch.tensor([seconds]), "max")),
-            "samples": float(_over_processes(trainer, torch.tensor([samples]), "sum")),
-        }
+        slowest, total = _over_processes(trainer, seconds, "max"), _over_processes(trainer, samples, "sum")
+        return {"plain_s": slowest, "samples": total}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device, net = trainer.strategy.root_device, pl_module.net
         half = str(trainer.precision) == "bf16-mixed"
         dtype = torch.bfloat16 if half else next(net.parameters()).dtype
         trainer.strategy.barrier()
-        rate = float(_over_processes(trainer, torch.tensor([gemm_rate(device, dtype)], dtype=torch.float64), "sum"))
+        rate = _over_processes(trainer, gemm_rate(device, dtype), "sum")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
-        peak = float(_over_processes(trainer, torch.tensor([peak]), "sum"))  # shared pages count in each process
+        peak = _over_processes(trainer, peak, "sum")  # shared pages count in each process
         if not trainer.is_global_zero:
             return
         loop = FederatedLoop.of(trainer)
@@ -170,11 +170,11 @@ class Sitting(Callback):
         self.out.write_text(json.dumps(figures | {"rounds": self.rounds}, indent=1))
 
 
-def _over_processes(trainer: Trainer, value: torch.Tensor, how: str) -> torch.Tensor:
+def _over_processes(trainer: Trainer, value: float, how: str) -> float:
+    total = torch.tensor([value], dtype=torch.float64, device=trainer.strategy.root_device)
     if trainer.world_size > 1:
-        value = value.to(trainer.strategy.root_device)
-        torch.distributed.all_reduce(value, getattr(torch.distributed.ReduceOp, how.upper()))
-    return value
+        torch.distributed.all_reduce(total, getattr(torch.distributed.ReduceOp, how.upper()))
+    return float(total)
 
 
 def main() -> None:
