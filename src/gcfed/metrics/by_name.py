@@ -61,12 +61,13 @@ class ByName(OwnNumbers):
                 metric.update(*self.pairs(outputs, y))
 
     def pairs(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[B, C]`` and classes ``[B]`` without padding; or numbers, ``[B]`` both."""
+        """Probabilities ``[B, C]`` and classes ``[B]`` without padding; or numbers, ``[B]`` both."""
         task = self.module.task
         if not task.has_classes:
-            scale = getattr(task, "scale", 1.0)  # of targets that were standardized
-            return (outputs * scale).flatten(), (y * scale).flatten()
-        return outputs.flatten(0, -2)[real := y.flatten() >= 0], y.flatten()[real]
+            scale, mean = getattr(task, "scale", 1.0), torch.as_tensor(self.mean, dtype=y.dtype, device=y.device)
+            return (outputs * scale + mean).flatten(), (y * scale + mean).flatten()
+        scores = outputs.flatten(0, -2).softmax(-1)  # torchmetrics takes logits from 0 to 1 for probabilities
+        return scores[real := y.flatten() >= 0], y.flatten()[real]
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         device, own = device_of(own), own | {name: t[row] for name, t in stack.personal.items()}
