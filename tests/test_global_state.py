@@ -44,7 +44,7 @@ def unchanged(call, *args, **kwargs):
     return result
 
 
-def test_calls_from_python_do_not_change_the_process(tmp_path):
+def test_calls_from_python_do_not_change_the_process(tmp_path, request):
     small = ["rounds=1", "data.limit_train=40", "model.hidden=[8]", f"paths.log_dir={tmp_path}"]
     two = ["gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "extras.figures=false"]
     torch.set_num_threads(3)  # a run would use fewer
@@ -52,7 +52,12 @@ def test_calls_from_python_do_not_change_the_process(tmp_path):
     cfg = unchanged(gcfed.configure, small)
     two = gcfed.configure(small, two)
     two.precision, two.precision_matmul = "64-true", "high"
-    unchanged(gcfed.train, cfg, quiet=True)
+    usual = unchanged(gcfed.train, cfg, quiet=True)
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        odd = unchanged(gcfed.train, cfg, quiet=True)
+    assert odd.frame.filter(like="loss").equals(usual.frame.filter(like="loss"))
     unchanged(gcfed.train, two)
     before = state()
     with pytest.raises(ValueError, match="nowhere"):

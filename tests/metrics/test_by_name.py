@@ -10,7 +10,7 @@ from conftest import TWO
 import gcfed
 from gcfed.assemble import assemble
 from gcfed.metrics.base import OwnNumbers
-from gcfed.tasks import CLASSIFICATION, SquaredError
+from gcfed.tasks import CLASSIFICATION
 
 SHORT = ("rounds=2", "client.epochs=1", "eval_every=2", "extras.figures=false", "logger=csv", "metrics=torchmetrics")
 
@@ -26,6 +26,15 @@ def f1(predicted: np.ndarray, y: np.ndarray) -> float:
     classes = np.union1d(predicted, y)
     hits = [(np.sum((predicted == c) & (y == c)), np.sum(predicted == c) + np.sum(y == c)) for c in classes]
     return float(np.mean([2 * both / either for both, either in hits]))
+
+
+def value(name, task, outputs, y, classes=None, **data):
+    from gcfed.metrics.by_name import ByName, make
+
+    metric, own = ByName([]), make(name, classes)
+    metric.module, metric.data = SimpleNamespace(task=task), SimpleNamespace(**data)
+    own.update(*metric.pairs(outputs, y, own))
+    return float(own.compute())
 
 
 @torch.inference_mode()
@@ -88,7 +97,7 @@ def test_a_metric_that_the_task_does_not_allow_is_refused(name, tmp_path):
 
 
 @pytest.mark.parametrize("odd", [False, True])
-def test_a_model_with_an_infinite_output_has_no_value(odd):
+def test_a_model_with_an_infinite_output_has_no_value(odd, monkeypatch):
     """The value is NaN. It is not the metric's default, and finite outputs alone do not count."""
     from gcfed.metrics.by_name import ByName, make  # its import takes seconds
 
@@ -98,17 +107,19 @@ def test_a_model_with_an_infinite_output_has_no_value(odd):
     outputs = torch.eye(3)
     outputs[0, 0] = torch.inf if odd else 1.0
     metric.on_test_batch(outputs, torch.arange(3))
-    round = SimpleNamespace(reduce=list)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OwnNumbers, "columns", lambda self, round: {})
-        assert metric.columns(round) == pytest.approx({"test/f1": np.nan if odd else 1.0}, nan_ok=True)
+    monkeypatch.setattr(OwnNumbers, "columns", lambda self, round: {})
+    found = metric.columns(SimpleNamespace(reduce=list))
+    assert found == pytest.approx({"test/f1": np.nan if odd else 1.0}, nan_ok=True)
+
+
+def test_a_class_without_a_sample_does_not_count_and_small_logits_are_no_probabilities():
+    logits, y = torch.rand(9, 4, generator=torch.Generator().manual_seed(3)), torch.arange(9) % 3
+    expected = auroc(logits.softmax(-1)[:, :3].numpy(), y.numpy())
+    assert value("auroc", CLASSIFICATION, logits, y, 4) == pytest.approx(expected)
+    assert np.isnan(value("auroc", CLASSIFICATION, logits, 0 * y, 4))
 
 
 def test_standardized_targets_are_measured_in_their_own_units():
-    from gcfed.metrics.by_name import ByName
-
-    metric = ByName(["mean_absolute_error"])
-    metric.module = SimpleNamespace(task=SquaredError())
-    metric.module.task.scale = torch.tensor([10.0])
-    outputs, y = metric.pairs(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [0.0]]))
-    assert (outputs - y).abs().mean() == 15.0
+    task, data = SimpleNamespace(has_classes=False, scale=torch.tensor([10.0])), {"scaling": {"y_mean": [90.0]}}
+    for name, error in (("mean_absolute_error", 15.0), ("mean_absolute_percentage_error", 1 / 6)):
+        assert value(name, task, torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1), **data) == pytest.approx(error)

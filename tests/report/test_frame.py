@@ -25,6 +25,8 @@ def test_rounds_and_tests_distinguish_settings():
     """The best of 30 tests and the best of 4 tests cannot be compared."""
     named = places(run_of(), run_of(eval_every=7), run_of(rounds=9))
     assert named == ["30 rounds, tested every 1", "30 rounds, tested every 7", "9 rounds"]
+    paths = [f"/{'long/' * 12}{year}.npz" for year in (2023, 2024)]  # cut off, they would be equal
+    assert places(*(run_of(**{"data.path": path}) for path in paths)) == [f"30 rounds, path {path}" for path in paths]
 
 
 def test_the_latest_of_two_runs_with_the_same_seed_counts():
@@ -44,6 +46,7 @@ def test_the_latest_of_two_runs_with_the_same_seed_counts():
             [{"client.optimizer.lr": lr} for lr in (0.1, 0.013725923743207623)],
             ["fedavg, η 0.1", "fedavg, η 0.01373"],
         ),
+        ([{"client.optimizer.lr": lr} for lr in (0.1234561, 0.1234562)], [f"fedavg, η 0.123456{i}" for i in (1, 2)]),
         (
             [
                 {"client.optimizer._target_": "torch.optim.Adam", "client.optimizer.eps": 1e-8},

@@ -164,5 +164,7 @@ def test_the_table_has_the_four_highest_reached_targets():
     assert [*table.frame] == ["method", *(f"rounds to {t}\u00a0%" for t in (20, 30, 50, 90))]
     assert table.frame.iloc[:, 3].tolist() == ["2 ± 1", "1+"]
     assert table.frame.iloc[0, 4] == "2+"  # a run that missed it counts with all its rounds
+    lost = frame_of([reached, run_of("failed", seed=2, values=(0.1,))])  # it counts nowhere
+    assert targets(verdict(lost), lost, "t", "T").frame.iloc[0, 3] == "2"
     low = frame_of([run_of(values=(0.2,), targets=[0.5])])
     assert targets(verdict(low), low, "t", "T") is None

@@ -114,9 +114,7 @@ def resume(cfg: DictConfig, path: Path | None, record: RunRecord, module: Federa
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Reads a checkpoint of this project. Nothing in it is called.
 
-    Raises:
-        ValueError: the file is damaged, or is not a checkpoint of this project.
-        FileNotFoundError: it does not exist.
+    Raises FileNotFoundError if it does not exist; ValueError if it is damaged, or no checkpoint of this project.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums

@@ -31,8 +31,7 @@ class ByName(OwnNumbers):
         names: such as ``auroc``, ``f1``, ``calibration_error``, ``cohen_kappa``; of numbers ``r2``,
             ``mean_absolute_error``: a class of torchmetrics in lower case, with or without ``_`` and ``score``.
 
-    Raises:
-        ValueError: at ``validate``, for a name that gives no number for the task's labels.
+    Raises ValueError at ``validate`` for a name that gives no number for the task's labels.
     """
 
     @checked
@@ -58,15 +57,18 @@ class ByName(OwnNumbers):
         if len(self._tested):
             self._tested += torch.stack([torch.tensor(len(y), device=y.device), (~outputs.isfinite()).sum()])
             for metric in self.metrics.values():
-                metric.update(*self.pairs(outputs, y))
+                metric.update(*self.pairs(outputs, y, metric))
 
-    def pairs(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits ``[B, C]`` and classes ``[B]`` without padding; or numbers, ``[B]`` both."""
+    def pairs(self, outputs: Tensor, y: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
+        """Probabilities ``[B, C]`` and classes ``[B]`` without padding; or numbers, ``[B]`` both."""
         task = self.module.task
         if not task.has_classes:
+            mean = torch.as_tensor(metric.reads_zero and getattr(self.data, "scaling", {}).get("y_mean", 0.0)).to(y)
             scale = getattr(task, "scale", 1.0)  # of targets that were standardized
-            return (outputs * scale).flatten(), (y * scale).flatten()
-        return outputs.flatten(0, -2)[real := y.flatten() >= 0], y.flatten()[real]
+            return (outputs * scale + mean).flatten(), (y * scale + mean).flatten()
+        # torchmetrics would take logits for probabilities if those of a batch are from 0 to 1.
+        shares = outputs.flatten(0, -2).softmax(-1, torch.promote_types(outputs.dtype, torch.float32))
+        return shares[real := y.flatten() >= 0], y.flatten()[real]
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         device, own = device_of(own), own | {name: t[row] for name, t in stack.personal.items()}
@@ -81,7 +83,7 @@ class ByName(OwnNumbers):
             outputs = [stack.on(state, x) for state in (stack.start, own)]
             finite &= torch.stack([o.isfinite().all() for o in outputs])
             for i, metric in enumerate(self.own):
-                metric.update(*self.pairs(outputs[i // len(self.chosen)], y))
+                metric.update(*self.pairs(outputs[i // len(self.chosen)], y, metric))
         values = torch.stack([metric.compute().double() for metric in self.own])
         return torch.where(finite.all(), values, torch.nan)
 
@@ -92,11 +94,21 @@ class ByName(OwnNumbers):
         return {name: math.nan if odd else value for name, value in found.items()} | super().columns(round)
 
 
+class Auroc(torchmetrics.classification.MulticlassAUROC):
+    """The mean over classes that some samples have, and others have not. torchmetrics counts all others as 0."""
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        classes = len(torchmetrics.utilities.dim_zero_cat(self.target).unique())
+        return super().compute() * (self.num_classes / classes if classes > 1 else math.nan)
+
+
 KINDS = {name.lower(): getattr(torchmetrics, name) for name in torchmetrics.__all__}
 
 
-def make(name: str, classes: int | None, **how: Any) -> Metric:
-    """A metric of torchmetrics, for so many classes; None: for numbers. Raises ValueError if it gives no number."""
+def make(name: str, classes: int | None, **sync: Any) -> Metric:
+    """A metric of torchmetrics, for so many classes; None: for numbers. Raises ValueError if it gives no number.
+    ``reads_zero`` says whether it changes if outputs and targets are shifted, as an error in percent does.
+    """
     wanted = name.replace("_", "").lower()
     kind = KINDS.get(wanted) or KINDS.get(f"{wanted}score")
     if not (isinstance(kind, type) and issubclass(kind, Metric)):
@@ -104,15 +116,17 @@ def make(name: str, classes: int | None, **how: Any) -> Metric:
     options = inspect.signature(kind.__new__).parameters
     if ("task" in options) != (classes is not None) or issubclass(kind, BaseAggregator | Running):
         raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
-    x, y = torch.arange(8.0).flip(0), torch.arange(8.0)
+    x, y, how = torch.arange(8.0).flip(0), torch.arange(8.0), dict(sync)
     if classes is not None:
         how |= {"task": "multiclass", "num_classes": classes} | ({"average": "macro"} if "average" in options else {})
         x, y = torch.eye(classes).repeat(2, 1), torch.arange(classes).repeat(2)
     try:
-        metric = kind(**how)
-        metric.update(x, y)
-        metric.compute().reshape(())
+        metric, values = Auroc(classes or 0, **sync) if kind is torchmetrics.AUROC else kind(**how), []
+        for shift in (0, 8 * (classes is None)):
+            metric.update(x + shift, y + shift)
+            values.append(metric.compute().reshape(()))
+            metric.reset()
     except Exception as error:
         raise ValueError(f"metrics.torchmetrics.names: {name} gives no single number here: {error}") from error
-    metric.reset()
+    metric.reads_zero = not torch.allclose(*values)
     return metric

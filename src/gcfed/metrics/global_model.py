@@ -97,8 +97,7 @@ class Classes(RoundTable):
 class RelativeError(ServerMetric):
     """‖W − W*‖ / ‖W*‖ over all parameters, for a known optimum W*: ``test/relative_error`` (SSF, eq. 132).
 
-    Raises:
-        ValueError: at ``validate``, if the optimum is unknown or is not the optimum of the clients' data.
+    Raises ValueError at ``validate`` if the optimum is unknown or is not the optimum of the clients' data.
     """
 
     def validate(self, setup: Setup) -> None:

@@ -62,8 +62,7 @@ class Personal(Clients):
     a client's accuracy on its test split (``data.client_test``), over the cohort's clients that have one and finite
     losses: the usual fairness measures (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020).
 
-    Raises:
-        ValueError: at ``validate``, clients without a test split.
+    Raises ValueError at ``validate`` for clients without a test split.
     """
 
     def validate(self, setup: Setup) -> None:
@@ -162,8 +161,7 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 class CKA(OwnNumbers):
     """Similarity of client and broadcast model: ``cka/<stage>`` for each of the network's stages (GC-Fed, Figure 7).
 
-    Raises:
-        ValueError: at ``validate``, a network without ``stages()``.
+    Raises ValueError at ``validate`` for a network without ``stages()``.
     """
 
     every: Count = 10

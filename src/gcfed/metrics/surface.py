@@ -46,8 +46,7 @@ class Surface(ClientMetric):
 
     A measured round costs grid² + 6 passes over the samples, divided among the processes. It adds nothing to the rows.
 
-    Raises:
-        ValueError: at ``validate``, the cohort has fewer than three clients.
+    Raises ValueError at ``validate`` if the cohort has fewer than three clients.
     """
 
     folder: str

@@ -60,18 +60,12 @@ FACTORS = {"test/acc": 100}
 
 #: Decorator: figures made inside have the style.
 styled = matplotlib.rc_context({
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 160,
-    "axes.titlesize": 11,
-    "axes.prop_cycle": cycler(color=PALETTE),
-    "axes.spines.top": False, "axes.spines.right": False,
-    "axes.edgecolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
-    "xtick.labelcolor": "black", "ytick.labelcolor": "black",
+    "figure.constrained_layout.use": True, "savefig.dpi": 160, "axes.prop_cycle": cycler(color=PALETTE),
+    "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
+    "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": "black", "ytick.labelcolor": "black",
     "axes.axisbelow": True, "axes.grid": True, "grid.color": "#E4E4E4",
-    "axes.formatter.useoffset": False,
-    "text.parse_math": False,  # a name may have a $
-    "lines.linewidth": 1.8,
-    "legend.frameon": False, "legend.fontsize": 9, "legend.title_fontsize": 9,
+    "axes.formatter.useoffset": False, "text.parse_math": False,  # a name may have a $
+    "lines.linewidth": 1.8, "legend.frameon": False, "legend.fontsize": 9, "legend.title_fontsize": 9,
     "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
 })  # fmt: skip
 

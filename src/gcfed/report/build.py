@@ -36,9 +36,7 @@ def write_report(
         out: the folder of the report.
         measures: further columns of the comparisons (:mod:`gcfed.runs.measures`), such as ``"final:val/acc"``.
 
-    Raises:
-        FileNotFoundError: a root does not exist.
-        ValueError: there is no run below the roots, or a measure is unknown.
+    Raises FileNotFoundError for a root that does not exist; ValueError without a run, or for an unknown measure.
     """
     out, folders = Path(out), [Path(root) for root in roots or [ROOT / "logs"]]
     asked = [measures] if isinstance(measures, str) else [*(measures or ())]

@@ -76,9 +76,9 @@ def symbol(key: str) -> str:
     return SYMBOLS.get(key, re.sub("[._]+", " ", words).strip())
 
 
-def described(key: str, text: str) -> str:
-    """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` if it is not set. Long decimals get four digits."""
-    text = re.sub(r"^\d*\.\d{6,}(e-\d+)?$", lambda number: f"{float(number[0]):.4g}", text)[:60]
+def described(key: str, text: str, whole: bool = False) -> str:
+    """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` if it is not set. Long texts are cut, unless ``whole``."""
+    text = text if whole else re.sub(r"^\d*\.\d{6,}(e-\d+)?$", lambda found: f"{float(found[0]):.4g}", text)[:60]
     return f"no {symbol(key)}" if not text else text if key.endswith("_target_") else f"{symbol(key)} {text}"
 
 
@@ -89,8 +89,9 @@ def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
         for key, values in varying(texts.loc[equal.index]).items():
             shares = values.value_counts(normalize=True)
             usual = shares.idxmax() if shares.max() > 0.5 else ""
+            alike = len({described(str(key), text) for text in shares.index}) < len(shares)  # but for the part cut off
             for i in equal.index[values != usual]:
-                found[i] += f", {described(str(key), values[i])}"
+                found[i] += f", {described(str(key), values[i], whole=alike)}"
     return found
 
 

@@ -73,8 +73,9 @@ def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.
             scale = scale_of(measure, max(abs(v.mean()) for v in own if len(v)))
             spreads = [f" ± {scale.text(v.std())}" * (len(v) > 1 and measure[:6] != "total:") for v in own]
             if measure.startswith("rounds:"):
-                lacks = {row.method for row in rows.itertuples() if value(row.run, measure) is None}
-                spreads = ["+" if m in lacks else spread for m, spread in zip(values, spreads, strict=True)]
+                lacks = per_seed(rows[[value(run, measure) is None for run in rows["run"]]], measure)
+                missed = [v.index.isin(lacks.get(v.name, v[:0]).dropna().index).any() for v in own]
+                spreads = ["+" if lower else spread for lower, spread in zip(missed, spreads, strict=True)]
             cells = [scale.text(v.mean()) + s if len(v) else "–" for v, s in zip(own, spreads, strict=True)]
             texts[scale.heading] = cells
     return pd.DataFrame(texts, dtype=object)

@@ -1,4 +1,4 @@
-"""A run leaves the process that calls it unchanged."""
+"""A run does not depend on the process that calls it, and leaves it unchanged."""
 
 import logging
 import multiprocessing
@@ -22,13 +22,17 @@ _turn = threading.RLock()
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Restores random generators, torch's threads and precision, warnings, log levels and the way processes start.
+    """Restores random generators, torch's threads, types and precision, warnings, log levels, and how processes start.
 
     Threads take turns, because all of this belongs to the process.
     """
     with _turn, warnings.catch_warnings(), ExitStack() as restore:
         restore.callback(_set_rng_states, _collect_rng_states(torch.cuda.is_initialized()))
         restore.callback(torch.set_num_threads, torch.get_num_threads())
+        restore.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)  # ``precision`` decides
+        restore.callback(torch.set_autocast_enabled, "cpu", torch.is_autocast_enabled("cpu"))
+        torch.set_autocast_enabled("cpu", False)  # a context would keep the weights that tests have cast
         restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         restore.callback(setattr, sys, "excepthook", sys.excepthook)  # torch's process groups replace it
         start = multiprocessing.get_start_method(allow_none=True)  # None, until somebody asks for the default
