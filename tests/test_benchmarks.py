@@ -53,7 +53,6 @@ def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path, mon
     assert [rows["method"] for rows in figures["rounds"]] == ["gcfed", "fedavg", "fedavg", "gcfed"]
     samples = [rows["train/samples"] for rows in figures["rounds"]]
     assert samples[::2] == samples[1::2] == [rows["samples"] for rows in figures["rounds"][::2]]  # in the same cohort
-    assert samples[0] != samples[2]
     for rows in figures["rounds"]:
         assert rows["plain_s"] > 0
         assert rows["time/round_s"] > rows["time/train_s"] > 0
