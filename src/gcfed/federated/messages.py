@@ -159,7 +159,7 @@ def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = No
     if first.is_cuda:  # a kernel per tensor for all clients; on a CPU this takes six times as long
         ends = [end.double() for t in filled.values() for end in t.reshape(len(t), -1).aminmax(dim=1)]
         return (torch.stack(ends, 1).abs() < on_device(np.repeat(limits, 2), first.device)).all(1)
-    rows = zip(*filled.values(), strict=True) if len(first) > 1 else [filled.values()]  # a row of each takes a while
+    rows = zip(*filled.values(), strict=True) if len(first) > 1 else [filled.values()]  # rows take time too
     ends_K = [[tuple(map(float, torch.aminmax(t))) for t in row] for row in rows]
     fits_K = [all(-m < low and high < m for m, (low, high) in zip(limits, ends, strict=True)) for ends in ends_K]
     return torch.tensor(fits_K, device=first.device)

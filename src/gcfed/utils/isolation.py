@@ -31,7 +31,7 @@ def isolated() -> Iterator[None]:
         restore.callback(torch.set_num_threads, torch.get_num_threads())
         restore.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)  # ``precision`` decides
-        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):  # it would keep the weights that a run casts
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):  # the caller's would keep cast weights
             restore.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
         restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         restore.callback(setattr, sys, "excepthook", sys.excepthook)  # torch's process groups replace it
