@@ -20,8 +20,15 @@ from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
 
 
+class OnGPU(torch.Tensor):
+    """Takes the code for a GPU."""
+
+    is_cuda, device = True, torch.device("cuda")
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
 @pytest.mark.parametrize(("narrow", "places", "scale"), [(True, 40, 300.0), (False, 60, 1e9)])
-def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(monkeypatch, narrow, places, scale):
+def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(monkeypatch, narrow, places, scale, kind):
     """The reference uses fractions: each term is rounded to the grid, and the sum is exact."""
     monkeypatch.setattr("gcfed.federated.parallel.sums.PIECE", 64)
     g, k = torch.Generator().manual_seed(0), 30
@@ -43,7 +50,7 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(monkey
     for processes in (1, 2, 3):
         each = [Sums(like, like if narrow else ()) for _ in range(processes)]
         for rows in torch.randperm(k, generator=g).split(processes):  # stacks of one, two and three
-            each[int(rows[0]) % processes].add({n: t[rows] for n, t in values.items()}, weights[rows])
+            each[int(rows[0]) % processes].add({n: t[rows] for n, t in values.items()}, weights[rows].as_subclass(kind))
         others = []
         for sums in each[1:]:
             sums.mean(lambda own, sent=(sent := []): sent.append(own) or own)
@@ -73,9 +80,10 @@ def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
         assert ((found[n].double() - exact).abs() <= 5 * step / p.sum() + exact.abs() * 2.0**-24).all()
 
 
-def test_numbers_outside_the_grid_are_not_finite():
+@pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
+def test_numbers_outside_the_grid_are_not_finite(kind):
     """The limit is 2¹¹ for updates and 2⁴¹ for other tensors. Booleans are numbers, too."""
-    at = torch.tensor([1.0, -2047.9, 2048.0, -(2.0**41), float("nan"), float("-inf")]).view(6, 1)
+    at = torch.tensor([1.0, -2047.9, 2048.0, -(2.0**41), float("nan"), float("-inf")]).view(6, 1).as_subclass(kind)
     assert finite_clients({"w": at}).tolist() == [True] * 4 + [False] * 2
     sent = {"w": at, "bits": torch.ones(6, 3, dtype=torch.bool), "nothing": torch.zeros(6, 0)}
     assert finite_clients(sent, {"w"}).tolist() == [True, True, False, False, False, False]

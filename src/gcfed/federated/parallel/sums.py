@@ -87,7 +87,7 @@ class Grid:
                 continue
             torch._foreach_copy_(self._views, [values_K[name][row] for name in self._shapes])
             if not on_cpu:
-                self._buffer.copy_(torch.where(weight > 0, self._buffer * weight, 0.0))
+                self._buffer.mul_(weight).masked_fill_(weight == 0, 0.0)
             self._terms += 1
             size = PIECE if on_cpu else max(1, len(self._buffer))  # a GPU has a launch for each piece
             for piece, *totals in zip(*(t.split(size) for t in (self._buffer, *self.totals)), strict=True):
