@@ -1,12 +1,13 @@
 """Times pfl-research and BlazeFL on our clients: ``python benchmarks/peers.py digits PFL_PYTHON BLAZEFL_PYTHON``.
 
 Each simulator runs FedAvg in one process with one thread, from the same weights, on the same clients and cohorts, with
-plain SGD. The two arguments are interpreters: one with ``pfl[pytorch]``, one with ``blazefl``, numpy and tqdm. The
-simulators take short turns, because a machine's speed drifts. A figure is the processor time of a whole round
-without its test; other programs disturb it less than a clock. This file runs in all environments: it imports torch.
+plain SGD, this project's network, and its crops and flips. The arguments are interpreters of two environments: this
+project and ``pfl[pytorch]``; this project, ``blazefl`` and tqdm. The simulators take short turns, because a machine's
+speed drifts. A figure is the processor time of a whole round without its test; other programs disturb it little.
 """
 
 import argparse
+import copy
 import json
 import os
 import signal
@@ -22,14 +23,22 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from lightning.pytorch import Callback
+from omegaconf import open_dict
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
-ROUNDS = {"digits": 40, "w6": 6}
+
+from benchmarks.workloads import compose_workload  # noqa: E402
+from gcfed.federated.loop import FederatedLoop  # noqa: E402
+from gcfed.run import train  # noqa: E402
+
+ROUNDS = {"digits": 40, "w1": 3, "w6": 6}
 SAME = (
     "gc=none", "algorithm=fedavg", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0", "eval_every=1000",
     "trainer=cpu", "trainer.devices=1", "logger=csv", "extras.figures=false", "callbacks.checkpoint.every=1000",
@@ -64,59 +73,54 @@ class CNN(nn.Sequential):
         )
 
 
-def network(case: Any) -> nn.Module:
-    """The network of a case with its first weights: the CNN, or an MLP as wide as these weights."""
-    weights = [w for w in case.weights if w.dim() == 2]
-    layers = [layer for w in weights for layer in (nn.Linear(w.shape[1], w.shape[0]), nn.ReLU())]
-    convolves = len(weights) < len(case.weights) / 2
-    net = CNN(case.x[0].shape, len(case.weights[-1])) if convolves else nn.Sequential(nn.Flatten(), *layers[:-1])
-    with torch.no_grad():
-        for parameter, weight in zip(net.parameters(), case.weights, strict=True):
-            parameter.copy_(weight)
-    return net
+class Augmented(nn.Module):
+    """A network whose training batches are stored images: it first crops, flips and normalises them, as we do."""
+
+    def __init__(self, net: nn.Module, transform: Any) -> None:
+        super().__init__()
+        self.net, self.transform, self.rng = net, transform, np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            x = self.transform(x, torch.from_numpy(self.transform.draw(self.rng, (len(x),))))
+        return self.net(x)
 
 
-def export(file: str, rounds: int) -> Any:
-    """A callback that writes a run's clients, cohorts and weights to a file, and times its rounds."""
-    from lightning.pytorch import Callback
+class Export(Callback):
+    """Writes a run's clients, cohorts and network to a file, and times its rounds."""
 
-    from gcfed.federated.loop import FederatedLoop
+    def __init__(self, file: str, rounds: int) -> None:
+        self.file, self.rounds = file, rounds
 
-    class Export(Callback):
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            loop, data = FederatedLoop.of(trainer), trainer.datamodule
-            ids = [torch.as_tensor(data.client(k)) for k in range(data.num_clients)]
-            x, y = data.fetch(torch.arange(int(torch.cat(ids).max()) + 1), None)
-            x_test, y_test = data.fetch_test((0, data.num_test))
-            cohorts = [loop.sampler(t, data.num_clients, loop.seed).tolist() for t in range(rounds)]
-            solver, weights = loop.solver, [p.detach() for p in pl_module.net.parameters()]
-            torch.save({
-                "clients": ids, "x": x.contiguous(), "y": y, "x_test": x_test.contiguous(), "y_test": y_test,
-                "weights": [w.contiguous() for w in weights], "cohorts": cohorts, "lr": solver.lr(0),
-                "batch_size": solver.batch_size, "epochs": solver.epochs,
-            }, f"{file}.new")  # fmt: skip
-            Path(f"{file}.new").rename(file)  # the others wait for it
-            self.stamps = [time.process_time()]
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        loop, data = FederatedLoop.of(trainer), trainer.datamodule
+        ids = [torch.as_tensor(data.client(k)) for k in range(data.num_clients)]
+        (x, y), net = data.fetch(torch.arange(len(data.labels)), None), copy.deepcopy(pl_module.net)
+        if data.draw(np.random.default_rng(0), (1,)) is not None:
+            x, net = torch.from_numpy(data.splits["training"].x), Augmented(net, data.transform)
+        x_test, y_test = data.fetch_test((0, data.num_test))
+        cohorts = [loop.sampler(t, data.num_clients, loop.seed).tolist() for t in range(self.rounds)]
+        case = SimpleNamespace(
+            clients=ids, x=x.contiguous(), y=y, x_test=x_test.contiguous(), y_test=y_test, cohorts=cohorts,
+            net=net.to(memory_format=torch.contiguous_format), lr=loop.solver.lr(0), epochs=loop.solver.epochs,
+            batch_size=loop.solver.batch_size,
+        )  # fmt: skip
+        torch.save(case, f"{self.file}.new")
+        Path(f"{self.file}.new").rename(self.file)  # the others wait for it
+        self.stamps = [time.process_time()]
 
-        def on_train_batch_end(self, *_: Any) -> None:
-            self.stamps.append(time.process_time())
-
-    return Export()
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.stamps.append(time.process_time())
 
 
 def ours(workload: str, file: str) -> tuple[list[float], nn.Module]:
-    from omegaconf import open_dict
-
-    from benchmarks.workloads import compose_workload
-    from gcfed.run import train
-
     cfg = compose_workload(workload, *SAME, f"rounds={ROUNDS[workload]}")
     with open_dict(cfg):
         cfg.paths.output_dir = str(Path(file).with_suffix(""))
-        cfg.callbacks.export = {"_target_": "benchmarks.peers.export", "file": file, "rounds": ROUNDS[workload]}
+        cfg.callbacks.export = {"_target_": "benchmarks.peers.Export", "file": file, "rounds": ROUNDS[workload]}
     result = train(cfg, quiet=True)
     callbacks: Any = result.trainer.callbacks
-    return next(callback.stamps for callback in callbacks if hasattr(callback, "stamps")), result.module.net
+    return next(c.stamps for c in callbacks if hasattr(c, "stamps")), result.module.net
 
 
 def pfl(case: Any) -> tuple[list[float], nn.Module]:
@@ -136,7 +140,7 @@ def pfl(case: Any) -> tuple[list[float], nn.Module]:
             stamps.append(time.process_time())
             return False, Metrics()
 
-    net: Any = network(case)
+    net: Any = case.net
     net.loss = lambda x, y: F.cross_entropy(net.train()(x), y)
     net.metrics = lambda x, y: {}
     members = iter([client for cohort in case.cohorts for client in cohort])
@@ -163,7 +167,7 @@ def blazefl(case: Any) -> tuple[list[float], nn.Module]:
 
     clients = [TensorDataset(case.x[ids], case.y[ids]) for ids in case.clients]
     data: Any = SimpleNamespace(get_dataloader=loader)
-    models: Any = SimpleNamespace(select_model=lambda name: network(case))
+    models: Any = SimpleNamespace(select_model=lambda name: copy.deepcopy(case.net))
     n, share = len(clients), (len(case.cohorts[0]) + 0.5) / len(clients)
     server = FedAvgBaseServerHandler(models, "net", data, len(case.cohorts), n, share, "cpu", case.batch_size, 0)
     trainer = FedAvgBaseClientTrainer(models, "net", data, "cpu", n, case.epochs, case.batch_size, case.lr, 0)
@@ -184,7 +188,7 @@ def measure(name: str, workload: str, file: str) -> dict[str, float]:
         stamps, net = ours(workload, file)
     while not Path(file).exists():
         time.sleep(0.1)
-    case = SimpleNamespace(**torch.load(file))
+    case = torch.load(file, weights_only=False)
     if name != "ours":
         stamps, net = {"pfl": pfl, "blazefl": blazefl}[name](case)
     samples = [case.epochs * sum(len(case.clients[k]) for k in cohort) for cohort in case.cohorts]
@@ -196,7 +200,7 @@ def measure(name: str, workload: str, file: str) -> dict[str, float]:
 
 def turns(workload: str, pythons: dict[str, str]) -> dict[str, dict[str, float]]:
     """Measures the simulators. Each has its own process; one of these runs at a time, while the others are stopped."""
-    running, environment = {}, os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    running, environment = {}, os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "GCFED_POSTPONE": "0"}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
         for name, python in pythons.items():
             command = [python, __file__, workload, "--only", name, "--folder", folder]
@@ -216,7 +220,7 @@ def turns(workload: str, pythons: dict[str, str]) -> dict[str, dict[str, float]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=ROUNDS)
-    parser.add_argument("pythons", nargs="*", help="interpreters with pfl and with blazefl")
+    parser.add_argument("pythons", nargs="*", help="interpreters with this project, and with pfl or with blazefl")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
