@@ -1,4 +1,4 @@
-"""The server's program: one method for each line of ``run_round``."""
+"""The server's program: :func:`~gcfed.federated.round.run_round` calls its methods in order."""
 
 from __future__ import annotations
 
