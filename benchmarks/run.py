@@ -1,7 +1,7 @@
 """Benchmarks: ``python benchmarks/run.py w1`` prints a table and writes it and all figures to logs/benchmarks.
 
-Workloads: w1 … w8 and digits (see workloads.py). On a CPU each runs in two layouts: one process with all threads, and
-one process per core. ``--layout 2x1`` chooses one, processes × threads. Further words are overrides of the config:
+Workloads: w1 … w8, digits, vit, gpt (workloads.py). On a CPU each runs in two layouts: one process with all threads,
+and one process per core. ``--layout 2x1`` chooses one, processes × threads. Further words are overrides of the config:
 ``python benchmarks/run.py w1 precision=bf16-mixed`` or ``python benchmarks/run.py w1 --layout gpu client.stack=5``.
 """
 

@@ -48,7 +48,7 @@ def instantiate(cfg):
     )  # fmt: skip
     methods = build_methods(cfg)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gcfed.federated.loop.look", lambda *_: None)  # the probe would need data
+        patch.setattr("gcfed.federated.loop.set_traits", lambda *_: None)  # the probe would need data
         loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
     build_all(cfg, "callbacks")
     return module, loop, methods

@@ -42,9 +42,9 @@ def test_a_run_works_without_a_group_or_names_it(tmp_path):
     [("data.dataset.data_dir", 3), ("server.tau", 1e30), ("data.transform.flip", 3), ("partition.min_size", 1.5),
      ("gc.boundary", 3), ("trainer.accelerator", "mps"), ("precision", "16-mixed"), ("trainer.precision", "bf16-mixed"),
      ("model.hidden", [0]), ("name", "../../escape"), ("participation.faults.dropout", 1), ("targets", [2]),
-     ("optimized_metric", 3), ("client_store.folder", ""), ("rounds", 0), ("gc.lam", 2),
+     ("optimized_metric", 3), ("client_store.folder", ""), ("gc.lam", 2), ("participation.num_clients", 0),
      ("callbacks.checkpoint.every", 1.5), ("participation.per_round", 2.5), ("participation.per_round", 21),
-     ("participation.num_clients", 5000), ("data.transform.mean", [0.1, 0.2]), ("data.input_shape", [1, 9, 9])],
+     ("model.num_classes", 3), ("data.transform.mean", [0.1, 0.2]), ("data.input_shape", [1, 9, 9])],
 )  # fmt: skip
 def test_an_invalid_setting_is_refused_with_its_key(tmp_path, key, value):
     assert key in (refusal(changed(tmp_path, key, value)) or "")

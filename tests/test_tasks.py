@@ -134,7 +134,7 @@ def test_a_task_with_invalid_columns_is_refused(config, tmp_path, monkeypatch, c
 
 @pytest.mark.parametrize("method", [FedNTD, FedLC, FedReg, Clients])
 def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
-    monkeypatch.setattr("gcfed.federated.loop.look", lambda *_: None)  # the probe would refuse the labels
+    monkeypatch.setattr("gcfed.federated.loop.set_traits", lambda *_: None)  # the probe would refuse the labels
     loop = FederatedLoop(
         sampler=SimpleNamespace(validate=lambda n: None, per_round=2), solver=sgd(), aggregator=MeanAggregator(),
         rounds=1, seed=1,

@@ -86,6 +86,8 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
         cfg.data.update(found)
         for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they no longer refer to the data's
             cfg.model[key] = found[key] if cfg.model[key] is None else cfg.model[key]
+        if isinstance(given := cfg.model.get("num_classes"), int) and given < data.num_classes:
+            raise ValueError(f"model.num_classes={given}: the data have {data.num_classes} classes. Leave the key out.")
         if own := "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
             most = (int(s.x.max()) + (1 if s.x.dtype == np.uint8 else 2) for s in data.splits.values())  # −1: the last
             cfg.model.vocabulary = cfg.model.vocabulary or max(256, *most)

@@ -20,7 +20,7 @@ RANGES: dict[str, Any] = {
     "precision": Literal["32-true", "bf16-mixed", "64-true"], "eval_precision": Literal["bf16-mixed"] | None,
     "precision_matmul": Literal["high", "medium"] | None, "targets": Sequence[Share], "optimized_metric": str | None,
     "client_store.folder": Annotated[str, Field(min_length=1)] | None,
-    "channels_last": bool, "extras.figures": bool,
+    "channels_last": bool, "extras.figures": bool, "participation.num_clients": Count | None,
     "trainer.num_nodes": Count | None, "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }  # fmt: skip
 

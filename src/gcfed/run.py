@@ -19,7 +19,7 @@ from gcfed.checkpoints.reading import RunRecord, checkpoint_of, fitting, load_we
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.parallel.strategy import trains_on_cpu
-from gcfed.federated.training.probe import look
+from gcfed.federated.training.probe import set_traits
 from gcfed.runs.folder import METRICS, check_folder, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.lock import taken
@@ -123,7 +123,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     for key in {"weights", "pretrained", "start"} & cfg.model.keys():
         cfg.model[key] = False if key == "pretrained" else None  # the file's tensors replace them: no download
     module = build_module(cfg)
-    look(module, data, stack=1)
+    set_traits(module, data, stack=1)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
     device = "gpu" if torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator) else "cpu"
     quiet: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)

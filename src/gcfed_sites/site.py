@@ -166,7 +166,7 @@ class Site:
             written = stores.path(key, 0).parent.glob(f"{key[1]}-*.bin")
             for path in {*written} - {stores.path(key, version) for version in versions}:
                 path.unlink()
-        stores.take({key: versions[0] for key, versions in known.items() if versions[0] != NONE})
+        stores.restore({key: versions[0] for key, versions in known.items() if versions[0] != NONE})
         uploads = [*self.end.fit(download, np.array(clients, dtype=np.int64))]
         return {"uploads": uploads, "states": self._written(clients)}
 

@@ -32,7 +32,7 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(t, expected[name]) for name, t in tensors.items())
     assert stack._buffers["1.num_batches_tracked"].tolist() == [1]  # other is start + 1
-    fresh.lent.home()
+    fresh.lent.end()
 
 
 def test_a_forgotten_loan_ends_only_with_the_next_one():

@@ -190,7 +190,7 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
                 stack(X.unsqueeze(0).clone())
             stack.settle()
         finally:
-            stack.lent.home()
+            stack.lent.end()
 
     with pytest.raises(ValueError, match="forward changes its input in some steps only"):
         train(Late(in_place))
@@ -207,4 +207,4 @@ def test_a_teacher_that_would_read_the_students_weights_is_refused():
     stack = ClientStack(net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net, traits(net)))
     with pytest.raises(ValueError, match="needs a teacher, and Net has weights that forward reaches other than"):
         stack.reference(X.unsqueeze(0))
-    stack.lent.home()
+    stack.lent.end()

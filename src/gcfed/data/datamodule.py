@@ -146,7 +146,7 @@ class FederatedDataModule(LightningDataModule):
             if len(trained) < 2:
                 raise ValueError(f"data={self.dataset.name}: all training samples are of class {[*trained]}.")
             if (strange := sorted(tested - trained)) and self.labels.ndim == 1:  # some characters are rare
-                log.warning("classes %s have samples in the test split, and none in the training split", strange)
+                log.warning("%d classes, such as %s, are tested and have no training sample", len(strange), strange[0])
 
     def check_labels(self, net: nn.Module, task: Task) -> None:
         """Refuses inputs that the network cannot read, and labels that the task cannot use."""

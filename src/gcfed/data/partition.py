@@ -3,17 +3,15 @@
 import logging
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from gcfed.data.dealing import cut, deal, fill_up, log_gamma, placed, softmax
-from gcfed.utils.checked import Count, checked
+from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
-Alpha = Annotated[float, Field(ge=1e-100, le=1e100)]  # so that draws are finite in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,15 +92,15 @@ class Partitioner:
             rank_n = np.searchsorted(np.sort(labels[:, 0]), labels[:, 0])  # equal targets have one rank
             labels = rank_n * self.bins // len(labels) if self.bins else rank_n
         if self.by_class and labels.ndim > 1:
-            labels_are = "these data have sequences of labels, or several targets"
-            raise ValueError(f"this partition needs one class per sample; {labels_are}: use natural, sizes or iid")
+            several = "these data have several (y.argmax(1) makes classes of one-hot rows): take natural, sizes or iid"
+            raise ValueError(f"partition: {type(self).__name__} needs one class per sample, and {several}.")
         if not num_clients:
             raise ValueError(f"participation.num_clients={num_clients} must be set: null is for partition=natural.")
         least = getattr(self, self.least) if self.least else 1
         if num_clients * least > len(labels):
             remedy = "lower it" + (f" or partition.{self.least}" if least > 1 else "")
-            need = f"with at least {least} samples each needs more than the {len(labels)} training samples"
-            raise ValueError(f"participation.num_clients={num_clients} {need}: {remedy}")
+            need = f"needs {num_clients * least} training samples, and there are {len(labels)}"
+            raise ValueError(f"participation.num_clients={num_clients} {need}: {remedy}.")
         made, n = np.asarray(self.owners(labels, num_clients, generator(seed, "partition"))), len(labels)
         if made.dtype.kind not in "iu" or made.shape != (n,) or made.min() < -1 or made.max() >= num_clients:
             wanted = f"integers [{n}], of clients 0 … {num_clients - 1}, or -1 for none"
@@ -136,7 +134,7 @@ class Dirichlet(Partitioner):
     """
 
     least = "min_size"
-    alpha: Alpha
+    alpha: Positive
     min_size: Count = 1
     max_tries: Count = 1000
     bins: Count = field(default=10, repr=False)
@@ -177,7 +175,7 @@ class DirichletBalanced(Partitioner):
     left, random ones of them get these. The others draw again from the remaining classes, by their renormalised mixes.
     """
 
-    alpha: Alpha
+    alpha: Positive
     bins: Count = field(default=10, repr=False)
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:

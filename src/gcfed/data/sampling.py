@@ -39,10 +39,8 @@ class UniformSampler:
 
     def validate(self, num_clients: int) -> None:
         if self.per_round > num_clients:
-            raise ValueError(
-                f"participation.per_round={self.per_round} exceeds participation.num_clients={num_clients}: "
-                "a cohort, with faults.extra, has each client at most once"
-            )
+            drawn = f"participation.per_round={self.per_round}"
+            raise ValueError(f"{drawn} exceeds participation.num_clients={num_clients}: lower it (or faults.extra).")
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         # Given a number instead of an array, NumPy draws by Floyd's algorithm and never lists the population.

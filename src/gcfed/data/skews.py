@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from gcfed.data.dealing import cut, fill_up, in_order, log_gamma, placed, softmax
-from gcfed.data.partition import Alpha, Partition, Partitioner
-from gcfed.utils.checked import Count, checked
+from gcfed.data.partition import Partition, Partitioner
+from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator
 
 Order = Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]
@@ -47,7 +47,7 @@ class DirichletSizes(Partitioner):
 
     by_class = False
     least = "min_size"
-    alpha: Alpha
+    alpha: Positive
     min_size: Count = 1
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:

@@ -96,7 +96,7 @@ class ClientProgram:
             with in_turn():
                 return self._pack(stack, owns, download, loss_K, plan.counts.sum(1), sends)
         finally:
-            stack.lent.home()
+            stack.lent.end()
 
     def _own(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
         """The states that these clients keep for a part."""

@@ -24,7 +24,7 @@ from gcfed.federated.round import run_round
 from gcfed.federated.server import Server
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training.probe import look
+from gcfed.federated.training.probe import set_traits
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
 
@@ -85,7 +85,7 @@ class FederatedLoop(Callback):
             self.transport,
         )  # fmt: skip
         self.aggregator.validate(setup)
-        look(module, data, self.solver.stack)
+        set_traits(module, data, self.solver.stack)
         self.solver.check(module.lent.traits, data)
         if self.solver.accumulate > 1 and "statistics" in module.lent.traits.alone:
             log.warning("client.accumulate changes the results: the network uses the statistics of a part of a batch")

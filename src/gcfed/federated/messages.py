@@ -170,8 +170,8 @@ def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = No
 
 def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:
     """Which clients sent only numbers that the server's sums can add, bool ``[K]``; ``narrow`` as above."""
-    beside = [finite_clients(tensors, None if narrow is None else frozenset()) for tensors in upload.extra.values()]
-    return torch.stack([finite_clients(upload.delta, narrow), *beside]).all(0)
+    others = [finite_clients(tensors, None if narrow is None else frozenset()) for tensors in upload.extra.values()]
+    return torch.stack([finite_clients(upload.delta, narrow), *others]).all(0)
 
 
 def refuse_misfit(upload: Upload, shapes: Mapping[str, Params]) -> None:

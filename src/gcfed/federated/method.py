@@ -124,7 +124,7 @@ class ClientPart(Part):
         """Called once a round with the download, before any stack trains."""
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared | None:
-        """Called when the stack is ready. Returns what local steps find in ``stack.prepared[self]``."""
+        """May edit ``stack.full``, where clients start. Returns what local steps find in ``stack.prepared[self]``."""
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         """Before the forward pass; may move the weights, and must move them back in ``on_after_backward``.

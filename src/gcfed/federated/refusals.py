@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 
 from gcfed.federated.method import FACTS, ClientPart, Order, Part, ServerPart, Setup
 
-LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}  # hooks of one side only
+LIGHTNING_HOOKS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}  # hooks of one side only
 
 
 @cache
@@ -17,7 +17,7 @@ def check_hooks(cls: type[Part], title: str) -> None:
     """Raises ValueError for a hook that is never called, because it is misspelt or belongs to the other side."""
     sides = [side for side in (ClientPart, ServerPart) if issubclass(cls, side)]
     called = {name for side in sides for name in dir(side)}
-    called -= {name for name, side in LIGHTNINGS.items() if not issubclass(cls, side)}
+    called -= {name for name, side in LIGHTNING_HOOKS.items() if not issubclass(cls, side)}
     own = [name for name in dir(cls) if getattr(cls, name) is not getattr(Callback, name, None) and name[0] != "_"]
     for name in [name for name in own if name not in called] if sides else ():
         alike = [hook for hook in called if hook.startswith("on_") == name.startswith("on_")]

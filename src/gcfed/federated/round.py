@@ -39,7 +39,7 @@ def row_of(round: Received, download: Download, server: Server, refused: bool, s
         **({"train/loss": round.loss} if answered else {}),
         "train/clients": answered,
         "train/nonfinite_clients": answered - round.num_finite,
-        "train/refused_steps": int(round.overflown) + int(refused),
+        "train/refused_steps": int(round.overflowed) + int(refused),
         "train/samples": round.samples,
         "train/steps": round.steps,
         "comm/down_bytes": sent * download.nbytes + answered * sum(map(nbytes, round.reply.values())),

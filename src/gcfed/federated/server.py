@@ -1,4 +1,4 @@
-"""The server's program: one method for each line of ``run_round``."""
+"""The server's program: :func:`~gcfed.federated.round.run_round` calls its methods in order."""
 
 from __future__ import annotations
 
@@ -114,15 +114,15 @@ class Server:
         means = {name: mean.reduce(sent, sums.expected.shapes[name]) for name, mean in sums.means.items()}
         counts, *rest = totals or round.reduce(own)
         results = [{name: t.unsqueeze(0) for name, t in mean.items()} for mean in means.values()]
-        overflown = ~torch.cat([finite_clients(result) for result in results]).all(0, keepdim=True)
+        overflowed = ~torch.cat([finite_clients(result) for result in results]).all(0, keepdim=True)
         terms = iter(rest)
         of_parts = {part: {name: next(terms) for name in part_sums} for part, part_sums in sums.parts.items()}
-        losses, loss, *numbers = torch.cat([counts, overflown]).tolist()  # the round waits for the device, once
+        losses, loss, *numbers = torch.cat([counts, overflowed]).tolist()  # the round waits for the device, once
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
         received = Received(
             **vars(round) | {"cohort": np.setdiff1d(round.cohort, self.setup.transport.missing)},
             update=means.pop("delta"), received=means, sums=of_parts, num_finite=finite, up_bytes=up_bytes,
-            loss=loss / losses if losses else float("nan"), samples=samples, steps=steps, overflown=overflows > 0,
+            loss=loss / losses if losses else float("nan"), samples=samples, steps=steps, overflowed=overflows > 0,
             usable=(finite > 0 or any("steps without clients" in part.facts for part in self.parts)) and not overflows,
         )  # fmt: skip
         self.setup.stores.finish_round(received.cohort, round.index)  # every process has written its clients' states

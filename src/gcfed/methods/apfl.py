@@ -43,13 +43,13 @@ class APFL(SecondModel):
         alpha, leaves = stack.prepared[self][ALPHA][: stack.active], list(stack.leaves.values())
         v = [leaf.detach().clone() for leaf in leaves]
         alphas = [per_client(alpha, t) for t in v]
-        apart = [t - w[name] for name, t in zip(stack.leaves, v, strict=True)]
+        differences = [t - w[name] for name, t in zip(stack.leaves, v, strict=True)]
         with torch.no_grad():
-            torch._foreach_copy_(leaves, [t + (a - 1) * d for t, a, d in zip(v, alphas, apart, strict=True)])
+            torch._foreach_copy_(leaves, [t + (a - 1) * d for t, a, d in zip(v, alphas, differences, strict=True)])
         grads = list(stack.gradients(objective()).values())
         with torch.no_grad():
             torch._foreach_copy_(leaves, v)
-        slopes = inner_products(apart, grads)
+        slopes = inner_products(differences, grads)
         torch._foreach_mul_(grads, alphas)
         alpha.sub_(slopes * stack.prepared[self][LR]).clamp_(0, 1)  # not before: ``alphas`` are views of it
         return grads

@@ -24,7 +24,7 @@ from gcfed.federated.training.batches import BatchPlan, Kind, Steps
 from gcfed.federated.training.stack import ClientStack
 
 Step = Callable[[], object]
-MOST = 128  # recordings of one stack at most: each takes memory
+MAX_RECORDINGS = 128  # of one stack: each takes memory
 
 
 class Graph:
@@ -151,7 +151,7 @@ class RecordedSteps(Steps):
         elif kind in self._recordings:
             self._recordings[kind] = self._graph.record(partial(counted, kind))
         else:
-            if len(self._recordings) == MOST:
+            if len(self._recordings) == MAX_RECORDINGS:
                 self._recordings.clear()
             counted(kind)
             self._recordings[kind] = None

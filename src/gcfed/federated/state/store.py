@@ -184,9 +184,9 @@ class ClientStores:
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Goes back to the versions of a checkpoint."""
-        self.take({(name, client): version for name, t in state_dict.items() for client, version in t.tolist()})
+        self.restore({(name, client): version for name, t in state_dict.items() for client, version in t.tolist()})
 
-    def take(self, versions: Mapping[Key, int]) -> None:
+    def restore(self, versions: Mapping[Key, int]) -> None:
         """Goes back to these versions, of a checkpoint or of the server."""
         self._version, self._last, self._held = {**versions}, {**versions}, {}
 

@@ -36,11 +36,11 @@ class Lent:
         self._others: dict[str, tuple[int, int, Tensor | None]] = {}  # version, address, and a buffer's value
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[tuple[dict[str, Any], str, str]] = []
-        self.home()
+        self.end()
 
     def begin(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``; the clients share all others, which must not change."""
-        self.home()
+        self.end()
         self._rows: Params = dict(rows)  # the client's tensors
         self._loan.enter_context(self.holding(rows))
         self._others = {
@@ -48,7 +48,7 @@ class Lent:
             for n, t in self.tensors.items() if n not in rows
         }  # fmt: skip
 
-    def home(self) -> None:
+    def end(self) -> None:
         """Gives the network its own tensors back. A move to another device, or a test, may have made new buffers."""
         self._loan.close()
         self._rows = {}

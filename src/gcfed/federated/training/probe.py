@@ -31,8 +31,8 @@ SAMPLES = 8
 GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
 
 
-def look(module: FederatedModule, data: Any, stack: int | str) -> None:
-    """Probes a module's network for ``client.stack``, on its largest client's samples. The module adopts the result."""
+def set_traits(module: FederatedModule, data: Any, stack: int | str) -> None:
+    """Probes a module's network, on samples of the largest client, and lets the module adopt the traits."""
     sizes, like = data.sizes(np.arange(data.num_clients)), first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
     samples = data.client(int(sizes.argmax()))[:SAMPLES]
@@ -66,7 +66,7 @@ class _Probe:
         self.lent, self.marks = Lent(net), {name: mark for name, (_, mark) in attributes(net).items()}
         self.trained = [name for name, t in self.lent.tensors.items() if t.requires_grad]
         self.edits = False  # whether a pass wrote to its input
-        self.strangers = set[int]()  # ids of tensors that get gradients and are no parameters
+        self.unregistered = set[int]()  # ids of tensors that get gradients and are no parameters
         self.replaced = set[str]()  # names for which a pass made a new tensor
         self.draws = set[str]()  # the global generators that passes used
 
@@ -75,8 +75,8 @@ class _Probe:
 
     def traits(self, stack: int | str) -> Traits:
         first, contiguous = self.first_pass()
-        if self.strangers:
-            self.warn(f"has {len(self.strangers)} weights that are no parameters of it, so nothing trains them. "
+        if self.unregistered:
+            self.warn(f"has {len(self.unregistered)} weights that are no parameters of it, so nothing trains them. "
                       "Register them in __init__: self.w = nn.Parameter(…), or an nn.ParameterList.")  # fmt: skip
         moved, functional, single, alone = self.moved(first), "", "", cannot_stack(self.net)
         if uses_batch_statistics(self.net):
@@ -131,7 +131,7 @@ class _Probe:
                     if (loss := self.task.losses(out[: len(y)], y).sum()).isnan() and x.isfinite().all():
                         raise ValueError("its loss is not a number before anything is trained")
                     loss.backward()
-                    self.strangers = leaves(loss) - {id(t) for t in own.values()}
+                    self.unregistered = leaves(loss) - {id(t) for t in own.values()}
             self.edits |= seen._version > 0 or not torch.equal(seen, x)
             self.draws |= {name for name, generator in GLOBAL.items() if mark(generator) != generators[name]}
             self.replaced |= self.lent.replaced()
@@ -139,7 +139,7 @@ class _Probe:
             changed = [name for name, t in tensors.items() if not _equal(t, self.before[name])]
             return _Pass(out.detach().clone(), _grads([own[name] for name in self.trained]), tensors, changed)
         finally:
-            self.lent.home()
+            self.lent.end()
             for t in own.values():
                 t.grad = None
 

@@ -211,7 +211,7 @@ class LocalSolver:
 
 def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any], n: int = 1) -> tuple[Tensor, Tensor]:
     """Each active client's task loss, and its objective with the terms of the methods, both ``[n]``. Of ``n`` parts of
-    the batch, it back-propagates all but the last. ``stack.backward(objective)`` then adds the gradient of that one.
+    the batch, it back-propagates all but the last. ``stack.backward(objective)`` then adds the last gradient.
     """
     if n > 1:
         task = objective = batch.count.new_zeros(())

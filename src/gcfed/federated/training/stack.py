@@ -54,7 +54,7 @@ class ClientStack:
         k = len(clients)
         self.task, self.net, self.lent = task, net, lent or Lent(net)
         self._tap = Tap(net, "features" in reads, "stages" in reads)
-        self.lent.home()
+        self.lent.end()
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so their calls run on views of ``full``.
         self._lends = not (next(iter(start.values())).is_cuda and is_recurrent(net))
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
@@ -78,7 +78,7 @@ class ClientStack:
         self.prepared: dict[Any, Any] = {}
         self.personal: Params = {}
         torch._foreach_copy_([self.full[name] for name in start], list(start.values()))
-        self.lent.home()  # buffers that do not travel begin with the network's own values
+        self.lent.end()  # buffers that do not travel begin with the network's own values
         for name, t in self._own.items():
             self._buffers[name].copy_(t)
         self.count_from_full()
@@ -223,7 +223,7 @@ class ClientStack:
 
     def delta(self) -> Params:
         """The clients' updates w_k − w, name → ``[K, *shape]``."""
-        self.lent.home()
+        self.lent.end()
         self.personal = {}
         self.drop_grads()
         moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
