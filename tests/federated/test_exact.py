@@ -112,15 +112,11 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
 
 @pytest.mark.parametrize("make", [list, lambda: [FedVARP(), FedCurv()], lambda: [FedSub(ratio=0.5)]])
 def test_a_run_has_the_same_bits_on_one_and_three_processes(tmp_path, make):
-    runs, weighting = [], "uniform" if make() else "samples"
-    for world in (1, 3):
-        runs.append(
-            train_rounds(
-                make_net(dtype=torch.float32), random_federation(dtype=torch.float32), sgd(), rounds=2, methods=make(),
-                cohort_of=5, world=world, stores=ClientStores(folder=tmp_path / str(world)),
-                aggregator=MeanAggregator(weighting),
-            )
-        )  # fmt: skip
+    how = "uniform" if make() else "samples"
+    runs = [train_rounds(
+        make_net(dtype=torch.float32), random_federation(dtype=torch.float32), sgd(), rounds=2, methods=make(),
+        cohort_of=5, world=world, stores=ClientStores(folder=tmp_path / str(world)), aggregator=MeanAggregator(how)
+    ) for world in (1, 3)]  # fmt: skip
     assert torch.equal(*runs)
 
 
@@ -128,8 +124,7 @@ def test_a_client_whose_numbers_are_outside_the_grid_keeps_and_adds_nothing(tmp_
     """The decision comes before the state is written, so client and server agree."""
     data = random_federation(dtype=torch.float32)
     data.x[data.clients[0]] *= 1e5
-    rows = []
-    stores = ClientStores(folder=tmp_path)
+    rows, stores = [], ClientStores(folder=tmp_path)
     end = train_rounds(
         torch.nn.Linear(6, 4), data, sgd(), rounds=1, methods=[Scaffold()], cohort_of=5, stores=stores,
         on_round=lambda round, row: rows.append(row["train/nonfinite_clients"]),

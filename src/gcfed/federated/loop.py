@@ -147,8 +147,7 @@ class FederatedLoop(Callback):
     def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
-        metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in row.items()}
-        trainer.callback_metrics.update(metrics)
+        trainer.callback_metrics.update({n: torch.tensor(float(x), dtype=torch.float64) for n, x in row.items()})
 
 
 def _warn(row: dict[str, Any]) -> None:

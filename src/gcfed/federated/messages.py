@@ -6,7 +6,6 @@ them and are not counted. Notes for measurements exist in simulations, and are n
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -157,11 +156,10 @@ def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = No
         return torch.ones(len(first), dtype=torch.bool, device=first.device)
     limits = [torch.inf if narrow is None else 2.0**11 if name in narrow else 2.0**41 for name in filled]
     if first.is_cuda:  # few kernels for all tensors and clients; on a CPU this takes six times as long
-        alike: defaultdict[float, list[Tensor]] = defaultdict(list)
-        for limit, t in zip(limits, filled.values(), strict=True):
-            alike[limit].append(t.reshape(len(t), -1))
-        ends = [(limit, *torch.cat(own, 1).aminmax(dim=1)) for limit, own in alike.items()]
-        return torch.stack([(-limit < low) & (high < limit) for limit, low, high in ends]).all(0)
+        flat = [t.reshape(len(t), -1) for t in filled.values()]
+        alike = {m: [t for t, own in zip(flat, limits, strict=True) if own == m] for m in set(limits)}
+        ends = [(m, *torch.cat(tensors, 1).aminmax(dim=1)) for m, tensors in alike.items()]
+        return torch.stack([(-m < low) & (high < m) for m, low, high in ends]).all(0)
     rows = zip(*filled.values(), strict=True) if len(first) > 1 else [filled.values()]  # rows take time too
     ends_K = [[tuple(map(float, torch.aminmax(t))) for t in row] for row in rows]
     fits_K = [all(-m < low and high < m for m, (low, high) in zip(limits, ends, strict=True)) for ends in ends_K]
