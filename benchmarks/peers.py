@@ -40,8 +40,8 @@ from gcfed.run import train  # noqa: E402
 
 ROUNDS = {"digits": 40, "w1": 3, "w6": 6}
 SAME = (
-    "gc=none", "algorithm=fedavg", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0", "eval_every=1000",
-    "trainer=cpu", "trainer.devices=1", "logger=csv", "extras.figures=false", "callbacks.checkpoint.every=1000",
+    "algorithm=fedavg", "aggregator=weighted_mean", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0",
+    "eval_every=1000", "trainer=cpu", "trainer.devices=1", "logger=csv", "callbacks.checkpoint.every=1000",
 )  # fmt: skip
 
 
