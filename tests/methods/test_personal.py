@@ -259,6 +259,14 @@ def test_the_server_must_not_decay_personal_tensors():
         validate_parts(make_setup(make_net(), methods=[FedRep()], data=random_federation(), server=server))
 
 
+def test_a_frozen_tensor_needs_no_finite_gradient():
+    data, rows = random_federation(), []
+    data.x[:, 0] = float("inf")  # tanh is ±1, and its gradient by the body's weights is 0 · ∞
+    record = {"on_round": lambda _, row: rows.append(row)}
+    train_rounds(make_net(), data, sgd(clip_norm=1.0), rounds=1, methods=[FedRep(1.0)], **record)
+    assert rows[0]["train/nonfinite_clients"] == 0
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_fedbabu_equals_a_frozen_head(first):
     """This also holds if the server lengthens its step."""

@@ -18,8 +18,7 @@ def expected(start, locals_):
             delta = w[name] - start[name]
             mean = delta.mean(axis=tuple(range(1, delta.ndim)), keepdims=True)
             removed.append(np.broadcast_to(mean, delta.shape))
-        squares = [np.sum(r**2) for r in removed]
-        found[f"gc/rho/{name}"] = np.sum(np.mean(removed, 0) ** 2) / np.mean(squares)
+        found[f"gc/rho/{name}"] = np.sum(np.mean(removed, 0) ** 2) / np.mean([np.sum(r**2) for r in removed])
     return found
 
 
