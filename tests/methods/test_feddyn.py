@@ -22,8 +22,7 @@ def reference(net, data, solver, *, rounds, alpha, divide_by, lr=0.1, momentum, 
             w_k, _ = local_sgd(net, w, steps, lr=lr, momentum=momentum, weight_decay=weight_decay, term=term)
             grads[k] = grads[k] - alpha * (w_k - w)
             models.append(w_k)
-        divisor = {"clients": n, "authors": len(members) ** 2}[divide_by]
-        h = h - alpha * sum(m - w for m in models) / divisor
+        h = h - alpha * sum(m - w for m in models) / {"clients": n, "authors": len(members) ** 2}[divide_by]
         w = sum(models) / len(models) - h / alpha
     return w, h
 

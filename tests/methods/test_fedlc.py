@@ -12,8 +12,7 @@ def test_rounds_equal_an_independent_loop(sequences):
     data, tau, exponent = federation(sequences), 1.0, 0.5
 
     def objective(w, start, client, x, y, previous):
-        labels = data.y[data.clients[client]]
-        counts = [int((labels == c).sum()) for c in range(4)]
+        counts = [int((data.y[data.clients[client]] == c).sum()) for c in range(4)]
         assert 0 in counts  # every client lacks classes
         losses = []
         for logits, label in zip(layers(w, x)[-1].flatten(0, -2), y.flatten().tolist(), strict=True):

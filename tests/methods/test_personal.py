@@ -24,6 +24,7 @@ from gcfed.methods.pfedme import PFedMe
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
 from gcfed.metrics.local_models import Personal as PersonalMetric
+from gcfed.metrics.updates import Drift
 
 ROUNDS, LR, DECAY, WEIGHT_DECAY = 2, 0.25, 0.5, 0.03
 HEAD = (2, 3)  # the indices of the head's weight and bias among four tensors
@@ -200,7 +201,7 @@ def test_it_equals_the_plain_loop(case):
     solver = sgd(lr=LR, momentum=plain.momentum, weight_decay=WEIGHT_DECAY, lr_decay=DECAY)
     expected = [p.detach().clone() for p in net.parameters()]
     ours = train_rounds(
-        net, data, solver, rounds=ROUNDS, methods=[*methods, seen, sizes, PersonalMetric(every=1)], k=2,
+        net, data, solver, rounds=ROUNDS, methods=[*methods, seen, sizes, PersonalMetric(every=1), Drift()], k=2,
         on_round=lambda round, row: rows.append(row),
     )  # fmt: skip
     personal = {}
@@ -215,6 +216,8 @@ def test_it_equals_the_plain_loop(case):
         ]  # fmt: skip
         assert rows[t]["personal/local_acc"] == pytest.approx(np.mean(accuracies))
         assert rows[t]["personal/local_worst10"] == pytest.approx(min(accuracies))
+        steps = [[t.flatten() for i, t in enumerate(apart(w, expected)) if i not in plain.kept] for w in uploads]
+        assert rows[t]["drift/client_norm"] == pytest.approx(np.mean([float(torch.cat(s).norm()) for s in steps]))
         means = [sum(ts) / len(uploads) for ts in zip(*uploads, strict=True)]
         expected = [old if i in plain.kept else new for i, (old, new) in enumerate(zip(expected, means, strict=True))]
         personal |= now
@@ -254,6 +257,14 @@ def test_the_server_must_not_decay_personal_tensors():
     server = partial(torch.optim.SGD, lr=1.0, weight_decay=0.1)
     with pytest.raises(ValueError, match=r"FedRep needs server\.weight_decay=0"):
         validate_parts(make_setup(make_net(), methods=[FedRep()], data=random_federation(), server=server))
+
+
+def test_a_frozen_tensor_needs_no_finite_gradient():
+    data, rows = random_federation(), []
+    data.x[:, 0] = float("inf")  # tanh is ±1, and its gradient by the body's weights is 0 · ∞
+    record = {"on_round": lambda _, row: rows.append(row)}
+    train_rounds(make_net(), data, sgd(clip_norm=1.0), rounds=1, methods=[FedRep(1.0)], **record)
+    assert rows[0]["train/nonfinite_clients"] == 0
 
 
 @pytest.mark.parametrize("first", [False, True])

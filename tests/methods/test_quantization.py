@@ -39,8 +39,7 @@ def test_the_quantizer_is_unbiased_and_within_the_variance_bound(bits):
     q = x.repeat(draws, 1)
     quantize_(list(q), s, torch.Generator().manual_seed(3))
     error = (q.mean(0) - x).abs()
-    standard_error = q.std(0) / math.sqrt(draws)
-    assert (error <= 4.5 * standard_error + 1e-6).all()
+    assert (error <= 4.5 * q.std(0) / math.sqrt(draws) + 1e-6).all()
     variance = (q - x).square().sum(1).mean()
     assert variance <= 1.02 * min(d / s**2, math.sqrt(d) / s) * x.square().sum()
     # Exactly: Σ ‖x‖²/s² · f (1 − f), with f the fraction of s|x|/‖x‖.

@@ -41,8 +41,7 @@ def confusion(result):
 def test_the_confusion_matrix_counts_the_last_model(config, tmp_path):
     """Two processes test in batches of 40, also on a validation split, in every second round and the last."""
     settings = ("data.eval_batch_size=40", "data.validation=0.1", *TWO)
-    result = train(config(*TINY, *settings, "metrics.classes.every=2", folder=tmp_path / "run"))
-    counts = confusion(result)
+    counts = confusion(train(config(*TINY, *settings, "metrics.classes.every=2", folder=tmp_path / "run")))
     names = [str(i) for i in range(10)]
     head, *rows = table(tmp_path / "run" / "confusion.csv")
     assert head == ["class", *names]

@@ -139,8 +139,7 @@ def test_sequences(monkeypatch):
         if "forgetting/before" in row:
             assert row["forgetting/before"] == pytest.approx(everyone[1], **EXACT)
         else:
-            means = np.mean(np.array(each).reshape(2, 4), axis=0)
-            assert list(row.values()) == pytest.approx(means, **EXACT)
+            assert list(row.values()) == pytest.approx(np.mean(np.array(each).reshape(2, 4), axis=0), **EXACT)
 
 
 # -------------------------------------------------------------------------------- the clients' own test splits

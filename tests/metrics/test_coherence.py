@@ -18,8 +18,7 @@ def expected(start, locals_):
             delta = w[name] - start[name]
             mean = delta.mean(axis=tuple(range(1, delta.ndim)), keepdims=True)
             removed.append(np.broadcast_to(mean, delta.shape))
-        squares = [np.sum(r**2) for r in removed]
-        found[f"gc/rho/{name}"] = np.sum(np.mean(removed, 0) ** 2) / np.mean(squares)
+        found[f"gc/rho/{name}"] = np.sum(np.mean(removed, 0) ** 2) / np.mean([np.sum(r**2) for r in removed])
     return found
 
 
@@ -28,8 +27,7 @@ def test_rho_equals_its_definition(k, poisoned):
     rows, rounds, _ = measured(Coherence(), make_net(), random_federation(), k=k, cohort_of=4, poisoned=poisoned)
     for row, (start, locals_) in zip(rows, rounds, strict=True):
         finite = {client: w for client, w in locals_.items() if not (poisoned and client == NAN_CLIENT)}
-        wanted = expected(start, finite)
-        assert row == pytest.approx(wanted, **EXACT)
+        assert row == pytest.approx(expected(start, finite), **EXACT)
         assert all(0 <= rho <= 1 + 1e-9 for rho in row.values())
 
 

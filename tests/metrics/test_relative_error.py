@@ -35,8 +35,7 @@ def test_the_relative_error_is_that_of_the_saved_model(config, tmp_path):
     assert rows[-1]["test/rmse"] == pytest.approx(rmse, rel=1e-12)
     assert json.loads((tmp_path / "run/summary.json").read_text())["test/rmse"] == pytest.approx(rmse, rel=1e-12)
     cfg.ckpt_path = str(tmp_path / "run/checkpoints/last.ckpt")
-    tested = evaluate(cfg)
-    assert tested["test/loss"] == pytest.approx(result.metrics["test/loss"])
+    assert evaluate(cfg)["test/loss"] == pytest.approx(result.metrics["test/loss"])
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,6 @@ def test_a_running_variance_is_never_negative():
 
 
 def test_the_square_contains_all_finite_points():
-    points = np.array([(0.0, 0.0), (4.0, 0.0), (1.0, 2.0), (np.nan, np.nan)])
-    x, y = square(points, 3, 0.25)
+    x, y = square(np.array([(0.0, 0.0), (4.0, 0.0), (1.0, 2.0), (np.nan, np.nan)]), 3, 0.25)
     assert x.tolist() == [-1, 2, 5]
     assert y.tolist() == [-2, 1, 4]

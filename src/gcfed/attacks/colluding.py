@@ -64,8 +64,7 @@ class ALIE(Collusion):
     z: Annotated[float, Field(ge=0, le=1e6)] | None = 1.5
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
-        n = len(honest_nX) + hostile
-        z = z_max(n, hostile) if self.z is None else self.z
+        z = z_max(len(honest_nX) + hostile, hostile) if self.z is None else self.z
         return honest_nX.mean(0) - z * honest_nX.std(0, correction=0)
 
 

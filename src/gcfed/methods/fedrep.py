@@ -57,7 +57,7 @@ class InTurn(Private):
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         for name, grad in pl_module.clients.named_grads():
-            grad.mul_(self._trains[name])
+            grad.masked_fill_(~self._trains[name], 0.0)
 
     @torch.no_grad()
     def after_step(self, stack: ClientStack, batch: Batch) -> None:

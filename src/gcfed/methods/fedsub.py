@@ -65,8 +65,7 @@ class Duals(SubspaceClient):
 
     def hear(self, reply: Mapping[str, Params], own: Own, download: Download) -> Mapping[str, Params]:
         """λ_k + b_k − b̄."""
-        mean = reply["fedsub"]
-        return {"fedsub": {name: dual - mean[name] for name, dual in own["fedsub"].items()}}
+        return {"fedsub": {name: dual - reply["fedsub"][name] for name, dual in own["fedsub"].items()}}
 
 
 class MeanDual(SubspaceServer):

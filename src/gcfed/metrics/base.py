@@ -14,6 +14,7 @@ from torch import Tensor
 from gcfed.federated.method import ClientPart, Download, Order, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.training.stack import ClientStack
+from gcfed.methods.local_norm import no_steps
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
@@ -37,7 +38,8 @@ class ServerMetric(ServerPart):
         self.every = every
 
     def validate(self, setup: Setup) -> None:
-        self.rounds, self.data, self.names = setup.rounds, setup.data, setup.names
+        self.rounds, self.data, kept = setup.rounds, setup.data, no_steps(setup)
+        self.names = [name for name in setup.names if name not in kept]
         self.module, self.transport = setup.module, setup.transport
         self.server_parts = [part for part in setup.parts if isinstance(part, ServerPart)]
 
@@ -85,7 +87,7 @@ class ServerMetric(ServerPart):
             row["time/train_s"] -= self.seconds
 
     def params(self, start: Params) -> Params:
-        """The parameters of a model that clients send."""
+        """The parameters of a model, without those that clients keep (FedPer, FedBN)."""
         return {name: start[name] for name in self.names}
 
     def as_sent(self, upload: Upload, names: Sequence[str]) -> Params:
@@ -171,8 +173,7 @@ class OwnNumbers(ClientMetric):
         return round.sums[self]["values"][round.places(round.cohort)]
 
     def columns(self, round: Received) -> dict[str, float]:
-        values_KV = self.values(round)
-        finite = values_KV.isfinite()
+        finite = (values_KV := self.values(round)).isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
         return {name: total / count for name, total, count in zip(self.numbers, *totals, strict=True) if count}
 

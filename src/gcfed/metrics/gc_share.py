@@ -31,12 +31,11 @@ class GCShare(OwnNumbers):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self.weights = weights_of(setup)
+        self.weights = weights_of(setup, setup.names)
         self.numbers = tuple(f"gc/share_gradient/{name}" for name in self.weights)
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        params = dict(stack.net.named_parameters())
-        weights = [params[name] for name in self.weights]
+        weights = [stack.net.get_parameter(name) for name in self.weights]
         sums = [torch.zeros_like(weight) for weight in weights]
         index = torch.as_tensor(self.data.client(int(stack.clients[row])), device=device_of(own))
         with torch.enable_grad(), stack.lent.holding(download.model):

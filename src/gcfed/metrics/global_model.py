@@ -88,9 +88,8 @@ class Classes(RoundTable):
         if self.figures:
             from gcfed.plots.pictures import plot_confusion  # matplotlib
 
-            picture = Path(self.folder) / "confusion.png"
             title = f"{self.data.dataset.name}: the test split after round {round.index + 1:,}"
-            plot_confusion(matrix_CC, names, picture, title)
+            plot_confusion(matrix_CC, names, picture := Path(self.folder) / "confusion.png", title)
             self.show(picture, round)
 
 

@@ -22,7 +22,7 @@ from gcfed.utils.rng import generator
 @checked
 @dataclass(eq=False)
 class Clients(OwnNumbers):
-    """Clients on their own training data, before and after local training: ``clients/{acc,loss}_{before,after}``.
+    """The broadcast model and each client's own model on its training data: ``clients/{acc,loss}_{before,after}``.
 
     Padding labels of sequences do not count. A client whose loss is not finite is left out of all four.
     """

@@ -1,10 +1,11 @@
 """The clients of a round and their updates: after local training, as received, and as aggregated.
 
-w is the broadcast model, w_k client k's trained model, and Δ_k = w_k − w; parameters only, before quantization and
-projection unless a class says otherwise. Every mean leaves out clients whose Δ_k is not finite.
+w is the broadcast model, w_k client k's trained model, and Δ_k = w_k − w, of the parameters that clients do not keep
+(as in FedPer, FedBN), before quantization and projection unless a class says otherwise. Every mean leaves out clients
+whose Δ_k is not finite.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -38,10 +39,10 @@ def by_output(grad_K: Tensor, groups: int = 0) -> Tensor:
     return grad_K.flatten(2)
 
 
-def weights_of(setup: Setup) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The weights that gradient centralization projects → the map from ``[K, *shape]`` to ``[K, out, in]``."""
+def weights_of(setup: Setup, names: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Those that gradient centralization projects, of these → the map from ``[K, *shape]`` to ``[K, out, in]``."""
     order, params = setup.forward_order, dict(setup.module.net.named_parameters())
-    names = [name for name in setup.names if params[name].dim() > 1 and name not in order.added]
+    names = [name for name in names if params[name].dim() > 1 and name not in order.added]
     rows = {name: partial(by_output, groups=order.groups.get(name, 0)) for name in names}
     return {name: own for name, own in rows.items() if own(params[name].unsqueeze(0)).shape[2] > 1}
 
@@ -58,7 +59,7 @@ class Updates(RoundTable, OwnNumbers):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self.weights = weights_of(setup)
+        self.weights = weights_of(setup, self.names)
         self.numbers = tuple(f"{name} {what}" for name in self.weights for what in ("norm", "removed"))
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
@@ -143,7 +144,7 @@ class Coherence(ClientMetric):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self.weights = weights_of(setup)
+        self.weights = weights_of(setup, self.names)
 
     def zeros(self, round: Round) -> Params:
         outputs = {name: rows(round.start[name].unsqueeze(0)).shape[1] for name, rows in self.weights.items()}
