@@ -173,7 +173,8 @@ class OwnNumbers(ClientMetric):
         return round.sums[self]["values"][round.places(round.cohort)]
 
     def columns(self, round: Received) -> dict[str, float]:
-        finite = (values_KV := self.values(round)).isfinite()
+        values_KV = self.values(round)
+        finite = values_KV.isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
         return {name: total / count for name, total, count in zip(self.numbers, *totals, strict=True) if count}
 

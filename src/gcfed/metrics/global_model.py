@@ -89,7 +89,8 @@ class Classes(RoundTable):
             from gcfed.plots.pictures import plot_confusion  # matplotlib
 
             title = f"{self.data.dataset.name}: the test split after round {round.index + 1:,}"
-            plot_confusion(matrix_CC, names, picture := Path(self.folder) / "confusion.png", title)
+            picture = Path(self.folder) / "confusion.png"
+            plot_confusion(matrix_CC, names, picture, title)
             self.show(picture, round)
 
 
