@@ -23,7 +23,7 @@ from omegaconf import open_dict
 from benchmarks.plain import gemm_rate, plain_seconds, training_flops
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import WORKLOADS, compose_workload
-from gcfed.data.sampling import ClientSampler
+from gcfed.data.sampling import UniformSampler
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import Download
@@ -42,7 +42,7 @@ def with_gc(t: int) -> int:
 class InPairs:
     """A sampler whose rounds 2i and 2i + 1 have the same cohort."""
 
-    def __init__(self, sampler: ClientSampler) -> None:
+    def __init__(self, sampler: UniformSampler) -> None:
         self.sampler, self.per_round = sampler, sampler.per_round
 
     def validate(self, num_clients: int) -> None:

@@ -15,10 +15,7 @@ from gcfed.federated.training.stack import ClientStack
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
 SMALL = ("rounds=3", "participation.num_clients=8", "data.limit_train=300", "data.limit_test=100", "model=cnn")
 
 

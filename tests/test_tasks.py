@@ -14,6 +14,7 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.lent import Traits
+from gcfed.federated.training.probe import probe
 from gcfed.methods.fedlc import FedLC
 from gcfed.methods.fedntd import FedNTD
 from gcfed.methods.fedreg import FedReg
@@ -130,6 +131,15 @@ def test_a_task_with_invalid_columns_is_refused(config, tmp_path, monkeypatch, c
     monkeypatch.setattr(Focal, "columns", columns)
     with pytest.raises(ValueError, match=r"^columns of task=Focal must begin with test/, and one be test/loss: they"):
         train(config(f"task._target_={__name__}.Focal", folder=tmp_path))
+
+
+def test_a_loss_or_score_that_sums_would_broadcast_is_refused(monkeypatch):
+    x, y, net = torch.randn(8, 6), torch.randn(8, 1), nn.Linear(6, 1)
+    with pytest.raises(ValueError, match=r"^task=SquaredError: losses has the shape \[8, 8\] .*: it must be \[8\]\.$"):
+        probe(nn.Sequential(net, nn.Unflatten(1, (1, 1))), x, y, SquaredError())  # all pairs of outputs and targets
+    monkeypatch.setattr(SquaredError, "scores", lambda _, outputs, y: {"test/mae": (outputs - y).abs()})
+    with pytest.raises(ValueError, match=r"^task=SquaredError: test/mae has the shape \[8, 1\]"):
+        probe(net, x, y, SquaredError())
 
 
 @pytest.mark.parametrize("method", [FedNTD, FedLC, FedReg, Clients])

@@ -90,7 +90,9 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
             raise ValueError(f"model.num_classes={given}: the data have {data.num_classes} classes. Leave the key out.")
         if own := "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
             most = (int(s.x.max()) + (1 if s.x.dtype == np.uint8 else 2) for s in data.splits.values())  # −1: the last
-            cfg.model.vocabulary = cfg.model.vocabulary or max(256, *most)
+            cfg.model.vocabulary = size = cfg.model.vocabulary or max(256, *most)
+            if odd := [t for s in data.splits.values() for t in (s.x.min(), s.x.max()) if not -1 <= t < size]:
+                raise ValueError(f"data has {odd[0]}, and model.vocabulary={size} allows tokens from -1 to {size - 1}.")
         if own or cfg.model.get("last_only", False) is None:
             cfg.model.last_only = data.labels.ndim == 1
     return cfg

@@ -65,6 +65,13 @@ class Task:
         """True for labels that are not padding, bool ``[…]``."""
         return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
 
+    def check(self, outputs: Tensor, y: Tensor) -> None:
+        """Raises ValueError if a loss or a score is not one number for each label. Sums would broadcast it."""
+        for name, values in ({"losses": self.losses(outputs, y)} | self.scores(outputs, y)).items():
+            if values.shape != (wanted := self.real(y).shape):
+                shapes = f"{[*values.shape]} for outputs {[*outputs.shape]} and labels {[*y.shape]}"
+                raise ValueError(f"task={type(self).__name__}: {name} has the shape {shapes}: it must be {[*wanted]}.")
+
 
 class Classification(Task):
     """Cross-entropy of classes: logits ``[…, C]``, labels int64 ``[…]``; a negative label is padding."""

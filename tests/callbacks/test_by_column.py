@@ -91,7 +91,7 @@ def test_an_unknown_column_is_reported_after_the_first_round(config, tmp_path):
 
 
 def test_a_column_may_be_missing_in_some_rounds(config, tmp_path):
-    both = ("callbacks=[early_stopping,best]", "metrics=gap", "metrics.gap.every=2", "rounds=5")
+    both = ("callbacks=[best,early_stopping]", "metrics=gap", "metrics.gap.every=2", "rounds=5")
     columns = ("callbacks.best.monitor=gap/l2", "callbacks.early_stopping.monitor=gap/l2", "callbacks.best.mode=min")
     run(config, tmp_path, *both, *columns, "callbacks.early_stopping.patience=1")
     rows = {row["round"]: row["gap/l2"] for row in read_rows(tmp_path / "metrics.csv") if "gap/l2" in row}

@@ -59,6 +59,20 @@ def test_the_columns_of_images_are_found(tmp_path):
     assert len(huggingface(saved(tmp_path / "b", splits), str(tmp_path / "data")).test) == 6  # test: no labels
 
 
+def test_the_numbers_of_classes_mean_the_same_in_both_splits(tmp_path):
+    def read(labels, *kinds):
+        columns, features = pictures(4)
+        made = [(columns | {"kind": labels}, features | {"kind": kind}) for kind in kinds]
+        name = saved(tmp_path / str(labels), dict(zip(("train", "test"), made, strict=True)))
+        return huggingface(name, str(tmp_path / "data"), label="kind")
+
+    assert len(read([-1, 1, 1, -1], *[datasets.Value("int64")] * 2).test) == 4
+    with pytest.raises(ValueError, match=r"^data\.label=kind has other classes in the test split"):
+        read([0, 1, 1, 0], CLASS, datasets.ClassLabel(names=["dog", "cat"]))
+    with pytest.raises(ValueError, match=r"^data\.label=kind is -1, no class, in 1 of 4 samples"):
+        read([0, 1, 1, -1], CLASS, CLASS)
+
+
 def test_images_of_one_set_have_the_same_channels(tmp_path):
     grey, colours = pictures(4, mode="L"), pictures()
     name = saved(tmp_path / "a", {"train": colours, "test": grey})
@@ -101,6 +115,8 @@ def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config):
     small = ("rounds=1", "participation.num_clients=5", "partition=iid", "model.hidden=4", "client.epochs=1")
     name = saved(tmp_path, {"": (columns, features)})
     mine = ("data=huggingface", f"data.name={name}", "data.length=10", "model=lstm", f"paths.data_dir={tmp_path}")
+    with pytest.raises(ValueError, match=r"^data has \d+, and model\.vocabulary=9 allows tokens from -1 to 8\.$"):
+        train(config(*mine, *small, "model.vocabulary=9"))
     result = train(config(*mine, *small))
     net = result.module.net
     assert (net.last_only, net.embedding.num_embeddings) == (True, 256)

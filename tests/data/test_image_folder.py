@@ -10,13 +10,13 @@ from gcfed.data.partition import ByGroup
 from gcfed.data.sets.images import image_folder
 
 
-def write_images(folder: Path, classes: dict[str, int], size=(6, 5)) -> None:
+def write_images(folder: Path, classes: dict[str, int], size=(6, 5), below="more") -> None:
     for c, (name, count) in enumerate(classes.items()):
         for i in range(count):
-            path = folder / name / "more" / f"{i}.png"
+            path = folder / name / below / f"{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", size, (100 * c, i, 0)).save(path)
-        (folder / name / "more" / ".hidden.png").write_bytes(b"")
+        (folder / name / below / ".hidden.png").write_bytes(b"")
         (folder / name / "notes.txt").write_text("no image")
 
 
@@ -54,6 +54,13 @@ def test_one_folder_per_client_makes_natural_clients(tmp_path):
     assert clients.label_counts(dataset.train.y, 2).tolist() == [[0, 5], [4, 1]]  # bob has no rose
     with pytest.raises(ValueError, match=r"has images of more, .* below a folder for each client"):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
+
+
+def test_classes_below_what_is_read_as_classes_are_named(tmp_path, caplog):
+    for part in ("training_set", "test_set"):
+        write_images(tmp_path / "pets" / part, {"cats": 2, "dogs": 2}, below="")
+    image_folder(str(tmp_path / "pets"), str(tmp_path))
+    assert "pets: test_set, training_set are read as classes. If their folders cats, dogs are: set" in caplog.text
 
 
 def test_files_that_are_no_images_are_counted_in_one_line(tmp_path, caplog):

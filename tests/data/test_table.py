@@ -34,12 +34,9 @@ def test_numbers_are_kept_and_each_category_gets_a_column(tmp_path):
     assert by_age(dataset) == expected
     numbers = csv(write(tmp_path / "people.csv"), target="code", ignore=["work", "paid"])
     assert by_age(numbers) == {age: ([rate], code) for age, _, code, _, rate in ROWS}
-
-
-def test_targets_of_a_regression_may_be_whole_numbers(tmp_path):
-    dataset = csv(write(tmp_path / "x.csv"), target="code", ignore=["work", "paid"], regression=True)
-    assert (dataset.num_classes, dataset.train.y.dtype) == (1, np.float64)
-    assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[2]] for row in ROWS}
+    targets = csv(write(tmp_path / "people.csv"), target="code", ignore=["work", "paid"], regression=True)
+    assert (targets.num_classes, targets.train.y.dtype) == (1, np.float64)
+    assert by_age(targets) == {age: ([rate], [code]) for age, _, code, _, rate in ROWS}
 
 
 def test_row_numbers_of_pandas_are_no_feature(tmp_path, caplog):
@@ -58,7 +55,7 @@ def test_a_column_may_have_the_name_of_an_empty_cell(tmp_path, name):
 
 def test_one_file_per_client_and_one_file_of_tests(tmp_path):
     """The clients have the order of the file names."""
-    parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
+    parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "Test": ROWS[12:16], "val": ROWS[16:]}
     for name, rows in parts.items():
         write(tmp_path / "sites" / f"{name}.csv", rows)
     dataset = csv(str(tmp_path / "sites"), target="paid", ignore=["work"])
@@ -88,9 +85,7 @@ def test_codes_keep_their_leading_zeros(tmp_path):
 
 @pytest.mark.parametrize("form", [{"sep": "semicolon", "decimal": ","}, {"sep": "tab", "encoding": "utf-16"}])
 def test_separators_decimal_commas_and_encodings_are_settings(tmp_path, form):
-    frame = pd.DataFrame(
-        {"n": range(30, 60), "age": [i + 0.5 for i in range(30)], "town": ["Köln", "Ulm", "Bonn"] * 10}
-    )
+    frame = pd.DataFrame({"n": range(30, 60), "age": np.arange(30) + 0.5, "town": ["Köln", "Ulm", "Bonn"] * 10})
     frame["y"] = ["ja", "nein"] * 15
     sep = {"tab": "\t", "semicolon": ";"}[form["sep"]]
     frame.to_csv(tmp_path / "x.csv", index=False, **form | {"sep": sep})

@@ -33,8 +33,7 @@ def stack_of(net, k=1, **how):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "last_batch"),
-    [(torch.optim.SGD, "keep"), (torch.optim.Adam, "drop"), (torch.optim.RMSprop, "wrap")],
+    ("optimizer", "last_batch"), [(torch.optim.SGD, "keep"), (torch.optim.Adam, "drop"), (torch.optim.RMSprop, "wrap")]
 )
 def test_stacks_of_one_and_all_clients_and_two_processes_agree(federation, optimizer, last_batch):
     results = []

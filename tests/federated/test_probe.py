@@ -84,6 +84,7 @@ def count(net, x):
             Traits(moved=("norm.num_batches_tracked",), alone="batch normalisation"),
         ),
         (Net(lambda net, x: torch.where(net.mask, x[:, :3], 0.0), mask=torch.tensor([True, False, True])), Traits()),
+        (Net(lambda net, x: net.seen.fill_(True) * 0, seen=torch.tensor([False])), Traits(moved=("seen",))),
         (Net(lambda net, x: x.mean()), Traits(alone="samples influence each other")),
         (Net(lambda net, x: x[:, :3] / len(x)), Traits(alone="samples influence each other")),
         (nn.Sequential(nn.Linear(6, 3), nn.Softmax(0)), Traits(alone="samples influence each other")),
@@ -122,10 +123,6 @@ def test_the_probe_finds_a_networks_features(net, expected):
 def test_networks_that_cannot_be_trained_correctly_are_refused_by_name(net, message):
     with pytest.raises(ValueError, match=message):
         traits(net)
-
-
-def test_a_boolean_buffer_counts_as_a_buffer():
-    assert traits(Net(lambda net, x: net.seen.fill_(True) * 0, seen=torch.tensor([False]))).moved == ("seen",)
 
 
 def test_the_probe_does_not_change_the_network(caplog):

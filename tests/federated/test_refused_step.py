@@ -32,10 +32,7 @@ class Breaks(Spy):
 MOMENTUM, ADAM = partial(torch.optim.SGD, lr=1.0, momentum=0.9), partial(FedAdam, lr=0.01)
 
 
-@pytest.mark.parametrize(
-    ("server", "where"),
-    [(MOMENTUM, "sum"), (MOMENTUM, "update"), (ADAM, "moments")],
-)
+@pytest.mark.parametrize(("server", "where"), [(MOMENTUM, "sum"), (MOMENTUM, "update"), (ADAM, "moments")])
 def test_a_refused_step_changes_nothing(federation, server, where, caplog):
     net, method, seen = make_net(), Breaks(where), []
 

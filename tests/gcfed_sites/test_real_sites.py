@@ -75,10 +75,7 @@ def test_only_its_server_can_call_a_site():
         make_participant_map("server.job", "job", [Connected("site-2")]).values(),
     )
     app.name = "site-1"
-    with (
-        app.new_context(site, app.name),
-        pytest.raises(PermissionError, match="site-2 is a site, and only the server"),
-    ):
+    with app.new_context(site, app.name), pytest.raises(PermissionError, match="site-2 is a site, and only the server"):
         SiteEnd().answer(0, "fit", "{}", b"")
     assert server == "server"
 

@@ -42,10 +42,7 @@ def test_the_latest_of_two_runs_with_the_same_seed_counts():
         ([GCFED | {"labels.algorithm": "FedProx", "labels.gc": "Local GC"}], ["FedProx + Local GC"]),
         ([GCFED | {"labels.algorithm": "GC-Fed", "labels.gc": "GC-Fed"}], ["GC-Fed"]),
         ([{"methods.own._target_": "mine.Own"}, {}], ["fedavg + mine.Own", "fedavg"]),
-        (
-            [{"client.optimizer.lr": lr} for lr in (0.1, 0.013725923743207623)],
-            ["fedavg, η 0.1", "fedavg, η 0.01373"],
-        ),
+        ([{"client.optimizer.lr": lr} for lr in (0.1, 0.013725923743207623)], ["fedavg, η 0.1", "fedavg, η 0.01373"]),
         ([{"client.optimizer.lr": lr} for lr in (0.1234561, 0.1234562)], [f"fedavg, η 0.123456{i}" for i in (1, 2)]),
         (
             [

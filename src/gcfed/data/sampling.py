@@ -2,23 +2,11 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
 from gcfed.utils.checked import Count, Share, checked
 from gcfed.utils.rng import generator
-
-
-class ClientSampler(Protocol):
-    """``sampler(round, num_clients, seed)`` returns the ids of the cohort, int64 [K], ascending and distinct."""
-
-    per_round: int  # size of a cohort; with PoissonSampler its mean
-
-    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray: ...
-
-    def validate(self, num_clients: int) -> None:
-        """Raises ValueError if this sampler cannot draw from ``num_clients`` clients; called before the first round."""
 
 
 def cohort_size(per_round: int | float, num_clients: int) -> int:
@@ -33,11 +21,15 @@ def cohort_size(per_round: int | float, num_clients: int) -> int:
 @checked
 @dataclass(frozen=True)
 class UniformSampler:
-    """``per_round`` clients, uniform without replacement. The cost is O(per_round) for any population."""
+    """``per_round`` clients, uniform without replacement. The cost is O(per_round) for any population.
 
-    per_round: Count
+    ``sampler(round, num_clients, seed)`` returns the ids of the cohort, int64 [K], ascending and distinct.
+    """
+
+    per_round: Count  # size of a cohort; with PoissonSampler its mean
 
     def validate(self, num_clients: int) -> None:
+        """Raises ValueError if this sampler cannot draw from ``num_clients`` clients; called before the first round."""
         if self.per_round > num_clients:
             drawn = f"participation.per_round={self.per_round}"
             raise ValueError(f"{drawn} exceeds participation.num_clients={num_clients}: lower it (or faults.extra).")

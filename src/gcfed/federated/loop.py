@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from gcfed.data.faults import Faults
-from gcfed.data.sampling import ClientSampler
+from gcfed.data.sampling import UniformSampler
 from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.client import ClientProgram
 from gcfed.federated.method import ClientPart, Part, Setup
@@ -38,7 +38,7 @@ class FederatedLoop(Callback):
     The parts of methods are those callbacks of the trainer that are a :class:`Part`.
     """
 
-    sampler: ClientSampler
+    sampler: UniformSampler
     solver: LocalSolver
     aggregator: Aggregator
     rounds: int  # R, the number of communication rounds
@@ -69,8 +69,7 @@ class FederatedLoop(Callback):
     def bind(self, callbacks: Sequence[Callback], data: Any, module: FederatedModule) -> None:
         """Connects the parts of a run, once. Each checks what it needs.
 
-        Raises:
-            ValueError: a combination cannot work; names the config key and the reason.
+        Raises ValueError if a combination cannot work; names the config key and the reason.
         """
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gcfed.data.sampling import ClientSampler
+from gcfed.data.sampling import UniformSampler
 from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.state.store import ClientStores
@@ -28,7 +28,7 @@ class Setup:
         transport: carries messages (``federated/stacks.py``). A server part may ask it what clients would send.
     """
 
-    sampler: ClientSampler
+    sampler: UniformSampler
     solver: LocalSolver
     aggregator: Aggregator
     stores: ClientStores

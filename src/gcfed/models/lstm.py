@@ -1,7 +1,4 @@
-"""LEAF's character model for Shakespeare (Caldas et al. 2019, after McMahan et al., AISTATS 2017).
-
-Clients train one at a time, because ``torch.func.vmap`` does not support LSTMs.
-"""
+"""LEAF's character model for Shakespeare (Caldas et al. 2019, after McMahan et al., AISTATS 2017)."""
 
 from collections.abc import Sequence
 
@@ -32,8 +29,7 @@ class CharLSTM(Staged, nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         if len(input_shape) != 1:
-            what = "model=lstm is for texts (data=tiny_shakespeare); images need model=mlp or model=cnn."
-            raise SettingError("input_shape", f"={[*input_shape]}: {what}")
+            raise SettingError("input_shape", f"={[*input_shape]}: model=lstm is for texts; images need model=cnn.")
         self.last_only = last_only
         self.embedding = nn.Embedding(vocabulary or num_classes + 1, embedding)
         self.lstm1 = nn.LSTM(embedding, hidden, batch_first=True)

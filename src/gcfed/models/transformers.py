@@ -45,9 +45,8 @@ class Block(nn.Module):
         self.norm_first, self.drop = first, nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        for norm, branch in ((self.norm1, self.attn), (self.norm2, lambda h: self.fc2(F.gelu(self.fc1(h))))):
-            pre = self.norm_first
-            x_BTD = x_BTD + self.drop(branch(norm(x_BTD))) if pre else norm(x_BTD + self.drop(branch(x_BTD)))
+        for norm, layer in ((self.norm1, self.attn), (self.norm2, lambda h: self.fc2(F.gelu(self.fc1(h))))):
+            x_BTD = x_BTD + self.drop(layer(norm(x_BTD))) if self.norm_first else norm(x_BTD + self.drop(layer(x_BTD)))
         return x_BTD
 
 
@@ -160,8 +159,7 @@ class GPT(Transformer):
         vocabulary: Count | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         if len(input_shape) != 1:
-            what = "model=gpt is for texts (data=tiny_shakespeare); images need model=vit_tiny or model=cct."
-            raise SettingError("input_shape", f"={[*input_shape]}: {what}")
+            raise SettingError("input_shape", f"={[*input_shape]}: model=gpt is for texts; images need model=vit_tiny.")
         token = nn.Embedding(vocabulary or num_classes + 1, width)
         nn.init.normal_(token.weight, std=0.02)
         embed = nn.Sequential(token, Tokens(input_shape[0], width))

@@ -55,7 +55,9 @@ def huggingface(
         train, tests = _load(name, subset, data_dir)
         columns, read = _columns(train, {"x": input, "y": label, "groups": groups}, next_token), _encoder(tokenizer)
         content, kind = _arrays(train, columns, size, length, read), columns["y"]
-        for rows in [rows for rows in tests if not kind or -1 not in rows.unique(kind)][:1]:
+        for rows in [rows for rows in tests if not kind or rows.unique(kind) != [-1]][:1]:
+            if kind and getattr(rows.features[kind], "names", ()) != getattr(train.features[kind], "names", ()):
+                raise ValueError(f"data.label={kind} has other classes in the test split: cast both to one ClassLabel.")
             grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
             more = _arrays(rows, columns | {"groups": None}, size, length, read, grey)
             content |= {f"{key}_test": array for key, array in more.items()}
@@ -68,7 +70,7 @@ def huggingface(
         return dataset.num_classes, names if len(names) == dataset.num_classes else dataset.class_names or ()
 
     where = Path(name).resolve() if files else name
-    settings: tuple[Any, ...] = (where, subset, input, label, groups, size, length, test, "padded before")
+    settings: tuple[Any, ...] = (where, subset, input, label, groups, size, length, test, "all classes known")
     settings += (tokenizer, next_token) if tokenizer or next_token else ()
     key = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
     return replace(cached(data_dir, f"huggingface_{key}", build, written(files) if files else ""), name=Path(name).name)
@@ -138,7 +140,9 @@ def _arrays(
 ) -> dict[str, np.ndarray]:
     """The columns as arrays for :func:`from_arrays`. ``grey``: images have one channel; None: as the first image."""
     content = {key: np.array(rows[name]) for key, name in columns.items() if key != "x" and name}
-    input = columns["x"]
+    input, label = columns["x"], columns["y"]
+    if label and hasattr(rows.features[label], "names") and (count := np.count_nonzero(content["y"] < 0)):
+        raise ValueError(f"data.label={label} is -1, no class, in {count} of {len(rows)} samples: filter them out.")
     if type(rows.features[input]).__name__ == "Image":
         images = rows.select_columns([input])
         blocks = decode(
@@ -150,7 +154,7 @@ def _arrays(
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"data.input={input} has a row that is no text: take it out.")
     encoded, _, pad = read
-    if columns["y"]:
+    if label:
         cut = (encoded(text, length) for text in texts)
         return {"x": np.stack([np.pad(t, (length - len(t), 0), constant_values=pad) for t in cut]), **content}
     pieces = [sequences(encoded(text, None), length, pad) for text in texts]

@@ -100,6 +100,10 @@ def image_folder(
             f"data.root={root} has images of {listing(classes)}, and test images of {listing(tested)}: it must have a "
             f"folder for each of at least two classes{', below a folder for each client' * clients}."
         )
+    below = [{path.parent.name for path in found[0][found[0][:, 1] == kind, 0]} for kind in classes]
+    if len(same := sorted(set.intersection(*below))) > 1:
+        text = "%s: %s are read as classes. If their folders %s are: set data.clients=true, or name splits train, test"
+        log.warning(text, folder, listing(classes), listing(same))
     if len(found) == 1:
         chosen = held_out(found[0][:, 1], test, "test")
         found = [found[0][~chosen], found[0][chosen]]

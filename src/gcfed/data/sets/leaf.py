@@ -125,9 +125,8 @@ def _leaf(name: str, data_dir: str, read: Callable[..., Samples], classes: Seque
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not all(files.values()):
             raise FileNotFoundError(
-                f"data set {name}: no JSON file in {root.resolve()}/train or test. To make it, clone "
-                f"https://github.com/TalwalkarLab/leaf, run {COMMANDS[name]} in its folder data/{name}, and set "
-                "paths.data_dir (DATA_DIR) to its folder data."
+                f"data set {name}: no JSON file in {root.resolve()}/train or test. Clone github.com/TalwalkarLab/leaf, "
+                f"run {COMMANDS[name]} in its folder data/{name}, and set paths.data_dir (DATA_DIR) to its folder data."
             )
         samples = {part: list(zip(*_users(paths, read), strict=True)) for part, paths in files.items()}
         everyone = sorted({user for users, _, _ in samples.values() for user in users})

@@ -72,7 +72,7 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
     """All rows; which of them are the test split, bool [n]; and the file of each row if each file is a client."""
     place = Path(path or "")
     files = sorted(place.glob("*.csv")) if place.is_dir() and path else [place] * place.is_file()
-    tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
+    tests = [file for name in TESTS for file in files if place.is_dir() and file.stem.lower() == name]
     files = [file for file in files if file not in tests[1:]]
     if not files:
         what = "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv data.target=income"

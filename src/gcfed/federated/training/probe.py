@@ -45,8 +45,7 @@ def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task, stack: int | str
 
     Afterwards the network is as before. Only its tensors are contiguous if it fails in ``channels_last``.
 
-    Raises:
-        ValueError: the network fails on the samples, or does something that no federated run can do right.
+    Raises ValueError if the network fails on the samples, or does something that no federated run can do right.
     """
     with unchanged(net), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -75,6 +74,7 @@ class _Probe:
 
     def traits(self, stack: int | str) -> Traits:
         first, contiguous = self.first_pass()
+        self.task.check(first.out, self.y)
         if self.unregistered:
             self.warn(f"has {len(self.unregistered)} weights that are no parameters of it, so nothing trains them. "
                       "Register them in __init__: self.w = nn.Parameter(…), or an nn.ParameterList.")  # fmt: skip

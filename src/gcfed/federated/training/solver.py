@@ -45,8 +45,7 @@ class LocalSolver:
         graphs: on a GPU, record local steps as CUDA graphs if the methods and the network allow it.
         accumulate: number of parts in which a mini-batch passes through the network: less memory, the same gradient.
 
-    Raises:
-        ValueError: for a setting out of its range, or an optimizer that is not elementwise.
+    Raises ValueError for a setting out of its range, or an optimizer that is not elementwise.
     """
 
     def __init__(
