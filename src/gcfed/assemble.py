@@ -63,10 +63,8 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     module = build_module(described(cfg, data))
     data.check_labels(module.net, module.task)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
-    methods, metrics = (
-        [part for part in parts_of(built) if isinstance(part, kind)]
-        for built in (build_methods(cfg), build_all(cfg, "metrics"))
-    )
+    methods = [part for part in parts_of(build_methods(cfg)) if isinstance(part, kind)]
+    metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
     own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
