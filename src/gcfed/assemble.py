@@ -70,8 +70,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     loop.bind(callbacks, data, module)
     for callback in own if loop.transport.separate_clients else ():  # they have only methods and metrics
         if isinstance(callback, ClientPart) or hears_of_steps(callback):
-            part = f"callbacks: {type(callback).__name__} takes part in local training, and clients have no callbacks"
-            raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
+            raise ValueError(f"callbacks: {type(callback).__name__} takes part in local training: use a ClientPart.")
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks)
 
@@ -87,9 +86,10 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
         if isinstance(given := cfg.model.get("num_classes"), int) and given < data.num_classes:
             raise ValueError(f"model.num_classes={given}: the data have {data.num_classes} classes. Leave the key out.")
         if own := "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
-            most = (int(s.x.max()) + (1 if s.x.dtype == np.uint8 else 2) for s in data.splits.values())  # −1: the last
-            cfg.model.vocabulary = size = cfg.model.vocabulary or max(256, *most)
-            if odd := [t for s in data.splits.values() for t in (s.x.min(), s.x.max()) if not -1 <= t < size]:
+            tokens = [split.x for split in data.splits.values() if split.x.dtype.kind in "iu"]
+            most = (int(x.max()) + (1 if x.dtype == np.uint8 else 2) for x in tokens)  # −1: the last
+            cfg.model.vocabulary = size = cfg.model.vocabulary or max([256, *most])
+            if odd := [t for x in tokens for t in (x.min(), x.max()) if not -1 <= t < size]:
                 raise ValueError(f"data has {odd[0]}, and model.vocabulary={size} allows tokens from -1 to {size - 1}.")
         if own or cfg.model.get("last_only", False) is None:
             cfg.model.last_only = data.labels.ndim == 1
