@@ -70,15 +70,15 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     loop.bind(callbacks, data, module)
     for callback in own if loop.transport.separate_clients else ():  # they have only methods and metrics
         if isinstance(callback, ClientPart) or hears_of_steps(callback):
-            raise ValueError(f"callbacks: {type(callback).__name__} takes part in local training: use a ClientPart.")
+            part = f"callbacks: {type(callback).__name__} takes part in local training, and clients have no callbacks"
+            raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks)
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     """A copy of the config. The loaded data fill in the shape and the number of classes that it leaves open."""
-    found = {"num_classes": data.num_classes, "input_shape": list(data.input_shape)}
-    cfg = cfg.copy()
+    found, cfg = {"num_classes": data.num_classes, "input_shape": list(data.input_shape)}, cfg.copy()
     with open_dict(cfg):
         cfg.data.update(found)
         for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they no longer refer to the data's

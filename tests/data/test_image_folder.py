@@ -60,7 +60,7 @@ def test_classes_below_what_is_read_as_classes_are_named(tmp_path, caplog):
     for part in ("training_set", "test_set"):
         write_images(tmp_path / "pets" / part, {"cats": 2, "dogs": 2}, below="")
     image_folder(str(tmp_path / "pets"), str(tmp_path))
-    assert "pets: test_set, training_set are read as classes. If their folders cats, dogs are: set" in caplog.text
+    assert "pets: test_set, training_set are read as classes. If cats, dogs are the classes, set" in caplog.text
 
 
 def test_files_that_are_no_images_are_counted_in_one_line(tmp_path, caplog):

@@ -52,15 +52,15 @@ class InTurn(Private):
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         of_head = stack.prepared[self]["left"][: stack.active] > 0
-        self._trains = {n: per_client(of_head == (n in self.kept), leaf) for n, leaf in stack.leaves.items()}
+        self._frozen = {n: per_client(of_head != (n in self.kept), leaf) for n, leaf in stack.leaves.items()}
         self._before = {name: leaf.detach().clone() for name, leaf in stack.leaves.items()}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         for name, grad in pl_module.clients.named_grads():
-            grad.masked_fill_(~self._trains[name], 0.0)
+            grad.masked_fill_(self._frozen[name], 0.0)
 
     @torch.no_grad()
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
         for name, leaf in stack.leaves.items():
-            leaf.copy_(torch.where(self._trains[name], leaf, self._before[name]))
+            leaf.copy_(torch.where(self._frozen[name], self._before[name], leaf))
         stack.prepared[self]["left"].sub_(1)

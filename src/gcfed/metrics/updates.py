@@ -40,7 +40,7 @@ def by_output(grad_K: Tensor, groups: int = 0) -> Tensor:
 
 
 def weights_of(setup: Setup, names: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Those that gradient centralization projects, of these → the map from ``[K, *shape]`` to ``[K, out, in]``."""
+    """Those of ``names`` that gradient centralization projects → the map from ``[K, *shape]`` to ``[K, out, in]``."""
     order, params = setup.forward_order, dict(setup.module.net.named_parameters())
     names = [name for name in names if params[name].dim() > 1 and name not in order.added]
     rows = {name: partial(by_output, groups=order.groups.get(name, 0)) for name in names}

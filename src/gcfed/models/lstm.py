@@ -1,4 +1,7 @@
-"""LEAF's character model for Shakespeare (Caldas et al. 2019, after McMahan et al., AISTATS 2017)."""
+"""LEAF's character model for Shakespeare (Caldas et al. 2019, after McMahan et al., AISTATS 2017).
+
+Clients train one at a time, because ``torch.func.vmap`` does not support LSTMs.
+"""
 
 from collections.abc import Sequence
 

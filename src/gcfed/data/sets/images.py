@@ -102,7 +102,7 @@ def image_folder(
         )
     below = [{path.parent.name for path in found[0][found[0][:, 1] == kind, 0]} for kind in classes]
     if len(same := sorted(set.intersection(*below))) > 1:
-        text = "%s: %s are read as classes. If their folders %s are: set data.clients=true, or name splits train, test"
+        text = "%s: %s are read as classes. If %s are the classes, set data.clients=true or use folders train, test"
         log.warning(text, folder, listing(classes), listing(same))
     if len(found) == 1:
         chosen = held_out(found[0][:, 1], test, "test")
