@@ -200,7 +200,7 @@ def measure(name: str, workload: str, file: str) -> dict[str, float]:
 
 def turns(workload: str, pythons: dict[str, str]) -> dict[str, dict[str, float]]:
     """Measures the simulators. Each has its own process; one of these runs at a time, while the others are stopped."""
-    running, environment = {}, os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "GCFED_POSTPONE": "0"}
+    running, environment = {}, os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
         for name, python in pythons.items():
             command = [python, __file__, workload, "--only", name, "--folder", folder]

@@ -13,14 +13,11 @@ import random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gcfed.postponed import postpone
-
 if TYPE_CHECKING:
     from gcfed.api import Comparison, compare, configure
     from gcfed.report import write_report as report
     from gcfed.run import RunResult, train
 
-postpone()
 __version__ = "0.1.0"
 __all__ = ["Comparison", "RunResult", "compare", "configure", "report", "train"]
 
