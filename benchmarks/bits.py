@@ -19,10 +19,14 @@ import gcfed
 
 CIFAR = "data=cifar10 model=cnn rounds=2 data.limit_train=2000 data.limit_test=500 partition=iid"
 OTHERS = (
-    "client.stack=3 rounds=3", "algorithm=moon client.stack=3 rounds=3", "client=adam rounds=3",
-    "precision=bf16-mixed rounds=3", "algorithm=scaffold precision=64-true rounds=3", CIFAR,
+    "client.stack=3 rounds=3",
+    "algorithm=moon client.stack=3 rounds=3",
+    "client=adam rounds=3",
+    "precision=bf16-mixed rounds=3",
+    "algorithm=scaffold precision=64-true rounds=3",
+    CIFAR,
     "data=tiny_shakespeare model=lstm rounds=1 data.limit_test=100",
-)  # fmt: skip
+)
 
 
 def settings() -> Iterator[str]:
@@ -35,7 +39,9 @@ def settings() -> Iterator[str]:
 def digests(overrides: str) -> list[str]:
     """SHA-256 of a run's last weights, and of its rows without times."""
     with tempfile.TemporaryDirectory() as folder:
-        result = gcfed.train(gcfed.configure(*overrides.split(), "extras.figures=false", folder=f"{folder}/run"))
+        result = gcfed.train(
+            gcfed.configure(*overrides.split(), "extras.figures=false", folder=f"{folder}/run")
+        )
     weights = hashlib.sha256()
     for name, t in sorted(result.model.state_dict().items()):
         weights.update(name.encode() + t.contiguous().numpy().tobytes())
@@ -45,7 +51,9 @@ def digests(overrides: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("before", type=Path, nargs="?")
     args = parser.parse_args()
@@ -54,7 +62,12 @@ def main() -> None:
     found = {}
     for overrides in settings():
         found[overrides] = digests(overrides)
-        pairs = zip(("weights", "rows"), found[overrides], before.get(overrides, found[overrides]), strict=True)
+        pairs = zip(
+            ("weights", "rows"),
+            found[overrides],
+            before.get(overrides, found[overrides]),
+            strict=True,
+        )
         other = " and ".join(what for what, now, then in pairs if now != then)
         verdict = f"other {other}" if other else "the same" if overrides in before else "noted"
         print(f"{verdict:24}{overrides}", flush=True)

@@ -1,9 +1,11 @@
-"""The first minutes on a GPU: ``python benchmarks/gpu.py --out FOLDER`` prints figures and writes them after each part.
+"""The first minutes on a GPU: ``python benchmarks/gpu.py --out FOLDER`` prints figures and writes
+them after each part.
 
-The parts run in groups, each in a process of its own, because an error of CUDA spoils all later work of its process.
-The most important groups come first, in case time runs out. The folder gets figures.json, kernels.json (the kernels of
-a client's local steps: name, number per step, microseconds) and tests.txt. Further words are overrides.
-``--dry`` tries all parts with tiny runs on a CPU. ``--group w1`` runs one group, in this process.
+The parts run in groups, each in a process of its own, because an error of CUDA spoils all later
+work of its process. The most important groups come first, in case time runs out. The folder gets
+figures.json, kernels.json (the kernels of a client's local steps: name, number per step,
+microseconds) and tests.txt. Further words are overrides. ``--dry`` tries all parts with tiny runs
+on a CPU. ``--group w1`` runs one group, in this process.
 """
 
 import argparse
@@ -45,9 +47,16 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "graphs, five streams, bf16": (("client.stack=1", BF16), 5, False),
 }
 DRY = (
-    "trainer=cpu", "trainer.devices=1", "data.limit_train=80", "data.limit_test=20", "participation.num_clients=5",
-    "participation.per_round=2", "client.steps=2", "rounds=2", "eval_every=2",
-)  # fmt: skip
+    "trainer=cpu",
+    "trainer.devices=1",
+    "data.limit_train=80",
+    "data.limit_test=20",
+    "participation.num_clients=5",
+    "participation.per_round=2",
+    "client.steps=2",
+    "rounds=2",
+    "eval_every=2",
+)
 SECONDS = {"tests": 180, "w1": 240, "memory": 150}  # limits of groups; 120 for others
 Part = Callable[[], Any]
 
@@ -59,30 +68,55 @@ def groups(*more: str) -> dict[str, dict[str, Part]]:
     def timed(workload: str, *words: str) -> Part:
         return lambda: seconds(run(workload, *ROUNDS, *words, *more))
 
-    kernels = {f"kernels, {name}": partial(profiled, *words, *more) for name, words in
-               (("float32", ()), ("TF32", (TF32,)), ("bf16", (BF16,)))}  # fmt: skip
+    kernels = {
+        f"kernels, {name}": partial(profiled, *words, *more)
+        for name, words in (("float32", ()), ("TF32", (TF32,)), ("bf16", (BF16,)))
+    }
     return {
         "w1": {
-            **{name: partial(layout, *settings, *more) for name, settings in LAYOUTS.items()}, **kernels,
+            **{name: partial(layout, *settings, *more) for name, settings in LAYOUTS.items()},
+            **kernels,
             "floor": timed("w1", "client.steps=1"),
             "floor, tested each round": timed("w1", "client.steps=1", "rounds=20", "eval_every=1"),
-            "waits": partial(waits, *more), "equal runs": partial(equal, *more),
-            "equal runs, deterministic": partial(equal, STRICT, *more), "deterministic": timed("w1", STRICT),
+            "waits": partial(waits, *more),
+            "equal runs": partial(equal, *more),
+            "equal runs, deterministic": partial(equal, STRICT, *more),
+            "deterministic": timed("w1", STRICT),
         },
         "w2 to w4": {
-            "w2": timed("w2", "rounds=60"), "w3": timed("w3", "rounds=12"), "w4": timed("w4"),
+            "w2": timed("w2", "rounds=60"),
+            "w3": timed("w3", "rounds=12"),
+            "w4": timed("w4"),
             "scaffold": timed("w1", *scaffold),
         },
         "w6, w7": {
-            "minutes, w6": partial(minutes, "w6", 10, *more), "minutes, w7": partial(minutes, "w7", 50, *more),
+            "minutes, w6": partial(minutes, "w6", 10, *more),
+            "minutes, w7": partial(minutes, "w7", 50, *more),
         },
         "memory": {
-            **{name: partial(memory, workload, *words, *more) for name, workload, *words in (
-                ("GB, w1", "w1"), ("GB, SCAFFOLD", "w1", *scaffold), ("GB, SSF", "w1", "algorithm=ssf", "gc=none"),
-                ("GB, w2", "w2"), ("GB, w3", "w3"), *((f"GB, {n} rounds", "w1", "client.steps=3", f"rounds={n}",
-                f"eval_every={n}", f"callbacks.checkpoint.every={n}") for n in (100, 1500)))},
+            **{
+                name: partial(memory, workload, *words, *more)
+                for name, workload, *words in (
+                    ("GB, w1", "w1"),
+                    ("GB, SCAFFOLD", "w1", *scaffold),
+                    ("GB, SSF", "w1", "algorithm=ssf", "gc=none"),
+                    ("GB, w2", "w2"),
+                    ("GB, w3", "w3"),
+                    *(
+                        (
+                            f"GB, {n} rounds",
+                            "w1",
+                            "client.steps=3",
+                            f"rounds={n}",
+                            f"eval_every={n}",
+                            f"callbacks.checkpoint.every={n}",
+                        )
+                        for n in (100, 1500)
+                    ),
+                )
+            },
         },
-    }  # fmt: skip
+    }
 
 
 def run(workload: str, *overrides: str) -> RunResult:
@@ -96,17 +130,19 @@ def run(workload: str, *overrides: str) -> RunResult:
 
 
 def seconds(result: RunResult) -> dict[str, float]:
-    """Medians over the second half of a run: seconds of a round and of its training, and µs of a local step: over all
-    steps of the round, and over those of the longest client.
+    """Medians over the second half of a run: seconds of a round and of its training, and µs of a
+    local step: over all steps of the round, and over those of the longest client.
     """
     rows, loop = result.frame.iloc[len(result.frame) // 2 :], result.loop
     train_s, count = rows["time/train_s"], loop.data.num_clients
     cohorts = [loop.sampler(t - 1, count, loop.seed) for t in rows.index]
     longest = [loop.stacks.planned(cohort).max() for cohort in cohorts]
     figures = {
-        "round_s": rows["time/round_s"], "train_s": train_s, "step_us": 1e6 * train_s / rows["train/steps"],
+        "round_s": rows["time/round_s"],
+        "train_s": train_s,
+        "step_us": 1e6 * train_s / rows["train/steps"],
         "longest_us": 1e6 * train_s / longest,
-    }  # fmt: skip
+    }
     return {name: float(values.median()) for name, values in figures.items()}
 
 
@@ -122,8 +158,14 @@ def layout(words: tuple[str, ...], streams: int, tf32: bool, *more: str) -> dict
 
 
 def minutes(workload: str, every: int, *more: str) -> float:
-    """Estimates the minutes of 1,500 rounds, with a test in each ``every``-th, from the second half of a short run."""
-    words = (f"rounds={4 * every}", f"eval_every={every}", f"callbacks.checkpoint.every={4 * every}")
+    """Estimates the minutes of 1,500 rounds, with a test in each ``every``-th, from the second half
+    of a short run.
+    """
+    words = (
+        f"rounds={4 * every}",
+        f"eval_every={every}",
+        f"callbacks.checkpoint.every={4 * every}",
+    )
     rounds = run(workload, *words, *more).frame["time/round_s"]
     return float(rounds.iloc[len(rounds) // 2 :].mean()) * 1500 / 60
 
@@ -142,13 +184,23 @@ class Profiled(Callback):
 
 
 def profiled(*words: str) -> dict[str, Any]:
-    """The kernels of a round of one client of W1, most time first, and the share of time in which the device works."""
+    """The kernels of a round of one client of W1, most time first, and the share of time in which
+    the device works.
+    """
     one = ("client.stack=1", "participation.per_round=1", "client.steps=20")
-    result = run("w1", *ROUNDS, *one, "+callbacks.profiled._target_=benchmarks.gpu.Profiled", *words)
+    result = run(
+        "w1", *ROUNDS, *one, "+callbacks.profiled._target_=benchmarks.gpu.Profiled", *words
+    )
     callbacks: Any = result.trainer.callbacks
     # By name: if this module runs as a script, the class exists twice.
-    (profiler,) = (callback.profiler for callback in callbacks if type(callback).__name__ == "Profiled")
-    kind = torch.autograd.DeviceType.CUDA if torch.cuda.is_available() else torch.autograd.DeviceType.CPU
+    (profiler,) = (
+        callback.profiler for callback in callbacks if type(callback).__name__ == "Profiled"
+    )
+    kind = (
+        torch.autograd.DeviceType.CUDA
+        if torch.cuda.is_available()
+        else torch.autograd.DeviceType.CPU
+    )
     events = [e for e in profiler.events() if e.device_type == kind]
     table: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     busy, first = 0.0, min(e.time_range.start for e in events)
@@ -166,7 +218,9 @@ def profiled(*words: str) -> dict[str, Any]:
 
 
 def waits(*more: str) -> dict[str, int]:
-    """How often each line waits for the device in a run of three rounds of W1, including its start and end."""
+    """How often each line waits for the device in a run of three rounds of W1, including its start
+    and end.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -179,18 +233,25 @@ def waits(*more: str) -> dict[str, int]:
 
 
 def equal(*more: str) -> list[bool]:
-    """Whether a second, third and fourth run of W1 have the weights of the first one, bit for bit."""
+    """Whether a second, third and fourth run of W1 have the weights of the first
+    one, bit for bit.
+    """
     first, *others = (list(run("w1", "rounds=2", *more).model.parameters()) for _ in range(4))
     return [all(torch.equal(a, b) for a, b in zip(first, other, strict=True)) for other in others]
 
 
 def memory(workload: str, *words: str) -> dict[str, float]:
-    """The device's peak memory in GB: what tensors use, what the allocator reserves; and how often it had to retry."""
+    """The device's peak memory in GB: what tensors use, what the allocator reserves; and how often
+    it had to retry.
+    """
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     run(workload, "rounds=2", *words)
-    peaks = {"used": torch.cuda.max_memory_allocated() / 1e9, "reserved": torch.cuda.max_memory_reserved() / 1e9}
+    peaks = {
+        "used": torch.cuda.max_memory_allocated() / 1e9,
+        "reserved": torch.cuda.max_memory_reserved() / 1e9,
+    }
     return peaks | {"retries": torch.cuda.memory_stats().get("num_alloc_retries", 0)}
 
 
@@ -198,8 +259,12 @@ def tests(out: Path) -> str:
     """What pytest says about the tests for a GPU. Its whole output is in tests.txt."""
     command = [sys.executable, "-m", "pytest", *TESTS, "-n", "4"]
     with (out / "tests.txt").open("w") as file:
-        code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=SECONDS["tests"])
-    meaning = {0: "passed", 1: "some failed"}.get(code.returncode, f"no result, pytest ended with {code.returncode}")
+        code = subprocess.run(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=SECONDS["tests"]
+        )
+    meaning = {0: "passed", 1: "some failed"}.get(
+        code.returncode, f"no result, pytest ended with {code.returncode}"
+    )
     return f"{meaning}: {(out / 'tests.txt').read_text().strip().rpartition(chr(10))[2]}"
 
 
@@ -223,18 +288,25 @@ def add(path: Path, figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "logs" / "benchmarks" / "gpu")
     parser.add_argument("--group", choices=["tests", *groups()])
     parser.add_argument("--dry", action="store_true")
     args, words = parser.parse_known_args()
     if not args.dry and not torch.cuda.is_available():
-        raise SystemExit("There is no GPU on this machine; benchmarks/run.py is for CPUs. --dry tries this script.")
+        raise SystemExit(
+            "There is no GPU on this machine; benchmarks/run.py is for CPUs. --dry tries this"
+            " script."
+        )
     args.out.mkdir(parents=True, exist_ok=True)
     if args.group is None:
         for name in groups() if args.dry else ("tests", *groups()):
             try:
-                subprocess.run([sys.executable, *sys.argv, "--group", name], timeout=SECONDS.get(name, 120))
+                subprocess.run(
+                    [sys.executable, *sys.argv, "--group", name], timeout=SECONDS.get(name, 120)
+                )
             except subprocess.TimeoutExpired:
                 print(f"{name}: stopped after its time limit")
         return
@@ -243,7 +315,14 @@ def main() -> None:
         WORKLOADS.update(dict.fromkeys(WORKLOADS, WORKLOADS["digits"]))
     device = "none" if args.dry else torch.cuda.get_device_name()
     add(args.out / "figures.json", {"torch": torch.__version__, "device": device})
-    measure({"tests": partial(tests, args.out)} if args.group == "tests" else groups(*words)[args.group], args.out)
+    measure(
+        (
+            {"tests": partial(tests, args.out)}
+            if args.group == "tests"
+            else groups(*words)[args.group]
+        ),
+        args.out,
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""How many kernels a local step of the CNN launches on a GPU, by algorithm: ``python benchmarks/kernels.py``.
+"""How many kernels a local step of the CNN launches on a GPU, by algorithm: ``python
+benchmarks/kernels.py``.
 
-It runs on a CPU: it records the operations of a step and applies rules for what each launches on a GPU. Views and
-allocations launch nothing, a convolution adds its bias by a separate kernel, and a ``_foreach`` operation is one kernel
-if all its tensors have the same layout. It prints the table of docs/performance.md.
+It runs on a CPU: it records the operations of a step and applies rules for what each launches on a
+GPU. Views and allocations launch nothing, a convolution adds its bias by a separate kernel, and a
+``_foreach`` operation is one kernel if all its tensors have the same layout. It prints the table of
+docs/performance.md.
 """
 
 import io
@@ -26,12 +28,32 @@ from gcfed.run import train  # noqa: E402
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
 SMALL = (
-    "model=cnn", "participation=uniform", "participation.num_clients=5", "participation.per_round=5", "rounds=2",
-    "client.epochs=3", "client.batch_size=8", "partition=iid", "data.limit_train=80", "data.limit_test=10",
-    "extras.figures=false", "trainer=cpu", "trainer.devices=1", "logger=none",
-)  # fmt: skip
+    "model=cnn",
+    "participation=uniform",
+    "participation.num_clients=5",
+    "participation.per_round=5",
+    "rounds=2",
+    "client.epochs=3",
+    "client.batch_size=8",
+    "partition=iid",
+    "data.limit_train=80",
+    "data.limit_test=10",
+    "extras.figures=false",
+    "trainer=cpu",
+    "trainer.devices=1",
+    "logger=none",
+)
 #: Operations that launch nothing, and those that launch two kernels.
-FREE = ("_unsafe_view", "_reshape_alias", "detach", "alias", "lift_fresh", "empty", "empty_like", "empty_strided")
+FREE = (
+    "_unsafe_view",
+    "_reshape_alias",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "empty",
+    "empty_like",
+    "empty_strided",
+)
 TWO = ("max_pool2d_with_indices_backward", "nll_loss_backward")
 
 
@@ -47,13 +69,21 @@ def kernels(operation: Operation) -> int:
         return sum(map(bool, args[-1]))
     if name.startswith("_foreach"):
         lists = [a for a in args if isinstance(a, list | tuple) and a and isinstance(a[0], Tensor)]
-        alike = all(_layout(t) == _layout(u) for other in lists[1:] for t, u in zip(lists[0], other, strict=False))
+        alike = all(
+            _layout(t) == _layout(u)
+            for other in lists[1:]
+            for t, u in zip(lists[0], other, strict=False)
+        )
         return 1 if alike else len(lists[0])
     return 2 if name in TWO else 1
 
 
 def _layout(tensor: Tensor) -> list[tuple[int, int]]:
-    return [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return [
+        (size, stride)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        if size > 1
+    ]
 
 
 def count(algorithm: str, stack: int, *overrides: str) -> int:
@@ -68,7 +98,12 @@ def count(algorithm: str, stack: int, *overrides: str) -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         cfg = configure(
-            f"algorithm={algorithm}", "gc=gcfed", f"client.stack={stack}", *SMALL, *overrides, folder=f"{folder}/run"
+            f"algorithm={algorithm}",
+            "gc=gcfed",
+            f"client.stack={stack}",
+            *SMALL,
+            *overrides,
+            folder=f"{folder}/run",
         )
         before, LocalSolver.recorder = LocalSolver.recorder, lambda *_: Recorder(Counter())  # type: ignore[method-assign]
         try:

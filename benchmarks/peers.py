@@ -1,9 +1,11 @@
-"""Times pfl-research and BlazeFL on our clients: ``python benchmarks/peers.py digits PFL_PYTHON BLAZEFL_PYTHON``.
+"""Times pfl-research and BlazeFL on our clients: ``python benchmarks/peers.py digits PFL_PYTHON
+BLAZEFL_PYTHON``.
 
-Each simulator runs FedAvg in one process with one thread, from the same weights, on the same clients and cohorts, with
-plain SGD, this project's network, and its crops and flips. The arguments are interpreters of two environments: this
-project and ``pfl[pytorch]``; this project, ``blazefl`` and tqdm. The simulators take short turns, because a machine's
-speed drifts. A figure is the processor time of a whole round without its test; other programs disturb it little.
+Each simulator runs FedAvg in one process with one thread, from the same weights, on the same
+clients and cohorts, with plain SGD, this project's network, and its crops and flips. The arguments
+are interpreters of two environments: this project and ``pfl[pytorch]``; this project, ``blazefl``
+and tqdm. The simulators take short turns, because a machine's speed drifts. A figure is the
+processor time of a whole round without its test; other programs disturb it little.
 """
 
 import argparse
@@ -40,16 +42,25 @@ from gcfed.run import train  # noqa: E402
 
 ROUNDS = {"digits": 40, "w1": 3, "w6": 6}
 SAME = (
-    "algorithm=fedavg", "aggregator=weighted_mean", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0",
-    "eval_every=1000", "trainer=cpu", "trainer.devices=1", "logger=csv", "callbacks.checkpoint.every=1000",
-)  # fmt: skip
+    "algorithm=fedavg",
+    "aggregator=weighted_mean",
+    "client.optimizer.momentum=0",
+    "client.optimizer.weight_decay=0",
+    "eval_every=1000",
+    "trainer=cpu",
+    "trainer.devices=1",
+    "logger=csv",
+    "callbacks.checkpoint.every=1000",
+)
 
 
 class CNN(nn.Sequential):
-    """Two 3×3 convolutions of 32 and 64 channels, one 2×2 max-pooling, dropout, a hidden layer of 128, dropout.
+    """Two 3×3 convolutions of 32 and 64 channels, one 2×2 max-pooling, dropout, a hidden layer of
+    128, dropout.
 
-    It is the CNN of Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295), which pfl-research
-    (``simple_cnn``) and FLUTE (``cv_cnn_femnist``) train in their benchmarks. It starts as torch does.
+    It is the CNN of Reddi et al., Adaptive Federated Optimization (arXiv 2003.00295), which
+    pfl-research (``simple_cnn``) and FLUTE (``cv_cnn_femnist``) train in their benchmarks. It
+    starts as torch does.
     """
 
     graphable = True
@@ -74,7 +85,9 @@ class CNN(nn.Sequential):
 
 
 class Augmented(nn.Module):
-    """A network whose training batches are stored images: it first crops, flips and normalises them, as we do."""
+    """A network whose training batches are stored images: it first crops, flips and normalises
+    them, as we do.
+    """
 
     def __init__(self, net: nn.Module, transform: Any) -> None:
         super().__init__()
@@ -99,12 +112,21 @@ class Export(Callback):
         if data.draw(np.random.default_rng(0), (1,)) is not None:
             x, net = torch.from_numpy(data.splits["training"].x), Augmented(net, data.transform)
         x_test, y_test = data.fetch_test((0, data.num_test))
-        cohorts = [loop.sampler(t, data.num_clients, loop.seed).tolist() for t in range(self.rounds)]
+        cohorts = [
+            loop.sampler(t, data.num_clients, loop.seed).tolist() for t in range(self.rounds)
+        ]
         case = SimpleNamespace(
-            clients=ids, x=x.contiguous(), y=y, x_test=x_test.contiguous(), y_test=y_test, cohorts=cohorts,
-            net=net.to(memory_format=torch.contiguous_format), lr=loop.solver.lr(0), epochs=loop.solver.epochs,
+            clients=ids,
+            x=x.contiguous(),
+            y=y,
+            x_test=x_test.contiguous(),
+            y_test=y_test,
+            cohorts=cohorts,
+            net=net.to(memory_format=torch.contiguous_format),
+            lr=loop.solver.lr(0),
+            epochs=loop.solver.epochs,
             batch_size=loop.solver.batch_size,
-        )  # fmt: skip
+        )
         torch.save(case, f"{self.file}.new")
         Path(f"{self.file}.new").rename(self.file)  # the others wait for it
         self.stamps = [time.process_time()]
@@ -117,7 +139,11 @@ def ours(workload: str, file: str) -> tuple[list[float], nn.Module]:
     cfg = compose_workload(workload, *SAME, f"rounds={ROUNDS[workload]}")
     with open_dict(cfg):
         cfg.paths.output_dir = str(Path(file).with_suffix(""))
-        cfg.callbacks.export = {"_target_": "benchmarks.peers.Export", "file": file, "rounds": ROUNDS[workload]}
+        cfg.callbacks.export = {
+            "_target_": "benchmarks.peers.Export",
+            "file": file,
+            "rounds": ROUNDS[workload],
+        }
     result = train(cfg, quiet=True)
     callbacks: Any = result.trainer.callbacks
     return next(c.stamps for c in callbacks if hasattr(c, "stamps")), result.module.net
@@ -144,17 +170,27 @@ def pfl(case: Any) -> tuple[list[float], nn.Module]:
     net.loss = lambda x, y: F.cross_entropy(net.train()(x), y)
     net.metrics = lambda x, y: {}
     members = iter([client for cohort in case.cohorts for client in cohort])
-    users = {k: Dataset([case.x[ids], case.y[ids]], user_id=str(k)) for k, ids in enumerate(case.clients)}
+    users = {
+        k: Dataset([case.x[ids], case.y[ids]], user_id=str(k)) for k, ids in enumerate(case.clients)
+    }
     data = FederatedDataset(users.__getitem__, lambda: next(members))
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
-    each = {"local_num_epochs": case.epochs, "local_learning_rate": case.lr, "local_batch_size": case.batch_size}
+    each = {
+        "local_num_epochs": case.epochs,
+        "local_learning_rate": case.lr,
+        "local_batch_size": case.batch_size,
+    }
     params = NNAlgorithmParams(
-        central_num_iterations=len(case.cohorts), evaluation_frequency=10**9, val_cohort_size=None,
+        central_num_iterations=len(case.cohorts),
+        evaluation_frequency=10**9,
+        val_cohort_size=None,
         train_cohort_size=len(case.cohorts[0]),
-    )  # fmt: skip
+    )
     stamps = [time.process_time()]
     backend = SimulatedBackend(data, data, postprocessors=[WeightByDatapoints()])
-    FederatedAveraging().run(params, backend, model, NNTrainHyperParams(**each), callbacks=[Timed()])
+    FederatedAveraging().run(
+        params, backend, model, NNTrainHyperParams(**each), callbacks=[Timed()]
+    )
     return stamps, net
 
 
@@ -163,14 +199,20 @@ def blazefl(case: Any) -> tuple[list[float], nn.Module]:
 
     def loader(type_: Any, cid: int, batch_size: int, generator: Any) -> DataLoader:
         data = clients[cid]
-        return DataLoader(data, batch_size=None, sampler=BatchSampler(RandomSampler(data), batch_size, False))
+        return DataLoader(
+            data, batch_size=None, sampler=BatchSampler(RandomSampler(data), batch_size, False)
+        )
 
     clients = [TensorDataset(case.x[ids], case.y[ids]) for ids in case.clients]
     data: Any = SimpleNamespace(get_dataloader=loader)
     models: Any = SimpleNamespace(select_model=lambda name: copy.deepcopy(case.net))
     n, share = len(clients), (len(case.cohorts[0]) + 0.5) / len(clients)
-    server = FedAvgBaseServerHandler(models, "net", data, len(case.cohorts), n, share, "cpu", case.batch_size, 0)
-    trainer = FedAvgBaseClientTrainer(models, "net", data, "cpu", n, case.epochs, case.batch_size, case.lr, 0)
+    server = FedAvgBaseServerHandler(
+        models, "net", data, len(case.cohorts), n, share, "cpu", case.batch_size, 0
+    )
+    trainer = FedAvgBaseClientTrainer(
+        models, "net", data, "cpu", n, case.epochs, case.batch_size, case.lr, 0
+    )
     stamps = [time.process_time()]
     for cohort in case.cohorts:
         trainer.local_process(server.downlink_package(), cohort)
@@ -181,7 +223,9 @@ def blazefl(case: Any) -> tuple[list[float], nn.Module]:
 
 
 def measure(name: str, workload: str, file: str) -> dict[str, float]:
-    """Samples per processor second, the median over rounds after the first, and the accuracy after the last."""
+    """Samples per processor second, the median over rounds after the first, and the accuracy after
+    the last.
+    """
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if name == "ours":
@@ -199,7 +243,10 @@ def measure(name: str, workload: str, file: str) -> dict[str, float]:
 
 
 def turns(workload: str, pythons: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Measures the simulators. Each has its own process; one of these runs at a time, while the others are stopped."""
+    """Measures the simulators.
+
+    Each has its own process; one of these runs at a time, while the others are stopped.
+    """
     running, environment = {}, os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as ends:
         for name, python in pythons.items():
@@ -212,15 +259,21 @@ def turns(workload: str, pythons: dict[str, str]) -> dict[str, dict[str, float]]
                 process.send_signal(signal.SIGCONT)
                 with suppress(subprocess.TimeoutExpired):
                     if process.wait(0.2):
-                        raise SystemExit(f"{' '.join(process.args)} ended with {process.returncode}")
+                        raise SystemExit(
+                            f"{' '.join(process.args)} ended with {process.returncode}"
+                        )
                 process.send_signal(signal.SIGSTOP)
         return {name: json.loads(Path(folder, name).read_text()) for name in running}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workload", choices=ROUNDS)
-    parser.add_argument("pythons", nargs="*", help="interpreters with this project, and with pfl or with blazefl")
+    parser.add_argument(
+        "pythons", nargs="*", help="interpreters with this project, and with pfl or with blazefl"
+    )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -231,10 +284,14 @@ def main() -> None:
         return
     pythons = dict(zip(("ours", "pfl", "blazefl"), [sys.executable, *args.pythons], strict=False))
     found = [turns(args.workload, pythons) for _ in range(args.repetitions)]
-    print(f"| {args.workload} | samples/s of a core | ours ÷ this one | accuracy |\n|---|---|---|---|")
+    print(
+        f"| {args.workload} | samples/s of a core | ours ÷ this one | accuracy |\n|---|---|---|---|"
+    )
     for name in pythons:
         rates = [each[name]["samples_per_s"] for each in found]
-        ratios = [each["ours"]["samples_per_s"] / rate for each, rate in zip(found, rates, strict=True)]
+        ratios = [
+            each["ours"]["samples_per_s"] / rate for each, rate in zip(found, rates, strict=True)
+        ]
         spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"| {name} | {median(rates):,.0f} | {spread} | {found[-1][name]['accuracy']:.3f} |")
 

@@ -1,4 +1,6 @@
-"""The limit: the same local steps in a plain PyTorch loop, and the device's own rate of matrix products."""
+"""The limit: the same local steps in a plain PyTorch loop, and the device's own rate of matrix
+products.
+"""
 
 import copy
 import time
@@ -32,7 +34,9 @@ def plain_seconds(
     optimizer: Callable[..., Optimizer],
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> float:
-    """Seconds of one model trained on these batches: index, crop and flip, forward, backward, step, nothing else."""
+    """Seconds of one model trained on these batches: index, crop and flip, forward, backward, step,
+    nothing else.
+    """
     net = copy.deepcopy(net).train()
     stepper = optimizer(net.parameters())
     device = next(net.parameters()).device
@@ -41,7 +45,9 @@ def plain_seconds(
     for plan in plans:
         for k, t in zip(*plan.counts.nonzero(), strict=True):
             size = int(plan.counts[k, t])
-            x, y = data.fetch(plan.index[k, t, :size], None if plan.augment is None else plan.augment[k, t, :size])
+            x, y = data.fetch(
+                plan.index[k, t, :size], None if plan.augment is None else plan.augment[k, t, :size]
+            )
             stepper.zero_grad()
             with autocast():
                 loss = cross_entropy(net(x), y)
@@ -51,13 +57,18 @@ def plain_seconds(
     return time.perf_counter() - started
 
 
-SHAPES = [(n, n, n) for n in (128, 256, 512, 1024, 2048)] + [(8192, 512, 512), (4096, 800, 64), (50, 4096, 512)]
+SHAPES = [(n, n, n) for n in (128, 256, 512, 1024, 2048)] + [
+    (8192, 512, 512),
+    (4096, 800, 64),
+    (50, 4096, 512),
+]
 """(m, k, n) of the matrix products: squares, and those of large and small layers."""
 
 
 def gemm_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of matrix products on this process's threads or this GPU: the best of several shapes, whose outputs are
-    there already. On a processor one shape alone may lie below what a whole training loop reaches.
+    """FLOP/s of matrix products on this process's threads or this GPU: the best of several shapes,
+    whose outputs are there already. On a processor one shape alone may lie below what a whole
+    training loop reaches.
     """
     shapes = [(8 * m, 8 * k, 8 * n) for m, k, n in SHAPES] if device.type == "cuda" else SHAPES
     return max(_product_rate(shape, device, dtype) for shape in shapes)
@@ -67,7 +78,8 @@ def _product_rate(shape: tuple[int, int, int], device: torch.device, dtype: torc
     m, k, n = shape
     a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
     out, best = torch.empty(m, n, device=device, dtype=dtype), float("inf")
-    times = min(1000, max(1, round(1e9 / (m * k * n))))  # in one measurement, so that a small product is no clock tick
+    # in one measurement, so that a small product is no clock tick
+    times = min(1000, max(1, round(1e9 / (m * k * n))))
     for _ in range(5):
         synchronize(device)
         started = time.perf_counter()

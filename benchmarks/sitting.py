@@ -1,4 +1,5 @@
-"""One sitting: rounds of FedAvg, rounds of GC-Fed and the plain loop in turn, in the processes of one real run.
+"""One sitting: rounds of FedAvg, rounds of GC-Fed and the plain loop in turn, in the processes of
+one real run.
 
 ``benchmarks/run.py`` starts this file once for each layout of processes and threads.
 """
@@ -35,7 +36,10 @@ METHODS = ("fedavg", "gcfed")
 
 
 def with_gc(t: int) -> int:
-    """1 for rounds of GC-Fed. Each of two pairs begins with another method: the first round of a cohort is slower."""
+    """1 for rounds of GC-Fed.
+
+    Each of two pairs begins with another method: the first round of a cohort is slower.
+    """
     return (t ^ t // 2) & 1
 
 
@@ -53,8 +57,8 @@ class InPairs:
 
 
 class Sitting(Callback):
-    """Times rounds: two to warm up, then pairs of FedAvg and GC-Fed on one cohort, in turns of who is first, each
-    followed by the plain loop, then a pair with the stopwatch.
+    """Times rounds: two to warm up, then pairs of FedAvg and GC-Fed on one cohort, in turns of who
+    is first, each followed by the plain loop, then a pair with the stopwatch.
 
     Args:
         out: the file of the figures, JSON.
@@ -71,10 +75,15 @@ class Sitting(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = FederatedLoop.of(trainer)
-        loop.server = replace(loop.server, setup=replace(loop.server.setup, sampler=InPairs(loop.sampler)))
+        loop.server = replace(
+            loop.server, setup=replace(loop.server.setup, sampler=InPairs(loop.sampler))
+        )
         parts = [*loop.stacks.program.parts, *loop.server.parts]
         self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
-        self.solver, self.recorders = loop.stacks.program.solver, (defaultdict(Recorder), defaultdict(Recorder))
+        self.solver, self.recorders = (
+            loop.stacks.program.solver,
+            (defaultdict(Recorder), defaultdict(Recorder)),
+        )
         self._switch(False)
         self.before_first = time.time() - self.started
 
@@ -97,11 +106,14 @@ class Sitting(Callback):
             if t % 2:
                 both = self._plain(trainer, loop)
                 for row in self.rounds[-2:]:
-                    assert row["train/samples"] == both["samples"], "a pair and the plain loop need the same samples"
+                    assert row["train/samples"] == both["samples"], (
+                        "a pair and the plain loop need the same samples"
+                    )
                     row |= both
         self._switch(on=with_gc(t + 1) == 1)  # for the next round
         if t + 1 >= WARM_UP + 2 * self.pairs:
-            if self.watch is None and trainer.strategy.root_device.type == "cpu":  # a graph would not contain a clock
+            # a graph would not contain a clock
+            if self.watch is None and trainer.strategy.root_device.type == "cpu":
                 self.watch = Stopwatch()
                 self.watch.install(trainer)
             if self.watch is not None:
@@ -109,7 +121,9 @@ class Sitting(Callback):
                 self.watch._last = time.perf_counter()
 
     def _plain(self, trainer: Trainer, loop: FederatedLoop) -> dict[str, float]:
-        """Trains the round's batches by the plain loop: the seconds of the slowest process, and all samples."""
+        """Trains the round's batches by the plain loop: the seconds of the slowest process, and all
+        samples.
+        """
         module, device = trainer.lightning_module, trainer.strategy.root_device
         round = loop.server.draw(trainer.global_step - 1)
         with torch.inference_mode(False), torch.enable_grad():
@@ -120,7 +134,10 @@ class Sitting(Callback):
             autocast = trainer.precision_plugin.forward_context
             seconds = plain_seconds(module.net, loop.data, plans, loop.solver.optimizer, autocast)
         samples = float(sum(plan.counts.sum() for plan in plans))
-        slowest, total = _over_processes(trainer, seconds, "max"), _over_processes(trainer, samples, "sum")
+        slowest, total = (
+            _over_processes(trainer, seconds, "max"),
+            _over_processes(trainer, samples, "sum"),
+        )
         return {"plain_s": slowest, "samples": total}
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -129,7 +146,11 @@ class Sitting(Callback):
         dtype = torch.bfloat16 if half else next(net.parameters()).dtype
         trainer.strategy.barrier()
         rate = _over_processes(trainer, gemm_rate(device, dtype), "sum")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+        peak = (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            * (1 if sys.platform == "darwin" else 1024)
+            / 1e9
+        )
         peak = _over_processes(trainer, peak, "sum")  # shared pages count in each process
         if not trainer.is_global_zero:
             return
@@ -148,13 +169,16 @@ class Sitting(Callback):
             "mflop_per_sample": flops / 1e6,
             "gemm_gflops": rate / 1e9,
             "peak_gb": peak,
-            "peak_gpu_gb": torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None,
+            "peak_gpu_gb": (
+                torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
+            ),
             "before_first_round_s": self.before_first,
             "first_round_done_s": self.first_round,
             "plain_samples_per_s": median(r["samples"] / r["plain_s"] for r in self.rounds),
             # Within pairs, since the machine's speed drifts between them.
             "gc_over_fedavg": median(
-                g["time/train_s"] / f["time/train_s"] for f, g in zip(of["fedavg"], of["gcfed"], strict=True)
+                g["time/train_s"] / f["time/train_s"]
+                for f, g in zip(of["fedavg"], of["gcfed"], strict=True)
             ),
         }
         for method, rows in of.items():
@@ -191,7 +215,11 @@ def main() -> None:
         cfg.paths.output_dir = str(Path(args.out).with_suffix(""))
         cfg.extras.figures = False
         del cfg.callbacks.progress
-        cfg.callbacks.sitting = {"_target_": "benchmarks.sitting.Sitting", "out": args.out, "pairs": pairs}
+        cfg.callbacks.sitting = {
+            "_target_": "benchmarks.sitting.Sitting",
+            "out": args.out,
+            "pairs": pairs,
+        }
     train(cfg)
 
 

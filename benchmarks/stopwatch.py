@@ -1,4 +1,7 @@
-"""Measures where the time of a round goes. It wraps the parts of the loop, so the hot path itself has no clock."""
+"""Measures where the time of a round goes.
+
+It wraps the parts of the loop, so the hot path itself has no clock.
+"""
 
 import time
 from collections import Counter
@@ -18,7 +21,10 @@ from gcfed.federated.training.batches import BatchPlan
 from gcfed.federated.training.stack import ClientStack
 
 HOOKS = {
-    name for part in (ClientPart, ServerPart) for name in dir(part) if name.startswith(("on_", "before_", "after_"))
+    name
+    for part in (ClientPart, ServerPart)
+    for name in dir(part)
+    if name.startswith(("on_", "before_", "after_"))
 }
 
 
@@ -68,7 +74,11 @@ class Stopwatch:
         self.wrap(loop.solver, "optimizer", "step")
         step_of = solver_module.unprofiled_step
         solver_module.unprofiled_step = lambda optimizer: self.wrapped(step_of(optimizer), "step")
-        for owner, name in ((ClientStack, "delta"), (client_module, "finite_clients"), (loop.aggregator, "add")):
+        for owner, name in (
+            (ClientStack, "delta"),
+            (client_module, "finite_clients"),
+            (loop.aggregator, "add"),
+        ):
             self.wrap(owner, name, "aggregate")
         self.wrap(loop.aggregator, "reduce", "aggregate")
         self.wrap(module, "step", "aggregate")

@@ -1,7 +1,9 @@
-"""Writes the sources of the site into ``.site``; ``make docs`` then runs ``zensical build -f .site.toml``.
+"""Writes the sources of the site into ``.site``; ``make docs`` then runs ``zensical build -f
+.site.toml``.
 
-It copies the pages and converts the notebooks with their saved outputs. From YAMLs, constructors and docstrings it
-makes a card for each algorithm, a reference of the keys of ``configs/`` with their allowed values, and the Python API.
+It copies the pages and converts the notebooks with their saved outputs. From YAMLs, constructors
+and docstrings it makes a card for each algorithm, a reference of the keys of ``configs/`` with
+their allowed values, and the Python API.
 """
 
 import inspect
@@ -43,7 +45,9 @@ API = {  # package → its modules that a user's own parts use; None: all
 
 
 class Roles(griffe.Extension):
-    """For mkdocstrings: replaces a docstring's roles, ``:class:`~gcfed.a.B```, by their last name."""
+    """For mkdocstrings: replaces a docstring's roles, ``:class:`~gcfed.a.B```, by
+    their last name.
+    """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
@@ -66,7 +70,9 @@ def write(page: str, *parts: str) -> None:
 
 
 def plain(text: str | None) -> str:
-    """Converts a docstring to Markdown: roles become their last name, tables of two columns become tables."""
+    """Converts a docstring to Markdown: roles become their last name, tables of two columns become
+    tables.
+    """
 
     def columns(found: re.Match[str]) -> str:
         width = len(found[1])
@@ -81,7 +87,10 @@ def plain(text: str | None) -> str:
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows] if rows else []
-    return "\n".join("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row) + " |" for row in lines)
+    return "\n".join(
+        "| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row) + " |"
+        for row in lines
+    )
 
 
 def about(path: Path) -> str:
@@ -89,7 +98,11 @@ def about(path: Path) -> str:
     head = re.match(r"(?:#.*\n)*", path.read_text())[0].replace("# @package _global_\n", "")  # type: ignore[index]
     head = re.sub(r"^# Paper: (.*)", r"#\n# [The paper](\1)", head, flags=re.MULTILINE)
     lines = [line.removeprefix("#") for line in head.splitlines()]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(f"\n {x}\n" if x.startswith("   ") else x.strip() for x in lines))
+    return re.sub(
+        r"\n{3,}",
+        "\n\n",
+        "\n".join(f"\n {x}\n" if x.startswith("   ") else x.strip() for x in lines),
+    )
 
 
 @cache
@@ -115,21 +128,33 @@ def nearest(path: Path) -> list[Key]:
     files = sorted(CONFIGS.rglob("*.yaml"))
     files.sort(key=lambda file: (file != path, file.parent != path.parent, file.stem != "base"))
     found = [(file, key) for file in files for key in keys(file)]
-    found.sort(key=lambda pair: (pair[0] != path, pair[0].parent.name != pair[1].name.partition(".")[0]))
+    found.sort(
+        key=lambda pair: (pair[0] != path, pair[0].parent.name != pair[1].name.partition(".")[0])
+    )
     return [key for _, key in found]
 
 
 @cache
 def nodes(path: Path) -> dict[str, str]:
     """Node → the class or function that it calls."""
-    targets = [key for key in reversed(nearest(path)) if key.name.endswith("._target_") and key.default != "null"]
+    targets = [
+        key
+        for key in reversed(nearest(path))
+        if key.name.endswith("._target_") and key.default != "null"
+    ]
     return {key.name.removesuffix("._target_"): key.default for key in targets}
 
 
 def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
-    """The constructors that get a key, with the argument's name: its own node's, and those of groups that follow it."""
+    """The constructors that get a key, with the argument's name: its own node's, and those of
+    groups that follow it.
+    """
     group, last = name.partition(".")[0], name.rpartition(".")[2]
-    followers = [key.name for key in nearest(path) if key.default == f"${{{name}}}" and key.name.endswith(f".{last}")]
+    followers = [
+        key.name
+        for key in nearest(path)
+        if key.default == f"${{{name}}}" and key.name.endswith(f".{last}")
+    ]
     places = [name, *(other for other in followers if other.partition(".")[0] != group)]
     built = [nodes(path).get(place.rpartition(".")[0]) for place in places]
     return [(get_object(one), last) for one in built if one and one.startswith("gcfed.")]
@@ -141,7 +166,9 @@ def arguments(built: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for other in re.findall(r"as :class:`~?([\w.]+)`", block[0]) if block else ():
         found |= arguments(get_object(other if "." in other else f"{built.__module__}.{other}"))
-    for names, text in re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", block[0], re.MULTILINE) if block else ():
+    for names, text in (
+        re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", block[0], re.MULTILINE) if block else ()
+    ):
         found |= dict.fromkeys(names.split(", "), plain(" ".join(text.split())))
     return found
 
@@ -152,7 +179,9 @@ def annotations(built: Any) -> dict[str, Any]:
 
 
 def in_words(hint: Any) -> str:
-    """The values that an annotation allows, from pydantic's JSON schema: ``integer, minimum 1, or null``."""
+    """The values that an annotation allows, from pydantic's JSON schema: ``integer, minimum 1, or
+    null``.
+    """
     try:
         schema = TypeAdapter(hint).json_schema()
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):  # a class, or a function
@@ -161,11 +190,21 @@ def in_words(hint: Any) -> str:
     def words(one: dict[str, Any]) -> str:
         if "anyOf" in one:
             return " or ".join(map(words, one["anyOf"]))
-        limits = [f"{key} {value:g}" for key, value in one.items() if key.endswith("imum") and abs(value) < 1e9]
-        spoken = {"minimum 1e-18": "above 0", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
+        limits = [
+            f"{key} {value:g}"
+            for key, value in one.items()
+            if key.endswith("imum") and abs(value) < 1e9
+        ]
+        spoken = {
+            "minimum 1e-18": "above 0",
+            "exclusiveMinimum": "above",
+            "exclusiveMaximum": "below",
+        }
         for name, word in spoken.items():
             limits = [limit.replace(name, word) for limit in limits]
-        kind = " or ".join(map(str, one.get("enum", [one.get("const", one.get("type", "any value"))])))
+        kind = " or ".join(
+            map(str, one.get("enum", [one.get("const", one.get("type", "any value"))]))
+        )
         items = [f"each {words(one['items'])}"] if "items" in one else []
         return ", ".join([kind, *items, *limits])
 
@@ -173,8 +212,12 @@ def in_words(hint: Any) -> str:
 
 
 def settings(path: Path) -> list[list[str]]:
-    """One row per key: allowed values from the constructor, meaning from its docstring, else from the comment."""
-    chosen = [key for key in keys(path) if key.default and not re.search(r"_(target|partial)_$", key.name)]
+    """One row per key: allowed values from the constructor, meaning from its docstring, else from
+    the comment.
+    """
+    chosen = [
+        key for key in keys(path) if key.default and not re.search(r"_(target|partial)_$", key.name)
+    ]
     return [[f"`{key.name}`", f"`{key.default}`", *explained(key.name, path)] for key in chosen]
 
 
@@ -186,13 +229,20 @@ def explained(key: str, path: Path) -> tuple[str, str]:
     comments = [other.comment for other in nearest(path) if other.name == key]
     other = nodes(path).get(key.rpartition(".")[0], "gcfed.")
     allowed += [f"see `{other}`"] * (not other.startswith("gcfed."))
-    return next(iter(allowed), ""), re.sub(r"\bNone\b", "null", next(filter(None, [*said, *comments]), ""))
+    return next(iter(allowed), ""), re.sub(
+        r"\bNone\b", "null", next(filter(None, [*said, *comments]), "")
+    )
 
 
 def set_by_others(group: str) -> list[list[str]]:
-    """Rows as in :func:`settings` for the keys of a group that models and data sets set; the default names them."""
+    """Rows as in :func:`settings` for the keys of a group that models and data sets set; the
+    default names them.
+    """
     option = min(path for path in CONFIGS.glob(f"{group}/*.yaml") if path.stem != "base")
-    base, sources = CONFIGS / group / "base.yaml", [*CONFIGS.glob("model/*.yaml"), *CONFIGS.glob("data/*.yaml")]
+    base, sources = (
+        CONFIGS / group / "base.yaml",
+        [*CONFIGS.glob("model/*.yaml"), *CONFIGS.glob("data/*.yaml")],
+    )
     known = {key.name for key in keys(base)} if base.exists() else set()
     found: dict[str, list[str]] = {}
     for path in sorted(path for path in sources if path.parent.name != group):
@@ -212,49 +262,89 @@ def set_by_others(group: str) -> list[list[str]]:
 def config_pages() -> None:
     index = []
     for path in sorted(CONFIGS.glob("*.yaml")):
-        write(f"reference/config/{path.stem}.md", f"# {path.name}", about(path), table(HEAD, settings(path)))
+        write(
+            f"reference/config/{path.stem}.md",
+            f"# {path.name}",
+            about(path),
+            table(HEAD, settings(path)),
+        )
         index.append([f"[{path.name}]({path.stem}.md)", about(path).partition("\n")[0]])
     for group in sorted({path.parent for path in CONFIGS.rglob("*.yaml")} - {CONFIGS}):
-        name, page = group.relative_to(CONFIGS).as_posix(), group.relative_to(CONFIGS).as_posix().replace("/", "-")
-        parts, options = [f"# {name}"], sorted(group.glob("*.yaml"), key=lambda path: (path.stem != "base", path.stem))
+        name, page = (
+            group.relative_to(CONFIGS).as_posix(),
+            group.relative_to(CONFIGS).as_posix().replace("/", "-"),
+        )
+        parts, options = (
+            [f"# {name}"],
+            sorted(group.glob("*.yaml"), key=lambda path: (path.stem != "base", path.stem)),
+        )
         for path in options:
             heading = f"## {path.stem}" if path.stem != "base" else "## All options"
             parts += [heading, about(path), table(HEAD, settings(path))]
         if others := set_by_others(name):
             parts += ["## Set by models and data sets", table(HEAD, others)]
         write(f"reference/config/{page}.md", *parts)
-        index.append([f"[{name}]({page}.md)", ", ".join(f"`{path.stem}`" for path in options if path.stem != "base")])
-    intro = "`group=option` chooses an option, `key=value` sets a key. Made from `configs/` and the constructors."
+        index.append(
+            [
+                f"[{name}]({page}.md)",
+                ", ".join(f"`{path.stem}`" for path in options if path.stem != "base"),
+            ]
+        )
+    intro = (
+        "`group=option` chooses an option, `key=value` sets a key. Made from `configs/` and the"
+        " constructors."
+    )
     write("reference/config/README.md", "# Keys", intro, table(["group", "options"], index))
 
 
 def method_cards() -> None:
-    """One page per algorithm and kind of GC, from its YAML, its docstrings, methods.md and the pages of results."""
+    """One page per algorithm and kind of GC, from its YAML, its docstrings, methods.md and the
+    pages of results.
+    """
     card = Template((ROOT / "docs/card.jinja").read_text(), trim_blocks=True)
     index = []
-    algorithms = [path for path in CONFIGS.glob("algorithm/*.yaml") if path.stem != "gcfed"]  # the card of gc=gcfed
+    # the card of gc=gcfed
+    algorithms = [path for path in CONFIGS.glob("algorithm/*.yaml") if path.stem != "gcfed"]
     for path in sorted([*algorithms, *CONFIGS.glob("gc/[!bn]*.yaml")]):
         text, name, group = path.read_text(), path.stem, path.parent.name
         label = yaml.safe_load(text)["labels"][group]
         head, _, link = about(path).partition("[The paper]")
         commands = [f"{group}={name}", *["algorithm=gcfed"] * (name == "gcfed")]
         what, _, when = (" ".join(part.split()) for part in head.partition("When: "))
-        chosen = [CONFIGS / f"{'/'.join(pair)}.yaml" for pair in re.findall(r"override /(\w+): (\w+)", text)]
+        chosen = [
+            CONFIGS / f"{'/'.join(pair)}.yaml"
+            for pair in re.findall(r"override /(\w+): (\w+)", text)
+        ]
         files = [path, *chosen, *[CONFIGS / "gc/base.yaml"] * (group == "gc")]
         adds, *costs = row_of(f"gc={name}" if group == "gc" else name)
         rows = [row for file in files for row in settings(file)]
         known = {row[0] for row in rows}
         rows += [row for row in set_by_others("gc") if group == "gc" and row[0] not in known]
-        targets = [key.default for file in files for key in keys(file) if key.name.endswith("_target_")]
+        targets = [
+            key.default for file in files for key in keys(file) if key.name.endswith("_target_")
+        ]
         built = [paper(target) for target in targets if re.match(r"gcfed\.(methods|optim)", target)]
-        bases = re.findall(r"^defaults: \[(\w+), _self_\]", text, re.MULTILINE)  # fedspeed is feddyn with more
+        # fedspeed is feddyn with more
+        bases = re.findall(r"^defaults: \[(\w+), _self_\]", text, re.MULTILINE)
         named = re.compile(f"`({'|'.join([name, *bases])})`")
-        refusals = [row for row in rows_of("docs/methods.md", 2) if named.search(row[0]) and row[0] != f"`{name}`"]
+        refusals = [
+            row
+            for row in rows_of("docs/methods.md", 2)
+            if named.search(row[0]) and row[0] != f"`{name}`"
+        ]
         measured = "\n".join(f"- [{title}](../../{page})" for page, title in measurements(label))
-        fills = {"rows": table(HEAD, rows), "refused": table(["refused", "because"], refusals), "measured": measured}
+        fills = {
+            "rows": table(HEAD, rows),
+            "refused": table(["refused", "because"], refusals),
+            "measured": measured,
+        }
         write(f"reference/methods/{name}.md", card.render(locals() | fills))
         index.append([f"[{label}]({name}.md)", what, when])
-    write("reference/methods/README.md", "# One card per method", table(["method", "what it does", "when"], index))
+    write(
+        "reference/methods/README.md",
+        "# One card per method",
+        table(["method", "what it does", "when"], index),
+    )
 
 
 def rows_of(page: str, cells: int) -> list[list[str]]:
@@ -268,7 +358,11 @@ def measurements(label: str) -> list[tuple[str, str]]:
     pages = sorted((ROOT / "reproductions/results").glob("[!R]*.md"))
     texts = {page.relative_to(ROOT).as_posix(): page.read_text() for page in pages}
     row = re.compile(rf"^\| [*`]*{re.escape(label)}\b", re.MULTILINE)
-    return [(page, text.partition("\n")[0].removeprefix("# ")) for page, text in texts.items() if row.search(text)]
+    return [
+        (page, text.partition("\n")[0].removeprefix("# "))
+        for page, text in texts.items()
+        if row.search(text)
+    ]
 
 
 def paper(target: str) -> dict[str, str]:
@@ -277,7 +371,10 @@ def paper(target: str) -> dict[str, str]:
 
 
 def row_of(name: str) -> list[str]:
-    """A method's row in methods.md: what it adds, its states and its bytes. A test compares the bytes with a run's."""
+    """A method's row in methods.md: what it adds, its states and its bytes.
+
+    A test compares the bytes with a run's.
+    """
     for first, *cells in rows_of("docs/methods.md", 6):
         group = "gc=" if "gc=" in first else ""
         if name in [group + one for one in re.findall(r"`(?:gc=)?(\w+)`", first)]:
@@ -287,14 +384,25 @@ def row_of(name: str) -> list[str]:
 
 def python_pages() -> None:
     objects = [get_object(f"gcfed.{name}") for name in gcfed.__all__]
-    objects = [one.__call__ if inspect.ismodule(one) else one for one in objects]  # gcfed.report is a package, too
+    # gcfed.report is a package, too
+    objects = [one.__call__ if inspect.ismodule(one) else one for one in objects]
     public = [f"{one.__module__}.{one.__qualname__}" for one in objects]
     write("reference/python/README.md", "# From Python", *(f"::: {name}" for name in public))
     for package, modules in API.items():
-        files = [path.with_suffix("") for path in sorted((ROOT / "src/gcfed" / package).rglob("*.py"))]
-        names = [".".join(file.relative_to(ROOT / "src").parts) for file in files if file.name != "__init__"]
+        files = [
+            path.with_suffix("") for path in sorted((ROOT / "src/gcfed" / package).rglob("*.py"))
+        ]
+        names = [
+            ".".join(file.relative_to(ROOT / "src").parts)
+            for file in files
+            if file.name != "__init__"
+        ]
         names = [f"gcfed.{package}.{module}" for module in modules or ()] or names
-        write(f"reference/python/{package}.md", f"# gcfed.{package}", *(f"::: {name}" for name in names))
+        write(
+            f"reference/python/{package}.md",
+            f"# gcfed.{package}",
+            *(f"::: {name}" for name in names),
+        )
 
 
 def notebook_pages() -> None:
@@ -312,14 +420,18 @@ def copy_pages() -> None:
     pictures = ["docs/images", "reproductions/results/images"]
     names = ["*.md", "LICENSE", "CITATION.cff", "Dockerfile", "docs/site.css", *pictures]
     for name in filter(
-        None, subprocess.check_output(["git", "ls-files", "-z", "--", *names], cwd=ROOT, text=True).split("\0")
+        None,
+        subprocess.check_output(["git", "ls-files", "-z", "--", *names], cwd=ROOT, text=True).split(
+            "\0"
+        ),
     ):
         (SITE / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, SITE / name)
 
 
 def lead_to_pages(page: Path) -> None:
-    """Redirects a page's links to folders, YAMLs, modules and notebooks to the pages made from them.
+    """Redirects a page's links to folders, YAMLs, modules and notebooks to the pages made from
+    them.
 
     Copies other files of the repository to which it links. A link to a folder becomes text.
 
@@ -338,7 +450,11 @@ def lead_to_pages(page: Path) -> None:
 
     def link_to(link: re.Match[str]) -> str:
         place = os.path.relpath(os.path.normpath(page.parent / link[2]), SITE)
-        found = [match.expand(there) for pattern, there in pages.items() if (match := re.fullmatch(pattern, place))]
+        found = [
+            match.expand(there)
+            for pattern, there in pages.items()
+            if (match := re.fullmatch(pattern, place))
+        ]
         if found:
             return f"[{link[1]}]({os.path.relpath(SITE / found[0], page.parent)})"
         if (ROOT / place).is_dir():
@@ -355,7 +471,11 @@ def write_settings() -> None:
     """Writes zensical.toml with its navigation's patterns replaced by the pages that match."""
 
     def pages(pattern: re.Match[str]) -> str:
-        found = sorted(path.relative_to(SITE).as_posix() for path in SITE.glob(pattern[1]) if path.stem != "README")
+        found = sorted(
+            path.relative_to(SITE).as_posix()
+            for path in SITE.glob(pattern[1])
+            if path.stem != "README"
+        )
         return "".join(f'"{page}", ' for page in found)
 
     text = (ROOT / "zensical.toml").read_text()

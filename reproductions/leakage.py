@@ -1,9 +1,10 @@
 """What a curious server learns from an upload: FedGC's attack (gradient constraint, A.5, Figure 5).
 
-It is deep leakage from gradients (Zhu et al., NeurIPS 2019, Algorithm 1). It knows a network, its weights w and the
-gradient g of the loss on one batch. It starts at x, y ~ N(0, 1) and searches by L-BFGS for inputs x and soft labels y
-with the same gradient: ``min ‖∇_w ℓ(f(x; w), softmax(y)) − g‖² / ‖g‖²``, summed over all tensors. This code adds a line
-search (strong Wolfe), restarts and Adam, and returns the best point found.
+It is deep leakage from gradients (Zhu et al., NeurIPS 2019, Algorithm 1). It knows a network, its
+weights w and the gradient g of the loss on one batch. It starts at x, y ~ N(0, 1) and searches by
+L-BFGS for inputs x and soft labels y with the same gradient: ``min ‖∇_w ℓ(f(x; w), softmax(y)) −
+g‖² / ‖g‖²``, summed over all tensors. This code adds a line search (strong Wolfe), restarts and
+Adam, and returns the best point found.
 """
 
 import copy
@@ -25,29 +26,35 @@ from gcfed.plots.pictures import plot_recovered
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator, torch_seed
 
-LBFGS, ADAM = partial(torch.optim.LBFGS, lr=1.0, line_search_fn="strong_wolfe"), partial(torch.optim.Adam, lr=0.1)
+LBFGS, ADAM = (
+    partial(torch.optim.LBFGS, lr=1.0, line_search_fn="strong_wolfe"),
+    partial(torch.optim.Adam, lr=0.1),
+)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"lbfgs": LBFGS, "adam": ADAM}
 
 
 @checked
 @dataclass(eq=False)
 class Leakage(ServerMetric):
-    """What DLG recovers from a client's upload after one step: ``leakage/*`` and a picture; for images only.
+    """What DLG recovers from a client's upload after one step: ``leakage/*`` and a picture; for
+    images only.
 
-    In measured rounds, a client of the cohort, drawn by the seed, rehearses one step of plain SGD on a few of its
-    images and uploads through all methods. The server uses Δ/(−η) as the gradient of these images and inverts it. It
-    knows the broadcast weights, η and the network. The order of several images is unknown: each original is paired with
-    the nearest recovered image.
+    In measured rounds, a client of the cohort, drawn by the seed, rehearses one step of plain SGD
+    on a few of its images and uploads through all methods. The server uses Δ/(−η) as the gradient
+    of these images and inverts it. It knows the broadcast weights, η and the network. The order of
+    several images is unknown: each original is paired with the nearest recovered image.
 
-    =====================  ======================================================================================
-    ``leakage/mse``        of pixels in 0…1, mean over the images
-    ``leakage/psnr``       −10 log₁₀ of an image's MSE, in dB, mean over the images
-    ``leakage/labels``     share of images whose label is the most probable one of the recovered image
-    ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²; near 0: the search succeeded (the image may still be another)
-    =====================  ======================================================================================
+    =====================
+    ======================================================================================
+    ``leakage/mse``        of pixels in 0…1, mean over the images ``leakage/psnr``       −10 log₁₀
+    of an image's MSE, in dB, mean over the images ``leakage/labels``     share of images whose
+    label is the most probable one of the recovered image ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²;
+    near 0: the search succeeded (the image may still be another) =====================
+    ======================================================================================
 
-    ``leakage_round_<t>.png`` shows the originals above the recovered images. A failed search proves no privacy. The
-    attack uses evaluation mode; with dropout or batch statistics, clients train with other gradients.
+    ``leakage_round_<t>.png`` shows the originals above the recovered images. A failed search proves
+    no privacy. The attack uses evaluation mode; with dropout or batch statistics, clients train
+    with other gradients.
 
     Raises:
         ValueError: at ``validate``, the data are not images of one or three channels.
@@ -66,9 +73,16 @@ class Leakage(ServerMetric):
         super().validate(setup)
         functional_network("it computes gradients with torch.func")(setup, "metrics=leakage")
         if not hasattr(setup.data.transform, "std") or setup.data.input_shape[0] not in (1, 3):
-            raise ValueError("metrics=leakage recovers images of one or three channels, and the data are not images.")
+            raise ValueError(
+                "metrics=leakage recovers images of one or three channels, and the data are not"
+                " images."
+            )
         self.solver = solver = copy.copy(setup.solver)
-        solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
+        solver.steps, solver.batch_size, solver.optimizer = (
+            1,
+            self.images,
+            partial(torch.optim.SGD, lr=1.0),
+        )
 
     def begin(self, download: Download, round: Round) -> None:
         """Runs the attack on the first process, if the upload is finite."""
@@ -82,7 +96,9 @@ class Leakage(ServerMetric):
         if upload.finite[0]:
             plan = self.solver.plan(self.data, clients, download, device)
             batch = plan.batch(self.data, 0, plan.kinds[0])
-            gradient = {name: t[0] / -round.lr for name, t in self.as_sent(upload, self.names).items()}
+            gradient = {
+                name: t[0] / -round.lr for name, t in self.as_sent(upload, self.names).items()
+            }
             values = self.attack(int(clients[0]), batch.x[0], batch.y[0], gradient, round)
             self._values[:] = torch.tensor([*values, 1.0])
 
@@ -92,31 +108,52 @@ class Leakage(ServerMetric):
     def columns(self, round: Received) -> dict[str, float]:
         *values, measured = round.sums[self]["values"].tolist()
         names = ("mse", "psnr", "labels", "mismatch")
-        return {f"leakage/{name}": value for name, value in zip(names, values, strict=True) if measured}
+        return {
+            f"leakage/{name}": value for name, value in zip(names, values, strict=True) if measured
+        }
 
-    def attack(self, client: int, x: Tensor, y: Tensor, gradient: Params, round: Round) -> tuple[float, ...]:
-        """The values of the columns, for a client's images ``[B, *input]``, labels ``[B]`` and uploaded gradient."""
+    def attack(
+        self, client: int, x: Tensor, y: Tensor, gradient: Params, round: Round
+    ) -> tuple[float, ...]:
+        """The values of the columns, for a client's images ``[B, *input]``, labels ``[B]`` and
+        uploaded gradient.
+        """
         with evaluating(self.module.net):
             found = invert_gradient(
-                self.module.net, round.start, gradient, tuple(x.shape), self.data.num_classes,
-                iterations=self.iterations, restarts=self.restarts, optimizer=self.optimizer,
-                random=torch.Generator().manual_seed(torch_seed(round.seed, "leakage", round.index)),
-            )  # fmt: skip
+                self.module.net,
+                round.start,
+                gradient,
+                tuple(x.shape),
+                self.data.num_classes,
+                iterations=self.iterations,
+                restarts=self.restarts,
+                optimizer=self.optimizer,
+                random=torch.Generator().manual_seed(
+                    torch_seed(round.seed, "leakage", round.index)
+                ),
+            )
         original, recovered = self._pixels(x), self._pixels(found.x)
         recovered = recovered[order := nearest(original, recovered)]
         mse_B = (original - recovered).square().flatten(1).mean(1)
         psnr_B = -10 * mse_B.log10()
         above = [f"client {client}, class {label}" for label in y.tolist()]
-        below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
+        below = [
+            f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)
+        ]
         path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
-        plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
+        plot_recovered(
+            original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path
+        )
         self.show(path, round)
         right_B = (found.labels[order].argmax(1) == y).double()
         return *(float(values_B.mean()) for values_B in (mse_B, psnr_B, right_B)), found.mismatch
 
     def _pixels(self, x: Tensor) -> Tensor:
         """Images before the transform, ``[B, C, H, W]`` in 0…1."""
-        mean, std = (x.new_tensor(v).view(-1, 1, 1) for v in (self.data.transform.mean, self.data.transform.std))
+        mean, std = (
+            x.new_tensor(v).view(-1, 1, 1)
+            for v in (self.data.transform.mean, self.data.transform.std)
+        )
         return (x.detach() * std + mean).clamp(0, 1)
 
 
@@ -132,7 +169,9 @@ def nearest(original: Tensor, recovered: Tensor) -> Tensor:
 
 
 class Recovered(NamedTuple):
-    """Inputs ``[B, *input]`` as the network takes them, probabilities of the classes ``[B, C]``, and the mismatch."""
+    """Inputs ``[B, *input]`` as the network takes them, probabilities of the classes ``[B, C]``,
+    and the mismatch.
+    """
 
     x: Tensor
     labels: Tensor
@@ -140,15 +179,24 @@ class Recovered(NamedTuple):
 
 
 def invert_gradient(
-    net: nn.Module, weights: Params, gradient: Params, shape: tuple[int, ...], num_classes: int, *,
-    random: torch.Generator, iterations: int = 300, restarts: int = 1, optimizer: str = "lbfgs",
-) -> Recovered:  # fmt: skip
+    net: nn.Module,
+    weights: Params,
+    gradient: Params,
+    shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    random: torch.Generator,
+    iterations: int = 300,
+    restarts: int = 1,
+    optimizer: str = "lbfgs",
+) -> Recovered:
     """The inputs and labels with the gradient nearest to ``gradient``, the best of all restarts.
 
     Calls the network in its present mode; changes neither the network nor its gradients.
 
     Args:
-        weights: the network's parameters and buffers at which the gradient was taken, name → ``[*shape]``.
+        weights: the network's parameters and buffers at which the gradient was taken, name →
+            ``[*shape]``.
         gradient: of the mean loss over the batch, for the parameters that were trained.
         shape: of the batch, ``(B, *input)``.
         random: draws the starting points; on the CPU, so that they do not depend on the device.
@@ -163,12 +211,17 @@ def invert_gradient(
         log_p = functional_call(net, state, (x,)).log_softmax(-1)
         loss = -(labels.softmax(-1) * log_p).sum(-1).mean()
         grads = torch.autograd.grad(loss, leaves, create_graph=True)
-        return torch.stack([(a - b).square().sum() for a, b in zip(grads, target, strict=True)]).sum() / scale
+        return (
+            torch.stack([(a - b).square().sum() for a, b in zip(grads, target, strict=True)]).sum()
+            / scale
+        )
 
     best, kept = math.inf, None
     for _ in range(restarts):
         sizes = (shape, (shape[0], num_classes))
-        dummies = [torch.randn(size, generator=random).to(target[0]).requires_grad_() for size in sizes]
+        dummies = [
+            torch.randn(size, generator=random).to(target[0]).requires_grad_() for size in sizes
+        ]
         minimizer = OPTIMIZERS[optimizer](dummies)
 
         def closure(dummies: list[Tensor] = dummies) -> Tensor:

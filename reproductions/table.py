@@ -1,8 +1,10 @@
-"""Trains the cells of a table and prints them beside the paper's numbers: python reproductions/table.py gcfed_table5
+"""Trains the cells of a table and prints them beside the paper's numbers: python
+reproductions/table.py gcfed_table5
 
-Without arguments it lists the tables. ``scale=small``, ``rows=[FedAvg,gc-*]``, ``columns=[…]`` and ``seeds=[1,2]``
-choose a part. ``dry_run=true`` prints what is left to do, and ``compare=true`` only prints the numbers. All other
-arguments are overrides of every run. The command skips finished runs and continues begun ones.
+Without arguments it lists the tables. ``scale=small``, ``rows=[FedAvg,gc-*]``, ``columns=[…]`` and
+``seeds=[1,2]`` choose a part. ``dry_run=true`` prints what is left to do, and ``compare=true`` only
+prints the numbers. All other arguments are overrides of every run. The command skips finished runs
+and continues begun ones.
 """
 
 import shlex
@@ -35,7 +37,9 @@ FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be 
 
 @dataclass
 class Work:
-    """A job with its config, the leaves that identify its run, the run's folder, and the state there."""
+    """A job with its config, the leaves that identify its run, the run's folder, and the state
+    there.
+    """
 
     job: Job
     cfg: DictConfig
@@ -53,27 +57,37 @@ class Work:
             return
         run = read_run(self.folder)
         self.rounds, self.why = run.rounds, self.lack(run)
-        stopped = "stopped" in run.summary and run.planned == asked and OmegaConf.select(self.cfg, STOP)
+        stopped = (
+            "stopped" in run.summary and run.planned == asked and OmegaConf.select(self.cfg, STOP)
+        )
         if not self.why and run.has_ended and (run.rounds == asked or stopped):
             self.state = FINISHED
         elif not self.why and begun and 0 < run.rounds <= asked:
             self.state = BEGUN
         else:
             rounds = f"{run.rounds} rounds are done there, {asked} are asked for"
-            self.state, self.why = OTHER, self.why or rounds + ", and there is no checkpoint" * (not begun)
+            self.state, self.why = (
+                OTHER,
+                self.why or rounds + ", and there is no checkpoint" * (not begun),
+            )
 
     def lack(self, run: Run) -> str:
-        """Why a run is not the job's: another identity, other tests, fewer measurements; "" if it is the job's."""
+        """Why a run is not the job's: another identity, other tests, fewer measurements; "" if it
+        is the job's.
+        """
         if odd := differences(run.leaves, self.leaves) if run.config else run.note:
             return odd
-        there, here = (min(n, self.cfg.rounds) for n in (run.get("eval_every") or 1, self.cfg.eval_every))
+        there, here = (
+            min(n, self.cfg.rounds) for n in (run.get("eval_every") or 1, self.cfg.eval_every)
+        )
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
         for name, asked in self.beside.items():
             if not (has := run.get(name)):
                 return f"it has no {name.replace('.', '=', 1)}"
             for key, value in asked.items():
-                if "${" not in str(value) and has.get(key) != value:  # an interpolation follows other keys
+                # an interpolation follows other keys
+                if "${" not in str(value) and has.get(key) != value:
                     return f"{name}.{key} is {has.get(key)} there, {value} here"
         return ""
 
@@ -86,16 +100,24 @@ class Work:
 
 
 def train(overrides: Sequence[str], folder: Path) -> str:
-    """Runs the command that a user types, from the folder's checkpoint if it has one. Returns why it failed, or ""."""
+    """Runs the command that a user types, from the folder's checkpoint if it has one.
+
+    Returns why it failed, or "".
+    """
     command = [sys.executable, str(ROOT / "src/train.py"), *overrides, f"hydra.run.dir='{folder}'"]
     command += [f"ckpt_path='{folder / CHECKPOINT}'"] * (folder / CHECKPOINT).is_file()
     if not (code := subprocess.run(command).returncode):
         return ""
-    return (read_run(folder).note if folder.is_dir() else "") or f"it ended with code {code}; see above"
+    return (
+        read_run(folder).note if folder.is_dir() else ""
+    ) or f"it ended with code {code}; see above"
 
 
 def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
-    """Works by the folders of the jobs. Equal jobs are one run. A finished run anywhere below ``logs`` counts."""
+    """Works by the folders of the jobs.
+
+    Equal jobs are one run. A finished run anywhere below ``logs`` counts.
+    """
     runs = [run for run in find_runs([logs]) if run.has_ended] if logs.is_dir() else []
     works, found = dict[Any, Work](), dict[str, Work]()
     for job in jobs.values():
@@ -108,7 +130,9 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
         found[job.folder] = works.setdefault((*key, cfg.eval_every, str(work.beside)), work)
         if found[job.folder] is work:
             work.look()
-            twins = [run for run in runs if (run.identity, run.rounds) == key and not work.lack(run)]
+            twins = [
+                run for run in runs if (run.identity, run.rounds) == key and not work.lack(run)
+            ]
             if twins and work.state != FINISHED:
                 work.folder, work.state, work.why = twins[0].folder, FINISHED, ""
     return found
@@ -131,18 +155,31 @@ def run(work: Work, number: str, root: Path) -> None:
 def main(words: Sequence[str]) -> int:
     """Returns the exit code, which is 1 if a job is not finished."""
     if not words:
-        heads = {path.stem: path.read_text().partition("\n")[0][2:] for path in sorted(CONFIGS.glob("*.yaml"))}
+        heads = {
+            path.stem: path.read_text().partition("\n")[0][2:]
+            for path in sorted(CONFIGS.glob("*.yaml"))
+        }
         print(*(f"{name:<20} {head}" for name, head in heads.items()), sep="\n")
         return 0
     keys = {word: word.partition("=")[0] for word in words[1:]}
     own = {"scale", "rows", "columns", "seeds", "dry_run", "compare", "search"}
-    said = {key: yaml.safe_load(word.partition("=")[2]) for word, key in keys.items() if key.split(".")[0] in own}
+    said = {
+        key: yaml.safe_load(word.partition("=")[2])
+        for word, key in keys.items()
+        if key.split(".")[0] in own
+    }
     extra = [word for word, key in keys.items() if key not in said]
     table = load(words[0], {key: said.pop(key) for key in [*said] if key.startswith("search")})
-    scale, dry_run, compare = said.pop("scale", "full"), said.pop("dry_run", False), said.pop("compare", False)
+    scale, dry_run, compare = (
+        said.pop("scale", "full"),
+        said.pop("dry_run", False),
+        said.pop("compare", False),
+    )
     jobs, places, gaps = plan(table, scale, Part(**said), extra)
     lost, trials = dict[str, str](), list[tuple[DictConfig, int]]()
-    logs = Path(composed(next((job.overrides for job in jobs.values()), [])).paths.log_dir).absolute()
+    logs = Path(
+        composed(next((job.overrides for job in jobs.values()), [])).paths.log_dir
+    ).absolute()
     root = logs / "study" / table.name / scale
     if table.search:
         from reproductions.search import tune  # Optuna, an extra
@@ -155,33 +192,53 @@ def main(words: Sequence[str]) -> int:
     lines += [f"  {', '.join(f'{number[state]} {state}' for state in (FINISHED, BEGUN, NEW))}"]
     lines += [f"  left out: {count} cells, {why}" for why, count in gaps.items()]
     lines += [f"  not to be run: {title}: {why}" for title, why in lost.items()]
-    odd = [f"{w.job.title}: {w.folder} holds another run: {w.why}. Move it away." for w in each if w.state == OTHER]
+    odd = [
+        f"{w.job.title}: {w.folder} holds another run: {w.why}. Move it away."
+        for w in each
+        if w.state == OTHER
+    ]
     lines += [f"  not to be run: {text}" for text in odd]
     left = [work for work in each if work.state in (BEGUN, NEW)]
     if dry_run:
         from reproductions.cost import estimate  # torch
 
         lines += [f"  {work.state:<13} {work.job.title}  ({work.folder.name})" for work in each]
-        lines += [f"  {estimate([*trials, *((work.cfg, work.cfg.rounds - work.rounds) for work in left)])}"]
+        lines += [
+            f"  {estimate([*trials, *((work.cfg, work.cfg.rounds - work.rounds) for work in left)])}"
+        ]
     print(*lines, sep="\n", flush=True)
     if dry_run:
         return 0
     for i, work in enumerate([] if compare else left, start=1):
         run(work, f"{i} of {len(left)}", root)
-    found = {place: [works[name] for name in folders if name in works] for place, folders in places.items()}
+    found = {
+        place: [works[name] for name in folders if name in works]
+        for place, folders in places.items()
+    }
     command = f"python reproductions/table.py {shlex.join(words)}"
-    print(write_comparison(table, scale, found, root, command) if works else "There is nothing to compare.")
+    print(
+        write_comparison(table, scale, found, root, command)
+        if works
+        else "There is nothing to compare."
+    )
     unfinished = [f"  {title}: {why}" for title, why in lost.items()]
-    unfinished += [f"  {w.job.title}: {w.why or w.state}\n    {w.folder}" for w in each if w.state != FINISHED]
+    unfinished += [
+        f"  {w.job.title}: {w.why or w.state}\n    {w.folder}" for w in each if w.state != FINISHED
+    ]
     if not unfinished or compare:
         return 0
     unfinished.append("The same command tries them again. To start one anew, move its folder away.")
-    print(f"{len(unfinished) - 1} of {len(each) + len(lost)} jobs are not finished:", *unfinished, sep="\n")
+    print(
+        f"{len(unfinished) - 1} of {len(each) + len(lost)} jobs are not finished:",
+        *unfinished,
+        sep="\n",
+    )
     return 1
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that it ends the run that it started, too
+    # so that it ends the run that it started, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(main(sys.argv[1:]))
     except (ValueError, OSError) as problem:

@@ -1,7 +1,7 @@
 """Tables as YAML: the papers' printed numbers, and the overrides that train each cell.
 
-``configs/<name>.yaml`` has rows and columns (:class:`Axis`). A paper's table also has ``cells``: the printed numbers.
-A row's value wins over its column's, and a column's over the table's.
+``configs/<name>.yaml`` has rows and columns (:class:`Axis`). A paper's table also has ``cells``:
+the printed numbers. A row's value wins over its column's, and a column's over the table's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Cell(NamedTuple):
-    """A printed number in the table's unit and its deviation; ``mean`` is None where the paper has none."""
+    """A printed number in the table's unit and its deviation; ``mean`` is None where the paper has
+    none.
+    """
 
     mean: float | None = None
     std: float | None = None
@@ -46,7 +48,8 @@ class Axis:
     measure: str | None = None  # None: that of the table, also for the unit
     unit: str | None = None
     note: str = ""
-    by_column: dict[str, Axis] = field(default_factory=dict)  # of a row: what it adds in a column, by label
+    # of a row: what it adds in a column, by label
+    by_column: dict[str, Axis] = field(default_factory=dict)
 
     def at(self, column: Axis) -> Axis:
         return self.by_column.get(column.label, Axis())
@@ -54,7 +57,9 @@ class Axis:
 
 @dataclass(config=RULES, frozen=True)
 class Part:
-    """A part of a table. null means all rows, all columns, and as many seeds as the paper averaged."""
+    """A part of a table. null means all rows, all columns, and as many seeds as
+    the paper averaged.
+    """
 
     rows: list[str | int | float] | None = None  # labels or short names; * stands for anything
     columns: list[str | int | float] | None = None
@@ -64,7 +69,9 @@ class Part:
     def __post_init__(self) -> None:
         for name, values in (("rows", self.rows), ("columns", self.columns), ("seeds", self.seeds)):
             if values is not None and len({*map(str, values)}) != max(1, len(values)):
-                raise ValueError(f"{name}={values} must be a list without repetitions, such as [1,2,3], or null")
+                raise ValueError(
+                    f"{name}={values} must be a list without repetitions, such as [1,2,3], or null"
+                )
 
 
 @dataclass(config=RULES, frozen=True)
@@ -74,10 +81,14 @@ class Search:
     metric: str  # compares the trials
     n_trials: int
     params: dict[str, str]  # key → interval(…), range(…) or choice(…), in Hydra's words
-    knobs: dict[str, dict[str, str]] = field(default_factory=dict)  # override → further params of cells with it
-    points: list[dict[str, Any]] = field(default_factory=list)  # the first trials, such as a grid; then Optuna draws
-    seeds: list[int] = field(default_factory=list)  # a trial has a run per seed; its value is their mean
-    overrides: list[str] = field(default_factory=list)  # of the trials: a validation split, a seed that no job has
+    # override → further params of cells with it
+    knobs: dict[str, dict[str, str]] = field(default_factory=dict)
+    # the first trials, such as a grid; then Optuna draws
+    points: list[dict[str, Any]] = field(default_factory=list)
+    # a trial has a run per seed; its value is their mean
+    seeds: list[int] = field(default_factory=list)
+    # of the trials: a validation split, a seed that no job has
+    overrides: list[str] = field(default_factory=list)
     seed: int = 1  # of the sampler
 
 
@@ -88,7 +99,8 @@ class Table:
     name: str  # of the file
     columns: list[Axis]
     rows: list[Axis]
-    cells: dict[str, list[Any]] = field(default_factory=dict)  # row's label → an entry for each column
+    # row's label → an entry for each column
+    cells: dict[str, list[Any]] = field(default_factory=dict)
     paper: str = ""
     table: str = ""  # its number, or where in the text the numbers are
     title: str = ""
@@ -98,23 +110,31 @@ class Table:
     measure: str | None = "mean:test/acc[10]"  # as compare.measured reads it
     setting: dict[str, Any] = field(default_factory=dict)
     unstated: str = ""  # what the paper does not say about its setting
-    departures: dict[str, str] = field(default_factory=dict)  # key of a setting → why our runs have another value
+    # key of a setting → why our runs have another value
+    departures: dict[str, str] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     note: str = ""
-    scales: dict[str, Part] = field(default_factory=dict)  # full is the whole table, unless it is here
+    # full is the whole table, unless it is here
+    scales: dict[str, Part] = field(default_factory=dict)
     search: Search | None = None
 
     def __post_init__(self) -> None:
         rows, columns = ([axis.label for axis in axes] for axes in (self.rows, self.columns))
-        if not (rows and columns) or any(len({*labels}) < len(labels) for labels in (rows, columns)):
+        if not (rows and columns) or any(
+            len({*labels}) < len(labels) for labels in (rows, columns)
+        ):
             raise ValueError(f"each label must occur once: rows {rows}, columns {columns}")
         if self.cells and {*self.cells} != {*rows}:
             raise ValueError(f"cells must have each row once: {[*self.cells]} instead of {rows}")
         for row in self.rows:
             if unknown := row.by_column.keys() - {*columns}:
-                raise ValueError(f"row {row.label}: by_column names no column: {', '.join(sorted(unknown))}")
+                raise ValueError(
+                    f"row {row.label}: by_column names no column: {', '.join(sorted(unknown))}"
+                )
             if len(self.cells.get(row.label, columns)) != len(columns):
-                raise ValueError(f"row {row.label}: give one entry for each of the {len(columns)} columns")
+                raise ValueError(
+                    f"row {row.label}: give one entry for each of the {len(columns)} columns"
+                )
             for column in self.columns:
                 self.cell(row, column)
 
@@ -132,7 +152,9 @@ class Table:
             case int() | float():
                 return Cell(float(entry))
         where = f"row {row.label}, column {column.label}"
-        raise ValueError(f"{where}: {entry} is no number, [mean, std], 1000+, word, {{mean, note}} or null")
+        raise ValueError(
+            f"{where}: {entry} is no number, [mean, std], 1000+, word, {{mean, note}} or null"
+        )
 
     def settings(self, row: Axis, column: Axis) -> dict[str, Any]:
         """Dotted key → the value that the paper used in this cell."""
@@ -153,11 +175,16 @@ class Table:
 
     def of(self, name: str, row: Axis, column: Axis) -> Any:
         """The ``measure`` or the ``unit`` of a cell."""
-        return next((value for one in (row, column, self) if (value := getattr(one, name)) is not None), None)
+        return next(
+            (value for one in (row, column, self) if (value := getattr(one, name)) is not None),
+            None,
+        )
 
 
 def load(path_or_name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
-    """A table of ``configs`` by its name, or any file by its path. ``changes`` has new values of ``search.<key>``.
+    """A table of ``configs`` by its name, or any file by its path.
+
+    ``changes`` has new values of ``search.<key>``.
 
     Raises ValueError, with the file and the place, if it is not a table.
     """
@@ -172,14 +199,20 @@ def load(path_or_name: str | Path, changes: Mapping[str, Any] | None = None) -> 
             raw["setting"] = common["setting"] | raw.get("setting", {})
             for kind in ("rows", "columns"):  # a label alone names a shared row or column
                 known = common.pop(kind, {})
-                raw[kind] = [{"label": one} | known[one] if isinstance(one, str) else one for one in raw[kind]]
+                raw[kind] = [
+                    {"label": one} | known[one] if isinstance(one, str) else one
+                    for one in raw[kind]
+                ]
             raw = common | raw
         for key, value in (changes or {}).items():
             group, _, last = key.rpartition(".")
             (raw[group] if group else raw)[last] = value
         return Table(**raw)
     except ValidationError as error:
-        said = [f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
+        said = [
+            f"{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
+            for e in error.errors()
+        ]
         raise ValueError(f"{path} is no table: {'; '.join(said)}") from None
     except (OSError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no table: {type(error).__name__}: {error}") from None
@@ -198,27 +231,48 @@ class Job(NamedTuple):
 def plan(
     table: Table, scale: str, part: Part, arguments: Sequence[str] = ()
 ) -> tuple[dict[str, Job], dict[tuple[str, str], list[str]], Counter[str]]:
-    """Jobs by folder, seed by seed; the folders of each cell, by its labels; how many cells have no run, by reason.
+    """Jobs by folder, seed by seed; the folders of each cell, by its labels; how many cells have no
+    run, by reason.
 
-    ``part`` wins over the scale's; ``arguments`` go to every job. ValueError if the table has no such part.
+    ``part`` wins over the scale's; ``arguments`` go to every job. ValueError if the table has no
+    such part.
     """
     scales = {"full": Part()} | table.scales
     if scale not in scales:
         raise ValueError(f"scale={scale} must be {' or '.join(scales)}.")
     for override in OverridesParser.create().parse_overrides([*arguments]):
-        why = {"seed": "say seeds=[1,2,3]", "ckpt_path": "begun runs go on anyway"}.get(override.key_or_group)
+        why = {"seed": "say seeds=[1,2,3]", "ckpt_path": "begun runs go on anyway"}.get(
+            override.key_or_group
+        )
         if why or override.is_sweep_override():
-            raise ValueError(f"{override.input_line}: {why or 'a table sweeps over its rows, columns and seeds only'}.")
+            raise ValueError(
+                f"{override.input_line}:"
+                f" {why or 'a table sweeps over its rows, columns and seeds only'}."
+            )
     usual = scales[scale]
     rows = choose("rows", part.rows or usual.rows, [row.label for row in table.rows])
-    columns = choose("columns", part.columns or usual.columns, [column.label for column in table.columns])
-    text = re.sub(r"[^\w.,=~\[\]-]+", "-", "".join(f",{override.lstrip('+')}" for override in counted(arguments)))
-    suffix = text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"  # file systems end a name at 255 bytes
+    columns = choose(
+        "columns", part.columns or usual.columns, [column.label for column in table.columns]
+    )
+    text = re.sub(
+        r"[^\w.,=~\[\]-]+",
+        "-",
+        "".join(f",{override.lstrip('+')}" for override in counted(arguments)),
+    )
+    # file systems end a name at 255 bytes
+    suffix = text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"
     cells = {cell: table.gap(*cell) for cell in product(table.rows, table.columns)}
-    first: dict[frozenset[str], str] = {}  # cells with equal overrides are one run, named by the first of them
+    # cells with equal overrides are one run, named by the first of them
+    first: dict[frozenset[str], str] = {}
     for row, column in (cell for cell, gap in cells.items() if not gap):
-        first.setdefault(_effect(table.overrides_of(row, column)), f"{slug(row.label)}_{slug(column.label)}")
-    chosen = {cell: gap for cell, gap in cells.items() if cell[0].label in rows and cell[1].label in columns}
+        first.setdefault(
+            _effect(table.overrides_of(row, column)), f"{slug(row.label)}_{slug(column.label)}"
+        )
+    chosen = {
+        cell: gap
+        for cell, gap in cells.items()
+        if cell[0].label in rows and cell[1].label in columns
+    }
     jobs, places = dict[str, Job](), dict[tuple[str, str], list[str]]()
     for seed in part.seeds or usual.seeds or range(1, (table.seeds or 1) + 1):
         for row, column in (cell for cell, gap in chosen.items() if not gap):
@@ -237,23 +291,32 @@ def _effect(overrides: Iterable[str] | None) -> frozenset[str]:
 
 
 def slug(label: str) -> str:
-    """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` → ``cifar-10-5-100-alpha-0.05``."""
+    """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` →
+    ``cifar-10-5-100-alpha-0.05``.
+    """
     text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
-    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))  # only dots within numbers stay
+    # only dots within numbers stay
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))
     return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
 
 
 def choose(key: str, words: Sequence[Any] | None, labels: Sequence[str]) -> set[str]:
-    """The labels that the words name, by label or short name; ``*`` stands for anything, and None for all."""
+    """The labels that the words name, by label or short name; ``*`` stands for anything, and None
+    for all.
+    """
     known: dict[str, str] = {}
     for label in labels:
         if (other := known.setdefault(slug(label), label)) != label:
-            raise ValueError(f"{key}: {other} and {label} have the same short name, {slug(label)}: rename one.")
+            raise ValueError(
+                f"{key}: {other} and {label} have the same short name, {slug(label)}: rename one."
+            )
     chosen = set()
     for word in map(str, words or ["*"]):
         found = matching(known, word.lower() if "*" in word else slug(word))
         if not found:
             listed = "; ".join(f"{label} ({name})" for name, label in known.items())
-            raise ValueError(f"{key}: there is no {word!r}. There are, with their short names: {listed}.")
+            raise ValueError(
+                f"{key}: there is no {word!r}. There are, with their short names: {listed}."
+            )
         chosen |= {known[name] for name in found}
     return chosen

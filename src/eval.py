@@ -1,4 +1,6 @@
-"""Test the global model of a checkpoint: ``python src/eval.py ckpt_path=logs/…/checkpoints/last.ckpt``."""
+"""Test the global model of a checkpoint: ``python src/eval.py
+ckpt_path=logs/…/checkpoints/last.ckpt``.
+"""
 
 from gcfed.commands import evaluate
 

@@ -1,4 +1,6 @@
-"""Tables, figures and a page of finished runs: ``python src/report.py 'roots=[logs]' out=logs/report``."""
+"""Tables, figures and a page of finished runs: ``python src/report.py 'roots=[logs]'
+out=logs/report``.
+"""
 
 from gcfed.commands import report
 

@@ -1,4 +1,6 @@
-"""Train: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``; every key is in ``configs/``."""
+"""Train: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``; every key is
+in ``configs/``.
+"""
 
 from gcfed.commands import train
 

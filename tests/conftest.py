@@ -1,6 +1,7 @@
 """Shared helpers for real runs with a composed config.
 
-This file does not import torch at its top, because the process that distributes the tests imports it, too.
+This file does not import torch at its top, because the process that distributes the tests imports
+it, too.
 """
 
 import gc
@@ -36,7 +37,9 @@ from gcfed.utils.resolvers import ROOT
 
 def copied(copy: Callable) -> Callable:
     """Copies a whole config with pickle, in a tenth of the time."""
-    return lambda self, memo: pickle.loads(pickle.dumps(self)) if self._get_parent() is None else copy(self, memo)
+    return lambda self, memo: (
+        pickle.loads(pickle.dumps(self)) if self._get_parent() is None else copy(self, memo)
+    )
 
 
 DictConfig.__deepcopy__ = copied(DictConfig.__deepcopy__)  # a run copies its config four times
@@ -71,7 +74,9 @@ def with_parents(compose: Callable, set_parents: Callable = Box._re_parent) -> C
 
 
 def beginnings_once(compose: Callable, load: Callable) -> tuple[Callable, Callable]:
-    """Merges the first 9, 18, … files of a defaults list once, because most lists begin with the same files."""
+    """Merges the first 9, 18, … files of a defaults list once, because most lists begin with the
+    same files.
+    """
     merged = {}
 
     def compose_from_defaults_list(self, defaults, repo):
@@ -84,20 +89,25 @@ def beginnings_once(compose: Callable, load: Callable) -> tuple[Callable, Callab
         return compose(self, [*before, *defaults[n:]], repo)
 
     def load_single_config(self, default, repo):
-        if isinstance(default, tuple) and default in merged:  # else another conftest.py has patched Hydra before
+        # else another conftest.py has patched Hydra before
+        if isinstance(default, tuple) and default in merged:
             return SimpleNamespace(config=pickle.loads(merged[default]))
         return load(self, default, repo)
 
     return compose_from_defaults_list, load_single_config
 
 
-# These patches take two thirds off the time of Hydra's composition. Our defaults lists have no interpolations, so they
-# need no table of them. Parsing interpolations, and reading the packages' entry points for Lightning's Trainer, take a
-# tenth of a small run.
+# These patches take two thirds off the time of Hydra's composition. Our defaults lists have no
+# interpolations, so they need no table of them. Parsing interpolations, and reading the packages'
+# entry points for Lightning's Trainer, take a tenth of a small run.
 ConfigRepository.load_config = read_once(ConfigRepository.load_config)
-ConfigLoaderImpl._compose_config_from_defaults_list = with_parents(ConfigLoaderImpl._compose_config_from_defaults_list)
-ConfigLoaderImpl._compose_config_from_defaults_list, ConfigLoaderImpl._load_single_config = beginnings_once(
-    ConfigLoaderImpl._compose_config_from_defaults_list, ConfigLoaderImpl._load_single_config
+ConfigLoaderImpl._compose_config_from_defaults_list = with_parents(
+    ConfigLoaderImpl._compose_config_from_defaults_list
+)
+ConfigLoaderImpl._compose_config_from_defaults_list, ConfigLoaderImpl._load_single_config = (
+    beginnings_once(
+        ConfigLoaderImpl._compose_config_from_defaults_list, ConfigLoaderImpl._load_single_config
+    )
 )
 defaults_list._create_interpolation_map = lambda *_: None
 omegaconf.base.parse = cache(omegaconf.base.parse)
@@ -126,7 +136,8 @@ def pytest_collection_finish():
     gc.freeze()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # for the fixtures of modules, which come before _one_thread
-        torch.testing._comparison._HAS_DTENSOR = False  # else the first comparison imports 500 modules
+        # else the first comparison imports 500 modules
+        torch.testing._comparison._HAS_DTENSOR = False
 
 
 def pytest_unconfigure():
@@ -134,7 +145,10 @@ def pytest_unconfigure():
 
 
 def needs(package: str) -> pytest.MarkDecorator:
-    """For modules that need a package. The first test imports it, because an import takes seconds in every worker."""
+    """For modules that need a package.
+
+    The first test imports it, because an import takes seconds in every worker.
+    """
     return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}")
 
 
@@ -161,7 +175,9 @@ def federation():
 
 @pytest.fixture
 def config(tmp_path):
-    """``config("gc=local", folder=…)`` composes a training config whose run writes to a temporary folder."""
+    """``config("gc=local", folder=…)`` composes a training config whose run writes to a temporary
+    folder.
+    """
 
     def make(*overrides: str, folder: Path | None = None) -> DictConfig:
         GlobalHydra.instance().clear()
@@ -196,7 +212,9 @@ def _no_second_pytest(monkeypatch):
     """If a run cannot fork, Lightning would start the present command, which is pytest, again."""
     launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
     end = pytest.fail if sys.platform == "linux" else pytest.skip
-    monkeypatch.setattr(f"{launcher}.launch", lambda *_, **__: end("this run did not fork, as runs do under Linux"))
+    monkeypatch.setattr(
+        f"{launcher}.launch", lambda *_, **__: end("this run did not fork, as runs do under Linux")
+    )
 
 
 #: Settings of a run with two processes, which are forks of the test's process.
@@ -215,7 +233,8 @@ def run_script(script: str, *words: str) -> None:
 def forked(call: Callable[[], object], printed: Path) -> int | None:
     """Runs ``call`` in a fork of this process, which prints to a file. Returns the exit code.
 
-    This process first imports what a run needs and reads the config, so that the fork starts quickly.
+    This process first imports what a run needs and reads the config, so that the fork starts
+    quickly.
     """
     import torch.utils.tensorboard  # noqa: F401
 

@@ -27,9 +27,14 @@ from gcfed.federated.wire import Wire
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 
-ALGORITHMS = sorted({path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed", "fedzmg"})
+ALGORITHMS = sorted(
+    {path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed", "fedzmg"}
+)
 # Overrides by algorithm.
-FEW_INNER_STEPS = {"fedreg": ["methods.fedreg.iterations=2"], "pfedme": ["methods.pfedme.inner_steps=2"]}
+FEW_INNER_STEPS = {
+    "fedreg": ["methods.fedreg.iterations=2"],
+    "pfedme": ["methods.pfedme.inner_steps=2"],
+}
 CPU = torch.device("cpu")
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
 
@@ -65,7 +70,9 @@ class ArrayData(LightningDataModule):
         return DataLoader([])
 
 
-def random_federation(sizes=(7, 12, 5, 9, 1), features=6, classes=4, seed=0, dtype=torch.float64) -> ArrayData:
+def random_federation(
+    sizes=(7, 12, 5, 9, 1), features=6, classes=4, seed=0, dtype=torch.float64
+) -> ArrayData:
     """Clients of unequal sizes with random inputs and labels."""
     g = torch.Generator().manual_seed(seed)
     n = sum(sizes)
@@ -96,17 +103,36 @@ def final_weights(result):
 
 
 def make_setup(
-    net, *, methods=(), solver=None, aggregator=None, server=PLAIN_SERVER, stores=None, data=None, task=CLASSIFICATION,
-    rounds=1, cohort_of=3,
-):  # fmt: skip
+    net,
+    *,
+    methods=(),
+    solver=None,
+    aggregator=None,
+    server=PLAIN_SERVER,
+    stores=None,
+    data=None,
+    task=CLASSIFICATION,
+    rounds=1,
+    cohort_of=3,
+):
     """The ``Setup`` of a run with these methods."""
     parts, solver, stores = parts_of(methods), solver or sgd(), stores or ClientStores()
     module = FederatedModule(net, server, task=task)
-    clients = ClientProgram(module, data, solver, [part for part in parts if isinstance(part, ClientPart)])
+    clients = ClientProgram(
+        module, data, solver, [part for part in parts if isinstance(part, ClientPart)]
+    )
     return Setup(
-        Cohorts(cohort_of), solver, aggregator or MeanAggregator(), stores, data, module, parts, rounds, cohort_of,
+        Cohorts(cohort_of),
+        solver,
+        aggregator or MeanAggregator(),
+        stores,
+        data,
+        module,
+        parts,
+        rounds,
+        cohort_of,
         Stacks(clients, stores, cohort_of),
-    )  # fmt: skip
+    )
 
 
 def meet(method, setup):
@@ -121,7 +147,10 @@ def with_batch_norm():
 
 
 class BesideSimulation(Wire):
-    """Clients that get messages as bytes, beside those of the simulation. Each side has its own states."""
+    """Clients that get messages as bytes, beside those of the simulation.
+
+    Each side has its own states.
+    """
 
     def __init__(self, stacks, cfg, assemble):
         super().__init__(stacks, cfg, assemble)
@@ -175,7 +204,9 @@ class Cohorts:
         assert self.per_round <= num_clients
 
     def __call__(self, t, num_clients, seed):
-        return np.sort(np.random.default_rng(t).choice(num_clients, self.per_round, replace=False))[:: self.order]
+        return np.sort(np.random.default_rng(t).choice(num_clients, self.per_round, replace=False))[
+            :: self.order
+        ]
 
 
 class AtRoundEnd(ServerPart):
@@ -189,10 +220,24 @@ class AtRoundEnd(ServerPart):
 
 
 def train_rounds(
-    net, data: ArrayData, solver: LocalSolver, *, rounds: int, methods=(), aggregator=None, server=PLAIN_SERVER,
-    stores=None, k=1, cohort_of=3, seed=5, order=1, world=1, task=CLASSIFICATION, faults=None,
+    net,
+    data: ArrayData,
+    solver: LocalSolver,
+    *,
+    rounds: int,
+    methods=(),
+    aggregator=None,
+    server=PLAIN_SERVER,
+    stores=None,
+    k=1,
+    cohort_of=3,
+    seed=5,
+    order=1,
+    world=1,
+    task=CLASSIFICATION,
+    faults=None,
     on_round=lambda round, row: None,
-):  # fmt: skip
+):
     """Trains ``net`` through the real loop, without tests; returns its weights.
 
     ``k`` clients train in a stack, on ``world`` forked processes.
@@ -200,24 +245,43 @@ def train_rounds(
     solver, data = copy(solver), copy(data)
     solver.stack, data.rounds = k, rounds
     loop = FederatedLoop(
-        sampler=Cohorts(cohort_of, order), solver=solver, aggregator=aggregator or MeanAggregator(), rounds=rounds,
-        seed=seed, stores=stores or ClientStores(), faults=faults or Faults(),
-    )  # fmt: skip
+        sampler=Cohorts(cohort_of, order),
+        solver=solver,
+        aggregator=aggregator or MeanAggregator(),
+        rounds=rounds,
+        seed=seed,
+        stores=stores or ClientStores(),
+        faults=faults or Faults(),
+    )
     module = FederatedModule(net, server, task=task)
     module.test = lambda watchers: {}
-    together = {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())} if world > 1 else {}
+    together = (
+        {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())}
+        if world > 1
+        else {}
+    )
     trainer = Trainer(
-        max_steps=rounds, max_epochs=-1, accelerator="cpu", devices=world, limit_val_batches=0, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[loop, *parts_of(methods), AtRoundEnd(on_round)], **together,
-    )  # fmt: skip
+        max_steps=rounds,
+        max_epochs=-1,
+        accelerator="cpu",
+        devices=world,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[loop, *parts_of(methods), AtRoundEnd(on_round)],
+        **together,
+    )
     trainer.fit(module, datamodule=data)
     return weights(net)
 
 
 def make_upload(delta, sizes, finite=None):
     finite = finite_clients(delta) if finite is None else finite
-    return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite, 0, torch.ones(len(sizes)), sizes)
+    return Upload(
+        np.arange(len(sizes)), sizes, sizes, delta, finite, 0, torch.ones(len(sizes)), sizes
+    )
 
 
 def make_round(start, reduce=list, lr=0.1):
@@ -229,14 +293,24 @@ def make_received(start, num_finite=2, received=None, **kwargs):
     """A ``Received`` with ``num_finite`` finite uploads."""
     cohort = np.array([1, 4])
     return Received(
-        0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, cohort=cohort, received=received or {},
-        num_finite=num_finite, usable=num_finite > 0,
-    )  # fmt: skip
+        0,
+        1,
+        cohort,
+        5,
+        start,
+        **{"lr": 0.1, "reduce": list} | kwargs,
+        cohort=cohort,
+        received=received or {},
+        num_finite=num_finite,
+        usable=num_finite > 0,
+    )
 
 
 def plan_of(data, clients, seed=1, index=0, **solver):
     """The batches of these clients in a round."""
-    return sgd(**solver).plan(data, np.array(clients), Download(index, seed, 0.0, {}, np.array(clients)), CPU)
+    return sgd(**solver).plan(
+        data, np.array(clients), Download(index, seed, 0.0, {}, np.array(clients)), CPU
+    )
 
 
 def make_download(start, index=0, lr=0.1, cohort=(1, 4)):
@@ -245,7 +319,9 @@ def make_download(start, index=0, lr=0.1, cohort=(1, 4)):
 
 def listening(process="self"):
     """The addresses and ports on which a process listens, in Linux's notation."""
-    own = {str(path.readlink()) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()}
+    own = {
+        str(path.readlink()) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()
+    }
     tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
     lines = [line.split() for table in tables for line in table.splitlines()[1:]]
     return {cells[1] for cells in lines if cells[3] == "0A" and f"socket:[{cells[9]}]" in own}

@@ -1,10 +1,12 @@
-"""Kills real runs at random moments, resumes them, and compares them with runs that were not killed.
+"""Kills real runs at random moments, resumes them, and compares them with runs that were not
+killed.
 
     python tests/kill.py --times 50 --seed 1
 
-Each sequence runs one algorithm on one or two processes. SIGKILL ends the whole run, or its second process, up to
-three times, and ``ckpt_path=last`` continues it. Bit for bit, the global model and ``metrics.csv``, except times, must
-equal those of a run without kills. ``make test`` does not run it. Twenty sequences take ten minutes on two cores.
+Each sequence runs one algorithm on one or two processes. SIGKILL ends the whole run, or its second
+process, up to three times, and ``ckpt_path=last`` continues it. Bit for bit, the global model and
+``metrics.csv``, except times, must equal those of a run without kills. ``make test`` does not run
+it. Twenty sequences take ten minutes on two cores.
 """
 
 import argparse
@@ -29,13 +31,20 @@ ROUNDS = 16
 def start(*words: str) -> subprocess.Popen:
     """Starts ``python src/train.py <words>`` in a session of its own."""
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "src" / "train.py"), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
-    )  # fmt: skip
+        [sys.executable, str(ROOT / "src" / "train.py"), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+    )
 
 
 def finish(process: subprocess.Popen) -> str:
-    """Waits until all processes of a run have ended. Returns their output. An error or Ctrl-C here kills them."""
+    """Waits until all processes of a run have ended.
+
+    Returns their output. An error or Ctrl-C here kills them.
+    """
     try:
         printed, _ = process.communicate(timeout=600)
     except BaseException:
@@ -55,7 +64,9 @@ def rounds(logs: Path) -> int:
     return found[-1].read_text().count("\n") - 1 if found else 0
 
 
-def kill_after(process: subprocess.Popen, logs: Path, row: int, delay: float = 0, *, child: bool = False) -> None:
+def kill_after(
+    process: subprocess.Popen, logs: Path, row: int, delay: float = 0, *, child: bool = False
+) -> None:
     """Kills a run, or its second process, ``delay`` seconds after it has written this row."""
     while process.poll() is None and rounds(logs) < row:
         time.sleep(0.01)
@@ -70,19 +81,31 @@ def outcome(logs: Path) -> tuple[bytes, list[dict[str, str]]]:
     """The global model and the rows without times of the finished run below ``logs``."""
     (model,) = logs.glob("*/*/global_model.safetensors")
     with (model.parent / "metrics.csv").open(newline="") as file:
-        rows = [{k: v for k, v in row.items() if not k.startswith("time/")} for row in csv.DictReader(file)]
+        rows = [
+            {k: v for k, v in row.items() if not k.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
     return model.read_bytes(), rows
 
 
 def sequence(words: list[str], logs: Path, rng: random.Random) -> list[int]:
-    """Runs to the end with up to three kills. Returns the number of finished rounds at each kill."""
+    """Runs to the end with up to three kills.
+
+    Returns the number of finished rounds at each kill.
+    """
     kills: list[int] = []
     planned = rng.randint(1, 3)
     while True:
         last = ["ckpt_path=last"] if any(logs.glob("*/*/checkpoints/last.ckpt")) else []
         process = start(*words, f"paths.log_dir={logs}", *last)
         if len(kills) < planned:
-            kill_after(process, logs, rng.randint(rounds(logs), ROUNDS), rng.random() / 5, child=rng.random() < 0.3)
+            kill_after(
+                process,
+                logs,
+                rng.randint(rounds(logs), ROUNDS),
+                rng.random() / 5,
+                child=rng.random() < 0.3,
+            )
         printed = finish(process)
         if process.returncode == 0:
             return kills
@@ -92,14 +115,21 @@ def sequence(words: list[str], logs: Path, rng: random.Random) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=20, help="number of sequences")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cases and kills")
     args = parser.parse_args()
     rng, equal = random.Random(args.seed), 0
     for _ in range(args.times):
         algorithm, processes = rng.choice(ALGORITHMS), rng.choice((1, 2))
-        words = [f"algorithm={algorithm}", f"trainer.devices={processes}", f"rounds={ROUNDS}", "extras.figures=false"]
+        words = [
+            f"algorithm={algorithm}",
+            f"trainer.devices={processes}",
+            f"rounds={ROUNDS}",
+            "extras.figures=false",
+        ]
         with tempfile.TemporaryDirectory(prefix="kill_") as folder:
             straight, killed = Path(folder, "straight"), Path(folder, "killed")
             finish(start(*words, f"paths.log_dir={straight}"))

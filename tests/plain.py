@@ -1,7 +1,10 @@
-"""FedAvg as a plain loop. Each case of a test changes one setting and compares the loop with ``train(cfg)`` in float64.
+"""FedAvg as a plain loop.
 
-The plain loop uses no code of the engine. It reads the partition that the run wrote, starts from the run's first
-weights, and repeats the draws of cohorts and batches. This also fixes the streams of random numbers.
+Each case of a test changes one setting and compares the loop with ``train(cfg)`` in float64.
+
+The plain loop uses no code of the engine. It reads the partition that the run wrote, starts from
+the run's first weights, and repeats the draws of cohorts and batches. This also fixes the streams
+of random numbers.
 """
 
 import copy
@@ -21,15 +24,26 @@ from gcfed.run import train
 
 SEED, ROUNDS, BATCH, LR, DECAY, WEIGHT_DECAY, MOMENTUM, CLIP = 4, 3, 8, 0.2, 0.5, 0.05, 0.6, 0.4
 SETTING = (
-    "precision=64-true", f"seed={SEED}", f"rounds={ROUNDS}", "partition.alpha=0.1", "data.eval_batch_size=100",
-    "client.epochs=2", f"client.batch_size={BATCH}", f"client.lr_decay={DECAY}", f"client.clip_norm={CLIP}",
-    f"client.optimizer.lr={LR}", f"client.optimizer.momentum={MOMENTUM}",
+    "precision=64-true",
+    f"seed={SEED}",
+    f"rounds={ROUNDS}",
+    "partition.alpha=0.1",
+    "data.eval_batch_size=100",
+    "client.epochs=2",
+    f"client.batch_size={BATCH}",
+    f"client.lr_decay={DECAY}",
+    f"client.clip_norm={CLIP}",
+    f"client.optimizer.lr={LR}",
+    f"client.optimizer.momentum={MOMENTUM}",
     f"client.optimizer.weight_decay={WEIGHT_DECAY}",
-)  # fmt: skip
+)
 
 
 class Net(nn.Module):
-    """One- and two-dimensional convolutions and linear layers. ``special`` adds running statistics and dropout."""
+    """One- and two-dimensional convolutions and linear layers.
+
+    ``special`` adds running statistics and dropout.
+    """
 
     def __init__(self, special=False):
         super().__init__()
@@ -105,7 +119,9 @@ class Plain:
 
     def drawn(self, t):
         many = self.cohort + self.extra
-        return np.sort(draw("cohort", t).choice(self.n, many, replace=False, shuffle=False)).tolist()
+        return np.sort(
+            draw("cohort", t).choice(self.n, many, replace=False, shuffle=False)
+        ).tolist()
 
     def came(self, t, drawn):
         """The clients whose uploads count, with their largest numbers of steps."""
@@ -117,7 +133,11 @@ class Plain:
             own = np.resize(own, -(-len(own) // BATCH) * BATCH)
         for epoch in draw("shuffle", t, k).permuted([own] * 2, axis=1):
             parts = np.split(epoch, range(BATCH, len(epoch), BATCH))
-            yield from parts[:-1] if self.last == "drop" and len(parts) > 1 and len(parts[-1]) < BATCH else parts
+            yield from (
+                parts[:-1]
+                if self.last == "drop" and len(parts) > 1 and len(parts[-1]) < BATCH
+                else parts
+            )
 
     def objective(self, w, x, y, k):
         """The task's loss, and the objective whose gradient is used."""
@@ -153,7 +173,11 @@ class Plain:
             w = copy.deepcopy(self.net).train()
             self.start(w, k)
             optimizer = torch.optim.SGD(
-                w.parameters(), lr=self.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=self.nesterov
+                w.parameters(),
+                lr=self.lr,
+                momentum=MOMENTUM,
+                weight_decay=WEIGHT_DECAY,
+                nesterov=self.nesterov,
             )
             torch.manual_seed(int(seeds("dropout", t, k).generate_state(1, np.uint64)[0] >> 1))
             seen, steps[k] = [], 0
@@ -168,10 +192,16 @@ class Plain:
                 steps[k] += 1
             losses.append(np.mean(seen))
             before = self.net.state_dict()
-            deltas[k] = {n: v - before[n] for n, v in w.state_dict().items() if v.is_floating_point()}
+            deltas[k] = {
+                n: v - before[n] for n, v in w.state_dict().items() if v.is_floating_point()
+            }
         self.steps = steps
-        self.row = {"train/loss": np.mean(losses) if losses else np.nan, "train/clients": len(came),
-                    "train/steps": sum(steps.values()), "train/samples": samples}  # fmt: skip
+        self.row = {
+            "train/loss": np.mean(losses) if losses else np.nan,
+            "train/clients": len(came),
+            "train/steps": sum(steps.values()),
+            "train/samples": samples,
+        }
         self.sent(t, deltas)
         self.server_step(deltas)
         self.rows.append(self.row)
@@ -181,14 +211,26 @@ def check(case, config, folder):
     """Runs ``train(cfg)`` and the plain loop of a case. Their weights and rows must be equal."""
     overrides = (
         *(word for word in SETTING if "alpha" not in word or case.skewed),
-        f"participation.num_clients={case.n}", f"participation.per_round={case.cohort}", "gc=none",
-        f"data.limit_train={case.samples}", "data.limit_test=20", *(() if case.model else ["model.hidden=[7]"]),
+        f"participation.num_clients={case.n}",
+        f"participation.per_round={case.cohort}",
+        "gc=none",
+        f"data.limit_train={case.samples}",
+        "data.limit_test=20",
+        *(() if case.model else ["model.hidden=[7]"]),
         *case.overrides,
-    )  # fmt: skip
+    )
     result, first = run(config, folder, *overrides, net=case.model, broken=case.broken)
-    data, saved, few = result.trainer.datamodule.dataset, np.load(folder / "partition.npz"), case.samples
+    data, saved, few = (
+        result.trainer.datamodule.dataset,
+        np.load(folder / "partition.npz"),
+        case.samples,
+    )
     every = data.train
-    limited = np.sort(draw("limit_train").choice(len(every), few, replace=False)) if len(every) > few else slice(None)
+    limited = (
+        np.sort(draw("limit_train").choice(len(every), few, replace=False))
+        if len(every) > few
+        else slice(None)
+    )
     x, y = (torch.from_numpy(values[limited]) for values in (every.x, every.y))
     plain = case(first, x, y, np.split(saved["indices"], saved["offsets"][1:-1]))
     plain.test = data.test
@@ -196,6 +238,8 @@ def check(case, config, folder):
         plain.round(t)
     for name, value in result.module.net.state_dict().items():
         if value.is_floating_point():
-            torch.testing.assert_close(value, plain.net.state_dict()[name], rtol=0, atol=1e-11, msg=name)
+            torch.testing.assert_close(
+                value, plain.net.state_dict()[name], rtol=0, atol=1e-11, msg=name
+            )
     written = pd.read_csv(folder / "metrics.csv")[list(plain.rows[0])]
     np.testing.assert_allclose(written, pd.DataFrame(plain.rows), rtol=0, atol=case.atol)

@@ -1,4 +1,7 @@
-"""Runs with recorded local steps. On a CPU, a tape replays a step's operations as a CUDA graph does on a GPU."""
+"""Runs with recorded local steps.
+
+On a CPU, a tape replays a step's operations as a CUDA graph does on a GPU.
+"""
 
 from typing import ClassVar
 
@@ -32,7 +35,9 @@ class Listing(Tape):
 
 
 class Twice(Spy):
-    """Rehearses each round without recordings, and compares these uploads with those of recorded steps."""
+    """Rehearses each round without recordings, and compares these uploads with those of recorded
+    steps.
+    """
 
     order = Order.MEASURES
     recording, tolerance = False, 0.0
@@ -59,19 +64,26 @@ class Twice(Spy):
         self.same.append(all(self.alike(a, b) for a, b in pairs))
 
     def alike(self, a, b):
-        return torch.equal(a, b) or (a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=self.tolerance))
+        return torch.equal(a, b) or (
+            a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=self.tolerance)
+        )
 
     def sent(self, upload):
-        tensors = [upload.loss, *(t for part in (upload.delta, *upload.extra.values()) for t in part.values())]
+        tensors = [
+            upload.loss,
+            *(t for part in (upload.delta, *upload.extra.values()) for t in part.values()),
+        ]
         return [t.clone() for t in tensors]
 
 
 def train_twice(monkeypatch, cfg, tolerance=0.0):
-    """Rehearses each round without recordings, then trains it with as many recorded steps as possible.
+    """Rehearses each round without recordings, then trains it with as many recorded steps as
+    possible.
 
     Recorded batches are padded only with a ``tolerance``, because padding changes the last bits.
 
-    Returns the run's result, whether each stack sent what it rehearsed, and the kinds of the replayed steps.
+    Returns the run's result, whether each stack sent what it rehearsed, and the kinds of the
+    replayed steps.
     """
     with open_dict(cfg):
         cfg.callbacks["twice"] = {"_target_": "tapes.Twice"}
@@ -79,7 +91,13 @@ def train_twice(monkeypatch, cfg, tolerance=0.0):
     with monkeypatch.context() as patch:
         if not tolerance:
             patch.setattr(BatchPlan, "padded", lambda plan: plan)
-        patch.setattr(LocalSolver, "recorder", lambda *_: Twice.recorder() if Twice.recording else None)
+        patch.setattr(
+            LocalSolver, "recorder", lambda *_: Twice.recorder() if Twice.recording else None
+        )
         result = train(cfg)
     assert Twice.same
-    return result, all(Twice.same), [kind for recorder in Twice.recorders for kind in recorder.graph.played]
+    return (
+        result,
+        all(Twice.same),
+        [kind for recorder in Twice.recorders for kind in recorder.graph.played],
+    )

@@ -19,9 +19,15 @@ from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
 SMALL = (
-    "rounds=2", "participation.num_clients=6", "client.epochs=1", "data.limit_train=80", "data.limit_test=30",
-    "model.hidden=[8]", "extras.figures=false", "~logger.tensorboard",
-)  # fmt: skip
+    "rounds=2",
+    "participation.num_clients=6",
+    "client.epochs=1",
+    "data.limit_train=80",
+    "data.limit_test=30",
+    "model.hidden=[8]",
+    "extras.figures=false",
+    "~logger.tensorboard",
+)
 
 
 EARLY = """
@@ -45,14 +51,21 @@ gcfed.train(cfg)
 
 @pytest.mark.slow
 def test_large_packages_are_imported_only_when_they_are_needed(tmp_path):
-    """``import gcfed`` imports none of them, and ``configure`` no torch. Others are imported when they are used."""
+    """``import gcfed`` imports none of them, and ``configure`` no torch.
+
+    Others are imported when they are used.
+    """
     command = [sys.executable, "-c", f"{SMALL=}{EARLY}", str(tmp_path)]
-    assert subprocess.run(command, cwd=ROOT / "src", capture_output=True, text=True).stderr.endswith("set()\n")
+    assert subprocess.run(
+        command, cwd=ROOT / "src", capture_output=True, text=True
+    ).stderr.endswith("set()\n")
 
 
 def test_a_package_that_draws_random_numbers_during_its_import_changes_no_state(monkeypatch):
     state = random.getstate()
-    monkeypatch.setattr(gcfed, "import_module", lambda name: (random.random(), import_module(name))[1])
+    monkeypatch.setattr(
+        gcfed, "import_module", lambda name: (random.random(), import_module(name))[1]
+    )
     assert callable(gcfed.train)
     assert random.getstate() == state
 
@@ -90,11 +103,16 @@ def test_each_call_of_train_gets_a_new_folder(tmp_path):
     for lr in (0.01, 0.02):
         cfg.client.optimizer.lr = lr
         results[lr] = gcfed.train(cfg)
-        (results[lr].folder / "metrics.csv").rename(tmp_path / f"{lr}.csv")  # result.frame exists already
+        # result.frame exists already
+        (results[lr].folder / "metrics.csv").rename(tmp_path / f"{lr}.csv")
     cfg.seed = 2
     results["seed"] = gcfed.train(cfg)
     results["again"] = gcfed.train(cfg)
-    assert len({result.folder for result in results.values()}) == len([*tmp_path.glob("*/*/config.yaml")]) == 4
+    assert (
+        len({result.folder for result in results.values()})
+        == len([*tmp_path.glob("*/*/config.yaml")])
+        == 4
+    )
     for lr in (0.01, 0.02):
         assert f"lr: {lr}\n" in (results[lr].folder / "config.yaml").read_text()
         pd.testing.assert_frame_equal(results[lr].frame, read_metrics(tmp_path / f"{lr}.csv"))
@@ -105,14 +123,18 @@ def test_each_call_of_train_gets_a_new_folder(tmp_path):
 
 
 def test_a_quiet_run_prints_nothing_and_results_have_a_short_repr(tmp_path, caplog, capfd):
-    noisy = [*SMALL, f"paths.log_dir={tmp_path}", "server.lr=1e30"]  # no client sends finite numbers
+    # no client sends finite numbers
+    noisy = [*SMALL, f"paths.log_dir={tmp_path}", "server.lr=1e30"]
     cfg = gcfed.configure(noisy)
     cfg.callbacks.progress = {"_target_": "gcfed.callbacks.after_round.RoundProgressBar"}
     result = gcfed.train(cfg, quiet=True)
     comparison = gcfed.compare({"one": cfg}, seeds=[1, 2], folder=tmp_path / "compared", quiet=True)
     assert (capfd.readouterr(), caplog.text) == (("", ""), "")
     acc = result.metrics["test/acc"]
-    assert repr(result) == f"RunResult(round=2, test/acc={acc:.4g}, test/loss=nan, folder={str(result.folder)!r})"
+    assert (
+        repr(result)
+        == f"RunResult(round=2, test/acc={acc:.4g}, test/loss=nan, folder={str(result.folder)!r})"
+    )
     assert repr(comparison) == "Comparison(methods=['one'], seeds=[1, 2], rounds=2)"
     gcfed.train(cfg)
     printed = capfd.readouterr().out
@@ -139,10 +161,14 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
     assert gcfed.configure(SMALL, f"paths.output_dir={tmp_path}/mine") == cfg
     gcfed.train(cfg)
     before = files(tmp_path)
-    with pytest.raises(ValueError, match=r"/mine holds this run already: continue it with ckpt_path=last, or name"):
+    with pytest.raises(
+        ValueError, match=r"/mine holds this run already: continue it with ckpt_path=last, or name"
+    ):
         gcfed.train(cfg)
     cfg.seed = 2
-    with pytest.raises(ValueError, match=r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"):
+    with pytest.raises(
+        ValueError, match=r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"
+    ):
         gcfed.train(cfg)
     other = gcfed.train(gcfed.configure(SMALL, "seed=2", folder=tmp_path / "other"))
     cfg.ckpt_path = str(other.folder / "checkpoints/last.ckpt")  # the checkpoint of another run
@@ -151,7 +177,9 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
     cfg.ckpt_path = "last"
     with pytest.raises(ValueError, match=r"belongs to another run: seed is 1 there, 2 here"):
         gcfed.train(cfg)
-    assert {path: content for path, content in files(tmp_path).items() if "other" not in str(path)} == before
+    assert {
+        path: content for path, content in files(tmp_path).items() if "other" not in str(path)
+    } == before
     cfg.seed, cfg.rounds = 1, 3
     assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3]
 
@@ -162,9 +190,20 @@ def test_relative_paths_start_at_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(here)
     y = np.arange(120) % 3
     np.savez("own.npz", x=np.random.default_rng(0).normal(y[:, None], 1.0, (120, 4)), y=y)
-    small = ["data=arrays", "data.path=own.npz", "rounds=2", "partition=iid", "extras.figures=false", "logger=csv"]
+    small = [
+        "data=arrays",
+        "data.path=own.npz",
+        "rounds=2",
+        "partition=iid",
+        "extras.figures=false",
+        "logger=csv",
+    ]
     python = gcfed.train(gcfed.configure(small, "paths.log_dir=python"))
-    named = gcfed.train(gcfed.configure(small, "seed=2", "model.start=" + relpath(python.folder / EXPORT), folder="my"))
+    named = gcfed.train(
+        gcfed.configure(
+            small, "seed=2", "model.start=" + relpath(python.folder / EXPORT), folder="my"
+        )
+    )
     assert {path.name for path in here.iterdir()} == {"own.npz", "python", "my"}
     assert python.folder.is_relative_to(here / "python")
     assert named.folder == here / "my"
@@ -178,10 +217,15 @@ def test_relative_paths_start_at_the_current_folder(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_comparison_equals_single_runs(tmp_path):
-    fedavg, ours = gcfed.configure(SMALL, "gc=none"), gcfed.configure(SMALL, "ckpt_path=last", folder=tmp_path)
+    fedavg, ours = (
+        gcfed.configure(SMALL, "gc=none"),
+        gcfed.configure(SMALL, "ckpt_path=last", folder=tmp_path),
+    )
     configs = {"GC, Fed": ours, "FedAvg": fedavg}
     comparison = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
-    alone = gcfed.train(gcfed.configure(SMALL, "gc=none", "seed=1", folder=tmp_path / "alone")).frame
+    alone = gcfed.train(
+        gcfed.configure(SMALL, "gc=none", "seed=1", folder=tmp_path / "alone")
+    ).frame
     assert comparison.frame.index.names == ["method", "seed", "round"]
     assert comparison.frame.loc["FedAvg", 1]["train/loss"].tolist() == alone["train/loss"].tolist()
     assert comparison.folders["GC, Fed", 3] == tmp_path / "runs" / "GC-Fed_seed3"
@@ -199,15 +243,21 @@ def test_a_comparison_equals_single_runs(tmp_path):
         comparison.figure("test/ac")
     assert axes.get_ylabel() == "test accuracy (%)"
     assert [line.get_label() for line in axes.lines] == [*configs]
-    assert (100 * (acc[0] + acc[1]) / 2).tolist() in [line.get_ydata().tolist() for line in axes.lines]
+    assert (100 * (acc[0] + acc[1]) / 2).tolist() in [
+        line.get_ydata().tolist() for line in axes.lines
+    ]
 
     before = files(tmp_path / "runs")
-    with pytest.raises(ValueError, match=r"runs/FedAvg_seed1 holds this run already: continue it with ckpt_path=last"):
+    with pytest.raises(
+        ValueError,
+        match=r"runs/FedAvg_seed1 holds this run already: continue it with ckpt_path=last",
+    ):
         gcfed.compare(configs, seeds=[1, 2], folder=tmp_path / "runs")
     assert files(tmp_path / "runs") == before  # refused before any run
     fedavg.ckpt_path = "last"
     again = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
-    pd.testing.assert_frame_equal(again.frame, comparison.frame)  # equal seconds: no run trained again
+    # equal seconds: no run trained again
+    pd.testing.assert_frame_equal(again.frame, comparison.frame)
     for _ in range(2):  # gcfed.report stays callable after its package is imported
         page = gcfed.report(tmp_path / "runs", out=tmp_path / "report", figures=False)
     assert page.read_text().count("seed3") >= 2
@@ -221,7 +271,11 @@ def test_a_comparison_equals_single_runs(tmp_path):
         ([], [1, 1], "different seeds"),
         ([], [], "different seeds"),
         ([], [1.5], "seed=1.5: "),
-        (["ckpt_path=run/checkpoints/last.ckpt"], [1], "continues its own folders, by ckpt_path=last"),
+        (
+            ["ckpt_path=run/checkpoints/last.ckpt"],
+            [1],
+            "continues its own folders, by ckpt_path=last",
+        ),
     ],
 )
 def test_an_invalid_comparison_is_refused(tmp_path, more, seeds, sentence):

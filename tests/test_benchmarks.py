@@ -17,12 +17,26 @@ from gcfed.models.own import build_net
 from gcfed.utils.resolvers import ROOT
 
 LACKING = ("nbformat", "nbconvert", "hatchling", "wandb", "mlflow", "optuna")
-PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}
+PARTS = {
+    "forward",
+    "backward",
+    "step",
+    "hooks",
+    "batch",
+    "broadcast",
+    "aggregate",
+    "evaluate",
+    "checkpoint",
+    "loop",
+}
 
 
 @pytest.fixture
 def bench(monkeypatch, capsys):
-    """``bench(words)`` returns the output of ``python benchmarks/run.py <words>``. A sitting is a separate process."""
+    """``bench(words)`` returns the output of ``python benchmarks/run.py <words>``.
+
+    A sitting is a separate process.
+    """
 
     def sit(command, env, stdout, **_):
         def call():
@@ -45,14 +59,17 @@ def bench(monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(plain, "SHAPES", [(256, 256, 256)])  # smaller matrix products
-    said = bench("digits", "--pairs", "2", "--layout", "2x1", "--out", str(tmp_path), "data.limit_train=100")
+    said = bench(
+        "digits", "--pairs", "2", "--layout", "2x1", "--out", str(tmp_path), "data.limit_train=100"
+    )
     assert "| GC-Fed |" in said
     assert (tmp_path / "table.md").read_text() in said
     (figures,) = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["processes"], figures["threads"], figures["precision"]) == (2, 1, "32-true")
     assert [rows["method"] for rows in figures["rounds"]] == ["gcfed", "fedavg", "fedavg", "gcfed"]
     samples = [rows["train/samples"] for rows in figures["rounds"]]
-    assert samples[::2] == samples[1::2] == [rows["samples"] for rows in figures["rounds"][::2]]  # in the same cohort
+    # in the same cohort
+    assert samples[::2] == samples[1::2] == [rows["samples"] for rows in figures["rounds"][::2]]
     for rows in figures["rounds"]:
         assert rows["plain_s"] > 0
         assert rows["time/round_s"] > rows["time/train_s"] > 0
@@ -60,26 +77,40 @@ def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path, mon
     assert parts.keys() >= PARTS
     assert min(parts[name] for name in PARTS) > 0  # zero would mean that it was not measured
     assert 0 < figures["gcfed"]["of_gemm"] < 1
-    # Each weight has three products of two operations. The first layer has only two: its inputs need no gradient.
-    assert figures["mflop_per_sample"] == pytest.approx(2e-6 * (2 * 64 * 512 + 3 * (512 * 256 + 256 * 10)))
+    # Each weight has three products of two operations. The first layer has only two: its inputs
+    # need no gradient.
+    assert figures["mflop_per_sample"] == pytest.approx(
+        2e-6 * (2 * 64 * 512 + 3 * (512 * 256 + 256 * 10))
+    )
     assert figures["first_round_done_s"] > figures["before_first_round_s"] > 0
 
 
 @pytest.mark.parametrize(("algorithm", "stack"), [("fedavg", 1), ("scaffold", 5)])
 def test_a_step_has_as_many_kernels_as_the_table_on_the_page(algorithm, stack):
-    rows = re.findall(r"^\| (.*) \| (\d+) \| (\d+) \|$", (ROOT / "docs/performance.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.*) \| (\d+) \| (\d+) \|$", (ROOT / "docs/performance.md").read_text(), re.MULTILINE
+    )
     ((alone, five),) = [numbers for names, *numbers in rows if f"`{algorithm}`" in names]
-    assert kernels.count(algorithm, stack) == pytest.approx(int(alone if stack == 1 else five), rel=0.1)
+    assert kernels.count(algorithm, stack) == pytest.approx(
+        int(alone if stack == 1 else five), rel=0.1
+    )
 
 
 def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
-    chosen = {"w1": ("graphs, five streams, bf16", "kernels, TF32", "floor", "waits", "equal runs"),
-              "w2 to w4": ("w2",), "w6, w7": ("minutes, w6",), "memory": ("GB, w1",)}  # fmt: skip
+    chosen = {
+        "w1": ("graphs, five streams, bf16", "kernels, TF32", "floor", "waits", "equal runs"),
+        "w2 to w4": ("w2",),
+        "w6, w7": ("minutes, w6",),
+        "memory": ("GB, w1",),
+    }
 
     def tried():
-        torch._lazy_modules.discard("_inductor")  # the profiler would import the compiler, for three seconds
+        # the profiler would import the compiler, for three seconds
+        torch._lazy_modules.discard("_inductor")
         groups = gpu.groups
-        gpu.groups = lambda *words: {g: {n: groups(*words)[g][n] for n in names} for g, names in chosen.items()}
+        gpu.groups = lambda *words: {
+            g: {n: groups(*words)[g][n] for n in names} for g, names in chosen.items()
+        }
         gpu.subprocess = SimpleNamespace(run=lambda command, timeout: call(*command[2:]))
         call("--out", str(tmp_path), "--dry")
 
@@ -89,11 +120,20 @@ def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
 
     assert forked(tried, tmp_path / "printed.txt") == 0, (tmp_path / "printed.txt").read_text()
     found = json.loads((tmp_path / "figures.json").read_text())
-    assert list(found) == ["torch", "device", *(name for names in chosen.values() for name in names)]
-    assert [name for name, figures in found.items() if "Error" in str(figures)] == ["waits", "GB, w1"]  # only on GPUs
+    assert list(found) == [
+        "torch",
+        "device",
+        *(name for names in chosen.values() for name in names),
+    ]
+    # only on GPUs
+    assert [name for name, figures in found.items() if "Error" in str(figures)] == [
+        "waits",
+        "GB, w1",
+    ]
     floor = found["floor"]
     assert floor["round_s"] >= floor["train_s"] > 0
-    assert floor["longest_us"] == pytest.approx(2 * floor["step_us"])  # two clients with the same number of steps
+    # two clients with the same number of steps
+    assert floor["longest_us"] == pytest.approx(2 * floor["step_us"])
     assert found["equal runs"] == [True, True, True]
     (kernels,) = json.loads((tmp_path / "kernels.json").read_text()).values()
     assert kernels[0]["us"] >= kernels[1]["us"] > 0
@@ -103,8 +143,13 @@ def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
     ("name", "cohort", "samples", "parameters", "batches"),
     [("w6", 50, 2500, 1_626_442, 5), ("w7", 10, 1975, 1_206_590, 10), ("w8", 10, 616, 7_850, 7)],
 )
-def test_the_workloads_have_the_sizes_of_other_simulators(name, cohort, samples, parameters, batches):
-    """Parameters, clients and samples agree. FLUTE's network has 1,199,882 parameters for ten digits."""
+def test_the_workloads_have_the_sizes_of_other_simulators(
+    name, cohort, samples, parameters, batches
+):
+    """Parameters, clients and samples agree.
+
+    FLUTE's network has 1,199,882 parameters for ten digits.
+    """
     assert sum(p.numel() for p in peers.CNN((1, 28, 28), 10).parameters()) == 1_199_882
     cfg = workloads.compose_workload(name)
     assert sum(p.numel() for p in build_net(cfg).parameters()) == parameters
@@ -131,8 +176,13 @@ def test_the_tests_for_a_gpu_need_no_package_that_the_device_lacks(tmp_path):
 
 
 def test_the_plain_loop_counts_positions_of_a_text_as_samples():
-    logits, y = torch.randn(2, 3, 5, dtype=torch.float64), torch.tensor([[1, 4, -100], [0, -100, -100]])
+    logits, y = (
+        torch.randn(2, 3, 5, dtype=torch.float64),
+        torch.tensor([[1, 4, -100], [0, -100, -100]]),
+    )
     logs = -logits.log_softmax(-1)
     expected = (logs[0, 0, 1] + logs[0, 1, 4] + logs[1, 0, 0]) / 3
     torch.testing.assert_close(plain.cross_entropy(logits, y), expected)
-    torch.testing.assert_close(plain.cross_entropy(logits[:, 0], y[:, 0]), (logs[0, 0, 1] + logs[1, 0, 0]) / 2)
+    torch.testing.assert_close(
+        plain.cross_entropy(logits[:, 0], y[:, 0]), (logs[0, 0, 1] + logs[1, 0, 0]) / 2
+    )

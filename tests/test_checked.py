@@ -15,16 +15,26 @@ from gcfed.utils.instantiate import build
 @checked
 class Part:
     def __init__(
-        self, rounds: Count, *, lam: Share | None = None, lr: Positive = 0.1,
-        kind: Literal["uniform", "samples"] = "uniform", on: bool = False, shape: Sequence[Count] = (),
-        of: Callable[[], Any] | None = None, stack: Count | Literal["auto"] = "auto", inner: Any = None,
+        self,
+        rounds: Count,
+        *,
+        lam: Share | None = None,
+        lr: Positive = 0.1,
+        kind: Literal["uniform", "samples"] = "uniform",
+        on: bool = False,
+        shape: Sequence[Count] = (),
+        of: Callable[[], Any] | None = None,
+        stack: Count | Literal["auto"] = "auto",
+        inner: Any = None,
         pair: tuple[ShareBelow1, Weight] = (0, 0),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.given = (rounds, lam, lr, kind, on, shape, of, stack, pair)
         self.inner = inner
 
 
-@pytest.mark.parametrize("given", [{"lam": 1.0}, {"lam": None}, {"shape": [1]}, {"stack": 3}, {"of": print}])
+@pytest.mark.parametrize(
+    "given", [{"lam": 1.0}, {"lam": None}, {"shape": [1]}, {"stack": 3}, {"of": print}]
+)
 def test_valid_values_are_passed_on_unchanged(given):
     (value,) = given.values()
     assert any(item == value and type(item) is type(value) for item in Part(2, **given).given)
@@ -33,10 +43,19 @@ def test_valid_values_are_passed_on_unchanged(given):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("lam", value) for value in (nan, inf, -1, 1.5, True, "0.5", [])), ("rounds", 0), ("rounds", 1.0), ("lr", 0),
-        ("lr", 1e300), ("kind", "x"), ("on", 1), ("shape", [0, 2]), ("of", 3), ("stack", "on"), ("pair", (1, 0)),
+        *(("lam", value) for value in (nan, inf, -1, 1.5, True, "0.5", [])),
+        ("rounds", 0),
+        ("rounds", 1.0),
+        ("lr", 0),
+        ("lr", 1e300),
+        ("kind", "x"),
+        ("on", 1),
+        ("shape", [0, 2]),
+        ("of", 3),
+        ("stack", "on"),
+        ("pair", (1, 0)),
     ],
-)  # fmt: skip
+)
 def test_invalid_values_are_not_converted_and_the_error_names_the_argument(name, value):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         Part(**{"rounds": 1, name: value})
@@ -51,8 +70,16 @@ def test_an_error_names_the_key():
         ("ahead.lam", 2, "ahead.lam=2: "),
         ("ahead.inner[0].lam", -1, "ahead.inner[0].lam=-1: "),
         ("ahead.lamb", 1, "ahead.lamb: got an unexpected keyword argument 'lamb'"),
-        ("ahead", {"_target_": f"{__name__}.Part"}, "ahead.rounds: missing a required argument: 'rounds'"),
-        ("ahead._target_", "gcfed.nowhere.Part", "ahead: ImportError: Error loading 'gcfed.nowhere.Part'"),
+        (
+            "ahead",
+            {"_target_": f"{__name__}.Part"},
+            "ahead.rounds: missing a required argument: 'rounds'",
+        ),
+        (
+            "ahead._target_",
+            "gcfed.nowhere.Part",
+            "ahead: ImportError: Error loading 'gcfed.nowhere.Part'",
+        ),
     ):
         wrong = cfg.copy()
         OmegaConf.update(wrong, key, value, merge=False)

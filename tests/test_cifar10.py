@@ -6,9 +6,15 @@ from conftest import DATA_DIR, read_rows
 from gcfed.run import train
 
 pytestmark = pytest.mark.skipif(
-    not (DATA_DIR / "cifar-10-batches-py").is_dir(), reason=f"CIFAR-10 is not in {DATA_DIR} (DATA_DIR moves it)"
+    not (DATA_DIR / "cifar-10-batches-py").is_dir(),
+    reason=f"CIFAR-10 is not in {DATA_DIR} (DATA_DIR moves it)",
 )
-SMALL = ("experiment=cifar10_cnn_gcfed", "partition=iid", "participation.num_clients=4", "participation.per_round=4")
+SMALL = (
+    "experiment=cifar10_cnn_gcfed",
+    "partition=iid",
+    "participation.num_clients=4",
+    "participation.per_round=4",
+)
 
 
 def test_gcfed_learns_cifar10(config, tmp_path):

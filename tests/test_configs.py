@@ -19,15 +19,21 @@ from gcfed.utils.resolvers import ROOT
 
 def options(group):
     """The options of a config group. client/base.yaml is a part of other files and no option."""
-    return sorted(path.stem for path in (ROOT / "configs" / group).glob("*.yaml") if path.stem != "base")
+    return sorted(
+        path.stem for path in (ROOT / "configs" / group).glob("*.yaml") if path.stem != "base"
+    )
 
 
 # Data sets that no experiment uses, and the options that they need instead of the defaults.
 OWN = ["model=cnn", "data.num_classes=3", "data.input_shape=[1,8,8]"]
 GOES_WITH = dict.fromkeys(("own", "arrays", "csv", "image_folder", "huggingface"), OWN) | {
-    "emnist_balanced": ["model=cnn"], "fashion_mnist": ["model=fedgc_cnn"], "mnist": ["model=femnist_cnn"],
-}  # fmt: skip
-EXPERIMENTS = {path.stem: path.read_text() for path in sorted((ROOT / "configs/experiment").glob("*.yaml"))}
+    "emnist_balanced": ["model=cnn"],
+    "fashion_mnist": ["model=fedgc_cnn"],
+    "mnist": ["model=femnist_cnn"],
+}
+EXPERIMENTS = {
+    path.stem: path.read_text() for path in sorted((ROOT / "configs/experiment").glob("*.yaml"))
+}
 
 
 def instantiate(cfg):
@@ -42,19 +48,26 @@ def instantiate(cfg):
         module = build_module(cfg)
     assert isinstance(module.configure_optimizers(), torch.optim.Optimizer)
     loop = FederatedLoop(
-        sampler=build(cfg.participation.sampler, per_round=per_round), solver=build(cfg.client),
-        aggregator=build(cfg.aggregator), rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every,
+        sampler=build(cfg.participation.sampler, per_round=per_round),
+        solver=build(cfg.client),
+        aggregator=build(cfg.aggregator),
+        rounds=cfg.rounds,
+        seed=cfg.seed,
+        eval_every=cfg.eval_every,
         stores=build(cfg.client_store),
-    )  # fmt: skip
+    )
     methods = build_methods(cfg)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gcfed.federated.loop.set_traits", lambda *_: None)  # the probe would need data
+        # the probe would need data
+        patch.setattr("gcfed.federated.loop.set_traits", lambda *_: None)
         loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
     build_all(cfg, "callbacks")
     return module, loop, methods
 
 
-@pytest.mark.parametrize("option", [o for o in options("data") if f"/data: {o}\n" not in "".join(EXPERIMENTS.values())])
+@pytest.mark.parametrize(
+    "option", [o for o in options("data") if f"/data: {o}\n" not in "".join(EXPERIMENTS.values())]
+)
 def test_every_other_data_set_instantiates(config, option):
     """Other tests build the options of the other groups."""
     instantiate(config(*GOES_WITH.get(option, []), f"data={option}"))
@@ -75,18 +88,42 @@ def test_every_trainer_instantiates(config, option):
         ("emnist_mlp_gcfed", "MLP", 62, 1000, 0.05, 200, "fc3"),
         ("cifar10_cnn_gcfed", "CNN", 10, 100, 0.1, 800, "fc2"),
         ("cifar100_cnn_gcfed", "CNN", 100, 100, 0.1, 800, "fc2"),
-        pytest.param("cifar100_vgg11_gcfed", "VGG11", 100, 400, 0.1, 800, "classifier", marks=pytest.mark.slow),
+        pytest.param(
+            "cifar100_vgg11_gcfed",
+            "VGG11",
+            100,
+            400,
+            0.1,
+            800,
+            "classifier",
+            marks=pytest.mark.slow,
+        ),
         ("cifar100_resnet18_gcfed", "ResNet18", 100, 400, 0.1, 800, "fc"),
-        pytest.param("tinyimagenet_vgg11_gcfed", "VGG11", 200, 500, 0.1, 1000, "classifier", marks=pytest.mark.slow),
+        pytest.param(
+            "tinyimagenet_vgg11_gcfed",
+            "VGG11",
+            200,
+            500,
+            0.1,
+            1000,
+            "classifier",
+            marks=pytest.mark.slow,
+        ),
         ("tinyimagenet_resnet18_gcfed", "ResNet18", 200, 500, 0.1, 1000, "fc"),
     ],
 )
-def test_experiments_have_the_setting_of_gcfed(config, name, model, classes, clients, alpha, rounds, boundary):
+def test_experiments_have_the_setting_of_gcfed(
+    config, name, model, classes, clients, alpha, rounds, boundary
+):
     cfg = config(f"experiment={name}")
     module, loop, (local, server) = instantiate(cfg)
     assert type(module.net).__name__ == model
     assert cfg.data.num_classes == classes
-    assert (cfg.participation.num_clients, loop.sampler.per_round, cfg.partition.alpha) == (clients, 5, alpha)
+    assert (cfg.participation.num_clients, loop.sampler.per_round, cfg.partition.alpha) == (
+        clients,
+        5,
+        alpha,
+    )
     assert loop.rounds == rounds
     assert (type(local), type(server)) == (LocalGC, GlobalGC)
     assert (local.lam, local.boundary, server.boundary) == (None, boundary, None)
@@ -104,10 +141,13 @@ def test_experiments_have_the_setting_of_gcfed(config, name, model, classes, cli
 def test_the_default_is_gc_fed_and_other_algorithms_have_no_gc(config):
     assert config() == config("experiment=digits_mlp_gcfed")
     for words, name, target in (
-        ([], "gcfed", True), (["gc=none"], "fedavg", False), (["algorithm=fedavg", "gc=gcfed"], "gcfed", True),
-        (["gc=local"], "fedavg_local", True), (["algorithm=scaffold"], "scaffold", False),
+        ([], "gcfed", True),
+        (["gc=none"], "fedavg", False),
+        (["algorithm=fedavg", "gc=gcfed"], "gcfed", True),
+        (["gc=local"], "fedavg_local", True),
+        (["algorithm=scaffold"], "scaffold", False),
         (["algorithm=scaffold", "gc=gcfed"], "scaffold_gcfed", True),
-    ):  # fmt: skip
+    ):
         cfg = config(*words)
         assert (cfg.name, cfg.gc._target_ is not None) == (f"digits_mlp_{name}", target)
     assert identity(config("algorithm=fedavg", "gc=gcfed")) == identity(config())
@@ -123,7 +163,9 @@ def test_the_default_is_gc_fed_and_other_algorithms_have_no_gc(config):
         ("tinyimagenet_resnet18_fedacg", 200, 100, 20, 0.4802),
     ],
 )
-def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_size, large_batch_size, mean):
+def test_experiments_have_the_setting_of_fedacg(
+    config, name, classes, batch_size, large_batch_size, mean
+):
     cfg = config(f"experiment={name}")
     module, loop, methods = instantiate(cfg)
     assert type(module.net).__name__ == "ResNet18"
@@ -131,9 +173,19 @@ def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_siz
     assert (cfg.participation.num_clients, loop.sampler.per_round, loop.rounds) == (100, 5, 1000)
     assert build(cfg.partition) == DirichletBalanced(0.3)
     lookahead, proximal = methods
-    assert (lookahead.momentum, cfg.server.momentum, cfg.server.lr, proximal.mu) == (0.85, 0.85, 1.0, 0.01)
+    assert (lookahead.momentum, cfg.server.momentum, cfg.server.lr, proximal.mu) == (
+        0.85,
+        0.85,
+        1.0,
+        0.01,
+    )
     solver = loop.solver
-    assert (solver.epochs, solver.batch_size, solver.lr_decay, solver.clip_norm) == (5, batch_size, 0.998, 10.0)
+    assert (solver.epochs, solver.batch_size, solver.lr_decay, solver.clip_norm) == (
+        5,
+        batch_size,
+        0.998,
+        10.0,
+    )
     assert module.net.bn1.num_groups == 2
     transform = cfg.data.transform
     assert (transform.rotation, transform.crop_padding, transform.mean[0]) == (10, 4, mean)
@@ -144,25 +196,42 @@ def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_siz
     # Other commands in the comments of the experiment.
     note = (ROOT / "configs" / "experiment" / f"{name}.yaml").read_text()
     assert f"participation.per_round=10 client.batch_size={large_batch_size}" in note
-    loop = instantiate(config(f"experiment={name}", "algorithm=fedavg", "partition=iid", "quantization=fedpaq"))[1]
+    loop = instantiate(
+        config(f"experiment={name}", "algorithm=fedavg", "partition=iid", "quantization=fedpaq")
+    )[1]
     assert [type(part) for part in loop.stacks.program.parts] == [Quantization]
     assert probe_optimizer(loop.solver.optimizer).defaults["momentum"] == 0.0
-    dynamic = ("participation=dynamic", "participation.num_clients=500", "participation.per_round=10")
-    assert instantiate(config(f"experiment={name}", *dynamic))[1].sampler == DynamicPopulation(10, 250, 100, 0.5)
+    dynamic = (
+        "participation=dynamic",
+        "participation.num_clients=500",
+        "participation.per_round=10",
+    )
+    assert instantiate(config(f"experiment={name}", *dynamic))[1].sampler == DynamicPopulation(
+        10, 250, 100, 0.5
+    )
 
 
 def cases(*tests):
     """The first arguments of parametrized tests."""
     marks = [mark for test in tests for mark in test.pytestmark if mark.name == "parametrize"]
-    return {(case.values if hasattr(case, "values") else case)[0] for mark in marks for case in mark.args[1]}
+    return {
+        (case.values if hasattr(case, "values") else case)[0]
+        for mark in marks
+        for case in mark.args[1]
+    }
 
 
-PAPERS = cases(test_experiments_have_the_setting_of_gcfed, test_experiments_have_the_setting_of_fedacg)
+PAPERS = cases(
+    test_experiments_have_the_setting_of_gcfed, test_experiments_have_the_setting_of_fedacg
+)
 
 
 @pytest.mark.parametrize("name", sorted(EXPERIMENTS.keys() - PAPERS))
 def test_every_other_experiment_instantiates(config, name):
-    """Another algorithm can also run in it. The settings of the experiment's own method do not prevent this."""
+    """Another algorithm can also run in it.
+
+    The settings of the experiment's own method do not prevent this.
+    """
     instantiate(config(f"experiment={name}"))
     check(config(f"experiment={name}", "algorithm=fedavg", "metrics=none"))
 

@@ -15,8 +15,17 @@ from gcfed.federated.training.stack import ClientStack
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
-pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
-SMALL = ("rounds=3", "participation.num_clients=8", "data.limit_train=300", "data.limit_test=100", "model=cnn")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+]
+SMALL = (
+    "rounds=3",
+    "participation.num_clients=8",
+    "data.limit_train=300",
+    "data.limit_test=100",
+    "model=cnn",
+)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -30,15 +39,32 @@ SMALL = ("rounds=3", "participation.num_clients=8", "data.limit_train=300", "dat
 def test_graphs_compute_the_same_as_launched_steps_and_the_cpu(
     config, tmp_path, monkeypatch, algorithm, layout, padded
 ):
-    """The bits are equal if no batch is padded. In four rounds, each stream replays recordings of earlier rounds."""
+    """The bits are equal if no batch is padded.
+
+    In four rounds, each stream replays recordings of earlier rounds.
+    """
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     tiny = (
-        f"algorithm={algorithm}", "rounds=4", "participation.num_clients=7", "participation.per_round=5",
-        "client.epochs=3", "client.batch_size=8", "data.limit_train=100", "data.limit_test=20", "precision=64-true",
+        f"algorithm={algorithm}",
+        "rounds=4",
+        "participation.num_clients=7",
+        "participation.per_round=5",
+        "client.epochs=3",
+        "client.batch_size=8",
+        "data.limit_train=100",
+        "data.limit_test=20",
+        "precision=64-true",
         "data.transform.crop_padding=1",
-    )  # fmt: skip
-    kinds = {"graphs": ("trainer=gpu",), "launched": ("trainer=gpu", "client.graphs=false"), "cpu": ("trainer=cpu",)}
-    runs = {name: train(config(*tiny, *layout, *more, folder=tmp_path / name)) for name, more in kinds.items()}
+    )
+    kinds = {
+        "graphs": ("trainer=gpu",),
+        "launched": ("trainer=gpu", "client.graphs=false"),
+        "cpu": ("trainer=cpu",),
+    }
+    runs = {
+        name: train(config(*tiny, *layout, *more, folder=tmp_path / name))
+        for name, more in kinds.items()
+    }
     assert runs["graphs"].loop.stacks.layout.k == (2 if "client.stack=2" in layout else 1)
     graphs, launched, cpu = (final_weights(run).cpu() for run in runs.values())
     torch.testing.assert_close(graphs, launched, rtol=0, atol=1e-9 if padded else 0)
@@ -72,7 +98,11 @@ def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkey
     cpu = train(config(*args, "trainer=cpu", folder=tmp_path / "cpu"))
     train(config(*args, "trainer=gpu", "rounds=2", folder=tmp_path / "gpu"))
     held, release = [], ClientStores.release
-    monkeypatch.setattr(ClientStores, "release", lambda stores: (held.extend(stores._held.values()), release(stores)))
+    monkeypatch.setattr(
+        ClientStores,
+        "release",
+        lambda stores: (held.extend(stores._held.values()), release(stores)),
+    )
     gpu = train(config(*args, "trainer=gpu", "ckpt_path=last", folder=tmp_path / "gpu"))
     assert held
     assert all(vector.is_cuda for vector in held)

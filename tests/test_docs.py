@@ -51,7 +51,11 @@ def own_data(tmp_path_factory):
         runpy.run_path("make_hub.py")
         for i in range(60):
             for images in ("flowers", f"sites/{i % 4}"):
-                path = Path(images, ("rose", "tulip")[i % 2 if images == "flowers" else i // 4 % 2], f"{i}.png")
+                path = Path(
+                    images,
+                    ("rose", "tulip")[i % 2 if images == "flowers" else i // 4 % 2],
+                    f"{i}.png",
+                )
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.new("RGB", (40, 30), (i, 90 * (i % 2), 0)).save(path)
     return folder
@@ -63,22 +67,34 @@ def test_the_commands_for_own_data_and_networks_run(config, own_data, monkeypatc
     monkeypatch.chdir(own_data)
     monkeypatch.syspath_prepend(own_data)
     small = (
-        f"paths.data_dir={own_data}", "rounds=1", "client.steps=1", "data.limit_train=40", "data.limit_test=10",
+        f"paths.data_dir={own_data}",
+        "rounds=1",
+        "client.steps=1",
+        "data.limit_train=40",
+        "data.limit_test=10",
         "participation.per_round=2",
-    )  # fmt: skip
+    )
     overrides = shorthand(shlex.split(command, comments=True))
     few = [] if "partition=natural" in overrides else ["participation.num_clients=4"]
     assert train(config(*small, *overrides, *few)).metrics["round"] == 1
 
 
 def printed():
-    """The overrides of each command on the pages. The commands of ``bring-your-own.md`` run above."""
+    """The overrides of each command on the pages.
+
+    The commands of ``bring-your-own.md`` run above.
+    """
     seen = [[]]
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        begins = r"(?:python src/train\.py|`…)" if page.name == "commands.md" else r"python src/train\.py"
+        begins = (
+            r"(?:python src/train\.py|`…)"
+            if page.name == "commands.md"
+            else r"python src/train\.py"
+        )
         for line in re.findall(begins + r" ([^`…<\n]+)", page.read_text().replace("\\\n", " ")):
             words = [word for word in shlex.split(line, comments=True) if word != "-m"]
-            # Left out: commands that only print, examples of errors, and the method that add-a-method.md adds.
+            # Left out: commands that only print, examples of errors, and the method that
+            # add-a-method.md adds.
             if (
                 page.name not in ("bring-your-own.md", "add-a-method.md")
                 and words not in seen
@@ -90,11 +106,21 @@ def printed():
 
 @pytest.mark.parametrize("words", [*printed()])
 def test_each_command_on_the_pages_is_accepted(config, words):
-    """Sweeps are tested with their first values. A command that names a column must also measure it."""
+    """Sweeps are tested with their first values.
+
+    A command that names a column must also measure it.
+    """
     known = OverridesParser.create().parse_overrides(shorthand(words))
-    first = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str() for o in known]
-    words = [f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)]
-    cfg = config(*(word for word in words if not word.startswith(("ckpt_path=", "hydra.", "hydra/"))))
+    first = [
+        next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str()
+        for o in known
+    ]
+    words = [
+        f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)
+    ]
+    cfg = config(
+        *(word for word in words if not word.startswith(("ckpt_path=", "hydra.", "hydra/")))
+    )
     check(cfg)
     for named in re.findall(r"column=(\w+)/", " ".join(words)):
         assert named == "test" or named in cfg.metrics

@@ -14,7 +14,13 @@ from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT, EXPORT, FAILURE
 from gcfed.runs.reading import read_metrics
 
-FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
+FAST = (
+    "rounds=3",
+    "participation.num_clients=8",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=40",
+)
 ERRORS = {"key": KeyError("a key"), "text": ValueError("two\n  lines")}
 
 
@@ -44,7 +50,8 @@ def test_an_error_is_recorded_and_a_resumed_run_removes_the_record(config, tmp_p
     assert first == "ValueError: two lines"
     assert "Traceback (most recent call last):" in rest
     assert any("on_aggregate_end" in line for line in rest)
-    with pytest.raises(ValueError, match="belongs to another run"):  # refused, so the folder does not change
+    # refused, so the folder does not change
+    with pytest.raises(ValueError, match="belongs to another run"):
         run(config, tmp_path / "run", "none", "ckpt_path=last", "seed=2")
     assert path.read_text().startswith(first)
     run(config, tmp_path / "run", "none", "ckpt_path=last")
@@ -63,7 +70,10 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_again_in_its_folde
 
 
 class FullFrom(Spy):
-    """From the second round on, no file can exceed 100 kB. The error is like that of a full disk."""
+    """From the second round on, no file can exceed 100 kB.
+
+    The error is like that of a full disk.
+    """
 
     def __init__(self, error):
         self.index = 1 if error else 99
@@ -74,13 +84,18 @@ class FullFrom(Spy):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "file"), [("fedavg", "checkpoints/last.ckpt"), ("scaffold", r"clients/scaffold/0/\d+-1.bin")]
+    ("algorithm", "file"),
+    [("fedavg", "checkpoints/last.ckpt"), ("scaffold", r"clients/scaffold/0/\d+-1.bin")],
 )
-def test_a_full_disk_names_the_file_and_loses_nothing(config, tmp_path, monkeypatch, algorithm, file):
+def test_a_full_disk_names_the_file_and_loses_nothing(
+    config, tmp_path, monkeypatch, algorithm, file
+):
     monkeypatch.setattr(sys.modules[__name__], "FailIn", FullFrom)
     save = AtomicCheckpointIO.save_checkpoint  # the first one is written before the disk is full
     monkeypatch.setattr(
-        AtomicCheckpointIO, "save_checkpoint", lambda self, *args, **kw: (save(self, *args, **kw), self.wait())
+        AtomicCheckpointIO,
+        "save_checkpoint",
+        lambda self, *args, **kw: (save(self, *args, **kw), self.wait()),
     )
     try:
         with pytest.raises(OSError, match="File too large") as raised:
@@ -89,4 +104,9 @@ def test_a_full_disk_names_the_file_and_loses_nothing(config, tmp_path, monkeypa
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert re.search(rf"{tmp_path}/run/{file}'", str(raised.value))
     assert load_checkpoint(tmp_path / "run" / CHECKPOINT)["global_step"] == 1
-    assert run(config, tmp_path / "run", None, f"algorithm={algorithm}", "ckpt_path=last").metrics["round"] == 3
+    assert (
+        run(config, tmp_path / "run", None, f"algorithm={algorithm}", "ckpt_path=last").metrics[
+            "round"
+        ]
+        == 3
+    )

@@ -13,17 +13,30 @@ HINTS = {
     "rond=3": "rond: there is no such key: did you mean rounds?",
     "client.lr=0.1": "client.lr: there is no such key: did you mean client.optimizer.lr?",
     "lr=0.1": "lr: there is no such key: did you mean client.optimizer.lr or server.lr?",
-    "algorithm=fedprox methods.x.mu=1": "methods.x.mu: there is no such key: did you mean methods.proximal.mu?",
-    "gc=none gc.lam=0.5": "gc.lam: there is no such key without gc=gcfed or gc=global or gc=local or gc=warmup.",
-    "callbacks.best.monitor=val/acc": "callbacks.best.monitor: there is no such key without callbacks=best.",
+    "algorithm=fedprox methods.x.mu=1": (
+        "methods.x.mu: there is no such key: did you mean methods.proximal.mu?"
+    ),
+    "gc=none gc.lam=0.5": (
+        "gc.lam: there is no such key without gc=gcfed or gc=global or gc=local or gc=warmup."
+    ),
+    "callbacks.best.monitor=val/acc": (
+        "callbacks.best.monitor: there is no such key without callbacks=best."
+    ),
     "data.root=flowers": "data.root: there is no such key without data=image_folder.",
-    "experiment=cifar10": "experiment=cifar10: there is no such option: did you mean experiment=cifar10_cnn_gcfed "
-    "or experiment=cifar10_resnet18_fedacg or experiment=cifar10_resnet9_fedgc?",
-    "gc=gcfd": "gc=gcfd: there is no such option: did you mean gc=gcfed? There are gcfed, global, local, none, warmup.",
-    "logger=[tensorboard,csvv]": "logger=csvv: there is no such option: did you mean logger=csv? "
-    "There are csv, many, mlflow, none, tensorboard, wandb.",
+    "experiment=cifar10": (
+        "experiment=cifar10: there is no such option: did you mean experiment=cifar10_cnn_gcfed "
+        "or experiment=cifar10_resnet18_fedacg or experiment=cifar10_resnet9_fedgc?"
+    ),
+    "gc=gcfd": (
+        "gc=gcfd: there is no such option: did you mean gc=gcfed? There are gcfed, global, local,"
+        " none, warmup."
+    ),
+    "logger=[tensorboard,csvv]": (
+        "logger=csvv: there is no such option: did you mean logger=csv? "
+        "There are csv, many, mlflow, none, tensorboard, wandb."
+    ),
     "data=own data.dataset.quux=5": "data.dataset.quux: there is no such key.",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("words", HINTS)
@@ -33,10 +46,14 @@ def test_the_error_of_a_wrong_word_suggests_the_right_one(words):
     assert str(said.value).partition(" There are celeba")[0] == HINTS[words]
     *rest, wrong = words.split()
     for option in re.findall(r"\b(\w+)=(\w+)", HINTS[words].partition("without ")[2]):
-        gcfed.configure([word for word in rest if not word.startswith(f"{option[0]}=")], "=".join(option), wrong)
+        gcfed.configure(
+            [word for word in rest if not word.startswith(f"{option[0]}=")], "=".join(option), wrong
+        )
     hint = HINTS[words].partition("did you mean ")[2].partition("?")[0]
     for key in re.findall(r"[\w.=]{3,}", hint):
-        gcfed.configure(rest, key if "option" in HINTS[words] else f"{key}={wrong.partition('=')[2]}")
+        gcfed.configure(
+            rest, key if "option" in HINTS[words] else f"{key}={wrong.partition('=')[2]}"
+        )
 
 
 @pytest.mark.parametrize("word", ["rounds", "seed=1,2,3", "name={x"])
@@ -50,9 +67,14 @@ def test_a_path_needs_no_quotes(tmp_path):
     (folder := tmp_path / "it's, {a=b} (1) [x]").mkdir()
     (folder / "last.ckpt").touch()
     cfg = gcfed.configure(
-        "data=image_folder", f"data.root={folder}", f"ckpt_path={folder}/last.ckpt", f"model.start={folder}/last.ckpt",
-        "name=it's", "targets=[0.5]", "gc=null",
-    )  # fmt: skip
+        "data=image_folder",
+        f"data.root={folder}",
+        f"ckpt_path={folder}/last.ckpt",
+        f"model.start={folder}/last.ckpt",
+        "name=it's",
+        "targets=[0.5]",
+        "gc=null",
+    )
     assert (cfg.data.root, cfg.ckpt_path, cfg.name) == (str(folder), f"{folder}/last.ckpt", "it's")
     assert (cfg.model.start, cfg.targets) == (cfg.ckpt_path, [0.5])
     assert cfg.gc._target_ is None
@@ -81,4 +103,7 @@ def test_the_error_of_a_setting_with_dashes_suggests_the_key(flags, key):
 
 
 def test_flags_of_hydra_are_not_taken_for_settings():
-    assert undashed(["-m", "--config-dir", "conf", "--cfg=job", "rounds"], [], CONFIGS / "train.yaml") == ""
+    assert (
+        undashed(["-m", "--config-dir", "conf", "--cfg=job", "rounds"], [], CONFIGS / "train.yaml")
+        == ""
+    )

@@ -7,22 +7,42 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).resolve().parents[1] / "src"
-# The lowest layer comes first. The packages of a layer may import each other and those of lower layers.
+# The lowest layer comes first. The packages of a layer may import each other and those of lower
+# layers.
 FLOORS = (
-    {"utils"}, {"adapters", "data", "models", "tasks"}, {"optim", "federated"}, {"runs", "plots"},
-    {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "checkpoints", "loggers"}, {"assemble", "check"},
-    {"report"}, {"run"}, {"api", "commands"},
-)  # fmt: skip
-MODULES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in (SRC / "gcfed").rglob("*.py")}
+    {"utils"},
+    {"adapters", "data", "models", "tasks"},
+    {"optim", "federated"},
+    {"runs", "plots"},
+    {"aggregators", "methods"},
+    {"attacks", "metrics"},
+    {"callbacks", "checkpoints", "loggers"},
+    {"assemble", "check"},
+    {"report"},
+    {"run"},
+    {"api", "commands"},
+)
+MODULES = {
+    ".".join(path.relative_to(SRC).with_suffix("").parts): path
+    for path in (SRC / "gcfed").rglob("*.py")
+}
 
 
 def imports(module, *, late):
-    """Our modules that a module imports, also only for types. ``late`` adds imports within functions."""
+    """Our modules that a module imports, also only for types.
+
+    ``late`` adds imports within functions.
+    """
     tree = ast.parse(MODULES[module].read_text())
-    conditional = [inner for node in tree.body if isinstance(node, ast.If | ast.Try) for inner in node.body]
+    conditional = [
+        inner for node in tree.body if isinstance(node, ast.If | ast.Try) for inner in node.body
+    ]
     nodes = list(ast.walk(tree)) if late else tree.body + conditional
     names = [
-        f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+        f"{node.module}.{alias.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     ]
     names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     return {m for name in names for m in (name, name.rpartition(".")[0]) if m in MODULES}
@@ -32,9 +52,13 @@ def test_imports_have_no_cycle():
     TopologicalSorter({module: imports(module, late=False) for module in MODULES}).prepare()
 
 
-@pytest.mark.parametrize("floor", range(len(FLOORS)), ids=[" ".join(sorted(names)) for names in FLOORS])
+@pytest.mark.parametrize(
+    "floor", range(len(FLOORS)), ids=[" ".join(sorted(names)) for names in FLOORS]
+)
 def test_nothing_imports_upwards(floor):
     below = set.union(*FLOORS[: floor + 1])
     for module in MODULES:
         if module.split(".")[1] in FLOORS[floor]:
-            assert {m.split(".")[1] for m in imports(module, late=True) if "." in m} <= below, module
+            assert {m.split(".")[1] for m in imports(module, late=True) if "." in m} <= below, (
+                module
+            )

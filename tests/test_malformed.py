@@ -31,20 +31,45 @@ def changed(tmp_path, key, value):
 
 def test_a_run_works_without_a_group_or_names_it(tmp_path):
     """This also builds the default option of each group."""
-    defaults = [entry for entry in OmegaConf.load(ROOT / "configs/train.yaml").defaults if entry != "_self_"]
-    for group in (g for entry in defaults for g, option in entry.items() if option and g not in ("hydra", "algorithm")):
+    defaults = [
+        entry for entry in OmegaConf.load(ROOT / "configs/train.yaml").defaults if entry != "_self_"
+    ]
+    for group in (
+        g
+        for entry in defaults
+        for g, option in entry.items()
+        if option and g not in ("hydra", "algorithm")
+    ):
         said = refusal(changed(tmp_path, group, None))
         assert said is None or group in said, (group, said)
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("data.dataset.data_dir", 3), ("server.tau", 1e30), ("data.transform.flip", 3), ("partition.min_size", 1.5),
-     ("gc.boundary", 3), ("trainer.accelerator", "mps"), ("precision", "16-mixed"), ("trainer.precision", "bf16-mixed"),
-     ("model.hidden", [0]), ("name", "../../escape"), ("participation.faults.dropout", 1), ("targets", [2]),
-     ("optimized_metric", 3), ("client_store.folder", ""), ("gc.lam", 2), ("participation.num_clients", 0),
-     ("callbacks.checkpoint.every", 1.5), ("participation.per_round", 2.5), ("participation.per_round", 21),
-     ("model.num_classes", 3), ("data.transform.mean", [0.1, 0.2]), ("data.input_shape", [1, 9, 9])],
-)  # fmt: skip
+    [
+        ("data.dataset.data_dir", 3),
+        ("server.tau", 1e30),
+        ("data.transform.flip", 3),
+        ("partition.min_size", 1.5),
+        ("gc.boundary", 3),
+        ("trainer.accelerator", "mps"),
+        ("precision", "16-mixed"),
+        ("trainer.precision", "bf16-mixed"),
+        ("model.hidden", [0]),
+        ("name", "../../escape"),
+        ("participation.faults.dropout", 1),
+        ("targets", [2]),
+        ("optimized_metric", 3),
+        ("client_store.folder", ""),
+        ("gc.lam", 2),
+        ("participation.num_clients", 0),
+        ("callbacks.checkpoint.every", 1.5),
+        ("participation.per_round", 2.5),
+        ("participation.per_round", 21),
+        ("model.num_classes", 3),
+        ("data.transform.mean", [0.1, 0.2]),
+        ("data.input_shape", [1, 9, 9]),
+    ],
+)
 def test_an_invalid_setting_is_refused_with_its_key(tmp_path, key, value):
     assert key in (refusal(changed(tmp_path, key, value)) or "")

@@ -1,4 +1,7 @@
-"""The notebooks run at a small scale. Their stored outputs are small and contain no path of a machine."""
+"""The notebooks run at a small scale.
+
+Their stored outputs are small and contain no path of a machine.
+"""
 
 import copy
 import os
@@ -17,33 +20,51 @@ from gcfed.api import configure
 from gcfed.utils.resolvers import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# For each notebook: a cell that replaces the one tagged "parameters", and an assertion after all cells.
+# For each notebook: a cell that replaces the one tagged "parameters", and an assertion after all
+# cells.
 SMALL = {
-    "01_quickstart": ("ROUNDS = 3", "assert 0.3 < accuracy <= 1 and result.frame.index.tolist() == [1, 2, 3]"),
+    "01_quickstart": (
+        "ROUNDS = 3",
+        "assert 0.3 < accuracy <= 1 and result.frame.index.tolist() == [1, 2, 3]",
+    ),
     "02_lambda_sweep": (
         "ROUNDS, SEEDS, LAMBDAS = 1, [1], [0.0, 1.0]",
-        "assert seeds.shape == (3, 1) and (seeds > 5).all(axis=None) and (table['seeds'] == 1).all()\n"
-        "a, b = (comparison.frame.loc[f'λ = {lam}']['train/loss'] for lam in ('0.00', '1.00'))\n"
-        "assert not a.equals(b)",
+        (
+            "assert seeds.shape == (3, 1) and (seeds > 5).all(axis=None) and (table['seeds'] =="
+            " 1).all()\na, b = (comparison.frame.loc[f'λ = {lam}']['train/loss'] for lam in"
+            " ('0.00', '1.00'))\nassert not a.equals(b)"
+        ),
     ),
     "03_write_your_own_method": (
         "ROUNDS = 2",
-        "assert 0 <= largest < 1e-12\n"
-        "a, b = comparison.curves('test/acc').values()\n"
-        "assert len(a) == len(b) == 2 and not np.allclose(a, b)",
+        (
+            "assert 0 <= largest < 1e-12\n"
+            "a, b = comparison.curves('test/acc').values()\n"
+            "assert len(a) == len(b) == 2 and not np.allclose(a, b)"
+        ),
     ),
     "04_reading_results": (
         "ROUNDS, SEEDS = 2, [1]",
-        "assert [(run.state, run.rounds) for run in runs] == [('finished', 2)] * 2\n"
-        "assert [*frame.groupby('method').size()] == [1, 1]",
+        (
+            "assert [(run.state, run.rounds) for run in runs] == [('finished', 2)] * 2\n"
+            "assert [*frame.groupby('method').size()] == [1, 1]"
+        ),
     ),
 }
 
 
 def printed(notebook):
-    """The lines that the cells tagged "same" print. At a small scale they print some of the stored lines."""
+    """The lines that the cells tagged "same" print.
+
+    At a small scale they print some of the stored lines.
+    """
     cells = [cell for cell in notebook.cells if "same" in cell.metadata.get("tags", [])]
-    return [line for cell in cells for output in cell.outputs for line in output.get("text", "").splitlines()]
+    return [
+        line
+        for cell in cells
+        for output in cell.outputs
+        for line in output.get("text", "").splitlines()
+    ]
 
 
 def numbers(line):
@@ -54,13 +75,21 @@ def numbers(line):
 
 def outputs(notebook, kind=""):
     """The outputs of a notebook, or with ``kind`` their data of this type."""
-    found = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    return [output.data[kind] for output in found if kind in output.get("data", {})] if kind else found
+    found = [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
+    return (
+        [output.data[kind] for output in found if kind in output.get("data", {})] if kind else found
+    )
 
 
 def results(notebook):
     """The data types of a notebook's tables and figures."""
-    return [sorted(output.data) for output in outputs(notebook) if {*output.get("data", {})} - {"text/plain"}]
+    return [
+        sorted(output.data)
+        for output in outputs(notebook)
+        if {*output.get("data", {})} - {"text/plain"}
+    ]
 
 
 class Shell(InteractiveShell):
@@ -69,7 +98,10 @@ class Shell(InteractiveShell):
 
 
 def execute(notebook):
-    """Runs all cells in this process, as a kernel does, and stores their outputs. An error is raised."""
+    """Runs all cells in this process, as a kernel does, and stores their outputs.
+
+    An error is raised.
+    """
     shell = Shell.instance()
     for cell in notebook.cells:
         if cell.cell_type == "code":
@@ -108,7 +140,9 @@ def run_small(path, folder):
     known = [numbers(line) for line in printed(stored)]
     assert printed(notebook)
     for text, found in map(numbers, printed(notebook)):  # the stored outputs must be up to date
-        near = (pytest.approx(values, abs=0.02, rel=0.01) for words, values in known if words == text)
+        near = (
+            pytest.approx(values, abs=0.02, rel=0.01) for words, values in known if words == text
+        )
         assert any(found == values for values in near), (text, found)
 
 
@@ -125,14 +159,21 @@ def test_stored_outputs_are_small_and_contain_no_path(path):
     assert path.stat().st_size < 150_000
     notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)], "run it from top to bottom"
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)], (
+        "run it from top to bottom"
+    )
     assert 1 <= len(outputs(notebook, "image/png")) <= 2
     stored = [cell.source for cell in notebook.cells]
     for output in outputs(notebook):
         assert output.output_type != "error"
         assert output.get("name") != "stderr", output
-        stored += [output.get("text", ""), *(v for k, v in output.get("data", {}).items() if k != "image/png")]
-    assert not re.findall(r"(?<![\w.…<])/(?:\w[\w.-]*/)+|[A-Z]:\\", "\n".join(stored)), "a path of a machine"
+        stored += [
+            output.get("text", ""),
+            *(v for k, v in output.get("data", {}).items() if k != "image/png"),
+        ]
+    assert not re.findall(r"(?<![\w.…<])/(?:\w[\w.-]*/)+|[A-Z]:\\", "\n".join(stored)), (
+        "a path of a machine"
+    )
 
 
 def test_links_between_documents_are_valid():
@@ -150,5 +191,7 @@ def test_links_between_documents_are_valid():
             assert target.exists(), f"{source.name}: {link}"
             if heading:
                 titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
-                slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+                slugs = [
+                    re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+                ]
                 assert heading in slugs, f"{source.name}: {link}"

@@ -37,9 +37,16 @@ def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatc
     assert len(list(site.glob("*.dist-info/licenses/LICENSE"))) == 1
 
     empty.mkdir()
-    environment = {key: value for key, value in os.environ.items() if key != "DATA_DIR"} | {"PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, "-c", CALL], capture_output=True, text=True, cwd=empty, env=environment)
-    assert done.stdout.splitlines() == ["gcfed-eval gcfed-report gcfed-train", str(empty / "data")], done.stderr
+    environment = {key: value for key, value in os.environ.items() if key != "DATA_DIR"} | {
+        "PYTHONPATH": str(site)
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", CALL], capture_output=True, text=True, cwd=empty, env=environment
+    )
+    assert done.stdout.splitlines() == [
+        "gcfed-eval gcfed-report gcfed-train",
+        str(empty / "data"),
+    ], done.stderr
 
 
 def test_git_and_images_exclude_the_private_keys_of_a_federation():

@@ -19,7 +19,13 @@ from gcfed.run import evaluate, train
 from gcfed.runs.identity import digest, identity, leaves
 from gcfed.utils.resolvers import CONFIGS
 
-FEW = ("rounds=4", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=50")
+FEW = (
+    "rounds=4",
+    "participation.num_clients=8",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=50",
+)
 FAST = (*FEW, "model.hidden=[32,16]")
 CNN = (*FEW, "precision=64-true", "model=cnn", "rounds=1")
 
@@ -42,9 +48,11 @@ def finished(config, kept, tmp_path_factory):
     return kept["run"]
 
 
-# ------------------------------------------------------------------------------------------------ one code path
+# ------------------------------------------------------------------------------------ one code path
 def test_the_memory_layout_changes_no_number(config, tmp_path):
-    on, off = (run(config, tmp_path, str(flag), *CNN, f"channels_last={flag}") for flag in (True, False))
+    on, off = (
+        run(config, tmp_path, str(flag), *CNN, f"channels_last={flag}") for flag in (True, False)
+    )
     torch.testing.assert_close(final_weights(on), final_weights(off), rtol=0, atol=1e-9)
 
 
@@ -62,14 +70,16 @@ def test_equivalent_settings_of_gc_agree_bit_for_bit(config, tmp_path, one, othe
     assert torch.equal(final_weights(a), final_weights(b))
 
 
-# ----------------------------------------------------------------------------------------- transactions, resume
+# ----------------------------------------------------------------------------- transactions, resume
 def test_a_finished_run_can_be_extended(config, tmp_path, caplog):
     straight = run(config, tmp_path, "straight", *FAST, "rounds=3")
     run(config, tmp_path, "extended", *FAST, "rounds=2")
     extended = run(config, tmp_path, "extended", *FAST, "rounds=3", "ckpt_path=last")
     assert torch.equal(final_weights(extended), final_weights(straight))
     assert [r["round"] for r in read_rows(tmp_path / "extended" / "metrics.csv")] == [1, 2, 3]
-    with pytest.raises(ValueError, match=r"rounds=2: .*extended/checkpoints/last\.ckpt has 3 already"):
+    with pytest.raises(
+        ValueError, match=r"rounds=2: .*extended/checkpoints/last\.ckpt has 3 already"
+    ):
         run(config, tmp_path, "extended", *FAST, "rounds=2", "ckpt_path=last")
     with caplog.at_level("INFO"):
         again = run(config, tmp_path, "extended", *FAST, "rounds=3", "ckpt_path=last")
@@ -79,7 +89,10 @@ def test_a_finished_run_can_be_extended(config, tmp_path, caplog):
 
 def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_path):
     settings = ("algorithm=scaffold", f"client_store.folder={tmp_path}/states", *FAST)
-    one, other = (assemble(config(*settings, folder=tmp_path / name)).loop.stores.folder for name in ("a", "b"))
+    one, other = (
+        assemble(config(*settings, folder=tmp_path / name)).loop.stores.folder
+        for name in ("a", "b")
+    )
     assert one.parent == other.parent == tmp_path / "states"
     assert one != other
     train(config(*settings, "rounds=1", folder=tmp_path / "a"))
@@ -92,10 +105,11 @@ def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_pat
         train(config(*settings, "rounds=3", "ckpt_path=last", folder=tmp_path / "c"))
 
 
-# ---------------------------------------------------------------------------------------------- files and tests
+# ---------------------------------------------------------------------------------- files and tests
 def test_the_run_folder(finished):
     result, folder = finished, finished.folder
-    assert result.trainer.progress_bar_callback is None  # without callbacks.progress, Lightning adds no bar
+    # without callbacks.progress, Lightning adds no bar
+    assert result.trainer.progress_bar_callback is None
     written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")
     for name in (*written, "partition.npz"):
         assert (folder / name).stat().st_size > 100, name
@@ -109,25 +123,44 @@ def test_the_run_folder(finished):
     assert summary["data"] == digest(fingerprint(data))
     about = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["gcfed"]
     config_ = OmegaConf.load(folder / "config.yaml")
-    for key, value in (("identity", identity(config_)), ("setting", digest(leaves(config_), "seed"))):
+    for key, value in (
+        ("identity", identity(config_)),
+        ("setting", digest(leaves(config_), "seed")),
+    ):
         assert about[key] == summary[key] == value
     assert summary["test/acc"] == rows[-1]["test/acc"] == pytest.approx(result.metrics["test/acc"])
     assert summary["comm/up_bytes"] == 4 * bytes_
     assert config_.participation.per_round == 5
     assert np.array_equal(np.load(folder / "partition.npz")["indices"], data.partition.indices)
     exported = load_file(folder / "global_model.safetensors")
-    assert all(torch.equal(exported[name], tensor) for name, tensor in result.module.net.state_dict().items())
+    assert all(
+        torch.equal(exported[name], tensor)
+        for name, tensor in result.module.net.state_dict().items()
+    )
     assert not list(folder.rglob(".*"))
 
 
 def test_eval_reproduces_the_last_test(config, finished, tmp_path):
-    rounded = run(config, tmp_path, "run", *FAST, "rounds=1", "precision=bf16-mixed", "callbacks.checkpoint=null")
+    rounded = run(
+        config,
+        tmp_path,
+        "run",
+        *FAST,
+        "rounds=1",
+        "precision=bf16-mixed",
+        "callbacks.checkpoint=null",
+    )
     assert [*tmp_path.rglob("*.ckpt")] == []  # Lightning writes no checkpoint either
     for result, file in (
-        (finished, "checkpoints/last.ckpt"), (finished, "global_model.safetensors"),
+        (finished, "checkpoints/last.ckpt"),
+        (finished, "global_model.safetensors"),
         (rounded, "global_model.safetensors"),
-    ):  # fmt: skip
-        metrics = evaluate(config(*FAST, f"precision={result.trainer.precision}", f"ckpt_path={result.folder / file}"))
+    ):
+        metrics = evaluate(
+            config(
+                *FAST, f"precision={result.trainer.precision}", f"ckpt_path={result.folder / file}"
+            )
+        )
         assert metrics["round"] == result.metrics["round"]
         assert metrics["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-7)
 
@@ -135,20 +168,33 @@ def test_eval_reproduces_the_last_test(config, finished, tmp_path):
 def test_eval_precision_changes_only_tests(config, tmp_path):
     """Tests in bfloat16 equal those of eval.py in bfloat16. Training keeps the run's precision."""
     full, half = (
-        run(config, tmp_path, f"{p}", *FAST, "rounds=2", f"eval_precision={p}") for p in ("null", "bf16-mixed")
+        run(config, tmp_path, f"{p}", *FAST, "rounds=2", f"eval_precision={p}")
+        for p in ("null", "bf16-mixed")
     )
     assert torch.equal(final_weights(full), final_weights(half))
     loss, file = half.metrics["test/loss"], f"ckpt_path={half.folder / 'global_model.safetensors'}"
     assert 0 < abs(loss - full.metrics["test/loss"]) < 0.02
     for key in ("precision", "eval_precision"):
-        assert evaluate(config(*FAST, f"{key}=bf16-mixed", file))["test/loss"] == pytest.approx(loss, rel=1e-7)
+        assert evaluate(config(*FAST, f"{key}=bf16-mixed", file))["test/loss"] == pytest.approx(
+            loss, rel=1e-7
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- behaviour
+# ---------------------------------------------------------------------------------------- behaviour
 def test_a_run_can_overfit(config, tmp_path, monkeypatch):
     """It uses the CPU on a Mac. Lightning's auto would take the GPU, which has no float64."""
-    monkeypatch.setattr("lightning.fabric.accelerators.mps.MPSAccelerator.is_available", lambda: True)
-    result = run(config, tmp_path, "run", "debug=overfit", "rounds=20", "model.hidden=[64]", "client.optimizer.lr=0.2")
+    monkeypatch.setattr(
+        "lightning.fabric.accelerators.mps.MPSAccelerator.is_available", lambda: True
+    )
+    result = run(
+        config,
+        tmp_path,
+        "run",
+        "debug=overfit",
+        "rounds=20",
+        "model.hidden=[64]",
+        "client.optimizer.lr=0.2",
+    )
     assert isinstance(result.trainer.accelerator, CPUAccelerator)
     rows = read_rows(tmp_path / "run/metrics.csv")
     assert rows[-1]["train/loss"] < 0.02
@@ -156,13 +202,17 @@ def test_a_run_can_overfit(config, tmp_path, monkeypatch):
 
 
 class Listener(Callback):
-    """Counts local steps with Lightning's ``on_after_backward``, which sees the clients' gradients."""
+    """Counts local steps with Lightning's ``on_after_backward``, which sees the
+    clients' gradients.
+    """
 
     heard = 0
 
     def on_after_backward(self, trainer, pl_module):
         assert trainer.lightning_module is pl_module
-        assert all(grad.shape[0] == pl_module.clients.active for grad in pl_module.clients.with_grads()[0])
+        assert all(
+            grad.shape[0] == pl_module.clients.active for grad in pl_module.clients.with_grads()[0]
+        )
         self.heard += 1
 
 
@@ -179,7 +229,10 @@ def test_every_callback_is_called_in_each_local_step(config, tmp_path):
     with open_dict(cfg):
         cfg.callbacks.listener = {"_target_": f"{__name__}.Listener"}
         own = {"_target_": f"{__name__}.note", "_partial_": True}
-        cfg.callbacks.own = {"_target_": "lightning.pytorch.callbacks.LambdaCallback", "on_after_backward": own}
+        cfg.callbacks.own = {
+            "_target_": "lightning.pytorch.callbacks.LambdaCallback",
+            "on_after_backward": own,
+        }
     NOTED.clear()
     result = train(cfg)
     cohort = result.loop.server.draw(0).cohort
@@ -188,7 +241,7 @@ def test_every_callback_is_called_in_each_local_step(config, tmp_path):
     assert heard == len(NOTED) == steps > 0
 
 
-# ---------------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- bad input
 def play(data_dir, download):
     split = Split(np.zeros((598, 80), np.uint8), np.arange(598) % 6, np.arange(598) % 299)
     return FederatedDataset("a play", 6, split, split)
@@ -200,22 +253,37 @@ PLAY = f"data.dataset._target_={__name__}.play"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["participation=dynamic"], r"participation\.sampler\.live=250 exceeds participation\.num_clients=20"),
+        (
+            ["participation=dynamic"],
+            r"participation\.sampler\.live=250 exceeds participation\.num_clients=20",
+        ),
         (["gc.boundary=fc7"], r"gc\.boundary='fc7'.*fc1, fc2, fc3"),
         (["gc.boundary=null"], r"^gc\.boundary and lam are null"),
-        (["data=tiny_shakespeare", PLAY], r"data \(a play\) is text, which MLP cannot read: take model=lstm or gpt"),
-        (["data=matrix_regression", "model=lstm"], "is no text, which CharLSTM cannot read: take model=mlp"),
+        (
+            ["data=tiny_shakespeare", PLAY],
+            r"data \(a play\) is text, which MLP cannot read: take model=lstm or gpt",
+        ),
+        (
+            ["data=matrix_regression", "model=lstm"],
+            "is no text, which CharLSTM cannot read: take model=mlp",
+        ),
         (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
         (["+client.optimizer.foo=1"], r"client\.optimizer: .*'foo'"),
         (["participation.num_clients=null"], r"participation\.num_clients=None"),
         (["task._target_=gcfed.nowhere.Task"], r"^task: ImportError: .*gcfed\.nowhere"),
-        (["+data.dataset.download=false"], r"data\.dataset\.download: got an unexpected .*'download'"),
+        (
+            ["+data.dataset.download=false"],
+            r"data\.dataset\.download: got an unexpected .*'download'",
+        ),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
         (["ckpt_path=last"], r"ckpt_path=last"),
-        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is not a Callback of"),
+        (
+            ["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"],
+            "^callbacks: Scaffold is not a Callback of",
+        ),
         (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is not a Logger of Lightning"),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(config(*overrides, folder=tmp_path / "run"))
@@ -233,6 +301,8 @@ def test_a_checkpoint_of_another_model_or_run_is_refused(config, finished, tmp_p
     broken.write_bytes(before[checkpoint][:1000])
     with pytest.raises(ValueError, match="is damaged, or no checkpoint"):
         train(config(*FAST, f"ckpt_path={broken}", folder=tmp_path / "other"))
-    assert {path: path.read_bytes() for path in finished.folder.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in finished.folder.rglob("*") if path.is_file()
+    } == before
     hydra = OmegaConf.load(CONFIGS / "hydra/default.yaml")
     assert hydra.output_subdir is None  # otherwise Hydra would write files before the refusal

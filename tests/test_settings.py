@@ -8,17 +8,39 @@ from omegaconf import OmegaConf
 
 from gcfed.utils.resolvers import CONFIGS
 
-GROUPS = ("aggregator", "algorithm", "attack", "client", "gc", "metrics", "partition", "privacy", "quantization")
+GROUPS = (
+    "aggregator",
+    "algorithm",
+    "attack",
+    "client",
+    "gc",
+    "metrics",
+    "partition",
+    "privacy",
+    "quantization",
+)
 # These classes occur in several files, and have the defaults of another file.
 OTHERS = {
-    "aggregator/bulyan: hostile", "aggregator/weighted_mean: weighting", "algorithm/fedacg: mu",
-    "algorithm/fedbabu: head_share", "algorithm/lgfedavg: keep",
-    "attack/sign_flip: factor", *(
+    "aggregator/bulyan: hostile",
+    "aggregator/weighted_mean: weighting",
+    "algorithm/fedacg: mu",
+    "algorithm/fedbabu: head_share",
+    "algorithm/lgfedavg: keep",
+    "attack/sign_flip: factor",
+    *(
         f"algorithm/{name}: {key}"
-        for name in ("fedgamma", "fedgloss", "fedlesam", "fedlesam_d", "fedlesam_s", "fedspeed", "mofedsam")
+        for name in (
+            "fedgamma",
+            "fedgloss",
+            "fedlesam",
+            "fedlesam_d",
+            "fedlesam_s",
+            "fedspeed",
+            "mofedsam",
+        )
         for key in ("rho", "direction")
     ),
-}  # fmt: skip
+}
 
 
 def settings(node):
@@ -40,5 +62,7 @@ def test_defaults_of_classes_and_groups_agree(group):
         for key, value, default in settings(OmegaConf.to_container(OmegaConf.load(path))):
             found += 1
             if f"{group}/{path.stem}: {key}" not in OTHERS:
-                assert value == (list(default) if isinstance(default, tuple) else default), f"{path}: {key}"
+                assert value == (list(default) if isinstance(default, tuple) else default), (
+                    f"{path}: {key}"
+                )
     assert found

@@ -42,10 +42,14 @@ def test_squared_error_by_hand():
     outputs, y = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [3.0, 4.0]])
     assert SquaredError().losses(outputs, y).tolist() == [2.5, 12.5]
     scores = SquaredError().scores(outputs, y)
-    assert [scores[column].tolist() for column in SquaredError.columns] == [[2.5, 12.5], [2.5, 12.5]]
+    assert [scores[column].tolist() for column in SquaredError.columns] == [
+        [2.5, 12.5],
+        [2.5, 12.5],
+    ]
     assert SquaredError().real(y).tolist() == [True, True]
     task = SquaredError()
-    task.scale = torch.tensor([2.0, 10.0])  # standardised targets: only the RMSE has the user's units
+    # standardised targets: only the RMSE has the user's units
+    task.scale = torch.tensor([2.0, 10.0])
     scores = task.scores(outputs, y)
     assert [scores[column].tolist() for column in task.columns] == [[2.5, 12.5], [202.0, 818.0]]
 
@@ -67,7 +71,9 @@ def by_hand(w, data, solver, lr, gradient, cohorts):
     for t, cohort in enumerate(cohorts):
         ends = []
         for client in cohort:
-            plan = solver.plan(data, np.array([client]), SimpleNamespace(seed=5, round=t), torch.device("cpu"))
+            plan = solver.plan(
+                data, np.array([client]), SimpleNamespace(seed=5, round=t), torch.device("cpu")
+            )
             v = w.clone()
             for step in range(plan.index.shape[1]):
                 rows = plan.index[0, step, : plan.counts[0, step]]
@@ -83,7 +89,14 @@ def test_a_regression_equals_a_plain_loop(k):
     data, solver, rounds = vectors(), sgd(lr=0.05), 2
     ours = train_rounds(linear(), data, solver, rounds=rounds, k=k, task=SquaredError())
     cohorts = [np.sort(np.random.default_rng(t).choice(4, 3, replace=False)) for t in range(rounds)]
-    w = by_hand(linear().weight.detach(), data, solver, 0.05, lambda w, x, y: (x @ w.T - y).T @ x / len(x), cohorts)
+    w = by_hand(
+        linear().weight.detach(),
+        data,
+        solver,
+        0.05,
+        lambda w, x, y: (x @ w.T - y).T @ x / len(x),
+        cohorts,
+    )
     torch.testing.assert_close(ours, w, rtol=0, atol=1e-12)
 
 
@@ -100,7 +113,10 @@ class Focal(Classification):
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_clients_minimise_a_users_own_loss(k):
-    """The gradient has a closed form. With K = 1 and whole batches, the engine uses torch's own mean."""
+    """The gradient has a closed form.
+
+    With K = 1 and whole batches, the engine uses torch's own mean.
+    """
     data, solver, gamma = random_federation((8, 4, 12)), sgd(lr=0.3, epochs=1), 3.0
     net = nn.Linear(6, 4, bias=False, dtype=torch.float64)
     w = net.weight.detach().clone()
@@ -109,50 +125,74 @@ def test_clients_minimise_a_users_own_loss(k):
     def gradient(w, x, y):
         p = (x @ w.T).softmax(1)
         q = p[torch.arange(len(y)), y].unsqueeze(1)
-        by_loss = (1 - q) ** gamma - gamma * (1 - q) ** (gamma - 1) * q * q.log()  # derivative by the cross-entropy
+        # derivative by the cross-entropy
+        by_loss = (1 - q) ** gamma - gamma * (1 - q) ** (gamma - 1) * q * q.log()
         return (by_loss * (p - nn.functional.one_hot(y, 4))).T @ x / len(x)
 
-    torch.testing.assert_close(ours, by_hand(w, data, solver, 0.3, gradient, [range(3)]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        ours, by_hand(w, data, solver, 0.3, gradient, [range(3)]), rtol=0, atol=1e-12
+    )
 
 
 def test_a_users_own_loss_is_used_in_tests_and_changes_the_identity(config, tmp_path):
     focal = (f"task._target_={__name__}.Focal", "+task.gamma=3", "rounds=1", "data.limit_train=200")
     cfg = config(*focal, folder=tmp_path)
     result = train(cfg)
-    assert len({identity(c) for c in (cfg, config(*focal, "task.gamma=4"), config(*focal[2:]))}) == 3
+    assert (
+        len({identity(c) for c in (cfg, config(*focal, "task.gamma=4"), config(*focal[2:]))}) == 3
+    )
     x, y = result.loop.data.fetch_test((0, result.loop.data.num_test))
     with torch.no_grad():
         q = result.module.net(x).softmax(1)[torch.arange(len(y)), y]
-    assert result.metrics["test/loss"] == pytest.approx(-((1 - q) ** 3 * q.log()).mean().item(), rel=1e-4)
+    assert result.metrics["test/loss"] == pytest.approx(
+        -((1 - q) ** 3 * q.log()).mean().item(), rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("columns", [("test/acc",), ("test/loss", "auc")])
 def test_a_task_with_invalid_columns_is_refused(config, tmp_path, monkeypatch, columns):
     monkeypatch.setattr(Focal, "columns", columns)
-    with pytest.raises(ValueError, match=r"^columns of task=Focal must begin with test/, and one be test/loss: they"):
+    with pytest.raises(
+        ValueError,
+        match=r"^columns of task=Focal must begin with test/, and one be test/loss: they",
+    ):
         train(config(f"task._target_={__name__}.Focal", folder=tmp_path))
 
 
 def test_a_loss_or_score_that_sums_would_broadcast_is_refused(monkeypatch):
     x, y, net = torch.randn(8, 6), torch.randn(8, 1), nn.Linear(6, 1)
-    with pytest.raises(ValueError, match=r"^task=SquaredError: losses has the shape \[8, 8\] .*: it must be \[8\]\.$"):
-        probe(nn.Sequential(net, nn.Unflatten(1, (1, 1))), x, y, SquaredError())  # all pairs of outputs and targets
-    monkeypatch.setattr(SquaredError, "scores", lambda _, outputs, y: {"test/mae": (outputs - y).abs()})
+    with pytest.raises(
+        ValueError,
+        match=r"^task=SquaredError: losses has the shape \[8, 8\] .*: it must be \[8\]\.$",
+    ):
+        # all pairs of outputs and targets
+        probe(nn.Sequential(net, nn.Unflatten(1, (1, 1))), x, y, SquaredError())
+    monkeypatch.setattr(
+        SquaredError, "scores", lambda _, outputs, y: {"test/mae": (outputs - y).abs()}
+    )
     with pytest.raises(ValueError, match=r"^task=SquaredError: test/mae has the shape \[8, 1\]"):
         probe(net, x, y, SquaredError())
 
 
 @pytest.mark.parametrize("method", [FedNTD, FedLC, FedReg, Clients])
 def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
-    monkeypatch.setattr("gcfed.federated.loop.set_traits", lambda *_: None)  # the probe would refuse the labels
+    # the probe would refuse the labels
+    monkeypatch.setattr("gcfed.federated.loop.set_traits", lambda *_: None)
     loop = FederatedLoop(
-        sampler=SimpleNamespace(validate=lambda n: None, per_round=2), solver=sgd(), aggregator=MeanAggregator(),
-        rounds=1, seed=1,
-    )  # fmt: skip
-    module = SimpleNamespace(net=make_net(), task=SquaredError(), lent=SimpleNamespace(traits=Traits()))
+        sampler=SimpleNamespace(validate=lambda n: None, per_round=2),
+        solver=sgd(),
+        aggregator=MeanAggregator(),
+        rounds=1,
+        seed=1,
+    )
+    module = SimpleNamespace(
+        net=make_net(), task=SquaredError(), lent=SimpleNamespace(traits=Traits())
+    )
     data = random_federation()
     loop.bind([Proximal()], data, module)
-    with pytest.raises(ValueError, match=f"{method.__name__} works on the logits of classes, and task=SquaredError"):
+    with pytest.raises(
+        ValueError, match=f"{method.__name__} works on the logits of classes, and task=SquaredError"
+    ):
         loop.bind([method()], data, module)
 
 
@@ -163,15 +203,24 @@ def test_tests_sum_batches_in_at_least_float32(dtype, task):
     y = torch.arange(7) % 4 if task is CLASSIFICATION else torch.randn(7, 4, dtype=wanted)
     data = SimpleNamespace(fetch_test=lambda batch, split: batch)
     module: Any = SimpleNamespace(
-        trainer=SimpleNamespace(datamodule=data), net=nn.Identity(), task=task, eval_precision=None,
+        trainer=SimpleNamespace(datamodule=data),
+        net=nn.Identity(),
+        task=task,
+        eval_precision=None,
         sums={},
-    )  # fmt: skip
+    )
     for part in (slice(0, 5), slice(5, 7)):
         FederatedModule.validation_step(module, (outputs[part], y[part]), 0)
     found = FederatedModule.scores(module)
     assert module.sums["test/loss"].dtype == wanted
     errors = outputs.to(wanted) - y if task is not CLASSIFICATION else None
-    loss = nn.functional.cross_entropy(outputs.to(wanted), y) if errors is None else errors.square().sum(1).mean() / 2
-    assert found["test/loss"] == pytest.approx(loss.item(), rel=1e-6 if wanted == torch.float32 else 1e-13)
+    loss = (
+        nn.functional.cross_entropy(outputs.to(wanted), y)
+        if errors is None
+        else errors.square().sum(1).mean() / 2
+    )
+    assert found["test/loss"] == pytest.approx(
+        loss.item(), rel=1e-6 if wanted == torch.float32 else 1e-13
+    )
     if errors is not None:
         assert found["test/rmse"] == pytest.approx(errors.square().mean().sqrt().item())

@@ -16,9 +16,13 @@ from gcfed.run import train
 from gcfed.runs.identity import hyperparameters
 
 FAST = (
-    "logger=tensorboard", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100",
-    "data.limit_test=40", "model.hidden=[8]",
-)  # fmt: skip
+    "logger=tensorboard",
+    "participation.num_clients=8",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=40",
+    "model.hidden=[8]",
+)
 
 
 def events(folder):
@@ -31,19 +35,36 @@ def sessions(root):
     multiplexer.AddRunsFromDirectory(str(root))
     multiplexer.Reload()
     provider = MultiplexerDataProvider(multiplexer, str(root))
-    request = api_pb2.ListSessionGroupsRequest(slice_size=100, allowed_statuses=api_pb2.Status.values())
+    request = api_pb2.ListSessionGroupsRequest(
+        slice_size=100, allowed_statuses=api_pb2.Status.values()
+    )
     context = Context(TBContext(data_provider=provider, logdir=str(root)))
     found = {}
     for group in Handler(RequestContext(), context, "", request).run().session_groups:
         (session,) = group.sessions
-        table = {key: getattr(value, value.WhichOneof("kind")) for key, value in group.hparams.items()}
-        found[session.name] = table, {m.name.tag: (m.value, m.training_step) for m in group.metric_values}
+        table = {
+            key: getattr(value, value.WhichOneof("kind")) for key, value in group.hparams.items()
+        }
+        found[session.name] = (
+            table,
+            {m.name.tag: (m.value, m.training_step) for m in group.metric_values},
+        )
     return found
 
 
 def test_a_continued_run_is_one_run(config, tmp_path):
-    """One of two runs ended after one round and was continued to three. It has one point per round."""
-    settings = (*FAST, "algorithm=fedacg", "gc=gcfed", "gc.lam=0.5", "attack=sign_flip", "quantization=fedpaq")
+    """One of two runs ended after one round and was continued to three.
+
+    It has one point per round.
+    """
+    settings = (
+        *FAST,
+        "algorithm=fedacg",
+        "gc=gcfed",
+        "gc.lam=0.5",
+        "attack=sign_flip",
+        "quantization=fedpaq",
+    )
     train(config(*settings, "rounds=1", folder=tmp_path / "run"))
     cfg = config(*settings, "rounds=3", "ckpt_path=last", folder=tmp_path / "run")
     train(cfg)
@@ -51,7 +72,9 @@ def test_a_continued_run_is_one_run(config, tmp_path):
     rows = read_rows(tmp_path / "run/metrics.csv")
 
     reader = events(tmp_path / "run")
-    scalars = {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    scalars = {
+        tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]
+    }
     columns = {name if name >= "test/" else f"·{name}": name for name in rows[0] if name != "round"}
     assert set(scalars) == {*columns}
     assert min(scalars) == "test/acc"  # TensorBoard sorts by name
@@ -63,7 +86,9 @@ def test_a_continued_run_is_one_run(config, tmp_path):
     found = sessions(tmp_path)
     assert {*found} == {"run", "diverged"}
     table, metrics = found["run"]
-    assert {name.removeprefix("·"): value for name, value in table.items()} == hyperparameters(cfg) | {"rounds": 1}
+    assert {name.removeprefix("·"): value for name, value in table.items()} == hyperparameters(
+        cfg
+    ) | {"rounds": 1}
     assert tuple(sorted(table)[:5]) == FIRST  # the tab shows the first five
     chosen = [table[f"·{key}"] for key in ("attack", "quantization", "aggregator", "task")]
     assert chosen == ["Scale", "Quantization", "MeanAggregator", "Classification"]
@@ -85,5 +110,7 @@ def test_a_killed_run_keeps_its_rounds_and_hyperparameters(tmp_path):
     resumed.log_metrics({"test/acc": 0.5}, 3)
     assert sessions(tmp_path)["run"][0] == table
     assert [(e.step, round(e.value, 3)) for e in events(tmp_path / "run").Scalars("test/acc")] == [
-        (1, 0.1), (2, 0.2), (3, 0.5),
-    ]  # fmt: skip
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.5),
+    ]

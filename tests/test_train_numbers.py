@@ -10,20 +10,31 @@ from plain import BATCH, MOMENTUM, Plain, check, draw, normalized
 
 
 def cropped(x, draws, padding=2):
-    """Crops images with a black border at the drawn rows and columns, and mirrors about half of them."""
+    """Crops images with a black border at the drawn rows and columns, and mirrors about half of
+    them.
+    """
     x, side = F.pad(x, (padding,) * 4), x.shape[-1]
-    windows = [image[:, r : r + side, c : c + side] for image, (r, c, _) in zip(x, draws, strict=True)]
-    return torch.stack([w.flip(-1) if mirror else w for w, (_, _, mirror) in zip(windows, draws, strict=True)])
+    windows = [
+        image[:, r : r + side, c : c + side] for image, (r, c, _) in zip(x, draws, strict=True)
+    ]
+    return torch.stack(
+        [w.flip(-1) if mirror else w for w, (_, _, mirror) in zip(windows, draws, strict=True)]
+    )
 
 
 MEAN_OVER = {"out": (1, 2, 3), "out_in": (2, 3), "out_kernel": (1,)}
 
 
 def center(net, names, mean):
-    """Subtracts the means over each output's inputs from the gradients. ``mean`` selects the axes of convolutions."""
+    """Subtracts the means over each output's inputs from the gradients.
+
+    ``mean`` selects the axes of convolutions.
+    """
     for name, p in net.named_parameters():
         if name in names:
-            means = p.grad.mean(MEAN_OVER[mean] if p.dim() == 4 else tuple(range(1, p.dim())), keepdim=True)
+            means = p.grad.mean(
+                MEAN_OVER[mean] if p.dim() == 4 else tuple(range(1, p.dim())), keepdim=True
+            )
             p.grad -= means if means.numel() < p.numel() else 0  # a single number is its own mean
 
 
@@ -48,7 +59,9 @@ class Numbers(Plain):
         zeros = {name: torch.zeros_like(p) for name, p in self.net.named_parameters()}
         self.kept = [copy.deepcopy(zeros) for _ in range(self.n)]  # SCAFFOLD's c_k, FedDyn's h_k
         self.of_server = zeros  # c, or h
-        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=self.server_lr, momentum=self.beta)
+        self.optimizer = torch.optim.SGD(
+            self.net.parameters(), lr=self.server_lr, momentum=self.beta
+        )
 
     def came(self, t, drawn):
         return {k: 10**6 for k in drawn if k != self.broken}
@@ -65,13 +78,20 @@ class Numbers(Plain):
             if self.method == "scaffold":
                 p.grad += self.of_server[name] - self.kept[k][name]
             if self.method == "feddyn":
-                p.grad += self.alpha * (p.detach() - self.net.get_parameter(name).detach()) - self.kept[k][name]
+                p.grad += (
+                    self.alpha * (p.detach() - self.net.get_parameter(name).detach())
+                    - self.kept[k][name]
+                )
         center(w, self.local, self.mean)
 
     def server_step(self, deltas):
         shares = np.array([len(self.clients[k]) if self.by_samples else 1 for k in deltas], float)
-        mean = {name: sum(p * d[name] for p, d in zip(shares / shares.sum(), deltas.values(), strict=True))
-                for name in next(iter(deltas.values()))}  # fmt: skip
+        mean = {
+            name: sum(
+                p * d[name] for p, d in zip(shares / shares.sum(), deltas.values(), strict=True)
+            )
+            for name in next(iter(deltas.values()))
+        }
         for name, p in self.net.named_parameters():
             old = self.of_server[name].clone()
             for k, delta in deltas.items():
@@ -82,7 +102,9 @@ class Numbers(Plain):
                     change = -self.alpha * delta[name]
                 self.kept[k][name] += change.detach()
                 self.of_server[name] += change.detach() / self.n
-            p.grad = -mean[name] + (self.of_server[name] / self.alpha if self.method == "feddyn" else 0)
+            p.grad = -mean[name] + (
+                self.of_server[name] / self.alpha if self.method == "feddyn" else 0
+            )
         for name, value in self.net.named_buffers():
             if value.is_floating_point():
                 value += mean[name]
@@ -91,9 +113,11 @@ class Numbers(Plain):
         x, y = map(torch.from_numpy, (self.test.x, self.test.y))
         logits = self.net.eval()(normalized(x)).detach()
         self.row = {
-            "train/loss": self.row["train/loss"], "train/nonfinite_clients": self.cohort - len(deltas),
-            "test/acc": (logits.argmax(1) == y).double().mean().item(), "test/loss": F.cross_entropy(logits, y).item(),
-        }  # fmt: skip
+            "train/loss": self.row["train/loss"],
+            "train/nonfinite_clients": self.cohort - len(deltas),
+            "test/acc": (logits.argmax(1) == y).double().mean().item(),
+            "test/loss": F.cross_entropy(logits, y).item(),
+        }
 
 
 CONV = ("model=cnn", "gc.boundary=fc")
@@ -106,24 +130,30 @@ CASES = {
         {"server_lr": 0.7, "beta": 0.5, **BOTH},
     ),
     "scaffold, gcfed, stack, one left out": (
-        ["algorithm=scaffold", "gc=gcfed", "client.stack=2"], {"method": "scaffold", "broken": 2, **BOTH},
+        ["algorithm=scaffold", "gc=gcfed", "client.stack=2"],
+        {"method": "scaffold", "broken": 2, **BOTH},
     ),
     "feddyn, gcfed, stack, one left out": (
         ["algorithm=feddyn", "gc=gcfed", "methods.feddyn.alpha=0.3", "client.stack=3"],
         {"method": "feddyn", "alpha": 0.3, "broken": 2, **BOTH},
     ),
     "crops and flips": (
-        ["gc=none", "data.transform.crop_padding=2", "data.transform.flip=true", "client.stack=2"], {"crop": True},
+        ["gc=none", "data.transform.crop_padding=2", "data.transform.flip=true", "client.stack=2"],
+        {"crop": True},
     ),
     "local, mean of each kernel": (
-        [*CONV, "gc=local", "gc.lam=0.5", "gc.mean=out_in"], {"local": WEIGHTS[:2], "mean": "out_in"},
+        [*CONV, "gc=local", "gc.lam=0.5", "gc.mean=out_in"],
+        {"local": WEIGHTS[:2], "mean": "out_in"},
     ),
     "gcfed, mean over kernels": (
         [*CONV, "gc=gcfed", "gc.mean=out_kernel", "client.stack=2"],
         {"local": WEIGHTS[:3], "server": WEIGHTS, "mean": "out_kernel"},
     ),
-    "dropout and running statistics": ([*CONV, "gc=gcfed"], {"local": WEIGHTS[:3], "server": WEIGHTS}),
-}  # fmt: skip
+    "dropout and running statistics": (
+        [*CONV, "gc=gcfed"],
+        {"local": WEIGHTS[:3], "server": WEIGHTS},
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CASES)

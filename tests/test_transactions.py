@@ -34,14 +34,22 @@ def test_a_kill_during_writing_keeps_the_old_checkpoint(tmp_path, monkeypatch):
 def test_the_rows_of_rounds_are_on_the_disk_before_their_checkpoint(tmp_path, monkeypatch):
     path, io, synced = tmp_path / "checkpoints" / "last.ckpt", AtomicCheckpointIO(), []
     (tmp_path / "metrics.csv").write_text("round\n1\n")
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.exists())))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.exists()))
+    )
     io.save_checkpoint({"round": 1}, path)
     io.teardown()
-    assert synced == [(path.stat().st_ino, False), ((tmp_path / "metrics.csv").stat().st_ino, False)]
+    assert synced == [
+        (path.stat().st_ino, False),
+        ((tmp_path / "metrics.csv").stat().st_ino, False),
+    ]
 
 
 def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
-    """A round trains while the checkpoint is written. No file is deleted before the checkpoint is on the disk."""
+    """A round trains while the checkpoint is written.
+
+    No file is deleted before the checkpoint is on the disk.
+    """
     path, io, old = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "old"
     weights, disk = torch.ones(3), threading.Event()
     old.touch()

@@ -1,7 +1,8 @@
-"""Networks as people write them: a run equals ten lines of plain PyTorch, or gives a reason why it does not.
+"""Networks as people write them: a run equals ten lines of plain PyTorch, or gives a reason why it
+does not.
 
-Each network trains GC-Fed for two rounds of three local steps with full batches: with one client, and with a stack of
-three clients (``client.stack=3``), which have 5, 8 and 11 samples.
+Each network trains GC-Fed for two rounds of three local steps with full batches: with one client,
+and with a stack of three clients (``client.stack=3``), which have 5, 8 and 11 samples.
 """
 
 import copy
@@ -24,9 +25,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # deprecated and slow operati
 EQUAL = "equal"  # equal to plain PyTorch; a refusal fails the test
 ALONE = r"client\.stack=1"  # equal, or refused or trained one by one with this message
 
-# The network, and the expected results of one client and of three in a stack. A pattern allows a refusal or other
-# numbers if the error or the log matches it. None: not compared, for the reason in the comment. Networks that write no
-# state and are equal in a stack need no run with one client. What is refused with one client is refused in a stack.
+# The network, and the expected results of one client and of three in a stack. A pattern allows a
+# refusal or other numbers if the error or the log matches it. None: not compared, for the reason in
+# the comment. Networks that write no state and are equal in a stack need no run with one client.
+# What is refused with one client is refused in a stack.
 NETWORKS = {
     # inputs and outputs
     "InPlace": (None, EQUAL),
@@ -82,7 +84,8 @@ NETWORKS = {
     "group_norm": (None, EQUAL),
     "instance_norm": (None, EQUAL),
     "weight_normalised": (None, EQUAL),
-    "spectrally_normalised": (EQUAL, None),  # the mean of the unit vectors is repaired (test_users_runs.py)
+    # the mean of the unit vectors is repaired (test_users_runs.py)
+    "spectrally_normalised": (EQUAL, None),
     "transposed": (None, EQUAL),
     "sequence_first": (EQUAL, ALONE),  # its layer has the batch on axis 1, so samples meet
     "TwoAndThreeAxes": (None, EQUAL),
@@ -94,11 +97,21 @@ NETWORKS = {
 }
 ROUNDS, STEPS, LR, MOMENTUM, WEIGHT_DECAY = 2, 3, 0.2, 0.6, 0.01
 SETTING = (
-    "data=own", "data.dataset._target_=users_networks.load", "data.standardize=false", "partition=natural", "model=own",
-    "participation.num_clients=null", "seed=4", f"rounds={ROUNDS}", f"client.steps={STEPS}", "client.batch_size=24",
-    f"client.optimizer.lr={LR}", f"client.optimizer.momentum={MOMENTUM}",
-    f"client.optimizer.weight_decay={WEIGHT_DECAY}", "logger=none",
-)  # fmt: skip
+    "data=own",
+    "data.dataset._target_=users_networks.load",
+    "data.standardize=false",
+    "partition=natural",
+    "model=own",
+    "participation.num_clients=null",
+    "seed=4",
+    f"rounds={ROUNDS}",
+    f"client.steps={STEPS}",
+    "client.batch_size=24",
+    f"client.optimizer.lr={LR}",
+    f"client.optimizer.momentum={MOMENTUM}",
+    f"client.optimizer.weight_decay={WEIGHT_DECAY}",
+    "logger=none",
+)
 IMAGES = ("data.transform.mean=[0.3]", "data.transform.std=[0.4]")
 PLAIN = ("gc=none", "precision=64-true")
 COMPOSED = {}  # configs, by their overrides
@@ -109,7 +122,10 @@ def find(name):
 
 
 def run(config, folder, name, *overrides, clients=1, callback="", whole=True):
-    """Runs the network with this name. Without checkpoints and metrics.csv (``whole=False``) it is a third faster."""
+    """Runs the network with this name.
+
+    Without checkpoints and metrics.csv (``whole=False``) it is a third faster.
+    """
     net = find(name)
     images = IMAGES if getattr(net, "images", False) else ()
     words = (*SETTING, f"participation.per_round={clients}", *images, *overrides)
@@ -126,7 +142,8 @@ def run(config, folder, name, *overrides, clients=1, callback="", whole=True):
     return train(cfg)
 
 
-# -------------------------------------------------------------------------------------------- the same in plain PyTorch
+# -------------------------------------------------------------------------------------------- the
+# same in plain PyTorch
 def fresh(name):
     torch.manual_seed(int(seeds("initialisation").generate_state(1, np.uint64)[0] >> 1) % 2**32)
     net = find(name)()
@@ -136,21 +153,28 @@ def fresh(name):
 
 
 def centralised(net, name, t):
-    """P t: subtracts each output's mean over its inputs, except for vectors and tensors [1, …] (tokens, positions)."""
+    """P t: subtracts each output's mean over its inputs, except for vectors and tensors [1, …]
+    (tokens, positions).
+    """
     of_outputs = int(isinstance(net.get_submodule(name.rpartition(".")[0]), nn.ConvTranspose2d))
     mean = t.mean([axis for axis in range(t.dim()) if axis != of_outputs] or 0, keepdim=True)
     return t - mean if t.dim() > 1 and len(t) > 1 and mean.numel() < t.numel() else t
 
 
 def plain(name, x, y, clients):
-    """Federated averaging. With one client this is plain training with a new optimizer in each round."""
+    """Federated averaging.
+
+    With one client this is plain training with a new optimizer in each round.
+    """
     net = fresh(name)
     for t in range(ROUNDS):
         start, ends = {n: v.clone() for n, v in net.state_dict().items()}, []
         for k, own in enumerate(clients):
             w = net if len(clients) == 1 else fresh(name)
             w.load_state_dict(start)
-            optimizer = torch.optim.SGD(w.train().parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+            optimizer = torch.optim.SGD(
+                w.train().parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+            )
             torch.manual_seed(int(seeds("dropout", t, k).generate_state(1, np.uint64)[0] >> 1))
             for batch in draw("shuffle", t, k).permuted([own] * STEPS, axis=1):
                 optimizer.zero_grad()
@@ -180,19 +204,31 @@ def compare(result, name, clients):
     assert state.keys() == net.state_dict().keys()
     for n, value in net.state_dict().items():
         if value.is_floating_point() or clients == 1:
-            torch.testing.assert_close(state[n], value, rtol=0, atol=atol, msg=lambda msg, n=n: f"{n}: {msg}")
-    accuracy, loss = (logits.argmax(1) == y_test).double().mean().item(), F.cross_entropy(logits, y_test).item()
-    assert [result.metrics["test/acc"], result.metrics["test/loss"]] == pytest.approx([accuracy, loss], abs=10 * atol)
+            torch.testing.assert_close(
+                state[n], value, rtol=0, atol=atol, msg=lambda msg, n=n: f"{n}: {msg}"
+            )
+    accuracy, loss = (
+        (logits.argmax(1) == y_test).double().mean().item(),
+        F.cross_entropy(logits, y_test).item(),
+    )
+    assert [result.metrics["test/acc"], result.metrics["test/loss"]] == pytest.approx(
+        [accuracy, loss], abs=10 * atol
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "clients"), [(n, c) for n, both in NETWORKS.items() for c, e in zip((1, 3), both, strict=True) if e]
+    ("name", "clients"),
+    [(n, c) for n, both in NETWORKS.items() for c, e in zip((1, 3), both, strict=True) if e],
 )
 def test_a_network_trains_as_with_plain_pytorch(config, tmp_path, caplog, name, clients):
     expected, said = NETWORKS[name][clients > 1], ""
     with caplog.at_level("INFO"):
         try:
-            words = ("gc=gcfed", "gc.boundary=head", f"precision={32 if name == 'DoubleInside' else 64}-true")
+            words = (
+                "gc=gcfed",
+                "gc.boundary=head",
+                f"precision={32 if name == 'DoubleInside' else 64}-true",
+            )
             words += (f"client.stack={clients}",)
             result = run(config, tmp_path / "run", name, *words, clients=clients, whole=False)
         except ValueError as error:

@@ -1,4 +1,6 @@
-"""Runs of users' networks: with two passes per step or a teacher, resumed, and with an error in ``forward``."""
+"""Runs of users' networks: with two passes per step or a teacher, resumed, and with an error in
+``forward``.
+"""
 
 import random
 
@@ -19,12 +21,20 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # deprecated and slow operati
 
 def figures(result):
     """The rows of a run without its times."""
-    return result.frame.drop(columns=[column for column in result.frame if column.startswith("time/")])
+    return result.frame.drop(
+        columns=[column for column in result.frame if column.startswith("time/")]
+    )
 
 
 def test_a_network_that_works_in_place_does_not_change_the_data(config, tmp_path):
-    words = ("gc=none", "data.validation=0.25", "metrics=[clients,forgetting]", "metrics.clients.every=1",
-             "metrics.forgetting.every=1", "rounds=2")  # fmt: skip
+    words = (
+        "gc=none",
+        "data.validation=0.25",
+        "metrics=[clients,forgetting]",
+        "metrics.clients.every=1",
+        "metrics.forgetting.every=1",
+        "rounds=2",
+    )
     splits, frames = [], []
     for net in ("InPlace", "OutOfPlace"):
         result = run(config, tmp_path / net, net, *words, clients=3)
@@ -39,7 +49,11 @@ def test_a_network_that_works_in_place_does_not_change_the_data(config, tmp_path
 
 @pytest.mark.parametrize(
     ("name", "twin", "algorithm"),
-    [("InPlace", "OutOfPlace", "moon"), ("WeightInList", "Small", "fedsam"), ("WeightInList", "Small", "moon")],
+    [
+        ("InPlace", "OutOfPlace", "moon"),
+        ("WeightInList", "Small", "fedsam"),
+        ("WeightInList", "Small", "moon"),
+    ],
 )
 def test_equivalent_networks_train_equally(config, tmp_path, name, twin, algorithm):
     """Methods use two passes per step, or a teacher. A refusal must name the network."""

@@ -1,4 +1,6 @@
-"""More networks for ``test_users_networks.py``: parameters used outside of their modules, and torch's layers."""
+"""More networks for ``test_users_networks.py``: parameters used outside of their modules, and
+torch's layers.
+"""
 
 from collections import OrderedDict
 
@@ -10,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from users_networks import Small
 
 
-# --------------------------------------------------------------------------- parameters used outside of their modules
+# --------------------------------------------------------------------------- parameters used
+# outside of their modules
 class WeightInList(Small):
     def build(self):
         self.ws = [self.fc1.weight]
@@ -64,7 +67,9 @@ class Checkpointed(Small):
         self.fc2 = nn.Linear(6, 6)
 
     def features(self, x):
-        return checkpoint(lambda h: self.fc2(h).tanh(), super().features(x), use_reentrant=self.reentrant)
+        return checkpoint(
+            lambda h: self.fc2(h).tanh(), super().features(x), use_reentrant=self.reentrant
+        )
 
 
 class CheckpointedReentrant(Checkpointed):
@@ -130,7 +135,7 @@ class Spare(Small):
         self.spare = nn.Linear(6, 6)
 
 
-# ------------------------------------------------------------------------------------------------------ torch's layers
+# ----------------------------------------------------------------------------------- torch's layers
 def layers(*inner, out=6):
     """A network of these layers and a last layer called ``head``."""
     named = [(f"layer{i}", layer) for i, layer in enumerate(inner)]
@@ -160,7 +165,9 @@ spectrally_normalised_old = around_linear(spectral_norm)
 transposed = unflattened((4, 3, 3), lambda: nn.ConvTranspose2d(4, 2, 2), out=32)
 
 
-sequence_first = unflattened((6, 6), lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0), out=36)
+sequence_first = unflattened(
+    (6, 6), lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0), out=36
+)
 
 
 def lazy():
@@ -191,9 +198,14 @@ class VisionTransformer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.token, self.position = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 5, 8))
+        self.token, self.position = (
+            nn.Parameter(torch.randn(1, 1, 8)),
+            nn.Parameter(torch.randn(1, 5, 8)),
+        )
         self.patches = nn.Conv2d(1, 8, 3, stride=3)
-        self.block = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=True)
+        self.block = nn.TransformerEncoderLayer(
+            8, 2, 12, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.head = nn.Linear(8, 3)
 
     def forward(self, x):

@@ -1,8 +1,11 @@
-"""Small networks for ``test_users_networks.py`` and their data. Each network has one feature that people write.
+"""Small networks for ``test_users_networks.py`` and their data.
 
-The data are grey images of 6×6 pixels in three classes. They are vectors of 36 floats unless the network has the
-attribute ``images``. Layers are declared in the order in which they run. Local GC ends before ``head``, the last layer.
-This file has inputs, buffers, and state that is no tensor of the network. ``users_layers.py`` has the other features.
+Each network has one feature that people write.
+
+The data are grey images of 6×6 pixels in three classes. They are vectors of 36 floats unless the
+network has the attribute ``images``. Layers are declared in the order in which they run. Local GC
+ends before ``head``, the last layer. This file has inputs, buffers, and state that is no tensor of
+the network. ``users_layers.py`` has the other features.
 """
 
 import random
@@ -14,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-SIZES = {1: [24], 3: [5, 8, 11], 20: [6] * 20}  # training samples of each client, by the number of clients
+# training samples of each client, by the number of clients
+SIZES = {1: [24], 3: [5, 8, 11], 20: [6] * 20}
 
 
 @cache
@@ -57,7 +61,7 @@ class Small(nn.Module):
         return self.head(self.features(x))
 
 
-# ------------------------------------------------------------------------------------------------- inputs and outputs
+# ------------------------------------------------------------------------------- inputs and outputs
 class InPlace(Small):
     def features(self, x):
         return self.fc1(x.sub_(0.5).div_(2)).tanh()
@@ -87,7 +91,10 @@ class GradientByInput(Small):
     @torch.enable_grad()
     def features(self, x):
         h = super().features(x := x.detach().requires_grad_())
-        return h + self.fc1(*torch.autograd.grad(h.square().sum(), x, create_graph=self.training)).tanh()
+        return (
+            h
+            + self.fc1(*torch.autograd.grad(h.square().sum(), x, create_graph=self.training)).tanh()
+        )
 
 
 class TwoInputs(Small):
@@ -101,7 +108,7 @@ class TupleOutput(Small):
         return self.head(hidden), hidden
 
 
-# ------------------------------------------------------------------------------------------------------------ buffers
+# ------------------------------------------------------------------------------------------ buffers
 class RunningMean(Small):
     """Subtracts a running mean, which ``follow`` updates."""
 
@@ -261,7 +268,7 @@ class OwnParameters(Small):
         return self.head.parameters(recurse)
 
 
-# ---------------------------------------------------------------------------------------------- state in attributes
+# ------------------------------------------------------------------------------ state in attributes
 class CountsInList(Small):
     def build(self):
         self.means = []
@@ -374,7 +381,7 @@ class OwnGenerator(TorchRandom):
         return torch.rand(x.shape, generator=self.generator, dtype=x.dtype)
 
 
-# ------------------------------------------------------------------------------------------------------------ failure
+# ------------------------------------------------------------------------------------------ failure
 class Fails(Small):
     """Raises ``error`` in the second training step after it was set."""
 

@@ -19,10 +19,17 @@ from gcfed.runs.measures import smooth
 
 HERE = Path(__file__).parent
 NUMBER = r"\d+(?:\.\d+)?"
-DARK = matplotlib.rc_context({
-    "text.color": "#E6E6E6", "axes.labelcolor": "#E6E6E6", "xtick.labelcolor": "#E6E6E6", "ytick.labelcolor": "#E6E6E6",
-    "grid.color": "#3A3A3A", "axes.facecolor": "none", "figure.facecolor": "none",
-})  # fmt: skip
+DARK = matplotlib.rc_context(
+    {
+        "text.color": "#E6E6E6",
+        "axes.labelcolor": "#E6E6E6",
+        "xtick.labelcolor": "#E6E6E6",
+        "ytick.labelcolor": "#E6E6E6",
+        "grid.color": "#3A3A3A",
+        "axes.facecolor": "none",
+        "figure.facecolor": "none",
+    }
+)
 
 
 def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Figure:
@@ -34,7 +41,9 @@ def table(page: str, number: int) -> list[list[str]]:
     """The cells of a table of a page, row by row, without the head."""
     tables = re.findall(r"(?:^\|.*\n)+", (HERE / page).read_text(), re.MULTILINE)
     rows = tables[number].strip().split("\n")[2:]
-    return [[re.sub(r"[*`]", "", cell).strip() for cell in row.strip("|").split("|")] for row in rows]
+    return [
+        [re.sub(r"[*`]", "", cell).strip() for cell in row.strip("|").split("|")] for row in rows
+    ]
 
 
 def numbers(cell: str) -> list[float]:
@@ -42,10 +51,20 @@ def numbers(cell: str) -> list[float]:
     return [float(x) for x in re.findall(NUMBER, re.sub(r"\(.*?\)", "", cell))]
 
 
-def dots(axes: Axes, rows: list[tuple[str, list[float]]], color: str, label: str = "", shift: float = 0.0) -> None:
+def dots(
+    axes: Axes, rows: list[tuple[str, list[float]]], color: str, label: str = "", shift: float = 0.0
+) -> None:
     """A line per row: a dot per seed, and a bar at the mean of several seeds."""
     for i, (_, points) in enumerate(rows):
-        axes.plot(points, [i + shift] * len(points), "o", color=color, ms=5, alpha=0.8, label=label if i == 0 else None)
+        axes.plot(
+            points,
+            [i + shift] * len(points),
+            "o",
+            color=color,
+            ms=5,
+            alpha=0.8,
+            label=label if i == 0 else None,
+        )
         if len(points) > 1:
             axes.plot(sum(points) / len(points), i + shift, "|", color=color, ms=16, mew=2)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
@@ -58,7 +77,13 @@ def table8(figure: Figure) -> None:
     for axes, (alpha, ours, paper) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
         of = (ours, VERMILION, "ours, seed 1", -0.12), (paper, GREY, "paper, three seeds", 0.12)
         for column, color, label, shift in of:
-            dots(axes, [(r[0].replace("μ of shape", "μ"), numbers(r[column])) for r in rows], color, label, shift)
+            dots(
+                axes,
+                [(r[0].replace("μ of shape", "μ"), numbers(r[column])) for r in rows],
+                color,
+                label,
+                shift,
+            )
         for i, row in enumerate(rows):
             mean, deviation = map(float, re.findall(NUMBER, row[paper]))
             axes.plot([mean - deviation, mean + deviation], [i + 0.12] * 2, color=GREY, lw=1.5)
@@ -67,8 +92,13 @@ def table8(figure: Figure) -> None:
 
 
 def over_rounds(axes: Axes, tests: pd.DataFrame, method: str, run: str = "") -> None:
-    """Means of the ten tests in 50 rounds: thin each seed, thick their mean, up to the last round that all have."""
-    look, columns = looks([method])[method], [name for name in tests if re.fullmatch(rf"{method}{run}, seed \d", name)]
+    """Means of the ten tests in 50 rounds: thin each seed, thick their mean, up to the last round
+    that all have.
+    """
+    look, columns = (
+        looks([method])[method],
+        [name for name in tests if re.fullmatch(rf"{method}{run}, seed \d", name)],
+    )
     seeds = [smooth(tests[name].dropna(), 50) for name in columns]
     for seed in seeds:
         axes.plot(seed, **look, lw=0.8, alpha=0.6)
@@ -82,7 +112,16 @@ def table5(figure: Figure, methods: Sequence[str] = ("GC-Fed", "FedAvg"), run: s
         over_rounds(axes, tests, method, run)
     paper = [("GC-Fed", VERMILION, 72.44, 2.14), ("FedAvg", GREY, 66.44, 1.40)]
     for method, color, mean, deviation in () if run else paper:
-        axes.errorbar(815, mean, deviation, color=color, marker="D", ms=5, capsize=3, label=f"{method} in the paper")
+        axes.errorbar(
+            815,
+            mean,
+            deviation,
+            color=color,
+            marker="D",
+            ms=5,
+            capsize=3,
+            label=f"{method} in the paper",
+        )
     axes.legend(loc="lower right", ncols=1 if run else 2)
 
 
@@ -97,10 +136,15 @@ def equal_rate(figure: Figure) -> None:
 
 
 def gains(figure: Figure, page: str, tables: dict[str, int], least: int = 5) -> None:
-    """A panel per table of method, no GC, GC-Fed, gain: each seed, the mean, the 95 % interval of ``least`` seeds."""
+    """A panel per table of method, no GC, GC-Fed, gain: each seed, the mean, the 95 % interval of
+    ``least`` seeds.
+    """
     panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
     for axes, (title, number) in zip(panels, tables.items(), strict=True):
-        rows = [(m, [b - a for a, b in zip(numbers(p), numbers(g), strict=True)]) for m, p, g, _ in table(page, number)]
+        rows = [
+            (m, [b - a for a, b in zip(numbers(p), numbers(g), strict=True)])
+            for m, p, g, _ in table(page, number)
+        ]
         dots(axes, rows, VERMILION)
         for i, (_, points) in enumerate(rows):
             if len(points) >= least:
@@ -110,8 +154,12 @@ def gains(figure: Figure, page: str, tables: dict[str, int], least: int = 5) -> 
 
 
 def global_gc_remedies(figure: Figure) -> None:
-    columns = [{row[0]: numbers(row[1]) for row in table("global-gc.md", number)} for number in (1, 2)]
-    for axes, column, alpha in zip(figure.subplots(1, 2, sharey=True), columns, ("0.1", "0.05"), strict=True):
+    columns = [
+        {row[0]: numbers(row[1]) for row in table("global-gc.md", number)} for number in (1, 2)
+    ]
+    for axes, column, alpha in zip(
+        figure.subplots(1, 2, sharey=True), columns, ("0.1", "0.05"), strict=True
+    ):
         dots(axes, [(name, column.get(name, [])) for name in columns[0]], VERMILION)
         axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
 
@@ -120,8 +168,13 @@ def gc_warmup(figure: Figure) -> None:
     tables = [table("gc-warmup.md", number) for number in (0, 1)]
     titles = ("digits", "Fashion-MNIST", "CIFAR-10", "MNIST", "MNIST-M")
     columns = [(tables[0], 1), (tables[0], 2), (tables[0], 3), (tables[1], 1), (tables[1], 2)]
-    names = {row[0].split(",")[0]: re.sub("^a rule .*", "a rule", row[0].split(",")[0]) for row in tables[0]}
-    for axes, title, (rows, column) in zip(figure.subplots(1, 5, sharey=True), titles, columns, strict=True):
+    names = {
+        row[0].split(",")[0]: re.sub("^a rule .*", "a rule", row[0].split(",")[0])
+        for row in tables[0]
+    }
+    for axes, title, (rows, column) in zip(
+        figure.subplots(1, 5, sharey=True), titles, columns, strict=True
+    ):
         cells = {row[0].split(",")[0]: row[column].partition(":")[2] for row in rows}
         dots(axes, [(name, numbers(cells.get(key, ""))) for key, name in names.items()], VERMILION)
         axes.set(title=title, xlabel="test accuracy (%)")
@@ -129,7 +182,10 @@ def gc_warmup(figure: Figure) -> None:
 
 def every_method(figure: Figure) -> None:
     axes = figure.subplots()
-    rows = [(row[0].replace("client.optimizer.", ""), numbers(row[1])) for row in table("every-method.md", 0)]
+    rows = [
+        (row[0].replace("client.optimizer.", ""), numbers(row[1]))
+        for row in table("every-method.md", 0)
+    ]
     dots(axes, sorted(rows, key=lambda row: -row[1][0]), VERMILION)
     axes.set(xlabel="test accuracy in round 20 (%), one seed")
 
@@ -137,7 +193,9 @@ def every_method(figure: Figure) -> None:
 def robust(figure: Figure) -> None:
     rows = table("robust.md", 0)
     attacks = ("no attack", "sign flip ×4", "noise ×10", "label flip", "ALIE, z 1.5", "IPM, ε 0.5")
-    for i, (axes, attack) in enumerate(zip(figure.subplots(1, 6, sharey=True), attacks, strict=True), 1):
+    for i, (axes, attack) in enumerate(
+        zip(figure.subplots(1, 6, sharey=True), attacks, strict=True), 1
+    ):
         cells = [(row[0], numbers(row[i])) for row in rows]
         dots(axes, [(name, both[1:]) for name, both in cells], VERMILION, "GC-Fed", -0.12)
         dots(axes, [(name, both[:1]) for name, both in cells], GREY, "FedAvg", 0.12)
@@ -149,9 +207,14 @@ def robust(figure: Figure) -> None:
 
 
 def coherence(figure: Figure) -> None:
-    for axes, column, title in zip(figure.subplots(1, 2, sharey=True), (2, 3), ("1–20", "81–100"), strict=True):
+    for axes, column, title in zip(
+        figure.subplots(1, 2, sharey=True), (2, 3), ("1–20", "81–100"), strict=True
+    ):
         for method, alpha, *rho in table("coherence.md", 0):
-            style = {"color": GREY if method == "FedAvg" else VERMILION, "ls": "-" if alpha == "0.1" else "--"}
+            style = {
+                "color": GREY if method == "FedAvg" else VERMILION,
+                "ls": "-" if alpha == "0.1" else "--",
+            }
             label, layers = f"{method}, α {alpha}", ["fc1", "fc2", "fc3"]
             axes.plot(layers, numbers(rho[column - 2]), marker="o", label=label, **style)
         axes.axhline(0.2, color=GREY, lw=1, ls=":")
@@ -160,8 +223,12 @@ def coherence(figure: Figure) -> None:
 
 
 def gc_share(figure: Figure) -> None:
-    for axes, (name, *cells) in zip(figure.subplots(2, 5, sharey=True).flat, table("gc-share.md", 0), strict=True):
-        for cell, color, label in zip(cells, (GREY, VERMILION), ("at the start", "after training"), strict=True):
+    for axes, (name, *cells) in zip(
+        figure.subplots(2, 5, sharey=True).flat, table("gc-share.md", 0), strict=True
+    ):
+        for cell, color, label in zip(
+            cells, (GREY, VERMILION), ("at the start", "after training"), strict=True
+        ):
             axes.plot(numbers(cell), "o-", color=color, ms=3, lw=1, label=label)
         axes.set(title=name.partition(":")[0], xticks=[])
     axes.legend(fontsize=7)
@@ -173,16 +240,23 @@ if __name__ == "__main__":
     tasks = {"Fashion-MNIST, CNN": 2, "TinyShakespeare, LSTM": 1}
     clipped = partial(table5, methods=("GC-Fed", "Global GC", "FedAvg"), run=", clipped")
     drawings: dict[str, tuple[Callable, float, float]] = {
-        "gcfed_table5": (table5, 8, 3.4), "gcfed_table5_clipped": (clipped, 8, 3.4), "robust": (robust, 12, 2.8),
-        "gcfed_table8": (table8, 10, 3.2), "equal_rate": (equal_rate, 7, 3), "coherence": (coherence, 8, 2.8),
+        "gcfed_table5": (table5, 8, 3.4),
+        "gcfed_table5_clipped": (clipped, 8, 3.4),
+        "robust": (robust, 12, 2.8),
+        "gcfed_table8": (table8, 10, 3.2),
+        "equal_rate": (equal_rate, 7, 3),
+        "coherence": (coherence, 8, 2.8),
         "tuned_cifar10_gains": (partial(gains, page="tuned.md", tables={"": 0}), 7, 2.6),
         "tuned_tasks_gains": (partial(gains, page="tuned-tasks.md", tables=tasks), 11, 2.6),
-        "global_gc_remedies": (global_gc_remedies, 11, 4.4), "gc_warmup": (gc_warmup, 12, 3),
-        "every_method": (every_method, 8, 6.5), "gc_share": (gc_share, 12, 4.4),
+        "global_gc_remedies": (global_gc_remedies, 11, 4.4),
+        "gc_warmup": (gc_warmup, 12, 3),
+        "every_method": (every_method, 8, 6.5),
+        "gc_share": (gc_share, 12, 4.4),
         "today": (partial(gains, page="today.md", tables={"": 0}, least=3), 8, 10),
-    }  # fmt: skip
+    }
     for name, drawing in drawings.items():
-        folder = HERE.parents[1] / "docs" if name == "gcfed_table5" else HERE  # README.md shows that one, too
+        # README.md shows that one, too
+        folder = HERE.parents[1] / "docs" if name == "gcfed_table5" else HERE
         save(styled(drawn)(*drawing), folder / "images" / f"{name}.png")
         if name == "gcfed_table5":
             save(styled(DARK(drawn))(*drawing), folder / "images" / f"{name}_dark.png")

@@ -1,4 +1,5 @@
-"""Federated learning on heterogeneous data, from Python: ``configure``, ``train``, ``compare``, ``report``.
+"""Federated learning on heterogeneous data, from Python: ``configure``, ``train``, ``compare``,
+``report``.
 
     import gcfed
 

@@ -29,7 +29,8 @@ NOW = "%Y-%m-%d_%H-%M-%S-%f"
 def configure(*overrides: str | Iterable[str], folder: str | Path | None = None) -> DictConfig:
     """The config of a run: what ``python src/train.py`` composes of these overrides.
 
-    The run draws no progress bar. Unless ``trainer.devices`` is set, it has one process: forks copy a kernel's locks.
+    The run draws no progress bar. Unless ``trainer.devices`` is set, it has one process: forks copy
+    a kernel's locks.
 
     Args:
         overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.
@@ -38,14 +39,17 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
 
     Raises ValueError for an unknown key or option, and suggests the right one.
     """
-    words = shorthand(word for given in overrides for word in ([given] if isinstance(given, str) else given))
+    words = shorthand(
+        word for given in overrides for word in ([given] if isinstance(given, str) else given)
+    )
     with _composing:
         cfg = composed(words)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
         changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
         changed = re.sub(r"['\"\\$]+", "-", changed)  # the resolver's argument is in quotes
         base = "${paths.log_dir}/${name},${ckpt_path}"
-        folder = f"${{run_dir:{base},'{datetime.now():{NOW}}','{changed}'}}"  # with_folder makes it each run's own
+        # with_folder makes it each run's own
+        folder = f"${{run_dir:{base},'{datetime.now():{NOW}}','{changed}'}}"
     with open_dict(cfg):
         cfg.paths.output_dir = str(folder or cfg.paths.output_dir)
         cfg.callbacks.progress = None
@@ -55,35 +59,52 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
 
 
 def compare(
-    configs: Mapping[str, DictConfig], seeds: Iterable[int] = (1, 2, 3), folder: str | Path | None = None,
-    *, quiet: bool = False,
-) -> Comparison:  # fmt: skip
-    """Trains each config with each seed, one run after another. Equal seeds have equal clients, cohorts and weights.
+    configs: Mapping[str, DictConfig],
+    seeds: Iterable[int] = (1, 2, 3),
+    folder: str | Path | None = None,
+    *,
+    quiet: bool = False,
+) -> Comparison:
+    """Trains each config with each seed, one run after another.
+
+    Equal seeds have equal clients, cohorts and weights.
 
     Args:
         configs: the method's name → its config, of :func:`configure`.
         seeds: replace the configs' own.
-        folder: gets the runs' folders, ``<method>_seed<seed>``. A run that exists is continued if its config says
-            ``ckpt_path=last``, else refused. None: a new folder in ``logs/compare/``.
+        folder: gets the runs' folders, ``<method>_seed<seed>``. A run that exists is continued if
+            its config says ``ckpt_path=last``, else refused. None: a new folder in
+            ``logs/compare/``.
         quiet: as in :func:`gcfed.train`.
 
-    Raises ValueError before any run if names or seeds are missing or equal, a setting cannot work or a folder is taken.
+    Raises ValueError before any run if names or seeds are missing or equal, a setting cannot work
+    or a folder is taken.
     """
     import pandas as pd
 
     from gcfed.check import check
     from gcfed.run import train
 
-    seeds, names = [*seeds], {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs}
+    seeds, names = (
+        [*seeds],
+        {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs},
+    )
     if not (names and seeds) or len({*names.values()}) < len(names) or len({*seeds}) < len(seeds):
-        raise ValueError(f"A comparison needs different names and different seeds: {', '.join(names)}; {seeds}.")
+        raise ValueError(
+            f"A comparison needs different names and different seeds: {', '.join(names)}; {seeds}."
+        )
     logs = next(iter(configs.values())).paths.log_dir
     root = Path(folder or Path(logs, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
-    folders = {(method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in configs}
+    folders = {
+        (method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in configs
+    }
     runs = {key: deepcopy(configs[key[0]]) for key in folders}
     for key, run in runs.items():
         if run.ckpt_path not in (None, "last"):
-            raise ValueError(f"ckpt_path={run.ckpt_path}: a comparison continues its own folders, by ckpt_path=last.")
+            raise ValueError(
+                f"ckpt_path={run.ckpt_path}: a comparison continues its own folders, by"
+                " ckpt_path=last."
+            )
         with open_dict(run):
             run.seed, run.paths.output_dir = key[1], str(folders[key])
             run.ckpt_path = run.ckpt_path if (folders[key] / CHECKPOINT).is_file() else None
@@ -106,15 +127,21 @@ class Comparison:
         return f"Comparison(methods={methods}, seeds={seeds}, rounds={rounds})"
 
     def curves(self, column: str) -> dict[str, pd.DataFrame]:
-        """A column of each method: [rounds with a value, seeds]. Raises ValueError if a method has no value."""
+        """A column of each method: [rounds with a value, seeds].
+
+        Raises ValueError if a method has no value.
+        """
         values = self.frame.reindex(columns=[column])[column].dropna()
         methods = dict.fromkeys(method for method, _ in self.folders)
         if lacking := [method for method in methods if method not in values.index.unique("method")]:
-            raise ValueError(f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}.")
+            raise ValueError(
+                f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}."
+            )
         return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
-        """A row for each method: a column's mean over seeds and the last ``rounds`` rounds, with its 95 % interval.
+        """A row for each method: a column's mean over seeds and the last ``rounds`` rounds, with
+        its 95 % interval.
 
         If a run has fewer than three times as many rounds, only the last value of each run counts.
         """
@@ -123,20 +150,35 @@ class Comparison:
         from gcfed.report.verdict import interval
 
         curves = self.curves(column)
-        if min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()) < 3 * rounds:
+        if (
+            min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values())
+            < 3 * rounds
+        ):
             rounds = 1
-        last = {m: runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1]) for m, runs in curves.items()}
-        rows = {method: (seeds.mean(), *interval(seeds), len(seeds), rounds) for method, seeds in last.items()}
-        return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds", "rounds"])
+        last = {
+            m: runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1])
+            for m, runs in curves.items()
+        }
+        rows = {
+            method: (seeds.mean(), *interval(seeds), len(seeds), rounds)
+            for method, seeds in last.items()
+        }
+        return pd.DataFrame.from_dict(
+            rows, orient="index", columns=["mean", "low", "high", "seeds", "rounds"]
+        )
 
     def figure(self, column: str = "test/acc") -> Figure:
-        """A column over the rounds, as in the report: each method's mean, and one standard deviation over the seeds."""
+        """A column over the rounds, as in the report: each method's mean, and one standard
+        deviation over the seeds.
+        """
         import pandas as pd
 
         from gcfed.plots.style import looks
         from gcfed.report.figures import curves
 
         self.curves(column)  # raises for an unknown column
-        rows = pd.DataFrame([(method, read_run(self.folders[method, seed])) for method, seed in self.folders])
+        rows = pd.DataFrame(
+            [(method, read_run(self.folders[method, seed])) for method, seed in self.folders]
+        )
         rows = rows.set_axis(["method", "run"], axis=1).assign(repeated=False)
         return curves(rows, column, looks(rows["method"]))

@@ -1,4 +1,6 @@
-"""Builds the parts of a run from a checked config: data, network, loop, methods, metrics; then the trainer."""
+"""Builds the parts of a run from a checked config: data, network, loop, methods, metrics; then the
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ from gcfed.utils.rng import seed_generators, torch_seed
 
 @dataclass
 class Parts:
-    """The parts of a run. ``methods`` and ``callbacks`` are in the order of their hooks; the loop comes first."""
+    """The parts of a run.
+
+    ``methods`` and ``callbacks`` are in the order of their hooks; the loop comes first.
+    """
 
     module: FederatedModule
     data: FederatedDataModule
@@ -41,18 +46,23 @@ class Parts:
     callbacks: list[Callback]
 
     def __str__(self) -> str:
-        net, names = self.module.net, ", ".join(dict.fromkeys(part.title for part in self.methods)) or "none"
+        net, names = (
+            self.module.net,
+            ", ".join(dict.fromkeys(part.title for part in self.methods)) or "none",
+        )
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
         return (
-            f"{type(net).__name__} with {trained:,} trained parameters; {self.data.num_clients:,} clients; "
-            f"{self.loop.sampler}; methods: {names}"
+            f"{type(net).__name__} with {trained:,} trained parameters; {self.data.num_clients:,}"
+            f" clients; {self.loop.sampler}; methods: {names}"
         )
 
 
 def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
-    """Builds all parts of a run but its trainer and loggers: first the data, then what depends on them.
+    """Builds all parts of a run but its trainer and loggers: first the data, then what depends on
+    them.
 
-    ``clients_only``: builds the side of some clients, without server parts. The data may then be too few to learn from.
+    ``clients_only``: builds the side of some clients, without server parts. The data may then be
+        too few to learn from.
 
     Raises ValueError if a setting cannot work, and FileNotFoundError if data do not exist.
     """
@@ -68,29 +78,48 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
-    for callback in own if loop.transport.separate_clients else ():  # they have only methods and metrics
+    # they have only methods and metrics
+    for callback in own if loop.transport.separate_clients else ():
         if isinstance(callback, ClientPart) or hears_of_steps(callback):
-            part = f"callbacks: {type(callback).__name__} takes part in local training, and clients have no callbacks"
+            part = (
+                f"callbacks: {type(callback).__name__} takes part in local training, and clients"
+                " have no callbacks"
+            )
             raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks)
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
-    """A copy of the config. The loaded data fill in the shape and the number of classes that it leaves open."""
-    found, cfg = {"num_classes": data.num_classes, "input_shape": list(data.input_shape)}, cfg.copy()
+    """A copy of the config.
+
+    The loaded data fill in the shape and the number of classes that it leaves open.
+    """
+    found, cfg = (
+        {"num_classes": data.num_classes, "input_shape": list(data.input_shape)},
+        cfg.copy(),
+    )
     with open_dict(cfg):
         cfg.data.update(found)
-        for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they no longer refer to the data's
+        # in a run's config.yaml they no longer refer to the data's
+        for key in found.keys() & cfg.model.keys():
             cfg.model[key] = found[key] if cfg.model[key] is None else cfg.model[key]
         if isinstance(given := cfg.model.get("num_classes"), int) and given < data.num_classes:
-            raise ValueError(f"model.num_classes={given}: the data have {data.num_classes} classes. Leave the key out.")
-        if own := "vocabulary" in cfg.model and "last_only" not in cfg.model:  # the user's own texts
+            raise ValueError(
+                f"model.num_classes={given}: the data have {data.num_classes} classes. Leave the"
+                " key out."
+            )
+        # the user's own texts
+        if own := "vocabulary" in cfg.model and "last_only" not in cfg.model:
             tokens = [split.x for split in data.splits.values() if split.x.dtype.kind in "iu"]
-            most = (int(x.max()) + (1 if x.dtype == np.uint8 else 2) for x in tokens)  # −1: the last
+            # −1: the last
+            most = (int(x.max()) + (1 if x.dtype == np.uint8 else 2) for x in tokens)
             cfg.model.vocabulary = size = cfg.model.vocabulary or max([256, *most])
             if odd := [t for x in tokens for t in (x.min(), x.max()) if not -1 <= t < size]:
-                raise ValueError(f"data has {odd[0]}, and model.vocabulary={size} allows tokens from -1 to {size - 1}.")
+                raise ValueError(
+                    f"data has {odd[0]}, and model.vocabulary={size} allows tokens from -1 to"
+                    f" {size - 1}."
+                )
         if own or cfg.model.get("last_only", False) is None:
             cfg.model.last_only = data.labels.ndim == 1
     return cfg
@@ -101,41 +130,65 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     seed_generators(torch.device("cpu"), torch_seed(cfg.seed, "initialisation") % 2**32)
     net = build_net(cfg)
     if not any(p.requires_grad for p in net.parameters()):
-        raise ValueError(f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be trained.")
+        raise ValueError(
+            f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be"
+            " trained."
+        )
     return FederatedModule(
-        net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last,
+        net,
+        require(cfg, "server"),
+        task=require(cfg, "task"),
+        channels_last=cfg.channels_last,
         eval_precision=cfg.get("eval_precision"),
-    )  # fmt: skip
+    )
 
 
 def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
-    """The loop over the rounds: who takes part, what clients do, and how the server combines their updates."""
+    """The loop over the rounds: who takes part, what clients do, and how the server combines their
+    updates.
+    """
     faults, size = optional(cfg.participation, "faults") or Faults(), {}
     if "per_round" in (cfg.participation.get("sampler") or {}):  # reserve clients are drawn too
-        size["per_round"] = cohort_size(cfg.participation.sampler.per_round, num_clients) + (faults.extra or 0)
+        size["per_round"] = cohort_size(cfg.participation.sampler.per_round, num_clients) + (
+            faults.extra or 0
+        )
     stores: ClientStores = require(cfg, "client_store")
     run = Path(cfg.paths.output_dir).resolve()
-    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):  # runs may share it
+    # runs may share it
+    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):
         stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
     federation = optional(cfg, "federation")
     return FederatedLoop(
-        sampler=require(cfg.participation, "sampler", **size), solver=require(cfg, "client"),
-        aggregator=require(cfg, "aggregator"), rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every,
-        stores=stores, faults=faults, federation=federation and partial(federation, cfg=cfg),
-    )  # fmt: skip
+        sampler=require(cfg.participation, "sampler", **size),
+        solver=require(cfg, "client"),
+        aggregator=require(cfg, "aggregator"),
+        rounds=cfg.rounds,
+        seed=cfg.seed,
+        eval_every=cfg.eval_every,
+        stores=stores,
+        faults=faults,
+        federation=federation and partial(federation, cfg=cfg),
+    )
 
 
 def build_methods(cfg: DictConfig) -> list[Part]:
-    """The ingredients of the algorithm, in the order of their hooks. GC projects the corrected gradient."""
+    """The ingredients of the algorithm, in the order of their hooks.
+
+    GC projects the corrected gradient.
+    """
     own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
     lora = AVERAGES.get(OmegaConf.select(cfg, "model.lora.average"), list)()
     rest = [optional(cfg, key) for key in ("gc", "privacy", "attack", "quantization")]
     return parts_of(m for m in (*own, *lora, *build_all(cfg, "methods"), *rest) if m is not None)
 
 
-def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0) -> Trainer:
+def build_trainer(
+    cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0
+) -> Trainer:
     """The trainer with its loggers. It chooses the number of processes if the user has not."""
-    layout = spread(cfg.trainer, parts.loop.sampler.per_round, parts.module.net, parts.data.smallest_test)
+    layout = spread(
+        cfg.trainer, parts.loop.sampler.per_round, parts.module.net, parts.data.smallest_test
+    )
     if trains_on_cpu(cfg.trainer.accelerator):
         layout["accelerator"] = "cpu"  # Lightning's auto is mps on a Mac
     for key, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):

@@ -15,14 +15,23 @@ from gcfed.utils.machine import in_sweep
 
 RANGES: dict[str, Any] = {
     "name": Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")],
-    "rounds": Count, "eval_every": Count, "seed": Whole,
-    # Not 16-mixed: it scales the loss, so gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients.
-    "precision": Literal["32-true", "bf16-mixed", "64-true"], "eval_precision": Literal["bf16-mixed"] | None,
-    "precision_matmul": Literal["high", "medium"] | None, "targets": Sequence[Share], "optimized_metric": str | None,
+    "rounds": Count,
+    "eval_every": Count,
+    "seed": Whole,
+    # Not 16-mixed: it scales the loss, so gradient hooks (GC, SCAFFOLD, clipping) would see scaled
+    # gradients.
+    "precision": Literal["32-true", "bf16-mixed", "64-true"],
+    "eval_precision": Literal["bf16-mixed"] | None,
+    "precision_matmul": Literal["high", "medium"] | None,
+    "targets": Sequence[Share],
+    "optimized_metric": str | None,
     "client_store.folder": Annotated[str, Field(min_length=1)] | None,
-    "channels_last": bool, "extras.figures": bool, "participation.num_clients": Count | None,
-    "trainer.num_nodes": Count | None, "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
-}  # fmt: skip
+    "channels_last": bool,
+    "extras.figures": bool,
+    "participation.num_clients": Count | None,
+    "trainer.num_nodes": Count | None,
+    "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
+}
 
 
 def check(cfg: DictConfig) -> None:
@@ -40,6 +49,12 @@ def check(cfg: DictConfig) -> None:
         validated(key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, hint)
     by = OmegaConf.select(cfg, "partition.by")
     if by is not None and OmegaConf.select(cfg, "data.dataset.groups") is None:
-        raise ValueError(f"partition.by={by}: data={cfg.tags.data} has its own groups: leave partition.by out.")
-    if HydraConfig.initialized() and HydraConfig.get().runtime.choices.get("hparams_search") and not in_sweep():
+        raise ValueError(
+            f"partition.by={by}: data={cfg.tags.data} has its own groups: leave partition.by out."
+        )
+    if (
+        HydraConfig.initialized()
+        and HydraConfig.get().runtime.choices.get("hparams_search")
+        and not in_sweep()
+    ):
         raise ValueError("hparams_search=… is a sweep: add -m.")

@@ -1,4 +1,6 @@
-"""One run, from a composed config to its summary: what ``src/train.py`` and ``src/eval.py`` call."""
+"""One run, from a composed config to its summary: what ``src/train.py`` and
+``src/eval.py`` call.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ class RunResult:
     """What a finished run leaves in memory; everything else is in ``folder``."""
 
     folder: Path
-    frame: pd.DataFrame  # ``metrics.csv``: one row per round, which is the index; NaN where a round was not tested
+    # ``metrics.csv``: one row per round, which is the index; NaN where a round was not tested
+    frame: pd.DataFrame
     module: FederatedModule
     trainer: Trainer
     loop: FederatedLoop
@@ -49,7 +52,9 @@ class RunResult:
     @property
     def metrics(self) -> dict[str, float]:
         """The row of the last round, without empty cells."""
-        last: Any = self.trainer.callback_metrics or self.frame.reset_index().tail(1).dropna(axis=1).squeeze(axis=0)
+        last: Any = self.trainer.callback_metrics or self.frame.reset_index().tail(1).dropna(
+            axis=1
+        ).squeeze(axis=0)
         return {name: float(value) for name, value in last.items()}
 
     @property
@@ -69,7 +74,8 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
 
     ``quiet``: shows no progress bar, no summary, and only those log lines that are errors.
 
-    Raises before the first round: ValueError for a bad setting or another run's folder, OSError for a missing file.
+    Raises before the first round: ValueError for a bad setting or another run's folder, OSError for
+    a missing file.
     """
     check(cfg)
     cfg = with_folder(cfg)
@@ -97,12 +103,16 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
             for logger in trainer.loggers:
                 logger.log_hyperparams(hyperparameters(cfg))
             try:
-                trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+                trainer.fit(
+                    parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True
+                )
             finally:  # nothing may be written after the folder is unlocked, even if Lightning fails at its end
                 trainer.strategy.checkpoint_io.teardown()
             if leads:
                 stopped = why_stopped(parts.callbacks)
-                finish(cfg, folder, parts.module.net, trainer, parts.data, held, record.about, stopped)
+                finish(
+                    cfg, folder, parts.module.net, trainer, parts.data, held, record.about, stopped
+                )
     return RunResult(folder, read_metrics(folder / METRICS), parts.module, trainer, parts.loop)
 
 
@@ -111,7 +121,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests a global model on the test split.
 
     Args:
-        cfg: the settings of its run. Only the tensors of ``ckpt_path``, a checkpoint or safetensors, are read.
+        cfg: the settings of its run. Only the tensors of ``ckpt_path``, a checkpoint or
+            safetensors, are read.
 
     Raises ValueError if the file is damaged, or holds another model than ``cfg`` describes.
     """
@@ -121,12 +132,19 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     data.setup()
     cfg = described(cfg, data)
     for key in {"weights", "pretrained", "start"} & cfg.model.keys():
-        cfg.model[key] = False if key == "pretrained" else None  # the file's tensors replace them: no download
+        # the file's tensors replace them: no download
+        cfg.model[key] = False if key == "pretrained" else None
     module = build_module(cfg)
     set_traits(module, data, stack=1)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
-    device = "gpu" if torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator) else "cpu"
-    quiet: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    device = (
+        "gpu" if torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator) else "cpu"
+    )
+    quiet: Any = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     trainer = Trainer(accelerator=device, devices=1, precision=cfg.precision, **quiet)
     trainer.validate(module, datamodule=data, verbose=False)
-    return {"round": rounds} | {key: float(value) for key, value in trainer.callback_metrics.items()}
+    return {"round": rounds} | {
+        key: float(value) for key, value in trainer.callback_metrics.items()
+    }

@@ -1,7 +1,9 @@
-"""What labels mean: the loss of an output, and what a test reports. ``task`` in the config; the data set chooses.
+"""What labels mean: the loss of an output, and what a test reports.
 
-Your own loss is a class that inherits from :class:`Classification`, :class:`SquaredError` or :class:`Task`
-(docs/bring-your-own.md). ``columns`` and ``scores`` add columns to a test.
+``task`` in the config; the data set chooses.
+
+Your own loss is a class that inherits from :class:`Classification`, :class:`SquaredError` or
+:class:`Task` (docs/bring-your-own.md). ``columns`` and ``scores`` add columns to a test.
 """
 
 from dataclasses import dataclass
@@ -18,8 +20,10 @@ class Batch:
     """One local step's samples of the n active clients.
 
     x: inputs, ``[n, B, *input]``.
-    y: labels, ``[n, B]``, of sequences ``[n, B, T]``, where a negative one is padding, or to regress on ``[n, B, C]``.
-    mask: 1 where a label is real and 0 where it is padding, in the shape of the labels; None where all are real.
+    y: labels, ``[n, B]``, of sequences ``[n, B, T]``, where a negative one is padding, or to
+        regress on ``[n, B, C]``.
+    mask: 1 where a label is real and 0 where it is padding, in the shape of the labels; None where
+        all are real.
     count: real labels of each client, ``[n]``.
     rows: 1 where a sample is real and 0 where it is padding, ``[n, B]``; None where all are real.
     """
@@ -31,14 +35,18 @@ class Batch:
     rows: Tensor | None = None
 
     def mean(self, values_KB: Tensor) -> Tensor:
-        """Each client's mean over its real labels, a value for each label → ``[n]``; 0 without a real label."""
+        """Each client's mean over its real labels, a value for each label → ``[n]``; 0 without a
+        real label.
+        """
         if self.mask is None:
             return values_KB.flatten(1).mean(1)
         return (values_KB * self.mask).flatten(1).sum(1) / self.count.where(self.count > 0, 1.0)
 
 
 class Task:
-    """The interface that the solver and the test use; ``[…]`` stands for any leading axes of samples."""
+    """The interface that the solver and the test use; ``[…]`` stands for any leading axes of
+    samples.
+    """
 
     columns: tuple[str, ...] = ("test/loss",)  # the keys of scores()
     roots: tuple[str, ...] = ()  # columns for which a test reports the root of the mean
@@ -66,27 +74,42 @@ class Task:
         return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Raises ValueError if a loss or a score is not one number for each label. Sums would broadcast it."""
+        """Raises ValueError if a loss or a score is not one number for each label.
+
+        Sums would broadcast it.
+        """
         for name, values in ({"losses": self.losses(outputs, y)} | self.scores(outputs, y)).items():
             if values.shape != (wanted := self.real(y).shape):
                 shapes = f"{[*values.shape]} for outputs {[*outputs.shape]} and labels {[*y.shape]}"
-                raise ValueError(f"task={type(self).__name__}: {name} has the shape {shapes}: it must be {[*wanted]}.")
+                raise ValueError(
+                    f"task={type(self).__name__}: {name} has the shape {shapes}: it must be"
+                    f" {[*wanted]}."
+                )
 
 
 class Classification(Task):
-    """Cross-entropy of classes: logits ``[…, C]``, labels int64 ``[…]``; a negative label is padding."""
+    """Cross-entropy of classes: logits ``[…, C]``, labels int64 ``[…]``; a negative label is
+    padding.
+    """
 
     columns: tuple[str, ...] = ("test/acc", "test/loss")
     shares = ("test/acc",)
     has_classes = True
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORE).view(y.shape)
+        return F.cross_entropy(
+            outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORE
+        ).view(y.shape)
 
     def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        if len(outputs) > 1 or batch.mask is not None or type(self).losses is not Classification.losses:
+        if (
+            len(outputs) > 1
+            or batch.mask is not None
+            or type(self).losses is not Classification.losses
+        ):
             return super().mean_losses(outputs, batch)
-        # One client with whole batches: torch's own mean saves four nodes of the graph, 0.1 ms of a step.
+        # One client with whole batches: torch's own mean saves four nodes of the graph, 0.1 ms of a
+        # step.
         return F.cross_entropy(outputs.squeeze(0), batch.y.squeeze(0)).unsqueeze(0)
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -107,9 +130,11 @@ class LanguageModel(Classification):
 
 
 class SquaredError(Task):
-    """Regression: outputs and labels ``[…, C]``, the loss ½‖output − label‖² (SSF, equation 130, without its ridge).
+    """Regression: outputs and labels ``[…, C]``, the loss ½‖output − label‖² (SSF, equation 130,
+    without its ridge).
 
-    A test also reports ``test/rmse``, the root of the mean squared error of a component, in the user's units.
+    A test also reports ``test/rmse``, the root of the mean squared error of a component, in the
+    user's units.
     """
 
     columns = ("test/loss", "test/rmse")

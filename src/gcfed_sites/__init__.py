@@ -1,1 +1,3 @@
-"""Real sites through NVIDIA FLARE (``federation=nvflare``): an optional package, which :mod:`gcfed` never imports."""
+"""Real sites through NVIDIA FLARE (``federation=nvflare``): an optional package, which :mod:`gcfed`
+never imports.
+"""

@@ -52,7 +52,8 @@ def counted_against(site: str, failures: dict[str, str], failed: str = "failed")
         del failures[site]
     except Exception as error:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        failures[site] = f"{failed}: {''.join(c if c.isprintable() else ' ' for c in why[:500])}"  # the site's words
+        # the site's words
+        failures[site] = f"{failed}: {''.join(c if c.isprintable() else ' ' for c in why[:500])}"
 
 
 def require(right: bool, what: str, value: Any) -> None:
@@ -63,12 +64,16 @@ def require(right: bool, what: str, value: Any) -> None:
 
 def check_whole(what: str, numbers: Any, least: int, most: int) -> None:
     """Raises MessageError for anything but a list of whole numbers within these bounds."""
-    right = isinstance(numbers, list) and all(type(number) is int and least <= number <= most for number in numbers)
+    right = isinstance(numbers, list) and all(
+        type(number) is int and least <= number <= most for number in numbers
+    )
     require(right, what, numbers)
 
 
 def check_versions(states: Any, names: Iterable[str], clients: list[int], round: int) -> None:
-    """Raises MessageError for anything but a version of each of these clients' states, by name of the state."""
+    """Raises MessageError for anything but a version of each of these clients' states, by name of
+    the state.
+    """
     require(isinstance(states, dict) and states.keys() == {*names}, "states", states)
     for name, versions in states.items():
         check_whole(f"states.{name}", versions, NONE, round)
@@ -76,9 +81,15 @@ def check_versions(states: Any, names: Iterable[str], clients: list[int], round:
 
 
 def checked_upload(
-    content: Mapping[str, Any], round: int, expected: Expected, sizes_N: np.ndarray, solver: LocalSolver
+    content: Mapping[str, Any],
+    round: int,
+    expected: Expected,
+    sizes_N: np.ndarray,
+    solver: LocalSolver,
 ) -> Upload:
-    """The upload of K clients. Its tensors have the expected shapes, and its numbers are possible in this round.
+    """The upload of K clients.
+
+    Its tensors have the expected shapes, and its numbers are possible in this round.
 
     Args:
         sizes_N: number of samples of each client of the run, as the sites reported them.
@@ -89,19 +100,32 @@ def checked_upload(
     for name, (bits, _) in content["levels"].items():
         check_whole(f"the bits of {name}", [bits], 2, 22)
     for name, size in content["packed"].items():
-        check_whole(f"the size of {name}", [size], 0, 3 * expected.shapes["delta"][name].nbytes)  # with places
+        # with places
+        check_whole(f"the size of {name}", [size], 0, 3 * expected.shapes["delta"][name].nbytes)
     upload = read_upload(content, expected.shapes["delta"])
     k, sizes = len(upload.clients), sizes_N[upload.clients]
     require(upload.round == round, "round", upload.round)
     require(np.array_equal(upload.num_samples, sizes), "num_samples", upload.num_samples)
     steps = solver.num_steps(sizes)
-    most = {"num_steps": (upload.num_steps, steps), "num_seen": (upload.num_seen, steps * float(solver.batch_size))}
+    most = {
+        "num_steps": (upload.num_steps, steps),
+        "num_seen": (upload.num_seen, steps * float(solver.batch_size)),
+    }
     for name, (number_K, most_K) in most.items():
-        require(number_K.shape == (k,) and bool(((number_K >= 0) & (number_K <= most_K)).all()), name, number_K)
+        require(
+            number_K.shape == (k,) and bool(((number_K >= 0) & (number_K <= most_K)).all()),
+            name,
+            number_K,
+        )
     losses = upload.loss.tolist()
     require(all(abs(loss) <= MOST or not isfinite(loss) for loss in losses), "loss", losses)
     numbers = {"loss": upload.loss.double(), "finite": upload.finite}
-    refuse_other("an upload", numbers, {"loss": torch.zeros((), dtype=torch.float64), "finite": torch.tensor(True)}, k)
+    refuse_other(
+        "an upload",
+        numbers,
+        {"loss": torch.zeros((), dtype=torch.float64), "finite": torch.tensor(True)},
+        k,
+    )
     refuse_misfit(upload, expected.shapes)
     for name in {**expected.notes, **upload.notes}:
         refuse_other(f"the note {name}", upload.notes.get(name, {}), expected.notes.get(name, {}))

@@ -1,7 +1,7 @@
 """The two ends of an NVFlare job: one class runs in the server's process, the other in each site's.
 
-The job contains no code. Both classes are installed with this project, so a site only has to allow their names
-(docs/federation.md).
+The job contains no code. Both classes are installed with this project, so a site only has to allow
+their names (docs/federation.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ALIVE = 20.0  # seconds until a site that does not return from a call is conside
 
 
 class Relay:
-    """The server's end: passes questions and answers between the sites and the run, which is another process.
+    """The server's end: passes questions and answers between the sites and the run, which is
+    another process.
 
     Args:
         address: path of the run's socket.
@@ -37,7 +38,8 @@ class Relay:
         """Works until the run closes the socket or the job is aborted."""
         sites, context = {site.name: site for site in collab.clients}, collab.context
         calls = ThreadPoolExecutor(len(sites))  # each site has one question at a time
-        hung_up = suppress(EOFError, ConnectionResetError)  # a reset if the run leaves answers unread
+        # a reset if the run leaves answers unread
+        hung_up = suppress(EOFError, ConnectionResetError)
         with hung_up, Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.key)) as self.line:
             self.line.send(sorted(sites))
             while not context.is_aborted():
@@ -49,8 +51,8 @@ class Relay:
     def _call(self, site: Any, number: int, *question: Any) -> None:
         """Sends the answer of a site, or why it is gone.
 
-        Repeats short calls while the site works, because a site without power never returns, and a long call would
-        keep the job from ending.
+        Repeats short calls while the site works, because a site without power never returns, and a
+        long call would keep the job from ending.
         """
         answer, gone = None, ""
         try:
@@ -58,7 +60,11 @@ class Relay:
                 answer = site(timeout=ALIVE).answer(number, *question)
                 question = ("", "", b"")
         except Exception as error:  # for a killed process NVFlare reports a timeout at once
-            gone = "its process has ended, or cannot be reached" if "timed out" in str(error) else str(error)
+            gone = (
+                "its process has ended, or cannot be reached"
+                if "timed out" in str(error)
+                else str(error)
+            )
         with self._sending, suppress(OSError):  # the run has ended
             self.line.send((site.name, number, answer if type(answer) is bytes else b"", gone))
 
@@ -73,7 +79,8 @@ class SiteEnd:
 
     @collab.publish
     def answer(self, number: int, verb: str, about: str, message: bytes) -> bytes | None:
-        """The answer of :meth:`gcfed_sites.site.Site.answer` to the question with this number; None while it works.
+        """The answer of :meth:`gcfed_sites.site.Site.answer` to the question with this number; None
+        while it works.
 
         NVFlare would also let other sites call. They are refused.
         """
@@ -82,7 +89,9 @@ class SiteEnd:
         if number != self._number:
             places = collab.workspace.get_root_dir(), collab.workspace.get_site_config_dir()
             self._number = number
-            self._answer = self._worker.submit(self._work, collab.site_name, *places, verb, about, message)
+            self._answer = self._worker.submit(
+                self._work, collab.site_name, *places, verb, about, message
+            )
         with suppress(TimeoutError):
             return self._answer.result(HOLD)
         return None

@@ -1,6 +1,8 @@
-"""The line from a run to its sites: the NVFlare job that the run submits, and a socket to the job's server.
+"""The line from a run to its sites: the NVFlare job that the run submits, and a socket to the job's
+server.
 
-If all sites are on this machine, this module also provisions and starts them, on the loopback interface only.
+If all sites are on this machine, this module also provisions and starts them, on the loopback
+interface only.
 """
 
 from __future__ import annotations
@@ -40,11 +42,17 @@ SERVER, ADMIN = "localhost", "admin@local.net"  # names in a federation on this 
 START = 120.0  # seconds for its processes to find each other, and for NVFlare to start a job
 ENDING = 20.0  # seconds for a job to end
 #: The classes that a job may build in addition to NVFlare's.
-ALLOWED = [f"{kind.__module__}.{kind.__name__}" for kind in (Relay, SiteEnd, CollabController, CollabExecutor)]
+ALLOWED = [
+    f"{kind.__module__}.{kind.__name__}"
+    for kind in (Relay, SiteEnd, CollabController, CollabExecutor)
+]
 
 
 def session_of(kit: Path) -> closing[Session]:
-    """A session with NVFlare's server. It must be closed, because an open one keeps a process from ending."""
+    """A session with NVFlare's server.
+
+    It must be closed, because an open one keeps a process from ending.
+    """
     try:
         user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
         with redirect_stdout(StringIO()):
@@ -56,11 +64,16 @@ def session_of(kit: Path) -> closing[Session]:
 def connected(kit: Path) -> list[str]:
     """The sites that are connected to NVFlare's server."""
     with session_of(kit) as session:
-        return sorted((c.name for c in session.get_connected_client_list()), key=lambda name: (len(name), name))
+        return sorted(
+            (c.name for c in session.get_connected_client_list()),
+            key=lambda name: (len(name), name),
+        )
 
 
 class FlareLine:
-    """Submits a job, which runs as long as the line exists. Then passes questions to sites, and their answers back.
+    """Submits a job, which runs as long as the line exists.
+
+    Then passes questions to sites, and their answers back.
 
     Args:
         kit: the startup kit of an admin.
@@ -78,12 +91,17 @@ class FlareLine:
         self.kit, self.lost, there = kit, False, connected(kit)
         self.sites = there if isinstance(sites, int) else list(sites)
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
-            raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
+            raise ConnectionError(
+                f"federation.sites={sites}: connected are {', '.join(there) or 'none'}."
+            )
         key = secrets.token_bytes(32)
         with TemporaryDirectory(prefix="gcfed_") as folder:  # which only this user can open
             address = f"{folder}/run"
             job = write_job(folder, self.sites, address, key.hex())
-            with Listener(address, "AF_UNIX", authkey=key) as listener, session_of(self.kit) as session:
+            with (
+                Listener(address, "AF_UNIX", authkey=key) as listener,
+                session_of(self.kit) as session,
+            ):
                 self._job = session.submit_job(job)
                 listener._listener._socket.settimeout(START)  # type: ignore[attr-defined]
                 try:
@@ -91,28 +109,38 @@ class FlareLine:
                 except TimeoutError:
                     status = session.get_job_status(self._job)
                     session.abort_job(self._job)
-                    raise ConnectionError(f"NVFlare has not started the job in {START:g} s: {status}.") from None
+                    raise ConnectionError(
+                        f"NVFlare has not started the job in {START:g} s: {status}."
+                    ) from None
         if missing := sorted(set(self.sites) - set(self.pipe.recv())):
-            raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
+            raise ConnectionError(
+                f"NVFlare could not start the job at {', '.join(missing)}: see their logs."
+            )
 
     def send(self, site: str, number: int, verb: str, about: About, message: bytes) -> None:
         with suppress(BrokenPipeError):  # ``receive`` reports it
             self.pipe.send((site, number, verb, json.dumps(about), message))
 
     def receive(self, seconds: float) -> Answer | None:
-        """The next answer; None if there is none within this time. Raises ConnectionError if none can come any more."""
+        """The next answer; None if there is none within this time.
+
+        Raises ConnectionError if none can come any more.
+        """
         try:
             answer = Answer(*self.pipe.recv()) if self.pipe.poll(seconds) else None
             self.lost |= answer is not None and bool(answer.gone)
             return answer
         except (EOFError, ConnectionResetError):
             self.lost = True
-            raise ConnectionError(f"NVFlare's server has ended the job {self._job}. {RESUME}") from None
+            raise ConnectionError(
+                f"NVFlare's server has ended the job {self._job}. {RESUME}"
+            ) from None
 
     def close(self) -> None:
         """Closes the pipe, which ends the job, and waits for its end."""
         self.pipe.close()
-        with session_of(self.kit) as session, suppress(Exception):  # the job may have ended just now
+        # the job may have ended just now
+        with session_of(self.kit) as session, suppress(Exception):
             session.monitor_job(self._job, ENDING, poll_interval=0.5)
             session.abort_job(self._job)
 
@@ -133,7 +161,8 @@ def line_of(kit: Path, sites: int | list[str]) -> FlareLine:
 def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
     """Writes a job that names its components and contains no code. Returns its folder."""
     job = FedJob("gcfed", min_clients=1)
-    job.set_app_packages(["gcfed", "gcfed_sites"])  # NVFlare would add the code of unknown packages to the job
+    # NVFlare would add the code of unknown packages to the job
+    job.set_app_packages(["gcfed", "gcfed_sites"])
     job.to_server(CollabController("_server", sync_task_timeout=300), id="controller")
     job.to_server(Relay(address, key), id="_server")
     for site in sites:
@@ -143,9 +172,13 @@ def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
     return f"{folder}/gcfed"
 
 
-# ----------------------------------------------------------------------------------------- all on this machine
+# ----------------------------------------------------------------------------------------- all on
+# this machine
 class LocalFederation:
-    """The processes of a server and its sites. They end with this process. The folder has kits, keys and logs."""
+    """The processes of a server and its sites.
+
+    They end with this process. The folder has kits, keys and logs.
+    """
 
     def __init__(self, folder: Path, sites: list[str]) -> None:
         self.sites, self.kits = sites, provision(folder, sites)
@@ -153,7 +186,9 @@ class LocalFederation:
         until, there = time.monotonic() + START, set[str]()
         while set(sites) - there:
             if time.monotonic() > until:
-                raise ConnectionError(f"the sites do not find their server: see the logs in {self.kits}.")
+                raise ConnectionError(
+                    f"the sites do not find their server: see the logs in {self.kits}."
+                )
             time.sleep(1.0)
             with suppress(ConnectionError):  # not yet
                 there = set(connected(self.kits / ADMIN))
@@ -161,23 +196,43 @@ class LocalFederation:
 
 def _start(kit: Path) -> subprocess.Popen:
     kind = "server" if kit.name == SERVER else "client"
-    words = ["-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit), "-s", f"fed_{kind}.json"]
-    settings = ["--set", "secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
-    places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)  # it imports what this process can
+    words = [
+        "-u",
+        "-m",
+        f"nvflare.private.fed.app.{kind}.{kind}_train",
+        "-m",
+        str(kit),
+        "-s",
+        f"fed_{kind}.json",
+    ]
+    settings = [
+        "--set",
+        "secure_train=true",
+        "org=local",
+        f"uid={kit.name}",
+        "config_folder=config",
+    ]
+    # it imports what this process can
+    places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
     known = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (kit / "log").open("a") as file:
         return subprocess.Popen(
-            [sys.executable, *words, *settings], env=known, cwd=kit, stdout=file, stderr=file,
-            start_new_session=True, preexec_fn=end_with_parent,
-        )  # fmt: skip
+            [sys.executable, *words, *settings],
+            env=known,
+            cwd=kit,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
 
 
 _federations: dict[str, LocalFederation] = {}
 
 
 def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine:
-    """The line to this process's federation of these sites. It starts with the first run and serves later runs too.
-    The clients' states are in the run's folder, ``output``.
+    """The line to this process's federation of these sites. It starts with the first run and serves
+    later runs too. The clients' states are in the run's folder, ``output``.
     """
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
     if (key := " ".join(names)) not in _federations:
@@ -198,11 +253,20 @@ def provision(folder: Path, sites: list[str]) -> Path:
         port = free.getsockname()[1]
     example = Path(nvflare.lighter.__file__).with_name("dummy_project.yml")
     project: Any = OmegaConf.to_container(OmegaConf.load(example))
-    project |= {"name": "gcfed", "participants": [
-        {"name": SERVER, "type": "server", "org": "local", "fed_learn_port": port, "admin_port": port},
-        *({"name": site, "type": "client", "org": "local"} for site in sites),
-        {"name": ADMIN, "type": "admin", "org": "local", "role": "project_admin"},
-    ]}  # fmt: skip
+    project |= {
+        "name": "gcfed",
+        "participants": [
+            {
+                "name": SERVER,
+                "type": "server",
+                "org": "local",
+                "fed_learn_port": port,
+                "admin_port": port,
+            },
+            *({"name": site, "type": "client", "org": "local"} for site in sites),
+            {"name": ADMIN, "type": "admin", "org": "local", "role": "project_admin"},
+        ],
+    }
     with redirect_stdout(StringIO()):
         maker = Provisioner(str(folder), prepare_builders(project), prepare_packager(project))
         kits = Path(maker.provision(prepare_project(project))["current_prod_dir"])

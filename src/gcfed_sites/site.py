@@ -31,12 +31,32 @@ from gcfed_sites.answers import NONE, About
 
 #: The keys of a config that clients need.
 OF_CLIENTS = (
-    "data", "model", "client", "gc", "attack", "quantization", "metrics", "participation", "partition", "client_store",
-    "task", "methods", "seed", "rounds", "eval_every", "precision", "precision_matmul", "channels_last", "tags", "name",
-)  # fmt: skip
+    "data",
+    "model",
+    "client",
+    "gc",
+    "attack",
+    "quantization",
+    "metrics",
+    "participation",
+    "partition",
+    "client_store",
+    "task",
+    "methods",
+    "seed",
+    "rounds",
+    "eval_every",
+    "precision",
+    "precision_matmul",
+    "channels_last",
+    "tags",
+    "name",
+)
 #: Names and folders, which may differ between machines.
 OWN = re.compile(r"tags|name|data\.dataset\.data_dir|client_store\.folder|metrics\.\w+\.folder")
-TEST = 1e-6  # share of samples held out if a site has no test split: one sample, because a data set must have one
+# share of samples held out if a site has no test split: one sample, because a data set must have
+# one
+TEST = 1e-6
 
 
 @checked
@@ -44,12 +64,15 @@ TEST = 1e-6  # share of samples held out if a site has no test split: one sample
 class Settings:
     """A site's ``gcfed.yaml``. All keys are optional. Paths are relative to the file's folder."""
 
-    overrides: list[str] | None = None  # of the run, as on its command line: experiment=…, data=…, model=…
+    # of the run, as on its command line: experiment=…, data=…, model=…
+    overrides: list[str] | None = None
     config: str | None = None  # or a file with a whole config, like a run's config.yaml
-    clients: list[Whole] | None = None  # ids of the run's clients that it holds; None: those that the server proposes
+    # ids of the run's clients that it holds; None: those that the server proposes
+    clients: list[Whole] | None = None
     arrays: str | None = None  # its data as a .npz, as for data=arrays
     data_dir: str | None = None  # folder of the data sets that the config names
-    states: str | None = None  # folder of its clients' states, with one folder per run; None: in its NVFlare workspace
+    # folder of its clients' states, with one folder per run; None: in its NVFlare workspace
+    states: str | None = None
     accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
 
     @classmethod
@@ -87,29 +110,44 @@ class Site:
         try:
             asked = json.loads(about)
             if verb != "configure" and asked["run"] != self.run:
-                raise ValueError(f"{self.name} does not know the run {asked['run']}, because its job has begun anew.")
+                raise ValueError(
+                    f"{self.name} does not know the run {asked['run']}, because its job has begun"
+                    " anew."
+                )
             return pack(verbs[verb](asked, message))
         except Exception as error:
             return pack({"failure": f"{type(error).__name__}: {in_words(error)}"})
 
     def configure(self, about: About, message: bytes) -> About:
-        """Builds the clients of a run. Refuses another version of this project, and data that have changed."""
+        """Builds the clients of a run.
+
+        Refuses another version of this project, and data that have changed.
+        """
         if about["version"] != __version__:
-            raise ValueError(f"the server has gcfed {about['version']}, and {self.name} has {__version__}.")
+            raise ValueError(
+                f"the server has gcfed {about['version']}, and {self.name} has {__version__}."
+            )
         if not re.fullmatch(r"[\w-]+", about["run"]):
             raise ValueError(f"the run {about['run']!r} has a name that cannot name a folder.")
         self.run, own = "", Settings.read(self.settings)
         vars(self).pop("end", None)  # frees its memory
-        share: list[int] = validated("share", about["share"], list[Whole])  # it becomes part of a config
+        # it becomes part of a config
+        share: list[int] = validated("share", about["share"], list[Whole])
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         end = ClientEnd(self._config(own, folder, about), assemble, own.accelerator)
         end.stores.shared = True  # states are files, which this site's next process reads
-        if end.data.num_clients != (n := about["num_clients"]) or not set(self.clients) <= set(range(n)):
-            raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {n}, from 0 on.")
+        if end.data.num_clients != (n := about["num_clients"]) or not set(self.clients) <= set(
+            range(n)
+        ):
+            raise ValueError(
+                f"{self.name} holds the clients {self.clients}, and the run has {n}, from 0 on."
+            )
         path, checksum = folder / "data.txt", digest(fingerprint(end.data))
         if about["resumed"] and path.is_file() and path.read_text() != checksum:
-            raise ValueError(f"the data of {self.name} have changed since the run began: restore them.")
+            raise ValueError(
+                f"the data of {self.name} have changed since the run began: restore them."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(checksum)
         self.end, self.run = end, about["run"]
@@ -122,7 +160,9 @@ class Site:
         Raises:
             ValueError: the configs differ in more than numbers; names the keys.
         """
-        cfg: Any = OmegaConf.load(own.config) if own.config else composed(shorthand(own.overrides or ()))
+        cfg: Any = (
+            OmegaConf.load(own.config) if own.config else composed(shorthand(own.overrides or ()))
+        )
         cfg.paths.output_dir = str(folder)
         whole: Any = OmegaConf.to_container(cfg, resolve=True)
         config, sent = clients_config(whole), dict(about["config"])
@@ -133,18 +173,24 @@ class Site:
         odd: list[str] = []
         config = adopted(config, sent, odd)
         if odd:
-            takes = f"{self.name} takes only numbers from the server, and its gcfed.yaml has another run"
+            takes = (
+                f"{self.name} takes only numbers from the server, and its gcfed.yaml has"
+                " another run"
+            )
             raise ValueError(f"{takes}: {'; '.join(odd)}. Name the same choices in both.")
         if own.arrays:
             data = config["data"]
-            means = {key: value for key, value in about["transform"].items() if key in data["transform"]}
+            means = {
+                key: value for key, value in about["transform"].items() if key in data["transform"]
+            }
             data["transform"] = adopted(data["transform"], data["transform"] | means, odd)
             load = partial(own_samples, own.arrays, about["classes"], data.get("standardize"))
             dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients}
             data |= {
-                "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule", "dataset": load,
+                "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule",
+                "dataset": load,
                 "partitioner": dealt | {"by": data["partitioner"]},
-            }  # fmt: skip
+            }
         whole |= config | {"federation": None, "callbacks": {}, "logger": {}}
         cfg = OmegaConf.create(whole, flags={"allow_objects": True})
         cfg.client_store.folder = str(folder / "clients")
@@ -153,15 +199,26 @@ class Site:
         return cfg
 
     def fit(self, about: About, message: bytes) -> About:
-        """Trains some of its clients, from the states that the server considers valid. Deletes older ones."""
+        """Trains some of its clients, from the states that the server considers valid.
+
+        Deletes older ones.
+        """
         clients, states, stores = about["clients"], about["states"], self.end.stores
         if not set(clients) <= set(self.clients):
-            raise ValueError(f"{self.name} holds the clients {self.clients}, and asked were {clients}.")
+            raise ValueError(
+                f"{self.name} holds the clients {self.clients}, and asked were {clients}."
+            )
         download = unpack_download(message)
         refuse_other("the server's model", download.model, self.end.module.broadcast_state())
         if states.keys() != stores.names:
-            raise ValueError(f"{self.name} has the states {sorted(stores.names)}, and asked were {[*states]}.")
-        known = {(name, k): of for name, own in states.items() for k, of in zip(clients, own, strict=True)}
+            raise ValueError(
+                f"{self.name} has the states {sorted(stores.names)}, and asked were {[*states]}."
+            )
+        known = {
+            (name, k): of
+            for name, own in states.items()
+            for k, of in zip(clients, own, strict=True)
+        }
         for key, versions in known.items():  # the valid one first
             written = stores.path(key, 0).parent.glob(f"{key[1]}-*.bin")
             for path in {*written} - {stores.path(key, version) for version in versions}:
@@ -190,15 +247,21 @@ def clients_config(whole: Any) -> dict[str, Any]:
 def adopted(own: Any, sent: Any, odd: list[str], key: str = "") -> Any:
     """A site's config with the server's numbers: integers, floats, booleans, and lists of them.
 
-    So the server names no class, file or address. All other values stay as the site has them. Adds each other
-    difference to ``odd``.
+    So the server names no class, file or address. All other values stay as the site has them. Adds
+    each other difference to ``odd``.
     """
     if OWN.fullmatch(key):
         return own
     if isinstance(own, dict) and isinstance(sent, dict):
         path = f"{key}." if key else ""
-        odd += [f"{path}{name} is {str(sent[name])[:40]!r} there, absent here" for name in sorted(sent.keys() - own)]
-        return {name: adopted(value, sent.get(name), odd, f"{path}{name}") for name, value in own.items()}
+        odd += [
+            f"{path}{name} is {str(sent[name])[:40]!r} there, absent here"
+            for name in sorted(sent.keys() - own)
+        ]
+        return {
+            name: adopted(value, sent.get(name), odd, f"{path}{name}")
+            for name, value in own.items()
+        }
     if _is_number(sent) and (own is None or _is_number(own)):
         return sent
     if own != sent:
@@ -207,33 +270,54 @@ def adopted(own: Any, sent: Any, odd: list[str], key: str = "") -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float)
+    return (
+        all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float)
+    )
 
 
 def deal(
-    labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None,
-    clients: Sequence[int], by: Partitioner,
-) -> Partition:  # fmt: skip
-    """Deals a site's own data to its own clients, by the run's partition. The other clients have no data here."""
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    seed: int,
+    groups: np.ndarray | None = None,
+    clients: Sequence[int],
+    by: Partitioner,
+) -> Partition:
+    """Deals a site's own data to its own clients, by the run's partition.
+
+    The other clients have no data here.
+    """
     owner_n = np.zeros(len(labels), np.int64)
     if len(clients) > 1:
         owner_n = by(labels, len(clients), seed=seed, groups=groups).owners(len(labels))
     return Partition.from_owners(np.array([*clients, -1])[owner_n], num_clients)
 
 
-def own_samples(path: str, classes: Sequence[str] | None, standardize: bool | None) -> FederatedDataset:
-    """The samples in a site's ``.npz``, with labels numbered like the run's ``classes``; None: the task has no classes.
+def own_samples(
+    path: str, classes: Sequence[str] | None, standardize: bool | None
+) -> FederatedDataset:
+    """The samples in a site's ``.npz``, with labels numbered like the run's ``classes``; None: the
+    task has no classes.
 
     Raises:
-        ValueError: the file has a class that the run does not know, or float vectors that need a common mean.
+        ValueError: the file has a class that the run does not know, or float vectors that need a
+            common mean.
     """
     found = read_arrays(path, TEST)
     if standardize and found.train.x.dtype.kind == "f":
-        raise ValueError("data.standardize=true needs the mean of all samples, which no site knows: set it to false.")
+        raise ValueError(
+            "data.standardize=true needs the mean of all samples, which no site knows: set it to"
+            " false."
+        )
     if classes is None or found.class_names is None:
         return found
     if unknown := sorted(set(found.class_names) - set(classes)):
-        raise ValueError(f"{found.name} has the class {unknown[0]}, and the run's are {', '.join(classes)}.")
+        raise ValueError(
+            f"{found.name} has the class {unknown[0]}, and the run's are {', '.join(classes)}."
+        )
     number = np.array([list(classes).index(name) for name in found.class_names])
     train, test = (replace(split, y=number[split.y]) for split in (found.train, found.test))
-    return replace(found, train=train, test=test, num_classes=len(classes), class_names=tuple(classes))
+    return replace(
+        found, train=train, test=test, num_classes=len(classes), class_names=tuple(classes)
+    )

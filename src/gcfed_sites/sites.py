@@ -1,4 +1,5 @@
-"""Clients at real sites: the server's transport to processes of NVIDIA FLARE, on this machine or on others.
+"""Clients at real sites: the server's transport to processes of NVIDIA FLARE, on this machine or on
+others.
 
 Any site may fail, be silent or answer nonsense. This counts against that site only.
 """
@@ -38,20 +39,34 @@ _numbers = itertools.count()  # numbers of this process's questions: a line may 
 
 
 class Index(ClientStores):
-    """The server's states, and the valid versions of the clients' states, whose files are at the sites."""
+    """The server's states, and the valid versions of the clients' states, whose files are at the
+    sites.
+    """
 
     away: Collection[str] = ()  # the names of the clients' states
-    _before: Mapping[Key, int] = {}  # the versions of the checkpoint before the last, which may still be being written
+    # the versions of the checkpoint before the last, which may still be being written
+    _before: Mapping[Key, int] = {}
 
     def references(self, clients: Sequence[int]) -> dict[str, list[list[int]]]:
-        """For each client the valid version, followed by those of the last two checkpoints, by name of the state."""
+        """For each client the valid version, followed by those of the last two checkpoints, by name
+        of the state.
+        """
         tables = self._version, self._last, self._before
-        return {name: [[of.get((name, k), NONE) for of in tables] for k in clients] for name in self.away}
+        return {
+            name: [[of.get((name, k), NONE) for of in tables] for k in clients]
+            for name in self.away
+        }
 
     def note(self, clients: Sequence[int], versions: Mapping[str, Sequence[int]]) -> None:
         """Makes these versions the valid ones."""
-        new = {(name, k): version for name, own in versions.items() for k, version in zip(clients, own, strict=True)}
-        self._version = {key: version for key, version in (self._version | new).items() if version != NONE}
+        new = {
+            (name, k): version
+            for name, own in versions.items()
+            for k, version in zip(clients, own, strict=True)
+        }
+        self._version = {
+            key: version for key, version in (self._version | new).items() if version != NONE
+        }
 
     def rotate(self) -> list[Path]:
         self._before = self._last
@@ -85,14 +100,20 @@ class Sites(Stacks):
         super().__init__(self.stacks.program, self.index, self.stacks.per_round)
         self.own_data = self.kit is not None
         self.output = Path(self.cfg.paths.output_dir).resolve()
-        self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # names the states at the sites
+        # names the states at the sites
+        self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"
         self._held: dict[str, set[int]] = {}  # site → the clients that it holds
-        self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of the clients' data sets, ``[N]``
-        self._busy: dict[str, tuple[int, str]] = {}  # site → its unanswered question, or (−1, "") if it is gone
+        # of the clients' data sets, ``[N]``
+        self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)
+        # site → its unanswered question, or (−1, "") if it is gone
+        self._busy: dict[str, tuple[int, str]] = {}
         self._done: dict[str, About] = {}  # site → its task in this round, which it has finished
 
     def open_line(self) -> Any:
-        """The line to the sites (:class:`~gcfed_sites.line.FlareLine`). It serves all runs of this process in turn."""
+        """The line to the sites (:class:`~gcfed_sites.line.FlareLine`).
+
+        It serves all runs of this process in turn.
+        """
         installed("nvflare", "federation=nvflare")
         from gcfed_sites.line import line_of, local_line
 
@@ -104,7 +125,8 @@ class Sites(Stacks):
         """Tells every site which run this is, and learns which clients it holds.
 
         Raises:
-            ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
+            ValueError: a site refuses, or a client is held by two sites or by none; with the
+                reasons.
         """
         if self.program.module.trainer.world_size > 1:
             raise ValueError("federation=nvflare needs trainer.devices=1, because the sites train.")
@@ -114,12 +136,24 @@ class Sites(Stacks):
         cfg = described(self.cfg, data).copy()
         cfg.paths = dict.fromkeys(cfg.paths, ".")  # the server's folders are not sent
         about = {
-            "version": __version__, "num_clients": n, "resumed": self.cfg.ckpt_path is not None,
+            "version": __version__,
+            "num_clients": n,
+            "resumed": self.cfg.ckpt_path is not None,
             "config": clients_config(OmegaConf.to_container(cfg, resolve=True)),
-            "classes": classes or [str(c) for c in range(data.num_classes)] if module.task.has_classes else None,
-            "transform": {key: list(getattr(transform, key)) for key in ("mean", "std") if hasattr(transform, key)},
-        }  # fmt: skip
-        tasks = {site: about | {"share": list(range(names.index(site), n, len(names)))} for site in names}
+            "classes": (
+                classes or [str(c) for c in range(data.num_classes)]
+                if module.task.has_classes
+                else None
+            ),
+            "transform": {
+                key: list(getattr(transform, key))
+                for key in ("mean", "std")
+                if hasattr(transform, key)
+            },
+        }
+        tasks = {
+            site: about | {"share": list(range(names.index(site), n, len(names)))} for site in names
+        }
         lost = dict.fromkeys(names, f"did not begin within {BEGIN:g} s")
         for answer in self._answers("configure", b"", tasks, BEGIN, module.trainer.global_step):
             with counted_against(answer.site, lost, "refuses this run"):
@@ -141,11 +175,14 @@ class Sites(Stacks):
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self._sizes[clients])
 
-    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
+    def fit(
+        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+    ) -> Iterator[Upload]:
         """Yields the uploads of these clients as they arrive.
 
         Raises:
-            ConnectionError: fewer clients than ``least`` answer before the deadline; says which sites failed, and why.
+            ConnectionError: fewer clients than ``least`` answer before the deadline; says which
+                sites failed, and why.
         """
         assert expected is not None
         least, cohort = min(self.least or len(clients), len(clients)), set(clients.tolist())
@@ -154,18 +191,29 @@ class Sites(Stacks):
             self._hear(late, ())
         tasks: dict[str, About] = {
             site: {"clients": own, "states": self.index.references(own)}
-            for site, own in asked.items() if site not in self._busy
-        }  # fmt: skip
-        missing, self._done, self._round = dict.fromkeys(asked, "did not answer"), {}, download.round
+            for site, own in asked.items()
+            if site not in self._busy
+        }
+        missing, self._done, self._round = (
+            dict.fromkeys(asked, "did not answer"),
+            {},
+            download.round,
+        )
         for site in asked.keys() - tasks.keys():
-            missing[site] = f"is still at {question}" if (question := self._busy[site][1]) else "is gone"
-        for answer in self._answers("fit", pack(vars(download)), tasks, self.deadline, download.round):
+            missing[site] = (
+                f"is still at {question}" if (question := self._busy[site][1]) else "is gone"
+            )
+        for answer in self._answers(
+            "fit", pack(vars(download)), tasks, self.deadline, download.round
+        ):
             uploads: list[Upload] = []
             with counted_against(answer.site, missing):
                 task, said = tasks[answer.site], answer.content
                 own = task["clients"]
                 sent = [
-                    answers.checked_upload(content, download.round, expected, self._sizes, self.program.solver)
+                    answers.checked_upload(
+                        content, download.round, expected, self._sizes, self.program.solver
+                    )
                     for content in said.pop("uploads")
                 ]
                 ids = sorted(client for upload in sent for client in upload.clients.tolist())
@@ -179,7 +227,9 @@ class Sites(Stacks):
             log.warning("round %d: %s %s", download.round + 1, site, why)
         if (answered := len(clients) - len(self.missing)) < least:
             reasons = "; ".join(f"{site} {why}" for site, why in missing.items())
-            few = f"round {download.round + 1}: {answered} of {len(clients)} clients answered in time"
+            few = (
+                f"round {download.round + 1}: {answered} of {len(clients)} clients answered in time"
+            )
             raise ConnectionError(f"{few}, and federation.least is {least}. {reasons}. {RESUME}")
 
     def _note(self, clients: list[int], versions: Mapping[str, list[int]]) -> None:
@@ -187,8 +237,8 @@ class Sites(Stacks):
         self.index.note(clients, versions)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
-        """Sends the server's reply to the clients that answered. If a site does not confirm it, the states that its
-        clients had before the round are valid again.
+        """Sends the server's reply to the clients that answered. If a site does not confirm it, the
+        states that its clients had before the round are valid again.
         """
         unheard = dict.fromkeys(self._done, "did not answer")
         for answer in self._answers("reply", pack(reply), self._done, self.deadline, self._round):
@@ -197,7 +247,9 @@ class Sites(Stacks):
                 self._note(own, states)
         for site, why in unheard.items():
             log.warning("round %d: %s did not hear how it ended: it %s", self._round + 1, site, why)
-            before = {name: [kept[0] for kept in own] for name, own in self._done[site]["states"].items()}
+            before = {
+                name: [kept[0] for kept in own] for name, own in self._done[site]["states"].items()
+            }
             self._note(self._done[site]["clients"], before)
 
     def _answers(
@@ -205,8 +257,8 @@ class Sites(Stacks):
     ) -> Iterator[Answer]:
         """Gives these free sites their tasks, and yields the answers that arrive within this time.
 
-        An answer that arrives in time counts, also if it is read later. A silent site gets no new task before it has
-        answered, and that answer is refused.
+        An answer that arrives in time counts, also if it is read later. A silent site gets no new
+        task before it has answered, and that answer is refused.
         """
         waiting, until = set(tasks), time.monotonic() + seconds
         for site, task in sorted(tasks.items()):
@@ -220,7 +272,10 @@ class Sites(Stacks):
         self.line.lost |= bool(waiting)  # a silent site cannot begin another run of this process
 
     def _hear(self, answer: Answer, waiting: Collection[str]) -> bool:
-        """Notes that a site is free again, or gone. Returns whether its answer is one of those awaited."""
+        """Notes that a site is free again, or gone.
+
+        Returns whether its answer is one of those awaited.
+        """
         number, question = self._busy.get(answer.site, (-1, ""))
         expected = answer.number == number
         if expected:

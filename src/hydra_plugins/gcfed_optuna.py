@@ -1,6 +1,8 @@
-"""A search with Optuna as a sweep: ``python src/train.py -m hparams_search=<name>``, one run per trial.
+"""A search with Optuna as a sweep: ``python src/train.py -m hparams_search=<name>``, one run per
+trial.
 
-Hydra imports this file at every start, so heavy packages are imported in functions. All plugins share the folder.
+Hydra imports this file at every start, so heavy packages are imported in functions. All plugins
+share the folder.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,38 +19,78 @@ from hydra.utils import instantiate
 
 
 class OptunaSweeper(Sweeper):
-    """Runs trials until ``n_trials`` have ended, with or without a value. The same command continues a search."""
+    """Runs trials until ``n_trials`` have ended, with or without a value.
 
-    def __init__(self, direction: str, n_trials: int, n_jobs: int, seed: int, storage: Any, sampler: Any, params: Any):
+    The same command continues a search.
+    """
+
+    def __init__(
+        self,
+        direction: str,
+        n_trials: int,
+        n_jobs: int,
+        seed: int,
+        storage: Any,
+        sampler: Any,
+        params: Any,
+    ):
         self.direction, self.n_trials, self.n_jobs, self.seed = direction, n_trials, n_jobs, seed
         self.storage, self.sampler, self.params = storage, sampler, params
 
     def setup(self, **given: Any) -> None:
-        self.cfg, self.load = given["config"], given["hydra_context"].config_loader.load_sweep_config
+        self.cfg, self.load = (
+            given["config"],
+            given["hydra_context"].config_loader.load_sweep_config,
+        )
         self.launch = Plugins.instance().instantiate_launcher(**given).launch
 
     def sweep(self, arguments: list[str]) -> None:
-        """Raises ValueError before any run if a setting cannot work or the folder holds another search."""
+        """Raises ValueError before any run if a setting cannot work or the folder holds another
+        search.
+        """
         from gcfed.runs.lock import locked
         from gcfed.runs.measures import higher_is_better, parse
 
         metric, root = self.cfg.optimized_metric, Path(self.cfg.hydra.sweep.dir).absolute()
         parse(metric or "", "optimized_metric")
         if not higher_is_better(metric) and self.direction == "maximize":
-            raise ValueError(f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize.")
-        space, common = space_of([*(f"{key}={words}" for key, words in self.params.items()), *arguments])
+            raise ValueError(
+                f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize."
+            )
+        space, common = space_of(
+            [*(f"{key}={words}" for key, words in self.params.items()), *arguments]
+        )
         if not space or "seed" in space:
-            raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)', without seed.")
+            raise ValueError(
+                "A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)', without"
+                " seed."
+            )
         with locked(root / ".lock") as holder:
             if holder:
-                raise ValueError(f"{holder} is at the search in {root}: one process does it, n_jobs trials at once.")
-            study = open_study(root, self.load(self.cfg, common), space, metric, self.direction, self.storage)
-            while (left := self.n_trials - sum(trial.state.is_finished() for trial in study.trials)) > 0:
-                trials = [next_trial(study, space, self.sampler, self.seed, i) for i in range(min(self.n_jobs, left))]
+                raise ValueError(
+                    f"{holder} is at the search in {root}: one process does it, n_jobs trials at"
+                    " once."
+                )
+            study = open_study(
+                root, self.load(self.cfg, common), space, metric, self.direction, self.storage
+            )
+            while (
+                left := self.n_trials - sum(trial.state.is_finished() for trial in study.trials)
+            ) > 0:
+                trials = [
+                    next_trial(study, space, self.sampler, self.seed, i)
+                    for i in range(min(self.n_jobs, left))
+                ]
                 self.run(study, trials, common, root)
-        failed = [f"trial_{t.number:04d}: {t.user_attrs['reason']}" for t in study.trials if t.state.name == "FAIL"]
+        failed = [
+            f"trial_{t.number:04d}: {t.user_attrs['reason']}"
+            for t in study.trials
+            if t.state.name == "FAIL"
+        ]
         if failed or all(trial.value is None for trial in study.trials):
-            raise SystemExit("\n".join(failed) or f"No trial has a value, as {root}/trials.csv says.")
+            raise SystemExit(
+                "\n".join(failed) or f"No trial has a value, as {root}/trials.csv says."
+            )
 
     def run(self, study: Any, trials: Sequence[Any], common: Sequence[str], root: Path) -> None:
         """Launches the runs of these trials together, and reports their values to Optuna."""
@@ -61,25 +103,36 @@ class OptunaSweeper(Sweeper):
         for trial, folder in zip(trials, folders, strict=True):
             goes_on = [f"ckpt_path='{folder / CHECKPOINT}'"] * (folder / CHECKPOINT).is_file()
             place = [f"hydra.sweep.dir='{root}'", f"hydra.sweep.subdir={folder.name}", *goes_on]
-            calls.append([*common, *(f"{key}={drawn}" for key, drawn in trial.params.items()), *place])
+            calls.append(
+                [*common, *(f"{key}={drawn}" for key, drawn in trial.params.items()), *place]
+            )
         jobs = self.launch(calls, initial_job_idx=trials[0].number)
         for trial, folder, job in zip(trials, folders, jobs, strict=True):
             run, metric = read_run(folder), self.cfg.optimized_metric
             found = value(run, metric) if run.has_ended else None
             if found is None:
                 error = job._return_value if job.status == JobStatus.FAILED else run.note
-                trial.set_user_attr("reason", " ".join(str(error).split()) or f"{metric} has no finite value")
+                trial.set_user_attr(
+                    "reason", " ".join(str(error).split()) or f"{metric} has no finite value"
+                )
             name, column = parse(metric)
             if run.has_ended and name != "rounds" and column not in run.metrics:
                 known = ", ".join(sorted(run.metrics))
-                raise ValueError(f"optimized_metric={metric} is not among what runs measure: {known}.")
+                raise ValueError(
+                    f"optimized_metric={metric} is not among what runs measure: {known}."
+                )
             lost = TrialState.PRUNED if run.has_ended else TrialState.FAIL
             study.tell(trial, found, lost if found is None else TrialState.COMPLETE)
             write(study, root, metric)
 
 
-def open_study(root: Path, cfg: Any, space: Mapping[str, Any], metric: str, direction: str, storage: Any = None) -> Any:
-    """Opens the search in a folder, or starts one. Raises ValueError if its config, space or metric differs."""
+def open_study(
+    root: Path, cfg: Any, space: Mapping[str, Any], metric: str, direction: str, storage: Any = None
+) -> Any:
+    """Opens the search in a folder, or starts one.
+
+    Raises ValueError if its config, space or metric differs.
+    """
     import optuna
 
     from gcfed.runs.folder import STORAGE
@@ -90,23 +143,34 @@ def open_study(root: Path, cfg: Any, space: Mapping[str, Any], metric: str, dire
     fixed = {key: value for key, value in leaves(cfg).items() if not f"{key}.".startswith(searched)}
     fixed |= {"rounds": cfg.rounds, "metric": metric, "direction": direction}
     fixed |= {f"params.{key}": repr(distribution) for key, distribution in space.items()}
-    where: Any = {"storage": storage or f"sqlite:///{root}/{STORAGE}", "study_name": root.name if storage else "search"}
+    where: Any = {
+        "storage": storage or f"sqlite:///{root}/{STORAGE}",
+        "study_name": root.name if storage else "search",
+    }
     study = optuna.create_study(**where, direction=direction, load_if_exists=True)  # type: ignore[arg-type]
-    has_ended = any(trial.state.is_finished() for trial in study.trials)  # else its metric may have been a typo
+    # else its metric may have been a typo
+    has_ended = any(trial.state.is_finished() for trial in study.trials)
     if odd := differences(study.user_attrs["fixed"] if has_ended else fixed, fixed):
-        raise ValueError(f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
+        raise ValueError(
+            f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>."
+        )
     study.set_user_attr("fixed", fixed)
     return study
 
 
 def next_trial(study: Any, space: Mapping[str, Any], sampler: Any, seed: int, skip: int = 0) -> Any:
-    """An unfinished trial of a stopped search, or a new one. Its draws depend only on the trials before it."""
+    """An unfinished trial of a stopped search, or a new one.
+
+    Its draws depend only on the trials before it.
+    """
     import numpy as np
     from optuna.trial import Trial
 
     left = [trial for trial in study.trials if trial.state.name == "RUNNING"][skip:]
     index = left[0].number if left else len(study.trials)
-    study.sampler = instantiate(sampler, seed=int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
+    study.sampler = instantiate(
+        sampler, seed=int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+    )
     trial = Trial(study, left[0]._trial_id) if left else study.ask()
     for name, distribution in space.items():
         trial._suggest(name, distribution)
@@ -114,25 +178,41 @@ def next_trial(study: Any, space: Mapping[str, Any], sampler: Any, seed: int, sk
 
 
 def write(study: Any, root: Path, metric: str) -> None:
-    """Writes ``trials.csv``, one row per trial, and the best trial to ``optimization_results.yaml``."""
+    """Writes ``trials.csv``, one row per trial, and the best trial to
+    ``optimization_results.yaml``.
+    """
     from gcfed.runs.folder import RESULTS, TRIALS
     from gcfed.utils.files import replacing
 
     table = study.trials_dataframe(("number", "state", "value", "params", "user_attrs"))
-    table.columns = [name.removeprefix("params_").removeprefix("user_attrs_") for name in table.columns]
+    table.columns = [
+        name.removeprefix("params_").removeprefix("user_attrs_") for name in table.columns
+    ]
     refused = [any(how_far > 0 for how_far in trial.constraints.values()) for trial in study.trials]
-    table["state"], table["value"] = table["state"].str.lower().mask(refused, "refused"), table["value"].mask(refused)
+    table["state"], table["value"] = (
+        table["state"].str.lower().mask(refused, "refused"),
+        table["value"].mask(refused),
+    )
     with replacing(root / TRIALS) as temporary:
         table.to_csv(temporary, index=False)
     if table["value"].notna().any():
         best, direction = study.best_trial, study.direction.name.lower()
-        found = {"name": "optuna", "best_params": best.params, "best_value": best.value, "best_trial": best.number}
+        found = {
+            "name": "optuna",
+            "best_params": best.params,
+            "best_value": best.value,
+            "best_trial": best.number,
+        }
         with replacing(root / RESULTS) as temporary:
-            temporary.write_text(yaml.safe_dump(found | {"metric": metric, "direction": direction}, sort_keys=False))
+            temporary.write_text(
+                yaml.safe_dump(found | {"metric": metric, "direction": direction}, sort_keys=False)
+            )
 
 
 def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Optuna's distributions for Hydra's ``interval()``, ``range()`` and ``choice()``; the overrides of all trials."""
+    """Optuna's distributions for Hydra's ``interval()``, ``range()`` and ``choice()``; the
+    overrides of all trials.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     def distribution(override: Override) -> Any:
@@ -141,9 +221,19 @@ def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             raise ValueError(f"tag({min(odd)}, …) is known for intervals alone, and as log")
         if not isinstance(sweep, IntervalSweep | RangeSweep):
             return CategoricalDistribution(list(override.sweep_string_iterator()))
-        ends: list[Any] = [sweep.start, sweep.end] if isinstance(sweep, IntervalSweep) else list(sweep.range())
-        kind: Any = {"log": "log" in sweep.tags} if isinstance(sweep, IntervalSweep) else {"step": sweep.step}
-        number: Any = IntDistribution if isinstance(ends[0], int) and isinstance(ends[-1], int) else FloatDistribution
+        ends: list[Any] = (
+            [sweep.start, sweep.end] if isinstance(sweep, IntervalSweep) else list(sweep.range())
+        )
+        kind: Any = (
+            {"log": "log" in sweep.tags}
+            if isinstance(sweep, IntervalSweep)
+            else {"step": sweep.step}
+        )
+        number: Any = (
+            IntDistribution
+            if isinstance(ends[0], int) and isinstance(ends[-1], int)
+            else FloatDistribution
+        )
         return number(ends[0], ends[-1], **kind)
 
     found: dict[str, Any] = {}

@@ -1,11 +1,22 @@
-"""Robust rules equal NumPy definitions for any stacks and processes, and limit the effect of a hostile upload."""
+"""Robust rules equal NumPy definitions for any stacks and processes, and limit the effect of a
+hostile upload.
+"""
 
 from math import ceil
 
 import numpy as np
 import pytest
 import torch
-from harness import PLAIN_SERVER, Cohorts, make_net, make_upload, random_federation, server_of, sgd, train_rounds
+from harness import (
+    PLAIN_SERVER,
+    Cohorts,
+    make_net,
+    make_upload,
+    random_federation,
+    server_of,
+    sgd,
+    train_rounds,
+)
 from torch import nn
 
 from gcfed.aggregators.coordinates import Median, TrimmedMean
@@ -23,7 +34,10 @@ from gcfed.methods.scaffold import Scaffold
 
 def krum_scores(x, f):
     n = len(x)
-    return [sorted(((x[i] - x[j]) ** 2).sum() for j in range(n) if j != i)[: max(1, n - f - 2)] for i in range(n)]
+    return [
+        sorted(((x[i] - x[j]) ** 2).sum() for j in range(n) if j != i)[: max(1, n - f - 2)]
+        for i in range(n)
+    ]
 
 
 def multi_krum(x, f):
@@ -63,7 +77,9 @@ def norm_clip(x, f):
 
 def median_clip(x, f):
     norms = np.linalg.norm(x, axis=1)
-    return np.mean([row * min(1, 1.5 * np.median(norms) / norm) for row, norm in zip(x, norms, strict=True)], 0)
+    return np.mean(
+        [row * min(1, 1.5 * np.median(norms) / norm) for row, norm in zip(x, norms, strict=True)], 0
+    )
 
 
 RULES = {
@@ -82,19 +98,28 @@ def aggregate(rule, delta, stacks):
     """The rule's update of n clients, whose uploads arrive in stacks of these rows."""
     n = len(next(iter(delta.values())))
     start = {name: t[0] for name, t in delta.items()}
-    round = Round(0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, reduce=list, cohort=np.arange(n) * 3)
+    round = Round(
+        0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, reduce=list, cohort=np.arange(n) * 3
+    )
     for rows in stacks:
-        upload = make_upload({name: t[rows].clone() for name, t in delta.items()}, np.ones(len(rows)))
+        upload = make_upload(
+            {name: t[rows].clone() for name, t in delta.items()}, np.ones(len(rows))
+        )
         upload.clients = np.array(rows) * 3
         rule.add(upload, round)
     update = rule.reduce(round, start)
-    assert {name: t.shape for name, t in update.items()} == {name: t.shape for name, t in start.items()}
+    assert {name: t.shape for name, t in update.items()} == {
+        name: t.shape for name, t in start.items()
+    }
     return torch.cat([update[name].flatten() for name in sorted(update)])
 
 
 def cohort(n, seed=0):
     g = torch.Generator().manual_seed(seed)
-    return {"w": torch.randn(n, 3, 2, generator=g).double(), "b": torch.randn(n, generator=g).double()}
+    return {
+        "w": torch.randn(n, 3, 2, generator=g).double(),
+        "b": torch.randn(n, generator=g).double(),
+    }
 
 
 def matrix(delta):
@@ -111,7 +136,8 @@ def test_a_rule_equals_its_definition_for_any_stacks(name, n):
     expected = torch.from_numpy(definition(matrix(delta), f))
     whole = aggregate(rule, delta, [list(range(n))])
     torch.testing.assert_close(whole, expected, rtol=0, atol=1e-12)
-    again = aggregate(rule, delta, [[i] for i in reversed(range(n))])  # a rule keeps nothing from a round
+    # a rule keeps nothing from a round
+    again = aggregate(rule, delta, [[i] for i in reversed(range(n))])
     torch.testing.assert_close(again, whole, rtol=0, atol=1e-15)
 
 
@@ -139,7 +165,10 @@ def test_one_hostile_client_moves_the_mean_but_no_robust_rule(name):
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("local", [False, True])
 def test_the_rule_reduces_running_statistics_separately(name, local):
-    """They do not influence how the rule treats the updates. Hostile statistics are filtered, too."""
+    """They do not influence how the rule treats the updates.
+
+    Hostile statistics are filtered, too.
+    """
     net, (make, definition) = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), RULES[name]
     rule = make()
     loop = FederatedLoop(sampler=Cohorts(10), solver=sgd(), aggregator=rule, rounds=1, seed=1)
@@ -148,24 +177,43 @@ def test_the_rule_reduces_running_statistics_separately(name, local):
     g = torch.Generator().manual_seed(2)
     sent = {n: t for n, t in net.state_dict().items() if t.is_floating_point()}
     apart = {n for n in sent if "running" in n or (local and n.startswith("1."))}
-    delta = {n: torch.randn(10, *t.shape, generator=g).double() * (100 if n in apart else 1) for n, t in sent.items()}
+    delta = {
+        n: torch.randn(10, *t.shape, generator=g).double() * (100 if n in apart else 1)
+        for n, t in sent.items()
+    }
     update = aggregate(rule, delta, [[0, 1, 2], list(range(3, 10))])
-    result = dict(zip(sorted(delta), update.split([sent[n].numel() for n in sorted(delta)]), strict=True))
+    result = dict(
+        zip(sorted(delta), update.split([sent[n].numel() for n in sorted(delta)]), strict=True)
+    )
     for part in (apart, set(delta) - apart):
         rows = torch.cat([delta[n].flatten(1) for n in sorted(part)], 1).numpy()
         expected = torch.from_numpy(definition(rows, ceil(0.1 * 10) if name == "bulyan" else 2))
-        torch.testing.assert_close(torch.cat([result[n] for n in sorted(part)]), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            torch.cat([result[n] for n in sorted(part)]), expected, rtol=0, atol=1e-12
+        )
 
 
-@pytest.mark.parametrize(("name", "cohort_of", "others"), [
-    ("krum", 7, [(2, 1), (2, 2)]), ("norm_clip", 7, [(2, 2)]), ("median", 1, [(1, 2)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "cohort_of", "others"),
+    [
+        ("krum", 7, [(2, 1), (2, 2)]),
+        ("norm_clip", 7, [(2, 2)]),
+        ("median", 1, [(1, 2)]),
+    ],
+)
 def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others):
     """In the third case, one of the two processes has no client."""
     data = random_federation(sizes=(7, 12, 5, 9, 1, 6, 8, 4, 11, 3))
     first, *runs = [
         train_rounds(
-            make_net(), data, sgd(), rounds=1, cohort_of=cohort_of, aggregator=RULES[name][0](), k=k, world=world
+            make_net(),
+            data,
+            sgd(),
+            rounds=1,
+            cohort_of=cohort_of,
+            aggregator=RULES[name][0](),
+            k=k,
+            world=world,
         )
         for k, world in ((1, 1), *others)
     ]
@@ -173,24 +221,46 @@ def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others
         torch.testing.assert_close(other, first, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(("rule", "per_round", "message"), [
-    (Bulyan(0.2), 10, "Bulyan needs 4·2 [+] 3"), (TrimmedMean(0.49), 2, "2·1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "per_round", "message"),
+    [
+        (Bulyan(0.2), 10, "Bulyan needs 4·2 [+] 3"),
+        (TrimmedMean(0.49), 2, "2·1"),
+    ],
+)
 def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
-    loop = FederatedLoop(sampler=Cohorts(per_round), solver=sgd(), aggregator=rule, rounds=1, seed=1)
+    loop = FederatedLoop(
+        sampler=Cohorts(per_round), solver=sgd(), aggregator=rule, rounds=1, seed=1
+    )
     module = FederatedModule(make_net(), PLAIN_SERVER)
-    with pytest.raises(ValueError, match=rf"aggregator\.hostile=.*participation\.per_round={per_round}.*{message}"):
+    with pytest.raises(
+        ValueError, match=rf"aggregator\.hostile=.*participation\.per_round={per_round}.*{message}"
+    ):
         loop.bind([], random_federation(sizes=(3,) * 12), module)
 
 
-@pytest.mark.parametrize(("rule", "definition"), [
-    (NormClip(0.1), lambda x: np.mean([row * min(1, 0.1 / np.linalg.norm(row)) for row in x], 0)),
-    (MultiKrum(0.2), lambda x: multi_krum(x, 1)), (MeanAggregator(), lambda x: x.mean(0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rule", "definition"),
+    [
+        (
+            NormClip(0.1),
+            lambda x: np.mean([row * min(1, 0.1 / np.linalg.norm(row)) for row in x], 0),
+        ),
+        (MultiKrum(0.2), lambda x: multi_krum(x, 1)),
+        (MeanAggregator(), lambda x: x.mean(0)),
+    ],
+)
 def test_extra_tensors_are_reduced_by_the_same_rule(rule, definition):
     method, stores = Scaffold(), ClientStores()
     train_rounds(
-        make_net(), random_federation(), sgd(), rounds=1, cohort_of=5, methods=[method], aggregator=rule, stores=stores
+        make_net(),
+        random_federation(),
+        sgd(),
+        rounds=1,
+        cohort_of=5,
+        methods=[method],
+        aggregator=rule,
+        stores=stores,
     )
     own = stores.read("scaffold", np.arange(5), server_of(method).control)
     rows = torch.cat([t.flatten(1) for t in own.values()], 1).numpy()
@@ -200,7 +270,9 @@ def test_extra_tensors_are_reduced_by_the_same_rule(rule, definition):
 
 @pytest.mark.parametrize("name", ["geometric_median", "krum", "multi_krum", "bulyan"])
 def test_distances_do_not_depend_on_a_common_offset(name):
-    """For 40 clients, products of vectors would be faster, but their rounding errors exceed short distances."""
+    """For 40 clients, products of vectors would be faster, but their rounding errors exceed short
+    distances.
+    """
     near = cohort(40)
     far = {key: t + 1e6 for key, t in near.items()}
     here, there = (aggregate(RULES[name][0](), delta, [list(range(40))]) for delta in (near, far))

@@ -1,4 +1,6 @@
-"""Attacks: whole runs equal plain loops that replace the messages or the labels of hostile clients."""
+"""Attacks: whole runs equal plain loops that replace the messages or the labels of
+hostile clients.
+"""
 
 from statistics import NormalDist
 
@@ -30,10 +32,17 @@ class Hostile(Plain):
 
 
 class Noise(Hostile):
-    overrides = ("attack=gaussian", "attack.clients=0.26", "attack.factor=0.7", "participation.per_round=9")
+    overrides = (
+        "attack=gaussian",
+        "attack.clients=0.26",
+        "attack.factor=0.7",
+        "participation.per_round=9",
+    )
 
     def craft(self, t, k, delta, honest, many):
-        g = torch.Generator().manual_seed(int(seeds("attack", t, k).generate_state(1, np.uint64)[0] >> 1))
+        g = torch.Generator().manual_seed(
+            int(seeds("attack", t, k).generate_state(1, np.uint64)[0] >> 1)
+        )
         for name, d in delta.items():
             rms = d.square().sum().div(d.numel()).sqrt()
             delta[name] = 0.7 * rms * torch.randn(d.shape, generator=g, dtype=torch.float64)
@@ -52,7 +61,10 @@ class Enough(Hostile):
 
 
 def words(data_dir, download):
-    """Sequences of five tokens from 12 speakers, with a label for each token. Some end with padding, or are padding."""
+    """Sequences of five tokens from 12 speakers, with a label for each token.
+
+    Some end with padding, or are padding.
+    """
     rng = np.random.default_rng(2)
     groups = np.repeat(np.arange(12), rng.integers(3, 12, 12))
     x = rng.integers(0, 6, (len(groups), 5)).astype(np.uint8)
@@ -65,10 +77,19 @@ class Flipped(Hostile):
     """Labels of sequences are flipped. Padding stays padding and has no loss."""
 
     overrides = (
-        "attack=label_flip", "attack.clients=0.26", "data=tiny_shakespeare", f"data.dataset._target_={__name__}.words",
-        "model=lstm", "model.embedding=3", "model.hidden=4", "data.num_classes=6", "data.input_shape=[5]",
-        "data.limit_train=null", "participation.num_clients=10", "participation.per_round=9",
-    )  # fmt: skip
+        "attack=label_flip",
+        "attack.clients=0.26",
+        "data=tiny_shakespeare",
+        f"data.dataset._target_={__name__}.words",
+        "model=lstm",
+        "model.embedding=3",
+        "model.hidden=4",
+        "data.num_classes=6",
+        "data.input_shape=[5]",
+        "data.limit_train=null",
+        "participation.num_clients=10",
+        "participation.per_round=9",
+    )
     inputs, skewed = staticmethod(torch.Tensor.long), False
 
     def begin(self):

@@ -16,7 +16,9 @@ N = 10
 
 
 def attacked(attack, clients=range(N), seed=1):
-    """The updates of these clients before the attack, their upload after it, and a mask of the hostile clients."""
+    """The updates of these clients before the attack, their upload after it, and a mask of the
+    hostile clients.
+    """
     clients = np.array(clients)
     g = torch.Generator().manual_seed(3)
     delta = torch.randn(N, 4, 2, generator=g).double()[clients]
@@ -50,9 +52,12 @@ def test_colluding_clients_send_a_function_of_the_honest_updates():
     attack = IPM(0.3)
     attack.num_clients = N
     attack.send(upload, {}, make_download({}, cohort=range(N)))
-    torch.testing.assert_close(upload.delta["w"][hostile], (-0.5 * delta[~hostile].mean(0)).expand(3, 4, 2))
+    torch.testing.assert_close(
+        upload.delta["w"][hostile], (-0.5 * delta[~hostile].mean(0)).expand(3, 4, 2)
+    )
     assert upload.finite.all()
-    assert z_max(50, 12) == pytest.approx(NormalDist().inv_cdf(24 / 38))  # the paper's setting: s = 14
+    # the paper's setting: s = 14
+    assert z_max(50, 12) == pytest.approx(NormalDist().inv_cdf(24 / 38))
 
 
 def test_colluding_clients_need_the_whole_cohort_in_one_stack():

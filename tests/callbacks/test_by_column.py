@@ -12,9 +12,14 @@ from gcfed.run import evaluate, train
 from gcfed.runs.folder import read_run
 
 FAST = (
-    "participation.num_clients=4", "participation.per_round=2", "client.epochs=1", "data.limit_train=100",
-    "data.limit_test=60", "gc=none", "model.hidden=[8]",
-)  # fmt: skip
+    "participation.num_clients=4",
+    "participation.per_round=2",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=60",
+    "gc=none",
+    "model.hidden=[8]",
+)
 WAVE = (0.1, 0.5, 0.3, 0.4, 0.7, 0.7, 0.6, 0.1)
 BEST = ("callbacks=best", "callbacks.best.monitor=clients/wave", "rounds=8")
 STOP = ("callbacks=early_stopping", "callbacks.early_stopping.monitor=clients/wave", "rounds=8")
@@ -57,11 +62,17 @@ def test_the_best_checkpoint_is_of_the_first_round_with_the_best_column(config, 
     for name, tensor in wave.fifth.items():
         assert torch.equal(of(tmp_path / "run")["state_dict"][f"net.{name}"], tensor)
     tested = evaluate(config(*FAST, f"ckpt_path={tmp_path / 'run/checkpoints/best.ckpt'}"))
-    assert (tested["round"], tested["test/loss"]) == (5, pytest.approx(result.frame["test/loss"][5], rel=1e-6))
+    assert (tested["round"], tested["test/loss"]) == (
+        5,
+        pytest.approx(result.frame["test/loss"][5], rel=1e-6),
+    )
 
 
 def test_a_resumed_run_keeps_its_best_checkpoint(config, tmp_path):
-    """The kill comes in the round after the best one. That round is equally good and must not replace it."""
+    """The kill comes in the round after the best one.
+
+    That round is equally good and must not replace it.
+    """
     with pytest.raises(Killed):
         run(config, tmp_path, *BEST, kill=True)
     before = (tmp_path / "checkpoints/best.ckpt").read_bytes()
@@ -73,28 +84,50 @@ def test_a_resumed_run_keeps_its_best_checkpoint(config, tmp_path):
 def test_a_run_without_improvement_stops_and_is_finished(config, tmp_path):
     run(config, tmp_path / "run", *STOP, "callbacks.early_stopping.patience=2")
     found = read_run(tmp_path / "run")
-    assert (found.state, found.rounds, found.planned) == ("finished", 4, 8)  # 0.5 is best, then come 0.3 and 0.4
+    # 0.5 is best, then come 0.3 and 0.4
+    assert (found.state, found.rounds, found.planned) == ("finished", 4, 8)
     assert "clients/wave did not improve in the last 2 records" in found.summary["stopped"]
     assert of(tmp_path / "run", "last.ckpt")["global_step"] == 4
-    again = run(config, tmp_path / "run", *STOP, "callbacks.early_stopping.patience=2", "ckpt_path=last")
+    again = run(
+        config, tmp_path / "run", *STOP, "callbacks.early_stopping.patience=2", "ckpt_path=last"
+    )
     assert again.trainer.global_step == 4  # nothing is trained
-    more = run(config, tmp_path / "run", *STOP, "callbacks.early_stopping.patience=3", "ckpt_path=last")
+    more = run(
+        config, tmp_path / "run", *STOP, "callbacks.early_stopping.patience=3", "ckpt_path=last"
+    )
     straight = run(config, tmp_path / "straight", *STOP, "callbacks.early_stopping.patience=3")
-    assert [result.trainer.global_step for result in (more, straight)] == [8, 8]  # no improvement after round 5
+    # no improvement after round 5
+    assert [result.trainer.global_step for result in (more, straight)] == [8, 8]
     assert torch.equal(final_weights(more), final_weights(straight))
 
 
 def test_an_unknown_column_is_reported_after_the_first_round(config, tmp_path):
-    with pytest.raises(ValueError, match=r"^monitor=test/ac is no column of this run\. There are round, .*test/acc"):
-        run(config, tmp_path, "callbacks=early_stopping", "callbacks.early_stopping.monitor=test/ac", "rounds=3")
+    with pytest.raises(
+        ValueError, match=r"^monitor=test/ac is no column of this run\. There are round, .*test/acc"
+    ):
+        run(
+            config,
+            tmp_path,
+            "callbacks=early_stopping",
+            "callbacks.early_stopping.monitor=test/ac",
+            "rounds=3",
+        )
     assert len(read_rows(tmp_path / "metrics.csv")) == 1
 
 
 def test_a_column_may_be_missing_in_some_rounds(config, tmp_path):
     both = ("callbacks=[best,early_stopping]", "metrics=gap", "metrics.gap.every=2", "rounds=5")
-    columns = ("callbacks.best.monitor=gap/l2", "callbacks.early_stopping.monitor=gap/l2", "callbacks.best.mode=min")
+    columns = (
+        "callbacks.best.monitor=gap/l2",
+        "callbacks.early_stopping.monitor=gap/l2",
+        "callbacks.best.mode=min",
+    )
     run(config, tmp_path, *both, *columns, "callbacks.early_stopping.patience=1")
-    rows = {row["round"]: row["gap/l2"] for row in read_rows(tmp_path / "metrics.csv") if "gap/l2" in row}
+    rows = {
+        row["round"]: row["gap/l2"]
+        for row in read_rows(tmp_path / "metrics.csv")
+        if "gap/l2" in row
+    }
     assert of(tmp_path)["global_step"] == min(rows, key=rows.__getitem__)
     assert {2, 4} <= {*rows} <= {2, 4, 5}
 
@@ -106,7 +139,11 @@ def test_lightnings_own_callbacks_see_each_test(config, tmp_path):
     with open_dict(cfg):
         cfg.callbacks = {"wave": {"_target_": f"{__name__}.Wave"}, **cfg.callbacks}
         cfg.callbacks.stop = {"_target_": f"{lightnings}.EarlyStopping", "patience": 2, **watched}
-        cfg.callbacks.keep = {"_target_": f"{lightnings}.ModelCheckpoint", "filename": "peak", **watched}
+        cfg.callbacks.keep = {
+            "_target_": f"{lightnings}.ModelCheckpoint",
+            "filename": "peak",
+            **watched,
+        }
         cfg.callbacks.keep.dirpath = str(tmp_path / "kept")
     assert train(cfg).trainer.global_step == 4
     cfg.ckpt_path = "last"
@@ -127,9 +164,15 @@ def test_the_last_model_is_tested_if_a_callback_ends_the_run(config, tmp_path):
     with open_dict(cfg):
         cfg.callbacks.timer = {"_target_": f"{__name__}.Timer"}
     result = train(cfg)
-    assert [row["round"] for row in read_rows(tmp_path / "metrics.csv") if "test/loss" in row] == [3, 4]
+    assert [row["round"] for row in read_rows(tmp_path / "metrics.csv") if "test/loss" in row] == [
+        3,
+        4,
+    ]
     tested = evaluate(config(*FAST, f"ckpt_path={tmp_path / 'global_model.safetensors'}"))
     assert tested["test/loss"] == pytest.approx(result.frame["test/loss"][4], rel=1e-6)
     found = read_run(tmp_path)
-    assert (found.summary["rounds"], found.summary["test/acc"]) == (4, pytest.approx(tested["test/acc"]))
+    assert (found.summary["rounds"], found.summary["test/acc"]) == (
+        4,
+        pytest.approx(tested["test/acc"]),
+    )
     assert found.state == "unfinished"  # ckpt_path=last continues it

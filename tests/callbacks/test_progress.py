@@ -6,7 +6,12 @@ from omegaconf import open_dict
 
 from gcfed.run import train
 
-FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
+FAST = (
+    "participation.num_clients=8",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=40",
+)
 
 
 def test_the_progress_of_a_resumed_run_counts_all_rounds(config, tmp_path, capsys):

@@ -1,4 +1,6 @@
-"""Before each call that changes a file, ``last.ckpt`` and its clients' states are whole: a kill loses neither."""
+"""Before each call that changes a file, ``last.ckpt`` and its clients' states are whole: a kill
+loses neither.
+"""
 
 import os
 import threading
@@ -19,14 +21,26 @@ from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT
 
 SETTING = (
-    "algorithm=scaffold", "rounds=4", "participation.num_clients=6", "participation.per_round=3", "client.epochs=1",
-    "data.limit_train=60", "data.limit_test=20", "model.hidden=[5]",
-)  # fmt: skip
+    "algorithm=scaffold",
+    "rounds=4",
+    "participation.num_clients=6",
+    "participation.per_round=3",
+    "client.epochs=1",
+    "data.limit_train=60",
+    "data.limit_test=20",
+    "model.hidden=[5]",
+)
 
 
 def is_whole(run):
-    """Raises ValueError if ``last.ckpt`` is damaged, or if one of its clients' states is damaged or lost."""
-    (versions,) = (c["stores"] for c in load_checkpoint(run / CHECKPOINT)["callbacks"].values() if "stores" in c)
+    """Raises ValueError if ``last.ckpt`` is damaged, or if one of its clients' states is damaged or
+    lost.
+    """
+    (versions,) = (
+        c["stores"]
+        for c in load_checkpoint(run / CHECKPOINT)["callbacks"].values()
+        if "stores" in c
+    )
     stores = ClientStores(run / "clients")
     stores.load_state_dict(versions)
     return len([stores._load(key) for key in stores._version]) > 0
@@ -63,12 +77,24 @@ def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path):
     """This process writes no checkpoint itself."""
     stores = ClientStores(folder=tmp_path)
     stores.names = {"c"}
-    loop = FederatedLoop(sampler=Cohorts(1), solver=sgd(), aggregator=MeanAggregator(), rounds=9, seed=1, stores=stores)
+    loop = FederatedLoop(
+        sampler=Cohorts(1),
+        solver=sgd(),
+        aggregator=MeanAggregator(),
+        rounds=9,
+        seed=1,
+        stores=stores,
+    )
     state = {"w": torch.ones(1, 3)}
     trainer = SimpleNamespace(
-        callbacks=[loop], global_step=1, max_steps=9, should_stop=False, is_global_zero=False,
-        save_checkpoint=lambda *_, **__: loop.state_dict(), strategy=SimpleNamespace(),
-    )  # fmt: skip
+        callbacks=[loop],
+        global_step=1,
+        max_steps=9,
+        should_stop=False,
+        is_global_zero=False,
+        save_checkpoint=lambda *_, **__: loop.state_dict(),
+        strategy=SimpleNamespace(),
+    )
     checkpoint = RoundCheckpoint(str(tmp_path))
     checkpoint.setup(trainer, None, "fit")
     stores.write("c", np.array([1]), state, 0)

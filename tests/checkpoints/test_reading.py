@@ -17,8 +17,14 @@ from gcfed.data.base import Split
 from gcfed.data.partition import Partition
 from gcfed.run import train
 
-FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
-        "model.hidden=[8]")  # fmt: skip
+FAST = (
+    "rounds=2",
+    "participation.num_clients=8",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=40",
+    "model.hidden=[8]",
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +42,18 @@ def run(config, finished):
 
 def test_a_flipped_bit_is_refused(run, finished, tmp_path):
     content = bytearray((finished / "checkpoints/last.ckpt").read_bytes())
-    weights = bytes(torch.load(finished / "checkpoints/last.ckpt")["state_dict"]["net.fc1.weight"].numpy())
+    weights = bytes(
+        torch.load(finished / "checkpoints/last.ckpt")["state_dict"]["net.fc1.weight"].numpy()
+    )
     content[content.index(weights) + len(weights) // 2] ^= 1
     (tmp_path / "bad.ckpt").write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.ckpt is damaged.*checksum of .* is wrong"):
         load_checkpoint(tmp_path / "bad.ckpt")
 
 
-def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(config, tmp_path, monkeypatch):
+def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(
+    config, tmp_path, monkeypatch
+):
     cfg = config(*FAST, "ckpt_path=last", folder=tmp_path)
     with pytest.raises(FileNotFoundError, match="ckpt_path=last: no earlier run"):
         train(cfg)
@@ -53,15 +63,23 @@ def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(confi
 
 def test_a_checkpoint_without_its_clients_states_is_refused_before_a_file_changes(config, tmp_path):
     def go(rounds, *overrides):
-        return train(config(*FAST, "algorithm=scaffold", f"rounds={rounds}", *overrides, folder=tmp_path / "run"))
+        return train(
+            config(
+                *FAST, "algorithm=scaffold", f"rounds={rounds}", *overrides, folder=tmp_path / "run"
+            )
+        )
 
     go(1)
-    shutil.copy(tmp_path / "run/checkpoints/last.ckpt", aside := tmp_path / "run/checkpoints/aside.ckpt")
+    shutil.copy(
+        tmp_path / "run/checkpoints/last.ckpt", aside := tmp_path / "run/checkpoints/aside.ckpt"
+    )
     go(2, "ckpt_path=last")
     files = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=r"-0\.bin is not there: it is a client's state"):
         go(3, f"ckpt_path={aside}")
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == files
+    assert {
+        path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()
+    } == files
 
 
 def test_data_that_have_changed_are_refused_by_part(config, tmp_path):
@@ -72,15 +90,24 @@ def test_data_that_have_changed_are_refused_by_part(config, tmp_path):
 
     def go(*overrides, **changed):
         np.savez(tmp_path / "x.npz", **content | changed)
-        own = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "participation.num_clients=4",
-               "participation.per_round=2", "client.epochs=1", "partition=iid")  # fmt: skip
+        own = (
+            "data=arrays",
+            f"data.path={tmp_path}/x.npz",
+            "data.validation=0.2",
+            "participation.num_clients=4",
+            "participation.per_round=2",
+            "client.epochs=1",
+            "partition=iid",
+        )
         return train(config(*own, *overrides, folder=tmp_path / "run"))
 
     go("rounds=1")
     for key, part in (("x_test", "test samples"), ("y", "labels")):
         other = content[key].copy()
         other.flat[0] = 0 if other.flat[0] else 1
-        with pytest.raises(ValueError, match=rf"the data have changed since: [^.]*{part}.*Put the old files back"):
+        with pytest.raises(
+            ValueError, match=rf"the data have changed since: [^.]*{part}.*Put the old files back"
+        ):
             go("rounds=2", "ckpt_path=last", **{key: other})
     assert go("rounds=2", "ckpt_path=last").frame.index.tolist() == [1, 2]
 
@@ -91,8 +118,11 @@ def test_checksums_name_the_part_of_the_data_that_has_changed():
         partition = Partition(np.array(indices), np.array((0, 1, 3)))
         return fingerprint(SimpleNamespace(splits={"training": split}, partition=partition))
 
-    others = {"training samples": parts(x=(1, 3, 2)), "training labels": parts(y=(0, 1, 1)),
-              "clients": parts(indices=(0, 1, 2))}  # fmt: skip
+    others = {
+        "training samples": parts(x=(1, 3, 2)),
+        "training labels": parts(y=(0, 1, 1)),
+        "clients": parts(indices=(0, 1, 2)),
+    }
     for name, other in others.items():
         assert {key for key, value in parts().items() if other[key] != value} == {name}
     zeros = [np.zeros((2, 3), np.uint8), np.zeros((3, 2), np.uint8), np.zeros((2, 3), np.int8)]
@@ -112,7 +142,9 @@ def test_a_resumed_run_writes_the_results_that_a_kill_prevented(run, finished):
 
 
 class CopyIn(Spy):
-    """Copies the run's folder when the fourth round begins, as a kill at that moment would leave it."""
+    """Copies the run's folder when the fourth round begins, as a kill at that moment would leave
+    it.
+    """
 
     disk = threading.Event()
 
@@ -126,7 +158,10 @@ class CopyIn(Spy):
 
 
 def test_a_kill_while_a_checkpoint_is_written_loses_one_round(config, tmp_path, monkeypatch):
-    """When the fourth round begins, the third checkpoint still waits for the disk. The second one is whole."""
+    """When the fourth round begins, the third checkpoint still waits for the disk.
+
+    The second one is whole.
+    """
     run, killed, fsync = tmp_path / "run", tmp_path / "killed", os.fsync
 
     def slow(file):
@@ -139,12 +174,17 @@ def test_a_kill_while_a_checkpoint_is_written_loses_one_round(config, tmp_path, 
     straight = train(config(*scaffold, folder=tmp_path / "straight"))
     cfg = config(*scaffold, folder=run)
     with open_dict(cfg):
-        cfg.callbacks.copy = {"_target_": f"{__name__}.CopyIn", "folder": str(run), "copy": str(killed)}
+        cfg.callbacks.copy = {
+            "_target_": f"{__name__}.CopyIn",
+            "folder": str(run),
+            "copy": str(killed),
+        }
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", slow)
         train(cfg)
     assert load_checkpoint(killed / "checkpoints/last.ckpt")["global_step"] == 2
-    assert [row["round"] for row in read_rows(killed / "metrics.csv")] == [1, 2, 3]  # it repeats round 3
+    # it repeats round 3
+    assert [row["round"] for row in read_rows(killed / "metrics.csv")] == [1, 2, 3]
     resumed = train(config(*scaffold, "ckpt_path=last", folder=killed))
     assert [row["round"] for row in read_rows(killed / "metrics.csv")] == [1, 2, 3, 4, 5]
     assert all(map(torch.equal, resumed.module.net.parameters(), straight.module.net.parameters()))

@@ -1,4 +1,7 @@
-"""Only tensors are read from a checkpoint or an exported model. Nothing in them is composed, called or resolved."""
+"""Only tensors are read from a checkpoint or an exported model.
+
+Nothing in them is composed, called or resolved.
+"""
 
 import json
 import re
@@ -12,8 +15,16 @@ from safetensors.torch import load_file, save_file
 from gcfed.run import evaluate, train
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT
 
-FAST = ("rounds=2", "participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
-        "algorithm=scaffold", "callbacks=best", "model.hidden=[8]")  # fmt: skip
+FAST = (
+    "rounds=2",
+    "participation.num_clients=5",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=40",
+    "algorithm=scaffold",
+    "callbacks=best",
+    "model.hidden=[8]",
+)
 CALLED: list[object] = []
 TEXT = "${sentinel:}"
 NODE = {"_target_": "test_trust.sentinel", "text": TEXT}
@@ -36,7 +47,10 @@ def finished(config, tmp_path):
 
 
 def infected(tree, keep=()):
-    """A copy of a tree. Each text becomes an interpolation. Each dict and list also gets a node with a ``_target_``."""
+    """A copy of a tree.
+
+    Each text becomes an interpolation. Each dict and list also gets a node with a ``_target_``.
+    """
     if isinstance(tree, dict):
         same = {key: value if key in keep else infected(value, keep) for key, value in tree.items()}
         return same | {"evil": NODE, "_target_": NODE["_target_"], TEXT: TEXT}
@@ -45,7 +59,13 @@ def infected(tree, keep=()):
     return TEXT if isinstance(tree, str) else tree
 
 
-LIGHTNINGS = ("optimizer_states", "lr_schedulers", "loops", "state_dict", "pytorch-lightning_version")
+LIGHTNINGS = (
+    "optimizer_states",
+    "lr_schedulers",
+    "loops",
+    "state_dict",
+    "pytorch-lightning_version",
+)
 COMPARED = ("identity", "checksums")
 
 
@@ -59,10 +79,14 @@ def test_nothing_in_a_checkpoint_is_called_or_resolved(finished, config, keep, g
     result, folder = finished
     path = folder / CHECKPOINT
     torch.save(infected(torch.load(path, weights_only=True), keep), path)
-    assert evaluate(config(*FAST, f"ckpt_path={path}"))["test/acc"] == pytest.approx(result.metrics["test/acc"])
+    assert evaluate(config(*FAST, f"ckpt_path={path}"))["test/acc"] == pytest.approx(
+        result.metrics["test/acc"]
+    )
     train(config(*FAST, "rounds=1", f"model.start={path}", folder=folder.with_name("begun")))
     try:
-        assert train(config(*FAST, "rounds=3", "ckpt_path=last", folder=folder)).metrics["round"] == 3
+        assert (
+            train(config(*FAST, "rounds=3", "ckpt_path=last", folder=folder)).metrics["round"] == 3
+        )
     except Exception:
         assert not goes_on
 
@@ -70,9 +94,14 @@ def test_nothing_in_a_checkpoint_is_called_or_resolved(finished, config, keep, g
 def test_nothing_in_an_exported_model_is_called_or_resolved(finished, config):
     path = finished[1] / EXPORT
     tensors, words = load_file(path), (*FAST, f"ckpt_path={path}")
-    save_file(tensors, path, metadata={"round": "2", TEXT: TEXT, "config": json.dumps({"model": NODE})})
+    save_file(
+        tensors, path, metadata={"round": "2", TEXT: TEXT, "config": json.dumps({"model": NODE})}
+    )
     assert evaluate(config(*words))["round"] == 2
-    for content, metadata in (({**tensors, TEXT: torch.zeros(1)}, None), (tensors, {"round": TEXT})):
+    for content, metadata in (
+        ({**tensors, TEXT: torch.zeros(1)}, None),
+        (tensors, {"round": TEXT}),
+    ):
         save_file(content, path, metadata=metadata)
         with pytest.raises(ValueError, match=re.escape(str(path))):
             evaluate(config(*words))
@@ -81,7 +110,9 @@ def test_nothing_in_an_exported_model_is_called_or_resolved(finished, config):
 @pytest.mark.slow
 def test_eval_takes_the_settings_of_the_runs_folder_or_of_the_command_line(finished, tmp_path):
     result, folder = finished
-    expected = pytest.approx({"round": 2, **{k: result.metrics[k] for k in ("test/acc", "test/loss")}})
+    expected = pytest.approx(
+        {"round": 2, **{k: result.metrics[k] for k in ("test/acc", "test/loss")}}
+    )
 
     def figures(*words):
         return json.loads(type_command(tmp_path, "eval.py", *words).splitlines()[-1])
@@ -92,5 +123,11 @@ def test_eval_takes_the_settings_of_the_runs_folder_or_of_the_command_line(finis
     alone = (folder / EXPORT).rename(tmp_path / EXPORT)
     said = type_command(tmp_path, "eval.py", f"ckpt_path={alone}", code=1)
     assert f"there is no {tmp_path / CONFIG}. Name the settings of its run: model=… data=…" in said
-    settings = ("data=digits", "model=mlp", "model.hidden=[8]", "data.limit_train=100", "data.limit_test=40")
+    settings = (
+        "data=digits",
+        "model=mlp",
+        "model.hidden=[8]",
+        "data.limit_train=100",
+        "data.limit_test=40",
+    )
     assert figures(f"ckpt_path={alone}", *settings) == expected

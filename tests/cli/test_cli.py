@@ -1,4 +1,7 @@
-"""The command line as a user types it. Most tests run it in a fork, which need not import torch again."""
+"""The command line as a user types it.
+
+Most tests run it in a fork, which need not import torch again.
+"""
 
 import json
 import multiprocessing
@@ -14,8 +17,12 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 FAST = [
-    "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=50", "model.hidden=[32]",
-]  # fmt: skip
+    "participation.num_clients=8",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=50",
+    "model.hidden=[32]",
+]
 SAME = ("train/loss", "test/acc", "test/acc_ema", "test/acc_smooth10", "comm/up_bytes")
 pytestmark = pytest.mark.slow
 
@@ -30,13 +37,20 @@ def the_run(logs):
 
 
 def test_a_run_is_killed_and_continues_in_its_folder(tmp_path, unrendered):
-    """A run that is killed (SIGKILL) and continued with ckpt_path=last equals a run without an interruption.
+    """A run that is killed (SIGKILL) and continued with ckpt_path=last equals a run without an
+    interruption.
 
     The killed run has two processes, the other run has one. Each process has one thread.
     """
     args = ["rounds=8", "targets=[0.02]", "trainer.accelerator=cpu", "eval_every=3", *FAST]
     args += ["algorithm=fedavgm", "client.lr_decay=0.9"]
-    two = [*args, "trainer=ddp", "trainer.devices=2", "extras.figures=false", f"paths.log_dir={tmp_path / 'killed'}"]
+    two = [
+        *args,
+        "trainer=ddp",
+        "trainer.devices=2",
+        "extras.figures=false",
+        f"paths.log_dir={tmp_path / 'killed'}",
+    ]
 
     def start():
         os.setsid()
@@ -44,20 +58,26 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path, unrendered):
 
     fork = multiprocessing.get_context("fork").Process(target=start)
     fork.start()
-    process = SimpleNamespace(pid=fork.pid, poll=lambda: fork.exitcode, communicate=lambda timeout: (None, fork.join()))
+    process = SimpleNamespace(
+        pid=fork.pid, poll=lambda: fork.exitcode, communicate=lambda timeout: (None, fork.join())
+    )
     kill.kill_after(process, tmp_path / "killed", 2)
     kill.finish(process)
     assert fork.exitcode == -signal.SIGKILL
     assert 2 <= kill.rounds(tmp_path / "killed") < 8
     assert "resuming" in type_command(tmp_path, "train.py", *two, "ckpt_path=last")
     folder = the_run(tmp_path / "killed")
-    said = type_command(tmp_path, "train.py", *args, "trainer.devices=1", f"paths.log_dir={tmp_path / 'straight'}")
+    said = type_command(
+        tmp_path, "train.py", *args, "trainer.devices=1", f"paths.log_dir={tmp_path / 'straight'}"
+    )
     for part in ("test accuracy, last round", "to 2%", "seconds a round", "curves.png", "Round"):
         assert part in said
     other = the_run(tmp_path / "straight")
     rows, straight = (read_rows(run / "metrics.csv") for run in (folder, other))
     assert [row["round"] for row in rows] == list(range(1, 9))
-    assert [[row.get(key) for key in SAME] for row in rows] == [[row.get(key) for key in SAME] for row in straight]
+    assert [[row.get(key) for key in SAME] for row in rows] == [
+        [row.get(key) for key in SAME] for row in straight
+    ]
     for name, tensor in model(other).items():
         assert torch.equal(tensor, model(folder)[name])
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
@@ -75,7 +95,9 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path):
     args = ["gc.lam=0.0,1.0", "-m", "seed=2", f"paths.log_dir={tmp_path}", *small]
 
     def rows():
-        return {file: file.read_text() for file in sorted(tmp_path.glob("*/multirun_*/*/metrics.csv"))}
+        return {
+            file: file.read_text() for file in sorted(tmp_path.glob("*/multirun_*/*/metrics.csv"))
+        }
 
     def sweep_and_continue():
         run_script("train.py", *args)
@@ -83,7 +105,9 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path):
         run_script("train.py", *args, "ckpt_path=last")  # all jobs have finished
         assert rows() == before
 
-    assert forked(sweep_and_continue, tmp_path / "printed.txt") == 0, (tmp_path / "printed.txt").read_text()[-4000:]
+    assert forked(sweep_and_continue, tmp_path / "printed.txt") == 0, (
+        tmp_path / "printed.txt"
+    ).read_text()[-4000:]
     folders = [file.parent for file in rows()]
     assert len(folders) == 2
     assert len({folder.parent for folder in folders}) == 1  # one sweep, one folder
@@ -96,7 +120,10 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path):
         ("gcc=local", "gcc: there is no such key: did you mean gc?"),
         ("--epochs=3", "--epochs=3: a setting has no dashes: did you mean client.epochs=3?"),
         ("algorithm=null", "algorithm=none: there is no such option."),
-        ("partition.alpha=0", "BuildError: partition.alpha=0: Input should be greater than or equal to 0.0000"),
+        (
+            "partition.alpha=0",
+            "BuildError: partition.alpha=0: Input should be greater than or equal to 0.0000",
+        ),
         ("name=${nope}", "Interpolation key 'nope' not found"),
         ("ckpt_path=it's.ckpt", "FileNotFoundError: ckpt_path=it's.ckpt: there is no such file"),
         ("hydra.run.dir={tmp_path}/file/run", "/file/run'"),

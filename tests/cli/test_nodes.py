@@ -1,4 +1,7 @@
-"""A run on several nodes (``torchrun`` agents) equals a run on one machine bit for bit. All nodes end together."""
+"""A run on several nodes (``torchrun`` agents) equals a run on one machine bit for bit.
+
+All nodes end together.
+"""
 
 import gc
 import logging
@@ -22,11 +25,19 @@ from gcfed.run import train
 from gcfed.utils.machine import cores
 
 SMALL = (
-    "gc=gcfed", "participation.num_clients=8", "participation.per_round=4", "client.epochs=1", "data.limit_train=80",
-    "data.limit_test=30", "model.hidden=[8]",
-)  # fmt: skip
+    "gc=gcfed",
+    "participation.num_clients=8",
+    "participation.per_round=4",
+    "client.epochs=1",
+    "data.limit_train=80",
+    "data.limit_test=30",
+    "model.hidden=[8]",
+)
 NODES = ("trainer=ddp", "trainer.accelerator=cpu")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"),
+]
 
 
 def free_port():
@@ -35,7 +46,10 @@ def free_port():
 
 
 def start_agents(work, monkeypatch, folder=None):
-    """Starts two agents. Each calls a function in a worker, as ``torchrun`` does, but without the imports."""
+    """Starts two agents.
+
+    Each calls a function in a worker, as ``torchrun`` does, but without the imports.
+    """
     monkeypatch.undo()  # conftest.py forbids Lightning's own launcher
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # otherwise each process uses all cores
     meeting = f"127.0.0.1:{free_port()}"
@@ -47,16 +61,26 @@ def start_agents(work, monkeypatch, folder=None):
         logging.disable()  # torch would import its compiler to print that a worker failed
         dynamic_rendezvous.get_method_name = lambda *_: ""  # inspects source files for each message
         launch = LaunchConfig(
-            min_nodes=2, max_nodes=2, nproc_per_node=1, run_id="nodes", start_method="fork", monitor_interval=0.05,
-            rdzv_backend="c10d", rdzv_endpoint=meeting, rdzv_configs={"is_host": rank == 1}, max_restarts=0,
-        )  # fmt: skip
+            min_nodes=2,
+            max_nodes=2,
+            nproc_per_node=1,
+            run_id="nodes",
+            start_method="fork",
+            monitor_interval=0.05,
+            rdzv_backend="c10d",
+            rdzv_endpoint=meeting,
+            rdzv_configs={"is_host": rank == 1},
+            max_restarts=0,
+        )
         if folder is not None:
             with (folder / f"printed_{rank}").open("w") as file:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
         elastic_launch(launch, work)()
 
-    agents = [multiprocessing.get_context("fork").Process(target=agent, args=(rank,)) for rank in range(2)]
+    agents = [
+        multiprocessing.get_context("fork").Process(target=agent, args=(rank,)) for rank in range(2)
+    ]
     for process in agents:
         process.start()
     return agents
@@ -86,7 +110,9 @@ def on_two_nodes(work, monkeypatch):
     return [agent.exitcode for agent in agents]
 
 
-def test_two_nodes_continue_a_run_bit_for_bit_and_need_a_common_folder_for_states(config, tmp_path, monkeypatch):
+def test_two_nodes_continue_a_run_bit_for_bit_and_need_a_common_folder_for_states(
+    config, tmp_path, monkeypatch
+):
     scaffold = (*SMALL, "algorithm=scaffold")
     whole = train(config(*scaffold, "rounds=4", folder=tmp_path / "whole"))
     train(config(*scaffold, "rounds=2", folder=tmp_path / "half"))
@@ -95,7 +121,9 @@ def test_two_nodes_continue_a_run_bit_for_bit_and_need_a_common_folder_for_state
 
     def work():
         rank = os.environ["RANK"]
-        half = train(config(*scaffold, *NODES, "rounds=4", "ckpt_path=last", folder=tmp_path / "half"))
+        half = train(
+            config(*scaffold, *NODES, "rounds=4", "ckpt_path=last", folder=tmp_path / "half")
+        )
         assert half.trainer.num_nodes == 2
         cfg = config(*scaffold, *NODES, "rounds=2", folder=tmp_path / "run")
         cfg.client_store.folder = str(tmp_path / f"disk{rank}")
@@ -111,13 +139,19 @@ def test_two_nodes_continue_a_run_bit_for_bit_and_need_a_common_folder_for_state
     assert [row["round"] for row in read_rows(tmp_path / "half" / "metrics.csv")] == [1, 2, 3, 4]
 
 
-def test_a_killed_node_ends_the_other_and_one_machine_resumes_the_run(config, tmp_path, monkeypatch):
+def test_a_killed_node_ends_the_other_and_one_machine_resumes_the_run(
+    config, tmp_path, monkeypatch
+):
     """The processes listen only on the interface that ``GLOO_SOCKET_IFNAME`` names."""
     logs, words = tmp_path / "logs", [*SMALL, "algorithm=scaffold"]
     typed = [
-        *words, *NODES, "rounds=900", f"paths.log_dir={logs}", "+callbacks.listening._target_=harness.Listening",
+        *words,
+        *NODES,
+        "rounds=900",
+        f"paths.log_dir={logs}",
+        "+callbacks.listening._target_=harness.Listening",
         f"+callbacks.listening.folder={tmp_path}",
-    ]  # fmt: skip
+    ]
 
     def work():
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -148,13 +182,34 @@ def test_a_killed_node_ends_the_other_and_one_machine_resumes_the_run(config, tm
 @pytest.mark.parametrize(
     ("environment", "devices", "nodes"),
     [
-        ({"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"}, 3, 2),
-        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, 4, 2),
-        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, None, 1),  # without srun
+        (
+            {
+                "TORCHELASTIC_RUN_ID": "a",
+                "WORLD_SIZE": "6",
+                "LOCAL_WORLD_SIZE": "3",
+                "GROUP_WORLD_SIZE": "2",
+            },
+            3,
+            2,
+        ),
+        (
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_NTASKS": "8",
+                "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_JOB_ID": "1",
+            },
+            4,
+            2,
+        ),
+        # without srun
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, None, 1),
         ({}, None, 1),
     ],
 )
-def test_ddp_uses_the_processes_and_nodes_of_a_launcher(config, monkeypatch, environment, devices, nodes):
+def test_ddp_uses_the_processes_and_nodes_of_a_launcher(
+    config, monkeypatch, environment, devices, nodes
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     trainer = config("trainer=ddp").trainer

@@ -1,4 +1,7 @@
-"""``-m hparams_search=…``: its search space and its records. A stopped search continues without a difference."""
+"""``-m hparams_search=…``: its search space and its records.
+
+A stopped search continues without a difference.
+"""
 
 from pathlib import Path
 
@@ -20,19 +23,31 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 METRIC = "final:test/acc"
 SETTINGS = {
-    "direction": "maximize", "n_trials": 4, "n_jobs": 1, "seed": 3, "storage": None,
+    "direction": "maximize",
+    "n_trials": 4,
+    "n_jobs": 1,
+    "seed": 3,
+    "storage": None,
     "params": {"gc.lam": "interval(0.0, 1.0)", "client.epochs": "choice(1, 2)"},
     "sampler": {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 2},
-}  # fmt: skip
+}
 
 
 def plain(config, overrides):
-    """A config with these values and a few others. Reading the files of Hydra's config would take long."""
-    return OmegaConf.from_dotlist(["seed=1", "rounds=1", "eval_every=1", "client.optimizer.lr=0.01", *overrides])
+    """A config with these values and a few others.
+
+    Reading the files of Hydra's config would take long.
+    """
+    return OmegaConf.from_dotlist(
+        ["seed=1", "rounds=1", "eval_every=1", "client.optimizer.lr=0.01", *overrides]
+    )
 
 
 class Launcher:
-    """Writes a run with the accuracy ``of(values, number)``. If ``of`` raises an error, the run fails with it."""
+    """Writes a run with the accuracy ``of(values, number)``.
+
+    If ``of`` raises an error, the run fails with it.
+    """
 
     def __init__(self, of=lambda values, number: float(values["gc.lam"])):
         self.of, self.calls = of, []
@@ -46,7 +61,9 @@ class Launcher:
         return [self.job(job, i) for i, job in enumerate(job_overrides, start=initial_job_idx)]
 
     def job(self, job, number):
-        values = {key: value.strip("'") for key, value in (override.split("=", 1) for override in job)}
+        values = {
+            key: value.strip("'") for key, value in (override.split("=", 1) for override in job)
+        }
         done = JobReturn(status=JobStatus.COMPLETED)
         try:
             accuracy = self.of(values, number)
@@ -59,7 +76,9 @@ class Launcher:
 
 def go(folder, launcher, *arguments, metric=METRIC, **settings):
     sweeper = OptunaSweeper(**OmegaConf.create(SETTINGS | settings))
-    sweeper.cfg = OmegaConf.create({"optimized_metric": metric, "hydra": {"sweep": {"dir": str(folder)}}})
+    sweeper.cfg = OmegaConf.create(
+        {"optimized_metric": metric, "hydra": {"sweep": {"dir": str(folder)}}}
+    )
     sweeper.load, sweeper.launch = plain, launcher.launch
     sweeper.sweep([*arguments])
 
@@ -72,16 +91,28 @@ def test_trials_are_jobs_and_leave_a_table(tmp_path):
     launcher = Launcher()
     go(tmp_path, launcher, "rounds=1")
     assert launcher.jobs[1][0] == "rounds=1"
-    assert launcher.jobs[1][-2:] == [f"hydra.sweep.dir='{tmp_path}'", "hydra.sweep.subdir=trial_0001"]
+    assert launcher.jobs[1][-2:] == [
+        f"hydra.sweep.dir='{tmp_path}'",
+        "hydra.sweep.subdir=trial_0001",
+    ]
     rows = trials(tmp_path)
     assert [*rows[0]] == ["number", "state", "value", "client.epochs", "gc.lam"]
     assert [row["state"] for row in rows] == ["complete"] * 4
     assert [float(row["value"]) for row in rows] == [float(row["gc.lam"]) for row in rows]
     row = max(rows, key=lambda row: float(row["value"]))
-    assert {f"gc.lam={row['gc.lam']}", f"client.epochs={row['client.epochs']}"} < {*launcher.jobs[int(row["number"])]}
+    assert {f"gc.lam={row['gc.lam']}", f"client.epochs={row['client.epochs']}"} < {
+        *launcher.jobs[int(row["number"])]
+    }
     best = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
-    assert (best["best_trial"], best["metric"], best["direction"]) == (int(row["number"]), METRIC, "maximize")
-    assert best["best_params"] == {"client.epochs": row["client.epochs"], "gc.lam": float(row["gc.lam"])}
+    assert (best["best_trial"], best["metric"], best["direction"]) == (
+        int(row["number"]),
+        METRIC,
+        "maximize",
+    )
+    assert best["best_params"] == {
+        "client.epochs": row["client.epochs"],
+        "gc.lam": float(row["gc.lam"]),
+    }
 
 
 def test_a_stopped_search_draws_the_same_values_as_one_that_was_not_stopped(tmp_path):
@@ -92,7 +123,8 @@ def test_a_stopped_search_draws_the_same_values_as_one_that_was_not_stopped(tmp_
 
     go(tmp_path / "straight", Launcher())
     go(tmp_path / "stopped", Launcher(), n_trials=1)
-    load_study(study_name="search", storage=f"sqlite:///{tmp_path}/stopped/search.db").ask()  # killed before a draw
+    # killed before a draw
+    load_study(study_name="search", storage=f"sqlite:///{tmp_path}/stopped/search.db").ask()
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "stopped", Launcher(killed))
     checkpoint = tmp_path / "stopped" / "trial_0002" / "checkpoints" / "last.ckpt"
@@ -100,7 +132,10 @@ def test_a_stopped_search_draws_the_same_values_as_one_that_was_not_stopped(tmp_
     checkpoint.touch()
     launcher = Launcher()
     go(tmp_path / "stopped", launcher)
-    assert [job[-1] for job in launcher.jobs] == [f"ckpt_path='{checkpoint}'", "hydra.sweep.subdir=trial_0003"]
+    assert [job[-1] for job in launcher.jobs] == [
+        f"ckpt_path='{checkpoint}'",
+        "hydra.sweep.subdir=trial_0003",
+    ]
     assert trials(tmp_path / "straight") == trials(tmp_path / "stopped")
 
 
@@ -114,19 +149,28 @@ def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp
         go(tmp_path, Launcher(of), n_jobs=2, n_trials=3)
     reasons = ["gc.lam=2 is outside", "the test loss of round 1 is not finite", ""]
     states = ["fail", "pruned", "complete"]
-    assert [(row["state"], row["reason"]) for row in trials(tmp_path)] == [*zip(states, reasons, strict=True)]
+    assert [(row["state"], row["reason"]) for row in trials(tmp_path)] == [
+        *zip(states, reasons, strict=True)
+    ]
 
 
 def test_one_folder_holds_one_search_of_one_process(tmp_path):
     go(tmp_path, Launcher(), "rounds=2", n_trials=1)
-    go(tmp_path, Launcher(), "rounds=2", "trainer.devices=1", n_trials=2)  # this setting changes no result
+    # this setting changes no result
+    go(tmp_path, Launcher(), "rounds=2", "trainer.devices=1", n_trials=2)
     for arguments, message in (
         (["rounds=2", "client.optimizer.lr=0.5"], "client.optimizer.lr is .* there, 0.5 here"),
-        (["rounds=2", "gc.lam=interval(0.5, 1.0)"], "params.gc.lam is .*low=0.0.* there, .*low=0.5"),
+        (
+            ["rounds=2", "gc.lam=interval(0.5, 1.0)"],
+            "params.gc.lam is .*low=0.0.* there, .*low=0.5",
+        ),
     ):
         with pytest.raises(ValueError, match=f"holds another search: {message}"):
             go(tmp_path, Launcher(), *arguments)
-    with locked(tmp_path / ".lock"), pytest.raises(ValueError, match=r"process \d+ on .* is at the search in"):
+    with (
+        locked(tmp_path / ".lock"),
+        pytest.raises(ValueError, match=r"process \d+ on .* is at the search in"),
+    ):
         go(tmp_path, Launcher(), "rounds=2")
 
 
@@ -134,9 +178,21 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
     ("words", "settings", "message"),
     [
         (["seed=1,2,3"], {}, "without seed"),
-        (["client.epochs=tag(log, range(1,1000))"], {}, r"tag\(log, …\) is known for intervals alone"),
-        ([], {"params": {"gc.lam": "interval(1.0, 0.0)"}}, r"gc\.lam=interval\(1\.0, 0\.0\) cannot be searched"),
-        ([], {"metric": "final:test/loss"}, r"better where it is smaller: set hydra\.sweeper\.direction=minimize"),
+        (
+            ["client.epochs=tag(log, range(1,1000))"],
+            {},
+            r"tag\(log, …\) is known for intervals alone",
+        ),
+        (
+            [],
+            {"params": {"gc.lam": "interval(1.0, 0.0)"}},
+            r"gc\.lam=interval\(1\.0, 0\.0\) cannot be searched",
+        ),
+        (
+            [],
+            {"metric": "final:test/loss"},
+            r"better where it is smaller: set hydra\.sweeper\.direction=minimize",
+        ),
         (
             [],
             {"metric": "final:test/acd"},
@@ -162,7 +218,9 @@ def test_invalid_searches_are_refused(tmp_path, words, settings, message):
         ("1,2", CategoricalDistribution(["1", "2"])),
     ],
 )
-def test_hydras_functions_become_optunas_distributions_and_the_last_override_wins(words, distribution):
+def test_hydras_functions_become_optunas_distributions_and_the_last_override_wins(
+    words, distribution
+):
     given = ["a=interval(0, 1)", "b=choice(1, 2)", f"a={words}", "b=3", "ckpt_path=last"]
     assert space_of(given) == ({"a": distribution}, ["b=3"])
 
@@ -175,9 +233,18 @@ def test_the_settings_of_these_tests_have_the_keys_of_the_config():
 
 @pytest.mark.slow
 def test_a_search_from_the_command_line_continues(tmp_path):
-    words = ["-m", "hparams_search=digits_optuna", f"hydra.sweep.dir={tmp_path}/search", "rounds=1", "client.epochs=1",
-             "data.limit_train=200", "data.limit_test=50", "extras.figures=false", "trainer.devices=1",
-             "logger=csv"]  # fmt: skip
+    words = [
+        "-m",
+        "hparams_search=digits_optuna",
+        f"hydra.sweep.dir={tmp_path}/search",
+        "rounds=1",
+        "client.epochs=1",
+        "data.limit_train=200",
+        "data.limit_test=50",
+        "extras.figures=false",
+        "trainer.devices=1",
+        "logger=csv",
+    ]
 
     def twice():  # one fork imports Optuna's database only once
         for n in (1, 2):

@@ -17,7 +17,9 @@ def test_images_are_rotated_cropped_and_flipped_in_this_order():
     got = transform(torch.from_numpy(images), torch.from_numpy(draws), torch.float64).numpy()
     mean, std = (np.array(values)[:, None, None] for values in (mean, std))
     for image, (row, column, flip, angle), ours in zip(images, draws, got, strict=True):
-        turned = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).rotate(angle / 1000 - 10)).transpose(2, 0, 1)
+        turned = np.asarray(
+            Image.fromarray(image.transpose(1, 2, 0)).rotate(angle / 1000 - 10)
+        ).transpose(2, 0, 1)
         window = np.pad(turned, ((0, 0), (4, 4), (4, 4)))[:, row : row + 32, column : column + 28]
         expected = ((window[:, :, ::-1] if flip else window) / 255 - mean) / std
         np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
@@ -37,5 +39,7 @@ def test_draws_are_whole_numbers_from_one_stream(rotation, high):
 def test_statistics_are_given_per_channel_or_once_for_all():
     for channels in (1, 3):
         ImageTransform([0.5] * channels, [1.0] * channels).check((3, 8, 2))
-    with pytest.raises(ValueError, match=r"mean has 2 values; data\.input_shape=\[3, 8, 2\] has 3 channels"):
+    with pytest.raises(
+        ValueError, match=r"mean has 2 values; data\.input_shape=\[3, 8, 2\] has 3 channels"
+    ):
         ImageTransform([0.5] * 2, [1.0] * 2).check((3, 8, 2))

@@ -38,7 +38,9 @@ def test_built_once_and_mapped_read_only(tmp_path):
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["toy"]
 
 
-@pytest.mark.parametrize(("file", "keep"), [("train_x.npy", -1), ("test_y.npy", None), (MANIFEST, 0), (MANIFEST, None)])
+@pytest.mark.parametrize(
+    ("file", "keep"), [("train_x.npy", -1), ("test_y.npy", None), (MANIFEST, 0), (MANIFEST, None)]
+)
 def test_a_truncated_or_lost_file_is_built_again(tmp_path, caplog, file, keep):
     build = Build()
     cached(tmp_path, "toy", build)
@@ -64,7 +66,8 @@ def test_a_build_within_a_build(tmp_path):
     class Slow(Build):
         def __call__(self, keep):
             info = super().__call__(keep)
-            self.other = cached(tmp_path, "toy", Build())  # another process begins later and ends earlier
+            # another process begins later and ends earlier
+            self.other = cached(tmp_path, "toy", Build())
             return info
 
     slow, never = Slow(), Build()

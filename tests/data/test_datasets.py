@@ -1,4 +1,6 @@
-"""The data sets of this package and of torchvision, and TinyImageNet: known files → known arrays."""
+"""The data sets of this package and of torchvision, and TinyImageNet: known files
+→ known arrays.
+"""
 
 import hashlib
 import io
@@ -35,8 +37,12 @@ GOOD = Split(X, Y)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Split(X.astype(float), Y), r"must be .*\(x \* 255\)\.round\(\)\.astype\('uint8'\) makes images"),
-        (lambda: Split(X.astype(float) - 1, Y), r"or floats \[n, d\], not float64"),  # no hint for negative numbers
+        (
+            lambda: Split(X.astype(float), Y),
+            r"must be .*\(x \* 255\)\.round\(\)\.astype\('uint8'\) makes images",
+        ),
+        # no hint for negative numbers
+        (lambda: Split(X.astype(float) - 1, Y), r"or floats \[n, d\], not float64"),
         (lambda: Split(X[:, 0], Y), "must be"),
         (lambda: Split(X, Y.astype(np.int32)), "must be"),
         (lambda: Split(TOKENS, LABELS[:, :4]), "must be"),
@@ -57,18 +63,30 @@ def test_the_split_of_digits_uses_each_image_once():
     train, test = np.bincount(dataset.train.y), np.bincount(dataset.test.y)
     np.testing.assert_allclose(test, (train + test) * 360 / 1797, atol=1)
     with np.load(Path(vision.__file__).with_name("digits.npz")) as raw:
-        expected = [(*np.round(x.ravel() * 255.0 / 16), y) for x, y in zip(raw["x"], raw["y"], strict=True)]
-    got = [(*x.ravel(), y) for split in (dataset.train, dataset.test) for x, y in zip(split.x, split.y, strict=True)]
-    assert sorted(map(tuple, np.array(got))) == sorted(map(tuple, np.array(expected)))  # each image once
+        expected = [
+            (*np.round(x.ravel() * 255.0 / 16), y) for x, y in zip(raw["x"], raw["y"], strict=True)
+        ]
+    got = [
+        (*x.ravel(), y)
+        for split in (dataset.train, dataset.test)
+        for x, y in zip(split.x, split.y, strict=True)
+    ]
+    # each image once
+    assert sorted(map(tuple, np.array(got))) == sorted(map(tuple, np.array(expected)))
 
 
 @pytest.mark.parametrize(("num_classes", "shape"), [(3, (3, 17, 5)), (4, (2, 2, 2))])
 def test_synthetic_images_can_be_learned(num_classes, shape):
     """A nearest-class-mean classifier has an accuracy above 90 %."""
-    dataset = synthetic(num_classes=num_classes, shape=shape, num_train=2000, num_test=500, noise=20)
+    dataset = synthetic(
+        num_classes=num_classes, shape=shape, num_train=2000, num_test=500, noise=20
+    )
     assert dataset.train.x.shape == (2000, *shape)
     assert np.ptp(np.bincount(dataset.train.y, minlength=num_classes)) <= 1
-    train, test = (split.x.reshape(len(split), -1).astype(np.float32) for split in (dataset.train, dataset.test))
+    train, test = (
+        split.x.reshape(len(split), -1).astype(np.float32)
+        for split in (dataset.train, dataset.test)
+    )
     means = np.stack([train[dataset.train.y == c].mean(0) for c in range(num_classes)])
     assert (((test[:, None] - means) ** 2).sum(-1).argmin(1) == dataset.test.y).mean() > 0.9
     assert not np.array_equal(train[:500], test)
@@ -76,7 +94,9 @@ def test_synthetic_images_can_be_learned(num_classes, shape):
 
 @pytest.fixture
 def cifar(tmp_path, monkeypatch):
-    """(torchvision class, {part: (x, y)}) of a small CIFAR-10 in the official format under tmp_path."""
+    """(torchvision class, {part: (x, y)}) of a small CIFAR-10 in the official format under
+    tmp_path.
+    """
     from torchvision.datasets import CIFAR10 as cls
 
     expected: dict[str, list] = {"train": [], "test": []}
@@ -92,7 +112,10 @@ def cifar(tmp_path, monkeypatch):
     meta = put(tmp_path / cls.base_folder / cls.meta["filename"], names)
     monkeypatch.setattr(cls, "meta", {**cls.meta, "md5": meta})
     monkeypatch.setattr(cls, "url", f"{NOWHERE}/{cls.filename}")
-    return cls, {part: [np.concatenate(a) for a in zip(*batches, strict=True)] for part, batches in expected.items()}
+    return cls, {
+        part: [np.concatenate(a) for a in zip(*batches, strict=True)]
+        for part, batches in expected.items()
+    }
 
 
 def check(dataset, expected, num_classes):
@@ -108,7 +131,10 @@ def test_cifar_is_read_checked_and_cached(cifar, tmp_path):
     first = tmp_path / cls.base_folder / cls.train_list[0][0]
     content = first.read_bytes()
     first.write_bytes(content[:-7])
-    words = f"data set cifar10: a file is missing or broken .*{tmp_path}.* data.dataset.download=true, put the files of"
+    words = (
+        f"data set cifar10: a file is missing or broken .*{tmp_path}.* data.dataset.download=true,"
+        " put the files of"
+    )
     with pytest.raises(FileNotFoundError, match=words):
         torchvision_set("cifar10", str(tmp_path), download=False)
     first.write_bytes(content)
@@ -117,7 +143,8 @@ def test_cifar_is_read_checked_and_cached(cifar, tmp_path):
     assert dataset.class_names[1] == "class 1"
     for path in (tmp_path / cls.base_folder).iterdir():
         path.unlink()
-    check(torchvision_set("cifar10", str(tmp_path), download=False), expected, 10)  # the cache needs no raw files
+    # the cache needs no raw files
+    check(torchvision_set("cifar10", str(tmp_path), download=False), expected, 10)
 
 
 def test_a_file_is_downloaded_if_it_is_missing_or_damaged(tmp_path, monkeypatch):
@@ -130,14 +157,18 @@ def test_a_file_is_downloaded_if_it_is_missing_or_damaged(tmp_path, monkeypatch)
     for found in (None, b"cut short"):
         if found:
             path.write_bytes(found)
-        with pytest.raises(FileNotFoundError, match=r"toy: x\.bin is missing, or its md5 .* files of an address"):
+        with pytest.raises(
+            FileNotFoundError, match=r"toy: x\.bin is missing, or its md5 .* files of an address"
+        ):
             obtain(path, right, "an address", "toy", download=False)
         obtain(path, right, "an address", "toy", download=True)
         assert path.read_bytes() == b"content"
 
 
 def idx(array: np.ndarray) -> bytes:
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(length.to_bytes(4, "big") for length in array.shape)
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(
+        length.to_bytes(4, "big") for length in array.shape
+    )
     return header + array.astype(np.uint8).tobytes()
 
 
@@ -205,7 +236,9 @@ def test_tiny_imagenet_grows_with_its_folder(tmp_path):
 
 def test_tiny_imagenet_from_its_archive(tmp_path, monkeypatch):
     write(tmp_path / "raw", tiny())
-    archive = shutil.make_archive(tmp_path / "tiny-imagenet-200", "zip", tmp_path / "raw", "tiny-imagenet-200")
+    archive = shutil.make_archive(
+        tmp_path / "tiny-imagenet-200", "zip", tmp_path / "raw", "tiny-imagenet-200"
+    )
     monkeypatch.setattr(vision, "MD5", hashlib.md5(Path(archive).read_bytes()).hexdigest())
     check_tiny(tiny_imagenet(str(tmp_path), download=False))
     Path(archive).unlink()
@@ -217,10 +250,26 @@ def test_tiny_imagenet_from_its_archive(tmp_path, monkeypatch):
     ("damage", "error", "words"),
     [
         ({"words.txt": None}, FileNotFoundError, "words.txt"),
-        ({"val/images/val_1.JPEG": None}, ValueError, "val/images/val_1.JPEG is no readable image .*No such file"),
-        ({"train/n07/images/n07_0.JPEG": jpeg(1)}, ValueError, "image of n07, or wnids.txt lacks it"),
-        ({"val/images/val_0.JPEG": jpeg(1, size=(32, 64))}, ValueError, "val_1.JPEG is 64×64, .*val_0.JPEG is 32×64"),
-        ({"words.txt": b"n01 a cat"}, ValueError, "words.txt is empty or damaged: take the official one"),
+        (
+            {"val/images/val_1.JPEG": None},
+            ValueError,
+            "val/images/val_1.JPEG is no readable image .*No such file",
+        ),
+        (
+            {"train/n07/images/n07_0.JPEG": jpeg(1)},
+            ValueError,
+            "image of n07, or wnids.txt lacks it",
+        ),
+        (
+            {"val/images/val_0.JPEG": jpeg(1, size=(32, 64))},
+            ValueError,
+            "val_1.JPEG is 64×64, .*val_0.JPEG is 32×64",
+        ),
+        (
+            {"words.txt": b"n01 a cat"},
+            ValueError,
+            "words.txt is empty or damaged: take the official one",
+        ),
     ],
 )
 def test_a_damaged_tiny_imagenet_is_refused(tmp_path, damage, error, words):
@@ -230,7 +279,9 @@ def test_a_damaged_tiny_imagenet_is_refused(tmp_path, damage, error, words):
         tiny_imagenet(str(tmp_path), download=False)
 
 
-@pytest.mark.skipif(not (DATA_DIR / "MNIST").exists(), reason=f"MNIST is not in {DATA_DIR} (DATA_DIR moves it)")
+@pytest.mark.skipif(
+    not (DATA_DIR / "MNIST").exists(), reason=f"MNIST is not in {DATA_DIR} (DATA_DIR moves it)"
+)
 def test_real_mnist(tmp_path):
     (tmp_path / "MNIST").symlink_to(DATA_DIR / "MNIST")  # so the cache is built again
     dataset = torchvision_set("mnist", str(tmp_path), download=False)

@@ -38,7 +38,10 @@ def test_a_folder_with_a_test_split(tmp_path):
 def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
     write_images(tmp_path / "flowers", {"rose": 10, "tulip": 20})
     dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path), test=0.2)
-    assert (np.bincount(dataset.train.y).tolist(), np.bincount(dataset.test.y).tolist()) == ([8, 16], [2, 4])
+    assert (np.bincount(dataset.train.y).tolist(), np.bincount(dataset.test.y).tolist()) == (
+        [8, 16],
+        [2, 4],
+    )
     assert len({(*x[:2, 0, 0],) for split in (dataset.train, dataset.test) for x in split.x}) == 30
 
 
@@ -60,7 +63,10 @@ def test_classes_below_what_is_read_as_classes_are_named(tmp_path, caplog):
     for part in ("training_set", "test_set"):
         write_images(tmp_path / "pets" / part, {"cats": 2, "dogs": 2}, below="")
     image_folder(str(tmp_path / "pets"), str(tmp_path))
-    assert "pets: test_set, training_set are read as classes. If cats, dogs are the classes, set" in caplog.text
+    assert (
+        "pets: test_set, training_set are read as classes. If cats, dogs are the classes, set"
+        in caplog.text
+    )
 
 
 def test_files_that_are_no_images_are_counted_in_one_line(tmp_path, caplog):
@@ -74,7 +80,9 @@ def test_files_that_are_no_images_are_counted_in_one_line(tmp_path, caplog):
     assert len(dataset.train) + len(dataset.test) == 14
     (line,) = caplog.messages
     assert "8 files are not read" in line
-    assert line.endswith(": loose.png, rose/README, rose/Thumbs.db, rose/more/.hidden.png, rose/notes.txt, …")
+    assert line.endswith(
+        ": loose.png, rose/README, rose/Thumbs.db, rose/more/.hidden.png, rose/notes.txt, …"
+    )
 
 
 def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):
@@ -82,9 +90,15 @@ def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):
     picture = np.zeros((6, 8, 3), np.uint8)
     picture[:3, :4] = 255, 0, 0
     undo = {
-        1: lambda x: x, 2: np.fliplr, 3: lambda x: np.rot90(x, 2), 4: np.flipud, 5: lambda x: x.transpose(1, 0, 2),
-        6: np.rot90, 7: lambda x: np.rot90(x, 2).transpose(1, 0, 2), 8: lambda x: np.rot90(x, 3),
-    }  # fmt: skip
+        1: lambda x: x,
+        2: np.fliplr,
+        3: lambda x: np.rot90(x, 2),
+        4: np.flipud,
+        5: lambda x: x.transpose(1, 0, 2),
+        6: np.rot90,
+        7: lambda x: np.rot90(x, 2).transpose(1, 0, 2),
+        8: lambda x: np.rot90(x, 3),
+    }
     for name in ("rose", "tulip"):
         (tmp_path / "f" / name).mkdir(parents=True)
         for orientation, turned in undo.items():
@@ -94,8 +108,14 @@ def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):
             image.save(tmp_path / "f" / name / f"{orientation}.png", exif=exif)
         image = Image.fromarray(picture)
         image.convert("RGBA").save(tmp_path / "f" / name / "clear.png")
-        image.convert("P").save(tmp_path / "f" / name / "palette.png", transparency=bytes(range(256)))
-        image.save(tmp_path / "f" / name / "frames.gif", save_all=True, append_images=[Image.new("RGB", (8, 6))])
+        image.convert("P").save(
+            tmp_path / "f" / name / "palette.png", transparency=bytes(range(256))
+        )
+        image.save(
+            tmp_path / "f" / name / "frames.gif",
+            save_all=True,
+            append_images=[Image.new("RGB", (8, 6))],
+        )
     dataset = image_folder(str(tmp_path / "f"), str(tmp_path), test=0.5)
     for split in (dataset.train, dataset.test):
         assert (split.x == picture.transpose(2, 0, 1)).all()
@@ -110,10 +130,15 @@ def test_invalid_folders_are_named(tmp_path):
     write_images(tmp_path / "flowers/test", {"rose": 2, "lily": 2})
     refused("flowers has a folder test, but none to train on: call it train")
     write_images(tmp_path / "flowers/train", {"rose": 2, "tulip": 2})
-    refused("has images of rose, tulip, and test images of lily, rose: it must have a .* at least two classes")
+    refused(
+        "has images of rose, tulip, and test images of lily, rose: it must have a .* at least two"
+        " classes"
+    )
     (tmp_path / "flowers/test/lily").rename(tmp_path / "flowers/test/tulip")
     write_images(tmp_path / "flowers/test", {"rose": 2}, size=(3, 3))
-    refused(r"rose/more/0\.png is 3×3, .*|0\.png is 6×5.* 3×3: give all one size, as by data\.size=64")
+    refused(
+        r"rose/more/0\.png is 3×3, .*|0\.png is 6×5.* 3×3: give all one size, as by data\.size=64"
+    )
     (tmp_path / "flowers/train/tulip/more/0.png").write_bytes(b"no image")
     refused(r"tulip/more/0\.png is no readable image .*: put a sound one")
     Image.new("I;16", (6, 5)).save(tmp_path / "flowers/train/tulip/more/0.png")

@@ -31,7 +31,13 @@ def grey(n: int) -> np.ndarray:
 
 def test_femnist(tmp_path):
     """Writer b is in a second file, and d has no samples."""
-    pixels = {"train c": grey(2), "train a": grey(3), "train b": grey(1), "test a": grey(1), "test c": grey(2)}
+    pixels = {
+        "train c": grey(2),
+        "train a": grey(3),
+        "train b": grey(1),
+        "test a": grey(1),
+        "test c": grey(2),
+    }
 
     def user(part: str, *labels: int) -> tuple[list, list]:
         return (pixels[part] / 255).tolist(), list(labels)
@@ -44,11 +50,18 @@ def test_femnist(tmp_path):
     write(tmp_path, "femnist", files)
     for _ in range(2):
         dataset = femnist(str(tmp_path))
-        assert (dataset.num_classes, dataset.class_names[10], dataset.class_names[36]) == (62, "A", "a")
+        assert (dataset.num_classes, dataset.class_names[10], dataset.class_names[36]) == (
+            62,
+            "A",
+            "a",
+        )
         assert dataset.train.y.tolist() == [3, 61, 0, 10, 36, 9]
-        assert dataset.train.groups.tolist() == [2, 2, 0, 0, 0, 1]  # numbered in the order of their names
+        # numbered in the order of their names
+        assert dataset.train.groups.tolist() == [2, 2, 0, 0, 0, 1]
         assert dataset.test.groups.tolist() == [2, 2, 0]
-        expected = np.concatenate([pixels["train c"], pixels["train a"], pixels["train b"]]).reshape(-1, 1, 28, 28)
+        expected = np.concatenate(
+            [pixels["train c"], pixels["train a"], pixels["train b"]]
+        ).reshape(-1, 1, 28, 28)
         np.testing.assert_array_equal(dataset.train.x, expected)
         np.testing.assert_array_equal(dataset.test.x[2].ravel(), pixels["test a"][0])
         shutil.rmtree(tmp_path / "femnist", ignore_errors=True)  # then the cache is read
@@ -60,7 +73,9 @@ def test_celeba(tmp_path):
     raw = tmp_path / "celeba" / "data" / "raw" / "img_align_celeba"
     raw.mkdir(parents=True)
     for i in range(4):
-        Image.new("L" if i == 3 else "RGB", (178, 218), i * 60 if i == 3 else (i * 60, 0, 255)).save(raw / f"{i}.jpg")
+        Image.new(
+            "L" if i == 3 else "RGB", (178, 218), i * 60 if i == 3 else (i * 60, 0, 255)
+        ).save(raw / f"{i}.jpg")
     Image.effect_noise((178, 218), 90).convert("RGB").save(raw / "2.jpg")
     files = {
         "train/all": {"20": (["0.jpg", "2.jpg"], [0.0, 1.0]), "3": (["1.jpg"], [1.0])},
@@ -71,7 +86,9 @@ def test_celeba(tmp_path):
     assert dataset.train.x.shape == (3, 3, 84, 84)
     assert (dataset.train.y.tolist(), dataset.test.y.tolist()) == ([0, 1, 1], [0])
     assert dataset.train.groups.tolist() == [0, 0, 1]
-    np.testing.assert_allclose(dataset.train.x[::2].mean((2, 3)), [[0, 0, 255], [60, 0, 255]], atol=3)
+    np.testing.assert_allclose(
+        dataset.train.x[::2].mean((2, 3)), [[0, 0, 255], [60, 0, 255]], atol=3
+    )
     with Image.open(raw / "2.jpg") as image:
         resized = image.resize((84, 84), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(dataset.train.x[1], np.asarray(resized).transpose(2, 0, 1))
@@ -83,11 +100,18 @@ def test_shakespeare(tmp_path):
     windows = [text[i : i + 80] for i in range(3)]
     odd = "é" + text[1:80]
     train = {"HAMLET": (windows, [text[80], text[81], "$"]), "GHOST": ([odd], ["}"])}
-    write(tmp_path, "shakespeare", {"train/all": train, "test/all": {"HAMLET": ([text[:80]], ["\n"])}})
+    write(
+        tmp_path, "shakespeare", {"train/all": train, "test/all": {"HAMLET": ([text[:80]], ["\n"])}}
+    )
     dataset = shakespeare(str(tmp_path))
-    assert (dataset.num_classes, dataset.train.x.shape, dataset.train.y.shape) == (80, (3, 80), (3,))
+    assert (dataset.num_classes, dataset.train.x.shape, dataset.train.y.shape) == (
+        80,
+        (3, 80),
+        (3,),
+    )
     decoded = ["".join((*ALPHABET, "é")[token] for token in x) for x in dataset.train.x]
-    assert decoded == [*windows[:2], odd]  # the third window is left out: its label is not in the alphabet
+    # the third window is left out: its label is not in the alphabet
+    assert decoded == [*windows[:2], odd]
     assert PAD in dataset.train.x[2]
     assert [ALPHABET[y] for y in dataset.train.y] == [text[80], text[81], "}"]
     assert dataset.train.groups.tolist() == [1, 1, 0]
@@ -101,8 +125,14 @@ def test_a_missing_folder_is_explained(tmp_path):
 
 
 def test_broken_files_are_named(tmp_path):
-    write(tmp_path, "femnist", {"train/all_0": {"a": ([[0.0] * 784, [0.0] * 783], [1, 2])}, "test/all_0": {}})
-    with pytest.raises(ValueError, match=r"all_0\.json is not what LEAF's .*inhomogeneous.*: make it again"):
+    write(
+        tmp_path,
+        "femnist",
+        {"train/all_0": {"a": ([[0.0] * 784, [0.0] * 783], [1, 2])}, "test/all_0": {}},
+    )
+    with pytest.raises(
+        ValueError, match=r"all_0\.json is not what LEAF's .*inhomogeneous.*: make it again"
+    ):
         femnist(str(tmp_path))
     (tmp_path / "femnist/data/train/all_0.json").write_text('{"users": ["a"], "user_data": {}}')
     with pytest.raises(ValueError, match=r"all_0\.json is not what LEAF's preprocessing writes"):

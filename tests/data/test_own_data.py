@@ -18,7 +18,7 @@ IMAGES = RNG.integers(0, 256, (N, 3, 6, 5), np.uint8)
 CLASSES = np.arange(N) % 4
 
 
-# -------------------------------------------------------------------------------------------------------- arrays
+# ------------------------------------------------------------------------------------------- arrays
 @pytest.mark.parametrize(
     ("x", "shape"),
     [
@@ -31,9 +31,17 @@ CLASSES = np.arange(N) % 4
     ],
 )
 def test_samples_of_every_shape(x, shape):
-    dataset = from_arrays({"x": x, "y": CLASSES, "x_test": x[:8], "y_test": CLASSES[:8]}, "mine.npz", 0.2)
-    assert (dataset.name, dataset.train.x.shape, dataset.test.x.shape) == ("mine", (N, *shape), (8, *shape))
-    np.testing.assert_array_equal(dataset.train.x.reshape(N, -1), IMAGES.reshape(N, -1)[:, : np.prod(shape)])
+    dataset = from_arrays(
+        {"x": x, "y": CLASSES, "x_test": x[:8], "y_test": CLASSES[:8]}, "mine.npz", 0.2
+    )
+    assert (dataset.name, dataset.train.x.shape, dataset.test.x.shape) == (
+        "mine",
+        (N, *shape),
+        (8, *shape),
+    )
+    np.testing.assert_array_equal(
+        dataset.train.x.reshape(N, -1), IMAGES.reshape(N, -1)[:, : np.prod(shape)]
+    )
     assert dataset.train.x.dtype == (np.float32 if x.dtype == np.float16 else np.uint8)
 
 
@@ -42,15 +50,29 @@ def test_classes_are_numbered_in_their_order():
         (CLASSES * 10 - 3, ("-3", "7", "17", "27"), [0, 1, 2, 3]),
         (np.array(list("dacb"))[CLASSES], ("a", "b", "c", "d"), [3, 0, 2, 1]),
     ):
-        dataset = from_arrays({"x": IMAGES, "y": y, "x_test": IMAGES[:4], "y_test": y[:4]}, "mine.npz", 0.2)
+        dataset = from_arrays(
+            {"x": IMAGES, "y": y, "x_test": IMAGES[:4], "y_test": y[:4]}, "mine.npz", 0.2
+        )
         np.testing.assert_array_equal(dataset.train.y, np.array(order)[CLASSES])
-        assert (dataset.test.y.tolist(), dataset.num_classes, dataset.class_names) == (order, 4, names)
+        assert (dataset.test.y.tolist(), dataset.num_classes, dataset.class_names) == (
+            order,
+            4,
+            names,
+        )
 
 
 def test_float_labels_are_refused_unless_the_task_is_a_regression(config, tmp_path):
     np.savez(tmp_path / "x.npz", x=IMAGES[:, 0, 0] / 1.0, y=CLASSES / 1.0)
-    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid", "participation.num_clients=5")
-    words = r"Classification is not for labels of float64: .* integers.*y\.astype\(int\)\.ravel\(\) makes classes"
+    mine = (
+        "data=arrays",
+        f"data.path={tmp_path}/x.npz",
+        "partition=iid",
+        "participation.num_clients=5",
+    )
+    words = (
+        r"Classification is not for labels of float64: .* integers.*y\.astype\(int\)\.ravel\(\)"
+        r" makes classes"
+    )
     with pytest.raises(ValueError, match=words):
         assemble(config(*mine))
     assemble(config(*mine, "task._target_=gcfed.tasks.SquaredError"))
@@ -60,7 +82,11 @@ def test_labels_of_tokens_and_targets():
     tokens = IMAGES[:, 0, 0] % 7
     dataset = from_arrays({"x": tokens, "y": tokens.astype(int) - 1}, "mine.npz", 0.2)
     assert (dataset.num_classes, dataset.train.y.shape, dataset.train.y.min()) == (6, (32, 5), -100)
-    for dtype, kept in ((np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64)):
+    for dtype, kept in (
+        (np.float16, np.float32),
+        (np.float32, np.float32),
+        (np.float64, np.float64),
+    ):
         content = {"x": (IMAGES[:, 0, 0] / 2).astype(dtype), "y": (CLASSES / 2).astype(dtype)}
         train = from_arrays(content, "mine.npz", 0.2).train
         assert (train.y.shape, train.x.dtype, train.y.dtype) == ((32, 1), kept, kept)
@@ -78,31 +104,61 @@ def test_the_test_split_is_drawn_once_and_groups_follow():
 
 
 def test_columns_of_pandas_are_arrays():
-    frame = pd.DataFrame({"kind": list("dacb") * 10, "a": range(40), "b": [i / 2 for i in range(40)]})
+    frame = pd.DataFrame(
+        {"kind": list("dacb") * 10, "a": range(40), "b": [i / 2 for i in range(40)]}
+    )
     frame["flag"] = frame.a % 3 == 0
     for kind in (frame.kind.astype(object), frame.kind.astype("category"), frame.kind):
-        content = {"x": frame[["a", "b", "flag"]], "y": kind, "x_test": frame[["a", "b", "flag"]], "y_test": kind}
+        content = {
+            "x": frame[["a", "b", "flag"]],
+            "y": kind,
+            "x_test": frame[["a", "b", "flag"]],
+            "y_test": kind,
+        }
         dataset = from_arrays(content | {"groups": kind}, "mine.py", 0.2)
         assert dataset.class_names == ("a", "b", "c", "d")
         assert dataset.train.y.tolist() == dataset.train.groups.tolist() == [3, 0, 2, 1] * 10
-        np.testing.assert_array_equal(dataset.train.x, np.stack([frame.a, frame.a / 2, frame.a % 3 == 0], 1))
-    assert from_arrays({"x": frame[["b"]], "y": frame.flag}, "mine.py", 0.2).class_names == ("False", "True")
+        np.testing.assert_array_equal(
+            dataset.train.x, np.stack([frame.a, frame.a / 2, frame.a % 3 == 0], 1)
+        )
+    assert from_arrays({"x": frame[["b"]], "y": frame.flag}, "mine.py", 0.2).class_names == (
+        "False",
+        "True",
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES}, "give x and y, and perhaps x_test, y_test, groups"),
+        (
+            {"x": IMAGES, "y": CLASSES, "x_test": IMAGES},
+            "give x and y, and perhaps x_test, y_test, groups",
+        ),
         ({"x": IMAGES, "y": CLASSES, "z": CLASSES}, "has x, y, z: give x and y"),
         ([IMAGES, CLASSES], "gives a list: make it a dict of arrays"),
-        ({"x": IMAGES / 255, "y": CLASSES}, r"samples must be images, uint8 .*\(x \* 255\)\.round.* not float64"),
+        (
+            {"x": IMAGES / 255, "y": CLASSES},
+            r"samples must be images, uint8 .*\(x \* 255\)\.round.* not float64",
+        ),
         ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "inhomogeneous"),
-        ({"x": IMAGES, "y": np.eye(4, dtype=int)[CLASSES]}, r"labels .* \[40, 4\]: y\.argmax\(1\) makes classes"),
-        ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES, "y_test": CLASSES / 1.0}, r"int64 .*in y_test float64 .*astype"),
+        (
+            {"x": IMAGES, "y": np.eye(4, dtype=int)[CLASSES]},
+            r"labels .* \[40, 4\]: y\.argmax\(1\) makes classes",
+        ),
+        (
+            {"x": IMAGES, "y": CLASSES, "x_test": IMAGES, "y_test": CLASSES / 1.0},
+            r"int64 .*in y_test float64 .*astype",
+        ),
         ({"x": IMAGES, "y": CLASSES[:-1]}, r"labels must be int64 \[40\]"),
-        ({"x": IMAGES, "y": np.array([None, *"abc"] * 10, object)}, "y holds objects that are neither all text nor"),
+        (
+            {"x": IMAGES, "y": np.array([None, *"abc"] * 10, object)},
+            "y holds objects that are neither all text nor",
+        ),
         ({"x": IMAGES, "y": CLASSES, "groups": CLASSES[:3]}, r"groups must be int64 \[40\]"),
-        ({"x": np.full((N, 2), np.nan), "y": CLASSES}, "samples must be finite numbers; 80 are NaN or infinite"),
+        (
+            {"x": np.full((N, 2), np.nan), "y": CLASSES},
+            "samples must be finite numbers; 80 are NaN or infinite",
+        ),
         ({"x": IMAGES[:1], "y": CLASSES[:1]}, "the test split is empty"),
     ],
 )
@@ -117,7 +173,9 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
     np.savez(tmp_path / "objects.npz", x=IMAGES, y=np.array([{}] * N, object))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:-40])
     for name in ("objects.npz", "cut.npz"):
-        with pytest.raises(ValueError, match=rf"data\.path=.*{name} is no \.npz of plain arrays .*: write it by"):
+        with pytest.raises(
+            ValueError, match=rf"data\.path=.*{name} is no \.npz of plain arrays .*: write it by"
+        ):
             arrays(str(tmp_path / name))
     with pytest.raises(FileNotFoundError, match=r"data\.path=nowhere is no file"):
         arrays("nowhere")
@@ -130,7 +188,8 @@ def test_errors_of_loaders_name_the_keys_that_users_set(config):
         build(config("data=arrays", "data.test=2").data)
 
 
-# --------------------------------------------------------------------------------- transforms and standardisation
+# --------------------------------------------------------------------------------- transforms and
+# standardisation
 def test_the_samples_decide_the_transform():
     auto = AutoTransform(flip=True)(IMAGES)
     assert isinstance(auto, ImageTransform)
@@ -140,20 +199,29 @@ def test_the_samples_decide_the_transform():
     given = AutoTransform(mean=[0.5, 0.4, 0.3])(IMAGES)
     assert (given.mean, given.std) == ((0.5, 0.4, 0.3), auto.std)
     assert AutoTransform()(np.zeros((2, 1, 3, 3), np.uint8)).std == (0.01,)  # a constant channel
-    np.testing.assert_allclose(AutoTransform()(np.repeat(IMAGES, 60, 0)).mean, auto.mean)  # more images than one block
-    for settings, words in (({"flip": True}, "crops, flips"), ({"mean": [0.5]}, "mean and std are for images")):
+    # more images than one block
+    np.testing.assert_allclose(AutoTransform()(np.repeat(IMAGES, 60, 0)).mean, auto.mean)
+    for settings, words in (
+        ({"flip": True}, "crops, flips"),
+        ({"mean": [0.5]}, "mean and std are for images"),
+    ):
         with pytest.raises(ValueError, match=words):
             AutoTransform(**settings)(IMAGES[:, 0, 0] / 1.0)
     assert type(AutoTransform(crop_padding=0, flip=False)(IMAGES[:, 0, 0])) is PlainTransform
 
 
 def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
-    """partition=colour exchanges channels with different means. Held-out samples do not influence the statistics."""
+    """partition=colour exchanges channels with different means.
+
+    Held-out samples do not influence the statistics.
+    """
     bright = np.array([140, 70, 20])[:, None, None] + np.arange(60)[:, None, None, None]
     bright = np.broadcast_to(bright, (60, 3, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "x.npz", x=bright, y=np.arange(60) % 2)
     clients = ("participation.num_clients=3", "participation.per_round=3", "data.client_test=0.3")
-    data = build(config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=colour", *clients).data)
+    data = build(
+        config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=colour", *clients).data
+    )
     data.setup()
     data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
     seen = data.fetch(torch.from_numpy(data.partition.indices), None)[0]
@@ -163,12 +231,20 @@ def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
 
 def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tmp_path):
     rng = np.random.default_rng(1)
-    x = np.stack([rng.normal(1.7e12, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)  # milliseconds since 1970
+    # milliseconds since 1970
+    x = np.stack([rng.normal(1.7e12, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)
     y = rng.normal(1.7e12, 4e4, 90)
     np.savez(tmp_path / "x.npz", x=x, y=y)
-    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "data.client_test=0.5",
-            "partition=iid", "model=linear", "participation.num_clients=4",
-            "task._target_=gcfed.tasks.SquaredError")  # fmt: skip
+    mine = (
+        "data=arrays",
+        f"data.path={tmp_path}/x.npz",
+        "data.validation=0.2",
+        "data.client_test=0.5",
+        "partition=iid",
+        "model=linear",
+        "participation.num_clients=4",
+        "task._target_=gcfed.tasks.SquaredError",
+    )
     cfg, built = config(*mine), []
     for cfg.data.standardize in (True, False):
         built.append(build(cfg.data))
@@ -180,10 +256,14 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
     mean, std = np.array([trained[:, 0].mean(), 0, 0.1]), np.array([trained[:, 0].std(), 1, 1])
     for ours, plain in zip([scaled._train, *scaled._tests], [raw._train, *raw._tests], strict=True):
         np.testing.assert_allclose(ours[0], (plain[0].numpy() - mean) / std, rtol=0, atol=1e-6)
-        np.testing.assert_allclose(ours[1], (plain[1].numpy() - target.mean()) / target.std(), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            ours[1], (plain[1].numpy() - target.mean()) / target.std(), rtol=0, atol=1e-6
+        )
     for data in built:
         data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
-        assert {tensor.dtype for tensor in [*data._train, *data._tests[0], *data._tests[1]]} == {torch.float32}
+        assert {tensor.dtype for tensor in [*data._train, *data._tests[0], *data._tests[1]]} == {
+            torch.float32
+        }
     assert not raw.scaling
 
 
@@ -191,9 +271,13 @@ def test_a_run_on_arrays_is_tested_again(config, tmp_path):
     x = np.where(CLASSES[:, None, None] % 2, 200, 50).astype(np.uint8) + IMAGES[:, 0] // 8
     np.savez(tmp_path / "bright.npz", x=x, y=CLASSES % 2, groups=np.arange(N) % 8)
     mine = (
-        "data=arrays", f"data.path={tmp_path}/bright.npz", "partition=natural", "participation.num_clients=null",
-        "data.validation=0.1", "rounds=1",
-    )  # fmt: skip
+        "data=arrays",
+        f"data.path={tmp_path}/bright.npz",
+        "partition=natural",
+        "participation.num_clients=null",
+        "data.validation=0.1",
+        "rounds=1",
+    )
     cfg = config(*mine)
     assert cfg.name == "bright_mlp_gcfed"
     result = train(cfg)
@@ -205,15 +289,18 @@ def test_a_run_on_arrays_is_tested_again(config, tmp_path):
     assert found == {key: pytest.approx(result.metrics[key]) for key in found}
 
 
-# ---------------------------------------------------------------------------------------------- held-out samples
+# --------------------------------------------------------------------------------- held-out samples
 @pytest.mark.parametrize(
-    ("n", "share", "count"), [(600, 0.5, 300), (40, 0.2, 8), (7, 0.5, 4), (3, 0.01, 1), (3, 0.99, 2)]
+    ("n", "share", "count"),
+    [(600, 0.5, 300), (40, 0.2, 8), (7, 0.5, 4), (3, 0.01, 1), (3, 0.99, 2)],
 )
 def test_a_share_is_held_out_of_each_class(n, share, count):
     labels = np.arange(n) % 3
     chosen = held_out(labels, share, "test")
     assert chosen.sum() == count
-    np.testing.assert_allclose(np.bincount(labels[chosen], minlength=3), np.bincount(labels) * count / n, atol=1)
+    np.testing.assert_allclose(
+        np.bincount(labels[chosen], minlength=3), np.bincount(labels) * count / n, atol=1
+    )
     assert held_out(np.zeros((n, 2)), share, "test").sum() == count
 
 
@@ -224,6 +311,8 @@ def test_validation_samples_are_held_out_before_the_partition(config):
         built[-1].setup()
     part, other = built
     assert (len(part.labels), part.num_test, part.smallest_test) == (1293, 360, 144)
-    train, held = ({x.numpy().tobytes() for x in tensors[0]} for tensors in (part._train, part._tests[1]))
+    train, held = (
+        {x.numpy().tobytes() for x in tensors[0]} for tensors in (part._train, part._tests[1])
+    )
     assert not train & held
     assert held == {x.numpy().tobytes() for x in other._tests[1][0]}  # the same for all seeds

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from gcfed.assemble import assemble
-from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition, Partitioner
+from gcfed.data.partition import (
+    IID,
+    ByGroup,
+    ClassesPerClient,
+    Dirichlet,
+    DirichletBalanced,
+    Partition,
+    Partitioner,
+)
 from gcfed.data.skews import Colour, Rotation, Shards
 from gcfed.utils.instantiate import build
 
@@ -26,26 +34,50 @@ LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)
 def test_dirichlet_terminates_in_hard_cases(labels, num_clients, partitioner):
     partition = partitioner(labels, num_clients, seed=1)
     assert sorted(partition.indices.tolist()) == [*range(len(labels))]
-    assert (len(partition.sizes), partition.sizes.min() >= partitioner.min_size) == (num_clients, True)
+    assert (len(partition.sizes), partition.sizes.min() >= partitioner.min_size) == (
+        num_clients,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: IID()(LABELS, 6001, seed=1), "num_clients=6001 needs 6001 training samples, and there are 6000"),
-        (lambda: Dirichlet(0.1, min_size=61)(LABELS, 100, seed=1), "participation.num_clients=100.*partition.min_size"),
-        (lambda: ClassesPerClient(11)(LABELS, 10, seed=1), "partition.classes=11 exceeds the 10 classes"),
+        (
+            lambda: IID()(LABELS, 6001, seed=1),
+            "num_clients=6001 needs 6001 training samples, and there are 6000",
+        ),
+        (
+            lambda: Dirichlet(0.1, min_size=61)(LABELS, 100, seed=1),
+            "participation.num_clients=100.*partition.min_size",
+        ),
+        (
+            lambda: ClassesPerClient(11)(LABELS, 10, seed=1),
+            "partition.classes=11 exceeds the 10 classes",
+        ),
         (
             lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1),
             "partition.classes=1: class 1 has fewer samples",
         ),
-        (lambda: Shards(2)(LABELS, 3001, seed=1), "participation.num_clients=3001 needs 6002 training samples"),
+        (
+            lambda: Shards(2)(LABELS, 3001, seed=1),
+            "participation.num_clients=3001 needs 6002 training samples",
+        ),
         (lambda: Rotation(IID(), [45]), r"^degrees=\[45\]: .* 0, 90, 180 or 270"),
         (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "rotates square images"),
         (lambda: Colour(IID(), ["rgg"]), r"^orders=\['rgg'\]: "),
-        (lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS), "partition=colour is for colour images"),
-        (lambda: ByGroup()(LABELS, None), "partition=natural needs client groups.* partition.by=<column> .csv"),
-        (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, but there are 10 groups"),
+        (
+            lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS),
+            "partition=colour is for colour images",
+        ),
+        (
+            lambda: ByGroup()(LABELS, None),
+            "partition=natural needs client groups.* partition.by=<column> .csv",
+        ),
+        (
+            lambda: ByGroup()(LABELS, 11, groups=LABELS),
+            "participation.num_clients=11, but there are 10 groups",
+        ),
     ],
 )
 def test_impossible_partitions_are_refused_by_name(make, words):
@@ -69,16 +101,22 @@ def test_the_direction_of_rotation_and_the_order_of_channels():
         return shift.shifted(pixels, np.array([0]), 1, np.random.default_rng(0))[0]
 
     pixels = np.arange(1, 28, dtype=np.uint8).reshape(1, 3, 3, 3)
-    assert seen(Rotation(IID(), [90]))[0].tolist() == [[3, 6, 9], [2, 5, 8], [1, 4, 7]]  # right becomes top
+    # right becomes top
+    assert seen(Rotation(IID(), [90]))[0].tolist() == [[3, 6, 9], [2, 5, 8], [1, 4, 7]]
     assert seen(Colour(IID(), ["gbr"]))[:, 0, 0].tolist() == [10, 19, 1]
 
 
 def test_a_shift_changes_all_tests_and_does_not_depend_on_classes(config):
     overrides = (
-        "data=synthetic", "partition=rotation", "partition.of._target_=gcfed.data.partition.ClassesPerClient",
-        "data.client_test=0.2", "data.validation=0.1",
-        "participation.num_clients=320", "data.dataset.num_train=3200", "data.dataset.num_test=400",
-    )  # fmt: skip
+        "data=synthetic",
+        "partition=rotation",
+        "partition.of._target_=gcfed.data.partition.ClassesPerClient",
+        "data.client_test=0.2",
+        "data.validation=0.1",
+        "participation.num_clients=320",
+        "data.dataset.num_train=3200",
+        "data.dataset.num_test=400",
+    )
     runs, cfg = [], config(*overrides)
     for degrees, seed in (([0], 1), ([0, 90, 180, 270], 1), ([0, 90, 180, 270], 2)):
         cfg.partition.degrees, cfg.seed = degrees, seed
@@ -109,18 +147,28 @@ def test_client_is_a_view_and_counts_are_exact():
     assert [partition.client(k).tolist() for k in range(4)] == [[2], [0, 3], [], [4]]
     assert np.shares_memory(partition.client(1), partition.indices)
     labels = np.array([2, 0, 1, 2, 0])
-    np.testing.assert_array_equal(partition.label_counts(labels, 3), [[0, 1, 0], [0, 0, 2], [0, 0, 0], [1, 0, 0]])
-    np.testing.assert_array_equal(partition.label_counts(labels, 3, np.array([3, 1])), [[1, 0, 0], [0, 0, 2]])
+    np.testing.assert_array_equal(
+        partition.label_counts(labels, 3), [[0, 1, 0], [0, 0, 2], [0, 0, 0], [1, 0, 0]]
+    )
+    np.testing.assert_array_equal(
+        partition.label_counts(labels, 3, np.array([3, 1])), [[1, 0, 0], [0, 0, 2]]
+    )
 
 
 @pytest.mark.parametrize(
-    ("share", "aside"), [(0.2, [0, 0, 0, 1, 2, 20]), (0.5, [0, 0, 1, 2, 4, 50]), (0.99, [0, 0, 1, 3, 8, 99])]
+    ("share", "aside"),
+    [(0.2, [0, 0, 0, 1, 2, 20]), (0.5, [0, 0, 1, 2, 4, 50]), (0.99, [0, 0, 1, 3, 8, 99])],
 )
 def test_a_share_of_each_client_is_set_aside(share, aside):
     sizes = [0, 1, 2, 4, 9, 100]
-    whole = Partition.from_owners(np.random.default_rng(0).permutation(np.repeat(np.arange(6), sizes)), 6)
+    whole = Partition.from_owners(
+        np.random.default_rng(0).permutation(np.repeat(np.arange(6), sizes)), 6
+    )
     kept, test = whole.parted(share, seed=1)
-    assert (test.sizes.tolist(), kept.sizes.tolist()) == (aside, [n - m for n, m in zip(sizes, aside, strict=True)])
+    assert (test.sizes.tolist(), kept.sizes.tolist()) == (
+        aside,
+        [n - m for n, m in zip(sizes, aside, strict=True)],
+    )
     for k in range(6):
         np.testing.assert_array_equal(np.sort([*kept.client(k), *test.client(k)]), whole.client(k))
         assert (np.diff(test.client(k)) > 0).all()
@@ -128,15 +176,20 @@ def test_a_share_of_each_client_is_set_aside(share, aside):
     np.testing.assert_array_equal(test.indices, whole.parted(share, seed=1)[1].indices)
 
 
-@pytest.mark.parametrize("partitioner", [Dirichlet(0.1), DirichletBalanced(0.3), ClassesPerClient(2)])
+@pytest.mark.parametrize(
+    "partitioner", [Dirichlet(0.1), DirichletBalanced(0.3), ClassesPerClient(2)]
+)
 def test_partitions_by_class_take_targets_in_bins_of_equal_size(partitioner):
     y = np.random.default_rng(2).lognormal(size=1000)
     bins = np.repeat(np.arange(10), 100)[y.argsort().argsort()]
     ours = partitioner(y[:, None], 20, seed=1)
     np.testing.assert_array_equal(ours.owners(1000), partitioner(bins, 20, seed=1).owners(1000))
     coarse = replace(partitioner, bins=2)(y[:, None], 20, seed=1)
-    np.testing.assert_array_equal(coarse.owners(1000), partitioner(bins // 5, 20, seed=1).owners(1000))
-    ties = partitioner(np.minimum(y, np.sort(y)[500])[:, None], 20, seed=1)  # equal targets are in one bin
+    np.testing.assert_array_equal(
+        coarse.owners(1000), partitioner(bins // 5, 20, seed=1).owners(1000)
+    )
+    # equal targets are in one bin
+    ties = partitioner(np.minimum(y, np.sort(y)[500])[:, None], 20, seed=1)
     merged = partitioner(np.minimum(bins, 5), 20, seed=1)
     np.testing.assert_array_equal(ties.owners(1000), merged.owners(1000))
     with pytest.raises(ValueError, match="needs one class per sample"):
@@ -148,10 +201,17 @@ def test_shards_of_targets_are_ranges_of_their_values(config):
     partition, order = Shards(1)(y[:, None], 20, seed=1), y.argsort()
     held = {frozenset(partition.client(k).tolist()) for k in range(20)}
     assert held == {frozenset(shard.tolist()) for shard in np.split(order, 20)}
-    words = ("data=matrix_regression", "data.num_classes=1", "model=linear", "data.dataset.samples=20")
+    words = (
+        "data=matrix_regression",
+        "data.num_classes=1",
+        "model=linear",
+        "data.dataset.samples=20",
+    )
     data = build(config(*words, "partition=shards", "partition.shards=1").data)
     data.setup()
-    ends = sorted((y.min(), y.max()) for y in (data.labels[data.partition.client(k)] for k in range(20)))
+    ends = sorted(
+        (y.min(), y.max()) for y in (data.labels[data.partition.client(k)] for k in range(20))
+    )
     assert all(before[1] <= after[0] for before, after in pairwise(ends))
 
 
@@ -165,12 +225,20 @@ class Own(Partitioner):
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (lambda n: np.arange(n) % 4, r"Own leaves 1 of 5 clients without a sample, such as client 4: give"),
-        (lambda n: np.arange(n) % 6, r"Own\.owners must return integers \[1437\], of clients 0 … 4, .*: it "),
+        (
+            lambda n: np.arange(n) % 4,
+            r"Own leaves 1 of 5 clients without a sample, such as client 4: give",
+        ),
+        (
+            lambda n: np.arange(n) % 6,
+            r"Own\.owners must return integers \[1437\], of clients 0 … 4, .*: it ",
+        ),
         (lambda n: None, r"Own\.owners must return .*: it returned None\.$"),
     ],
 )
-def test_an_invalid_partition_of_a_users_partitioner_is_refused_by_name(config, monkeypatch, made, words):
+def test_an_invalid_partition_of_a_users_partitioner_is_refused_by_name(
+    config, monkeypatch, made, words
+):
     monkeypatch.setattr(Own, "made", staticmethod(made), raising=False)
     mine = ("partition=iid", f"partition._target_={__name__}.Own", "participation.num_clients=5")
     with pytest.raises(ValueError, match=rf"^partition: {words}"):

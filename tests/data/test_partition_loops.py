@@ -13,7 +13,9 @@ CLASSES = sorted(set(LABELS.tolist()))
 
 
 def stream(seed):
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(zlib.crc32(b"partition"),))))
+    return np.random.Generator(
+        np.random.Philox(np.random.SeedSequence(seed, spawn_key=(zlib.crc32(b"partition"),)))
+    )
 
 
 def log_gammas(rng, alpha, shape):
@@ -27,13 +29,18 @@ def normalized(logs):
 
 
 def cut(shares, size):
-    """The number of samples of each client: its share is an interval of ``size``, after those of earlier clients."""
+    """The number of samples of each client: its share is an interval of ``size``, after those of
+    earlier clients.
+    """
     ends = [int(np.floor(sum(shares[: k + 1]) / sum(shares) * size)) for k in range(len(shares))]
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def dealt(rng, wanted, labels, n):
-    """Shuffles each class. Client 0 gets its first ``wanted[class][0]`` samples, client 1 the next ones, and so on."""
+    """Shuffles each class.
+
+    Client 0 gets its first ``wanted[class][0]`` samples, client 1 the next ones, and so on.
+    """
     owners, order = np.full(len(labels), -1), rng.permutation(len(labels)).tolist()
     for c, of_class in zip(CLASSES, wanted, strict=True):
         mine = [i for i in order if labels[i] == c]
@@ -44,11 +51,14 @@ def dealt(rng, wanted, labels, n):
 
 
 def topped_up(rng, owners, n, least):
-    """Reduces the largest clients to one size. If this frees too many samples, the first of these clients give one
-    sample less. The samples are drawn, and so are the clients that receive them."""
+    """Reduces the largest clients to one size. If this frees too many samples, the first of these
+    clients give one sample less. The samples are drawn, and so are the clients that receive them.
+    """
     sizes = [int((owners == k).sum()) for k in range(n)]
     lacks = [max(least - size, 0) for size in sizes]
-    level = max(h for h in range(least, max(sizes) + 1) if sum(max(s - h, 0) for s in sizes) >= sum(lacks))
+    level = max(
+        h for h in range(least, max(sizes) + 1) if sum(max(s - h, 0) for s in sizes) >= sum(lacks)
+    )
     gives = [max(size - level, 0) for size in sizes]
     for k in [k for k in range(n) if gives[k]][: sum(gives) - sum(lacks)]:
         gives[k] -= 1
@@ -72,7 +82,9 @@ def dirichlet(rng, n, alpha, least, tries):
         held, wanted = [0] * n, []
         for c in CLASSES:
             logs = log_gammas(rng, alpha, (n,))
-            shares = normalized([log if h * n < len(LABELS) else -np.inf for log, h in zip(logs, held, strict=True)])
+            shares = normalized(
+                [log if h * n < len(LABELS) else -np.inf for log, h in zip(logs, held, strict=True)]
+            )
             wanted.append(cut(shares, int((c == LABELS).sum())))
             held = [h + w for h, w in zip(held, wanted[-1], strict=True)]
         short = sum(h < least for h in held)
@@ -92,7 +104,9 @@ def balanced(rng, n, alpha):
         asked = rng.multinomial([missing[k] for k in asking], mixes)
         for j, c in enumerate(there):
             if sum(asked[:, j]) > left[c]:
-                asked[:, j] = rng.multivariate_hypergeometric(asked[:, j], left[c], method="marginals")
+                asked[:, j] = rng.multivariate_hypergeometric(
+                    asked[:, j], left[c], method="marginals"
+                )
         for i, k in enumerate(asking):
             for j, c in enumerate(there):
                 wanted[k, c] += asked[i, j]
@@ -106,8 +120,12 @@ def classes_each(rng, n, m):
     if m == 1:
         hands = [[k % len(CLASSES)] for k in range(n)]
     else:
-        while len(dealt_classes) < n * m:  # a client gets no class twice: such classes go to the end
-            deck, begun = rng.permutation(len(CLASSES)).tolist(), dealt_classes[len(dealt_classes) // m * m :]
+        # a client gets no class twice: such classes go to the end
+        while len(dealt_classes) < n * m:
+            deck, begun = (
+                rng.permutation(len(CLASSES)).tolist(),
+                dealt_classes[len(dealt_classes) // m * m :],
+            )
             dealt_classes += [c for c in deck if c not in begun] + [c for c in deck if c in begun]
         hands = [dealt_classes[k * m : (k + 1) * m] for k in range(n)]
     wanted = np.zeros((len(CLASSES), n), int)
@@ -137,20 +155,33 @@ def sizes(rng, n, alpha, least):
 
 def groups(rng, n):
     kept = sorted(rng.choice(len(CLASSES), n, replace=False).tolist())
-    return np.array([kept.index(rank) if (rank := CLASSES.index(c)) in kept else -1 for c in LABELS.tolist()])
+    return np.array(
+        [kept.index(rank) if (rank := CLASSES.index(c)) in kept else -1 for c in LABELS.tolist()]
+    )
 
 
 LOOPS = [
-    (IID(), iid, ()), (Dirichlet(0.3), dirichlet, (0.3, 1, 1000)), (Dirichlet(0.1, 4, 7), dirichlet, (0.1, 4, 7)),
-    (Dirichlet(0.1, 9, 1), dirichlet, (0.1, 9, 1)), (Dirichlet(1e-6, 3, 2), dirichlet, (1e-6, 3, 2)),
-    (DirichletBalanced(0.3), balanced, (0.3,)), (DirichletBalanced(1e-3), balanced, (1e-3,)),
-    (ClassesPerClient(1), classes_each, (1,)), (ClassesPerClient(2), classes_each, (2,)),
-    (ClassesPerClient(3), classes_each, (3,)), (Shards(1), shards, (1,)), (Shards(3), shards, (3,)),
-    (DirichletSizes(0.2, 3), sizes, (0.2, 3)), (DirichletSizes(5.0), sizes, (5.0, 1)), (ByGroup(), groups, ()),
-]  # fmt: skip
+    (IID(), iid, ()),
+    (Dirichlet(0.3), dirichlet, (0.3, 1, 1000)),
+    (Dirichlet(0.1, 4, 7), dirichlet, (0.1, 4, 7)),
+    (Dirichlet(0.1, 9, 1), dirichlet, (0.1, 9, 1)),
+    (Dirichlet(1e-6, 3, 2), dirichlet, (1e-6, 3, 2)),
+    (DirichletBalanced(0.3), balanced, (0.3,)),
+    (DirichletBalanced(1e-3), balanced, (1e-3,)),
+    (ClassesPerClient(1), classes_each, (1,)),
+    (ClassesPerClient(2), classes_each, (2,)),
+    (ClassesPerClient(3), classes_each, (3,)),
+    (Shards(1), shards, (1,)),
+    (Shards(3), shards, (3,)),
+    (DirichletSizes(0.2, 3), sizes, (0.2, 3)),
+    (DirichletSizes(5.0), sizes, (5.0, 1)),
+    (ByGroup(), groups, ()),
+]
 
 
-@pytest.mark.parametrize(("partitioner", "loop", "arguments"), LOOPS, ids=[str(p) for p, *_ in LOOPS])
+@pytest.mark.parametrize(
+    ("partitioner", "loop", "arguments"), LOOPS, ids=[str(p) for p, *_ in LOOPS]
+)
 def test_a_partition_equals_the_plain_loop(partitioner, loop, arguments):
     for n in (1, 3, 31):
         if loop is groups and n > len(CLASSES):
@@ -158,7 +189,9 @@ def test_a_partition_equals_the_plain_loop(partitioner, loop, arguments):
         for seed in range(2):
             expected = loop(stream(seed), n, *arguments)
             found = partitioner(LABELS, n, seed=seed, groups=LABELS)
-            assert all(found.client(k).tolist() == np.flatnonzero(expected == k).tolist() for k in range(n))
+            assert all(
+                found.client(k).tolist() == np.flatnonzero(expected == k).tolist() for k in range(n)
+            )
             np.testing.assert_array_equal(found.owners(len(LABELS)), expected)
 
 

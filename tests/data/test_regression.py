@@ -16,7 +16,10 @@ def by_client(split):
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
 def test_the_clients_gradients_cancel_at_the_optimum(ridge):
-    """The mean of the clients' gradients is zero at the optimum. Each client's own gradient is not."""
+    """The mean of the clients' gradients is zero at the optimum.
+
+    Each client's own gradient is not.
+    """
     dataset = matrix_regression(**SMALL, ridge=ridge)
     net = Linear(input_shape=[5], num_classes=3).double()
     assert not net.fc.weight.any()
@@ -24,7 +27,9 @@ def test_the_clients_gradients_cancel_at_the_optimum(ridge):
     grads = []
     for x, y in by_client(dataset.train):
         x, y = torch.from_numpy(x).double(), torch.from_numpy(y).double()
-        objective = (net(x) - y).square().sum() / (2 * len(x)) + ridge / 2 * net.fc.weight.square().sum()
+        objective = (net(x) - y).square().sum() / (
+            2 * len(x)
+        ) + ridge / 2 * net.fc.weight.square().sum()
         grads += torch.autograd.grad(objective, net.fc.weight)
     assert torch.stack(grads).mean(0).abs().max() < 1e-12
     assert min(grad.abs().max() for grad in grads) > 1e-3

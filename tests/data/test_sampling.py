@@ -25,8 +25,16 @@ def test_a_huge_population_is_never_listed():
     ("sampler", "num_clients", "words"),
     [
         (UniformSampler(5), 4, "participation.per_round=5 exceeds participation.num_clients=4"),
-        (DynamicPopulation(5), 100, "participation.sampler.live=250 exceeds participation.num_clients=100"),
-        (DynamicPopulation(5, live=4), 100, "participation.per_round=5 exceeds participation.sampler.live=4"),
+        (
+            DynamicPopulation(5),
+            100,
+            "participation.sampler.live=250 exceeds participation.num_clients=100",
+        ),
+        (
+            DynamicPopulation(5, live=4),
+            100,
+            "participation.per_round=5 exceeds participation.sampler.live=4",
+        ),
     ],
 )
 def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):
@@ -34,6 +42,8 @@ def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):
         sampler.validate(num_clients)
 
 
-@pytest.mark.parametrize(("per_round", "size"), [(1, 1), (7, 7), (0.05, 2), (0.001, 1), (0.99, 40), (0.5, 20)])
+@pytest.mark.parametrize(
+    ("per_round", "size"), [(1, 1), (7, 7), (0.05, 2), (0.001, 1), (0.99, 40), (0.5, 20)]
+)
 def test_a_share_of_all_clients_is_at_least_one(per_round, size):
     assert cohort_size(per_round, 40) == size

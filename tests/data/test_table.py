@@ -18,23 +18,34 @@ def write(path, rows=ROWS, head=HEAD):
 
 
 def by_age(dataset):
-    return {int(x[0]): (x[1:].tolist(), y) for part in (dataset.train, dataset.test)
-            for x, y in zip(part.x, part.y.tolist(), strict=True)}  # fmt: skip
+    return {
+        int(x[0]): (x[1:].tolist(), y)
+        for part in (dataset.train, dataset.test)
+        for x, y in zip(part.x, part.y.tolist(), strict=True)
+    }
 
 
 def test_numbers_are_kept_and_each_category_gets_a_column(tmp_path):
-    dataset = csv(write(tmp_path / "people.csv"), target="paid", categorical=["code"], ignore=["rate"])
+    dataset = csv(
+        write(tmp_path / "people.csv"), target="paid", categorical=["code"], ignore=["rate"]
+    )
     assert (dataset.name, dataset.num_classes, dataset.class_names) == ("people", 2, ("no", "yes"))
-    assert (len(dataset.train), np.bincount(dataset.test.y).tolist()) == (16, [2, 2])  # a fifth of each class
+    # a fifth of each class
+    assert (len(dataset.train), np.bincount(dataset.test.y).tolist()) == (16, [2, 2])
     assert dataset.train.groups is None
     expected = {
-        age: ([*(float(work == x) for x in "abc"), *(float(code == x) for x in range(4))], int(paid == "yes"))
+        age: (
+            [*(float(work == x) for x in "abc"), *(float(code == x) for x in range(4))],
+            int(paid == "yes"),
+        )
         for age, work, code, paid, _ in ROWS
     }
     assert by_age(dataset) == expected
     numbers = csv(write(tmp_path / "people.csv"), target="code", ignore=["work", "paid"])
     assert by_age(numbers) == {age: ([rate], code) for age, _, code, _, rate in ROWS}
-    targets = csv(write(tmp_path / "people.csv"), target="code", ignore=["work", "paid"], regression=True)
+    targets = csv(
+        write(tmp_path / "people.csv"), target="code", ignore=["work", "paid"], regression=True
+    )
     assert (targets.num_classes, targets.train.y.dtype) == (1, np.float64)
     assert by_age(targets) == {age: ([rate], [code]) for age, _, code, _, rate in ROWS}
 
@@ -43,13 +54,17 @@ def test_row_numbers_of_pandas_are_no_feature(tmp_path, caplog):
     """If a file is sorted by class, row numbers would predict the class."""
     pd.DataFrame(ROWS, columns=HEAD.split(",")).to_csv(tmp_path / "x.csv")
     options = {"target": "paid", "ignore": ["work", "code", "rate"]}
-    assert by_age(csv(str(tmp_path / "x.csv"), **options)) == by_age(csv(write(tmp_path / "y.csv"), **options))
+    assert by_age(csv(str(tmp_path / "x.csv"), **options)) == by_age(
+        csv(write(tmp_path / "y.csv"), **options)
+    )
     assert "x.csv: columns without a name are left out" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["NA", "null"])
 def test_a_column_may_have_the_name_of_an_empty_cell(tmp_path, name):
-    (tmp_path / "x.csv").write_text(f"{name},k,y\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(20)))
+    (tmp_path / "x.csv").write_text(
+        f"{name},k,y\n" + "".join(f"{i},{i % 3},{i % 2}\n" for i in range(20))
+    )
     assert csv(str(tmp_path / "x.csv"), target="y").train.x.shape[1] == 2
 
 
@@ -68,7 +83,10 @@ def test_one_file_per_client_and_one_file_of_tests(tmp_path):
 
 
 def test_codes_keep_their_leading_zeros(tmp_path):
-    """A code may be a feature, the target or the client. Only one file need have codes with zeros."""
+    """A code may be a feature, the target or the client.
+
+    Only one file need have codes with zeros.
+    """
     values = ("01234", "1234", "02345", "2345", "X9")
     codes = [values[i % 5] if i < 20 else "1234" for i in range(60)]
     for k in range(3):
@@ -76,16 +94,25 @@ def test_codes_keep_their_leading_zeros(tmp_path):
         write(tmp_path / "zips" / f"{k}.csv", rows, "age,zip,y")
     named = {"path": str(tmp_path / "zips"), "categorical": ["zip"]}
     dataset = csv(**named, target="y")
-    seen = {(codes[int(x[0])], tuple(x[1:])) for split in (dataset.train, dataset.test) for x in split.x}
+    seen = {
+        (codes[int(x[0])], tuple(x[1:])) for split in (dataset.train, dataset.test) for x in split.x
+    }
     assert len(seen) == len({row for _, row in seen}) == 5
     assert csv(**named, target="zip", ignore=["y"]).class_names == tuple(sorted(values))
     owners = csv(**named, target="y", groups="zip").train
-    assert len({(codes[int(x[0])], owner) for x, owner in zip(owners.x, owners.groups, strict=True)}) == 5
+    assert (
+        len({(codes[int(x[0])], owner) for x, owner in zip(owners.x, owners.groups, strict=True)})
+        == 5
+    )
 
 
-@pytest.mark.parametrize("form", [{"sep": "semicolon", "decimal": ","}, {"sep": "tab", "encoding": "utf-16"}])
+@pytest.mark.parametrize(
+    "form", [{"sep": "semicolon", "decimal": ","}, {"sep": "tab", "encoding": "utf-16"}]
+)
 def test_separators_decimal_commas_and_encodings_are_settings(tmp_path, form):
-    frame = pd.DataFrame({"n": range(30, 60), "age": np.arange(30) + 0.5, "town": ["Köln", "Ulm", "Bonn"] * 10})
+    frame = pd.DataFrame(
+        {"n": range(30, 60), "age": np.arange(30) + 0.5, "town": ["Köln", "Ulm", "Bonn"] * 10}
+    )
     frame["y"] = ["ja", "nein"] * 15
     sep = {"tab": "\t", "semicolon": ";"}[form["sep"]]
     frame.to_csv(tmp_path / "x.csv", index=False, **form | {"sep": sep})
@@ -97,11 +124,18 @@ def test_separators_decimal_commas_and_encodings_are_settings(tmp_path, form):
     }
 
 
-@pytest.mark.parametrize("cell", [lambda i: f"2024-01-{i % 28 + 1:02}", lambda i: f'"1,{i:03}"', lambda i: i or "?"])
+@pytest.mark.parametrize(
+    "cell", [lambda i: f"2024-01-{i % 28 + 1:02}", lambda i: f'"1,{i:03}"', lambda i: i or "?"]
+)
 def test_texts_that_are_no_categories_are_refused(tmp_path, cell):
     """The texts are dates, numbers in another notation, and numbers with a missing value."""
-    path = write(tmp_path / "x.csv", [(i // 2, cell(i), "ab"[i % 2]) for i in range(320)], "age,text,y")
-    words = r"has (28|320) texts in 320 rows, such as .*data\.categorical=\[text\].*data\.ignore=\[text\]"
+    path = write(
+        tmp_path / "x.csv", [(i // 2, cell(i), "ab"[i % 2]) for i in range(320)], "age,text,y"
+    )
+    words = (
+        r"has (28|320) texts in 320 rows, such as"
+        r" .*data\.categorical=\[text\].*data\.ignore=\[text\]"
+    )
     with pytest.raises(ValueError, match=rf"^column text {words}"):
         csv(path, target="y")
     assert csv(path, target="y", categorical=["text"]).train.x.shape[1] > 20
@@ -112,7 +146,9 @@ def test_empty_cells_are_refused(tmp_path):
     rows[3][4], rows[4][1] = "", ""
     path = write(tmp_path / "x.csv", rows)
     for column, others in (("rate", ["work"]), ("work", ["rate"])):
-        words = rf"^column {column} has 1 empty cells \(or NA, .* of 20: .*data\.ignore=\[{column}\]"
+        words = (
+            rf"^column {column} has 1 empty cells \(or NA, .* of 20: .*data\.ignore=\[{column}\]"
+        )
         with pytest.raises(ValueError, match=words):
             csv(path, target="paid", ignore=others)
     assert csv(path, target="paid", ignore=["work", "rate"]).train.x.shape == (16, 2)
@@ -121,10 +157,16 @@ def test_empty_cells_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"target": None}, r"^data\.target=null is no column; there are age, work, code, paid, rate\.$"),
+        (
+            {"target": None},
+            r"^data\.target=null is no column; there are age, work, code, paid, rate\.$",
+        ),
         ({"ignore": ["x"]}, r"^data\.ignore=x is no column"),
         ({"groups": "site"}, r"^partition\.by=site is no column"),
-        ({"target": "rate"}, r"^data\.target=rate holds numbers with fractions: data\.regression=true"),
+        (
+            {"target": "rate"},
+            r"^data\.target=rate holds numbers with fractions: data\.regression=true",
+        ),
         ({"regression": True}, r"^data\.target=paid holds 'no', .* see data\.decimal"),
         ({"encoding": "utf-7000"}, r"unknown encoding: utf-7000: see .*data\.encoding"),
     ],
@@ -139,7 +181,8 @@ def test_invalid_settings_are_named(tmp_path, options, words):
     [
         (b"a,b\n1,2,3\n4\n1,2,3,4\n", "cannot be read as a CSV file"),
         (b"a;b\n1.5;2\n2.5;3\n", r"it has one column, .*: a;b: see data\.sep=semicolon"),
-        (b"age,b,b\n1,2,3\n", r"two of one name: age, b, b: "),  # pandas would read the second as a feature b.1
+        # pandas would read the second as a feature b.1
+        (b"age,b,b\n1,2,3\n", r"two of one name: age, b, b: "),
     ],
 )
 def test_invalid_files_are_named(tmp_path, content, words):
@@ -150,11 +193,15 @@ def test_invalid_files_are_named(tmp_path, content, words):
 
 
 def test_invalid_folders_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"data\.path=null is no CSV file, .* as in data\.path=people\.csv"):
+    with pytest.raises(
+        FileNotFoundError, match=r"data\.path=null is no CSV file, .* as in data\.path=people\.csv"
+    ):
         csv(None, target="paid")
     write(tmp_path / "s" / "a.csv")
     write(tmp_path / "s" / "b.csv", head="age,job,code,paid,rate")
-    with pytest.raises(ValueError, match=r"b\.csv .* has no row, or other columns than .*a\.csv: age, job, code"):
+    with pytest.raises(
+        ValueError, match=r"b\.csv .* has no row, or other columns than .*a\.csv: age, job, code"
+    ):
         csv(str(tmp_path / "s"), target="paid")
 
 
@@ -163,11 +210,20 @@ def test_a_run_on_a_table_in_any_units(config, tmp_path):
     rng = np.random.default_rng(0)
     income, town = rng.normal(4e4, 1e4, 300), rng.choice(["north", "south"], 300)
     price = 1e5 + 4 * (income - 4e4) + 3e4 * (town == "north")
-    pd.DataFrame({"income": income, "town": town, "price": price}).to_csv(tmp_path / "houses.csv", index=False)
+    pd.DataFrame({"income": income, "town": town, "price": price}).to_csv(
+        tmp_path / "houses.csv", index=False
+    )
     mine = (
-        "data=csv", f"data.path={tmp_path}/houses.csv", "data.target=price", "data.regression=true", "rounds=6",
-        "participation.num_clients=5", "partition=iid", "model.hidden=[16]", "client.epochs=3",
-    )  # fmt: skip
+        "data=csv",
+        f"data.path={tmp_path}/houses.csv",
+        "data.target=price",
+        "data.regression=true",
+        "rounds=6",
+        "participation.num_clients=5",
+        "partition=iid",
+        "model.hidden=[16]",
+        "client.epochs=3",
+    )
     result = train(config(*mine, folder=tmp_path / "scaled"))
     data = result.trainer.datamodule
     assert data._tests[0][1].std() == pytest.approx(1, abs=0.3)

@@ -45,7 +45,10 @@ def test_every_character_but_the_first_is_a_label_once(length):
 def play(tmp_path, monkeypatch):
     """A folder with a small play: speakers of 1 to 12 sequences."""
     rng = np.random.default_rng(0)
-    lines = {name: "".join(rng.choice(list("abcde "), 80 * n)) for n, name in ((12, "A"), (1, "B"), (5, "C"))}
+    lines = {
+        name: "".join(rng.choice(list("abcde "), 80 * n))
+        for n, name in ((12, "A"), (1, "B"), (5, "C"))
+    }
     content = "\n\n".join(f"{name}:\n{said}" for name, said in lines.items()).encode()
     path = tmp_path / "shakespeare" / "input.txt"
     path.parent.mkdir()
@@ -62,12 +65,17 @@ def test_tiny_shakespeare_trains_on_the_first_nine_tenths_of_each_speaker(play):
     assert dataset.num_classes == len(dataset.class_names) == 80
 
 
-@pytest.mark.skipif(not (DATA_DIR / leaf.TINY).exists(), reason=f"{leaf.TINY} is not in {DATA_DIR} (DATA_DIR moves it)")
+@pytest.mark.skipif(
+    not (DATA_DIR / leaf.TINY).exists(),
+    reason=f"{leaf.TINY} is not in {DATA_DIR} (DATA_DIR moves it)",
+)
 def test_the_real_text():
     dataset = tiny_shakespeare(str(DATA_DIR), download=False)
     assert len(np.unique(dataset.train.groups)) == 299
     assert (len(dataset.train), len(dataset.test)) == (11_565, 1_427)
-    assert decoded(dataset.train.x[0]).startswith("Before we proceed any further, hear me speak.\nYou are all resolved")
+    assert decoded(dataset.train.x[0]).startswith(
+        "Before we proceed any further, hear me speak.\nYou are all resolved"
+    )
 
 
 def test_tokens_and_vectors_reach_the_network_in_its_type():
@@ -85,13 +93,20 @@ NETS = {"lstm": ("model.hidden=8",), "gpt": ("model.width=8", "client=adamw")}
 
 
 def run_of(play, model, *more):
-    small = f"paths.data_dir={play}", "participation.num_clients=2", "participation.per_round=2", "client.batch_size=4"
+    small = (
+        f"paths.data_dir={play}",
+        "participation.num_clients=2",
+        "participation.per_round=2",
+        "client.batch_size=4",
+    )
     return f"experiment=tiny_shakespeare_{model}_gcfed", *NETS[model], *small, "rounds=1", *more
 
 
 @pytest.mark.parametrize("model", NETS)
 def test_a_run_on_the_small_play(config, play, model, capsys):
-    """Accuracy and loss are means over the characters of the test split, and class counts are right."""
+    """Accuracy and loss are means over the characters of the test split, and class counts are
+    right.
+    """
     result = train(config(*run_of(play, model)))
     data = result.trainer.datamodule
     assert data.num_clients == 2
@@ -99,23 +114,39 @@ def test_a_run_on_the_small_play(config, play, model, capsys):
     with torch.no_grad():
         logits = result.module.net(x)
     real = y != IGNORE
-    assert result.metrics["test/acc"] == pytest.approx((logits.argmax(-1) == y)[real].float().mean().item())
+    assert result.metrics["test/acc"] == pytest.approx(
+        (logits.argmax(-1) == y)[real].float().mean().item()
+    )
     loss = F.cross_entropy(logits[real], y[real]).item()
     assert result.metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
     assert result.metrics["test/perplexity"] == pytest.approx(np.exp(loss), rel=1e-5)
     assert f"│ test/perplexity           │ {np.exp(loss):.4g}, at best" in capsys.readouterr().out
     groups = data.dataset.train.groups[data.partition.indices]
-    owners = [{*groups[data.partition.offsets[k] : data.partition.offsets[k + 1]].tolist()} for k in (0, 1)]
+    owners = [
+        {*groups[data.partition.offsets[k] : data.partition.offsets[k + 1]].tolist()}
+        for k in (0, 1)
+    ]
     assert [len(owner) for owner in owners] == [1, 1]  # a client is a speaker
-    assert data.class_counts(np.array([0, 1])).sum() == (data.labels[data.partition.indices] != IGNORE).sum()
+    assert (
+        data.class_counts(np.array([0, 1])).sum()
+        == (data.labels[data.partition.indices] != IGNORE).sum()
+    )
 
 
 def test_a_gpt_in_bfloat16_stays_near_float32(config, play, tmp_path):
     half, full = (
-        train(config(*run_of(play, "gpt", f"precision={precision}", "rounds=2"), folder=tmp_path / precision))
+        train(
+            config(
+                *run_of(play, "gpt", f"precision={precision}", "rounds=2"),
+                folder=tmp_path / precision,
+            )
+        )
         for precision in ("bf16-mixed", "32-true")
     )
-    (a, b), start = (weights(result.module.net) for result in (half, full)), full.metrics["test/loss"]
+    (a, b), start = (
+        (weights(result.module.net) for result in (half, full)),
+        full.metrics["test/loss"],
+    )
     first = weights(build_module(config(*run_of(play, "gpt"))).net)
     assert a.dtype == torch.float32
     assert 0 < (a - b).norm() < 0.1 * (b - first).norm()

@@ -1,4 +1,7 @@
-"""The commands of examples/README.md run as a user types them. FedExP's step has the length that its paper gives."""
+"""The commands of examples/README.md run as a user types them.
+
+FedExP's step has the length that its paper gives.
+"""
 
 import re
 import shlex
@@ -15,7 +18,13 @@ from gcfed.utils.resolvers import ROOT
 EXAMPLES = ROOT / "examples"
 TEXT = (EXAMPLES / "README.md").read_text()
 COMMANDS = dict(re.findall(r"^\*\*(\w+)\*\*.*\n\n    python (.*)$", TEXT, re.MULTILINE))
-SHORT = ("rounds=2", "data.limit_test=40", "extras.figures=false", "trainer.devices=1", "~logger.tensorboard")
+SHORT = (
+    "rounds=2",
+    "data.limit_test=40",
+    "extras.figures=false",
+    "trainer.devices=1",
+    "~logger.tensorboard",
+)
 
 
 def test_every_example_has_its_command():
@@ -25,7 +34,11 @@ def test_every_example_has_its_command():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_example_runs(name, tmp_path, monkeypatch):
-    short = [*SHORT, f"paths.log_dir={tmp_path}", *["hydra.sweeper.n_trials=1"] * (name == "search")]
+    short = [
+        *SHORT,
+        f"paths.log_dir={tmp_path}",
+        *["hydra.sweeper.n_trials=1"] * (name == "search"),
+    ]
     script, *words = shlex.split(COMMANDS[name])
     assert (EXAMPLES / name / script).samefile(ROOT / "src/train.py")
     monkeypatch.chdir(EXAMPLES / name)
@@ -53,7 +66,13 @@ def test_fedexp_uses_the_step_of_its_paper(monkeypatch, lr):
     net, record = make_net(), Record()
     before = weights(net).clone()
     after = train_rounds(
-        net, random_federation(), sgd(lr=lr), rounds=1, cohort_of=5, methods=[record, FedExP(1e-3)], k=2
+        net,
+        random_federation(),
+        sgd(lr=lr),
+        rounds=1,
+        cohort_of=5,
+        methods=[record, FedExP(1e-3)],
+        k=2,
     )
     updates_MP = torch.stack(record.updates)
     mean, squares = updates_MP.mean(0), updates_MP.square().sum()

@@ -22,12 +22,17 @@ def make_net():
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("methods", [[], [Moon], [Scaffold, Sam]])
 def test_parts_of_a_batch_give_the_step_of_the_whole_batch(methods, k):
-    """Clients of 7, 12, 5, 9 and 1 samples in batches of 5. In a stack, a part may have no sample of a client."""
+    """Clients of 7, 12, 5, 9 and 1 samples in batches of 5.
+
+    In a stack, a part may have no sample of a client.
+    """
     ends = []
     for n in (None, 3):
         parts = [*[method() for method in methods], GradientCentralization(boundary="fc2")]
         solver = sgd(batch_size=5, accumulate=n, clip_norm=0.5)
-        ends.append(train_rounds(make_net(), random_federation(), solver, rounds=2, methods=parts, k=k))
+        ends.append(
+            train_rounds(make_net(), random_federation(), solver, rounds=2, methods=parts, k=k)
+        )
     torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
 
 
@@ -41,7 +46,10 @@ def test_each_pass_takes_a_part_of_a_batch(methods, passes):
 
 
 def test_shares_times_means_add_up_for_padded_sequences():
-    rows, values = torch.arange(7) < torch.tensor([[7], [1], [4]]), torch.rand(3, 7, 5, dtype=torch.float64)
+    rows, values = (
+        torch.arange(7) < torch.tensor([[7], [1], [4]]),
+        torch.rand(3, 7, 5, dtype=torch.float64),
+    )
     mask = (torch.rand(3, 7, 5) < 0.5) & rows.unsqueeze(-1)
     mask[:, 0, 0] = True
     batch = Batch(values, values, mask, mask.flatten(1).sum(1), rows)
@@ -50,21 +58,39 @@ def test_shares_times_means_add_up_for_padded_sequences():
         torch.testing.assert_close(mean, batch.mean(values), rtol=0, atol=1e-14)
 
 
-RUN = ("rounds=2", "client.epochs=1", "client.batch_size=8", "participation.per_round=2", "data.limit_train=300")
+RUN = (
+    "rounds=2",
+    "client.epochs=1",
+    "client.batch_size=8",
+    "participation.per_round=2",
+    "data.limit_train=300",
+)
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    *[([f"client.accumulate={n}"], rf"client\.accumulate={n}") for n in ("0", "1.5", "9")],
-    *[([f"algorithm={name}", "client.accumulate=2"], rf"(?i){name} needs client\.accumulate=null")
-      for name in ("feddecorr", "fedreg", "fedsol")],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *[([f"client.accumulate={n}"], rf"client\.accumulate={n}") for n in ("0", "1.5", "9")],
+        *[
+            (
+                [f"algorithm={name}", "client.accumulate=2"],
+                rf"(?i){name} needs client\.accumulate=null",
+            )
+            for name in ("feddecorr", "fedreg", "fedsol")
+        ],
+    ],
+)
 def test_impossible_settings_are_refused_with_their_key(config, words, message):
     with pytest.raises(ValueError, match=message):
         train(config(*RUN, *words))
 
 
 def test_batch_statistics_are_those_of_a_part(caplog):
-    train_rounds(with_batch_norm(), random_federation((8, 8)), sgd(accumulate=2), rounds=1, cohort_of=2)
+    train_rounds(
+        with_batch_norm(), random_federation((8, 8)), sgd(accumulate=2), rounds=1, cohort_of=2
+    )
     assert "client.accumulate changes the results" in caplog.text
     with pytest.raises(ValueError, match=r"single sample .* without client\.accumulate"):
-        train_rounds(with_batch_norm(), random_federation((8, 7)), sgd(accumulate=2), rounds=1, cohort_of=2)
+        train_rounds(
+            with_batch_norm(), random_federation((8, 7)), sgd(accumulate=2), rounds=1, cohort_of=2
+        )

@@ -1,4 +1,6 @@
-"""The engine: rounds equal independent loops for any number of clients in a stack and of processes."""
+"""The engine: rounds equal independent loops for any number of clients in a stack
+and of processes.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -33,15 +35,32 @@ def stack_of(net, k=1, **how):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "last_batch"), [(torch.optim.SGD, "keep"), (torch.optim.Adam, "drop"), (torch.optim.RMSprop, "wrap")]
+    ("optimizer", "last_batch"),
+    [(torch.optim.SGD, "keep"), (torch.optim.Adam, "drop"), (torch.optim.RMSprop, "wrap")],
 )
 def test_stacks_of_one_and_all_clients_and_two_processes_agree(federation, optimizer, last_batch):
     results = []
     for k, world, order in [(1, 1, 1), (5, 1, 1), (3, 2, 1), (1, 1, -1)]:
-        s = LocalSolver(partial(optimizer, lr=0.05), epochs=2, batch_size=4, last_batch=last_batch, clip_norm=0.5)
+        s = LocalSolver(
+            partial(optimizer, lr=0.05),
+            epochs=2,
+            batch_size=4,
+            last_batch=last_batch,
+            clip_norm=0.5,
+        )
         net = make_net()
         methods = [Proximal(0.1), GradientCentralization(lam=0.5)]
-        w = train_rounds(net, federation, s, rounds=2, methods=methods, k=k, cohort_of=4, world=world, order=order)
+        w = train_rounds(
+            net,
+            federation,
+            s,
+            rounds=2,
+            methods=methods,
+            k=k,
+            cohort_of=4,
+            world=world,
+            order=order,
+        )
         results.append(w)
     for w in results[1:]:
         torch.testing.assert_close(w, results[0], rtol=0, atol=1e-9)
@@ -68,28 +87,46 @@ def grouped(params, lr, other=None):
 
 def test_a_users_own_optimizer_steps_as_torchs(federation):
     expected, *ends = (
-        train_rounds(make_net(), federation, LocalSolver(partial(make, lr=0.1), epochs=2, batch_size=4), rounds=2, k=k)
+        train_rounds(
+            make_net(),
+            federation,
+            LocalSolver(partial(make, lr=0.1), epochs=2, batch_size=4),
+            rounds=2,
+            k=k,
+        )
         for make, k in [(torch.optim.SGD, 1), (OwnSGD, 1), (grouped, 1), (grouped, 5)]
     )
     for end in ends:
         torch.testing.assert_close(end, expected, rtol=0, atol=1e-14)
     with pytest.raises(ValueError, match=r"client\.optimizer: all its groups need one lr"):
-        train_rounds(make_net(), federation, LocalSolver(partial(grouped, lr=0.1, other=0.2)), rounds=1)
+        train_rounds(
+            make_net(), federation, LocalSolver(partial(grouped, lr=0.1, other=0.2)), rounds=1
+        )
 
 
-@pytest.mark.parametrize(("last_batch", "counts"), [("keep", [4, 4, 1]), ("drop", [4, 4]), ("wrap", [4, 4, 4])])
+@pytest.mark.parametrize(
+    ("last_batch", "counts"), [("keep", [4, 4, 1]), ("drop", [4, 4]), ("wrap", [4, 4, 4])]
+)
 def test_an_epoch_is_divided_as_configured(last_batch, counts):
     data = random_federation(sizes=(9, 3))
     plan = plan_of(data, [0], last_batch=last_batch)
     assert plan.counts.tolist() == [counts * 2]
     epochs = plan.index[0].view(2, -1)
     for epoch in epochs:
-        times = np.bincount(epoch[: sum(counts)], minlength=9)  # wrap repeats the first samples at the end
-        assert sorted(times) == {"keep": [1] * 9, "drop": [0] + [1] * 8, "wrap": [1] * 6 + [2] * 3}[last_batch]
+        # wrap repeats the first samples at the end
+        times = np.bincount(epoch[: sum(counts)], minlength=9)
+        assert (
+            sorted(times)
+            == {"keep": [1] * 9, "drop": [0] + [1] * 8, "wrap": [1] * 6 + [2] * 3}[last_batch]
+        )
     assert not torch.equal(epochs[0], epochs[1])
     few = plan_of(data, [1], epochs=1, last_batch=last_batch)
-    assert few.counts.tolist() == [[4 if last_batch == "wrap" else 3]]  # a small client keeps its only batch
-    assert (plan_of(data, [0, 1], steps=5, last_batch=last_batch).counts > 0).sum(1).tolist() == [5, 5]
+    # a small client keeps its only batch
+    assert few.counts.tolist() == [[4 if last_batch == "wrap" else 3]]
+    assert (plan_of(data, [0, 1], steps=5, last_batch=last_batch).counts > 0).sum(1).tolist() == [
+        5,
+        5,
+    ]
 
 
 class Counts(ArrayData):
@@ -120,11 +157,14 @@ def test_a_steps_batch_does_not_depend_on_earlier_steps(monkeypatch, clients, ah
             batch = plan.batch(data, number, kind)
             assert torch.equal(batch.x, data.x[rows] + plan.augment[:n, step, :size])
             assert torch.equal(batch.y, data.y[rows])
-            assert batch.x.data_ptr() % 64 == 0  # alignment changes the last bits of products on CPUs
+            # alignment changes the last bits of products on CPUs
+            assert batch.x.data_ptr() % 64 == 0
             assert batch.count.tolist() == plan.counts[:n, step].tolist()
         wide = plan.batch(data, step, Kind(n, 4, even=False))  # as FedReg's
         assert torch.equal(wide.x[:, :size], batch.x)
-        assert wide.mask.tolist() == [[i < count for i in range(4)] for count in plan.counts[:n, step]]
+        assert wide.mask.tolist() == [
+            [i < count for i in range(4)] for count in plan.counts[:n, step]
+        ]
 
 
 def test_a_client_fetches_no_value_beyond_its_plan(monkeypatch):
@@ -148,7 +188,9 @@ def test_clients_are_assigned_to_processes_largest_first():
     assert [len(assign(np.arange(9), np.ones(9), rank, 3)) for rank in range(3)] == [3, 3, 3]
 
 
-@pytest.mark.parametrize(("stack", "optimizer"), [("many", torch.optim.SGD), (1, torch.optim.Adafactor)])
+@pytest.mark.parametrize(
+    ("stack", "optimizer"), [("many", torch.optim.SGD), (1, torch.optim.Adafactor)]
+)
 def test_the_error_of_a_solver_setting_names_its_key(stack, optimizer):
     with pytest.raises(ValueError, match=r"stack=many|optimizer=Adafactor"):
         LocalSolver(partial(optimizer, lr=0.1), stack=stack)
@@ -161,7 +203,8 @@ def test_the_error_of_a_solver_setting_names_its_key(stack, optimizer):
         (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 80, (5, 1)),
         (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 0.2, (3, 1)),
         (CNN(input_shape=(3, 32, 32), num_classes=10), 0.5, (1, 3)),
-        (nn.Sequential(nn.Linear(1000, 1000), nn.Dropout()), 80, (1, 1)),  # its draws depend on the stack
+        # its draws depend on the stack
+        (nn.Sequential(nn.Linear(1000, 1000), nn.Dropout()), 80, (1, 1)),
     ],
 )
 def test_a_gpu_trains_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes, expected):
@@ -174,7 +217,9 @@ def test_a_gpu_trains_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
 
     def layout(stack, device):
-        module = SimpleNamespace(net=net, device=torch.device(device), lent=SimpleNamespace(traits=Traits()))
+        module = SimpleNamespace(
+            net=net, device=torch.device(device), lent=SimpleNamespace(traits=Traits())
+        )
         program = SimpleNamespace(solver=sgd(stack=stack), module=module, data=sample)
         found = Stacks(program, None, 5).layout
         return found.k, len(found.streams)
@@ -197,12 +242,20 @@ def test_a_term_on_the_leaves_counts_in_stacks_of_one_and_two(federation, how):
     for clients in ([0], [1], [0, 1]):
         stack = stack_of(net, len(clients))
         x = torch.stack([federation.x[federation.clients[c][:4]] for c in clients])
-        term = sum((leaf - start[name]).square().flatten(1).sum(1) for name, leaf in stack.leaves.items())
+        term = sum(
+            (leaf - start[name]).square().flatten(1).sum(1) for name, leaf in stack.leaves.items()
+        )
         loss = stack(x).logits_KBC.square().mean((1, 2)) + 0.5 * term
-        grads.append(stack.gradients(loss) if how == "gradients" else stack.backward(loss) or dict(stack.named_grads()))
+        grads.append(
+            stack.gradients(loss)
+            if how == "gradients"
+            else stack.backward(loss) or dict(stack.named_grads())
+        )
     assert grads[0].keys() == {"0.weight", "0.bias", "2.weight"}
     for name, both in grads[2].items():
-        torch.testing.assert_close(torch.cat([grads[0][name], grads[1][name]]), both, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            torch.cat([grads[0][name], grads[1][name]]), both, rtol=1e-12, atol=1e-12
+        )
 
 
 def test_the_servers_momentum_does_not_act_in_a_round_without_a_finite_client(federation):
@@ -213,9 +266,14 @@ def test_the_servers_momentum_does_not_act_in_a_round_without_a_finite_client(fe
             upload.delta["0.bias"] *= float("inf") if download.round == 1 else 1
 
     train_rounds(
-        net, federation, solver(), rounds=3, methods=[Breaks()], server=partial(torch.optim.SGD, lr=1.0, momentum=0.9),
+        net,
+        federation,
+        solver(),
+        rounds=3,
+        methods=[Breaks()],
+        server=partial(torch.optim.SGD, lr=1.0, momentum=0.9),
         on_round=lambda *_: after.append(weights(net)),
-    )  # fmt: skip
+    )
     assert torch.equal(after[1], after[0])
     assert not torch.equal(after[2], after[1])
 
@@ -234,9 +292,17 @@ class Sends(Spy):
 def test_a_client_whose_extra_numbers_are_not_finite_is_left_out(federation):
     seen = []
     train_rounds(
-        make_net(), federation, sgd(), rounds=1, cohort_of=5, k=2, methods=[Sends()],
-        on_round=lambda round, row: seen.append((row["train/nonfinite_clients"], round.received["more"]["v"].item())),
-    )  # fmt: skip
+        make_net(),
+        federation,
+        sgd(),
+        rounds=1,
+        cohort_of=5,
+        k=2,
+        methods=[Sends()],
+        on_round=lambda round, row: seen.append(
+            (row["train/nonfinite_clients"], round.received["more"]["v"].item())
+        ),
+    )
     assert seen == [(1, 2.0)]
 
 
@@ -257,14 +323,19 @@ class Misfit(Spy):
     ("sends", "words"),
     [
         ([], "^an upload's more is .* model or method: v is missing"),
-        ([("more", "v", torch.zeros(2))], r"v is torch.float32 \(1, 2\), and here it is torch.float32 \(1,\)"),
+        (
+            [("more", "v", torch.zeros(2))],
+            r"v is torch.float32 \(1, 2\), and here it is torch.float32 \(1,\)",
+        ),
         (
             [("more", "v", torch.zeros(())), ("less", "u", torch.zeros(()))],
             r"^an upload's less .* u is torch.float32 \(1,\), and here it is unknown",
         ),
     ],
 )
-def test_a_message_that_its_method_does_not_list_is_refused_with_its_name_and_key(federation, sends, words):
+def test_a_message_that_its_method_does_not_list_is_refused_with_its_name_and_key(
+    federation, sends, words
+):
     with pytest.raises(ValueError, match=words):
         train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Misfit(*sends)])
 

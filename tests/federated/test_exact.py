@@ -1,4 +1,6 @@
-"""Sums do not depend on the order of terms, so a run has the same bits on one, two and three processes."""
+"""Sums do not depend on the order of terms, so a run has the same bits on one, two and three
+processes.
+"""
 
 import math
 from fractions import Fraction
@@ -7,7 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, make_upload, random_federation, sgd, train_rounds
+from harness import (
+    make_net,
+    make_round,
+    make_setup,
+    make_upload,
+    random_federation,
+    sgd,
+    train_rounds,
+)
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.messages import Expected, finite_clients
@@ -28,11 +38,16 @@ class OnGPU(torch.Tensor):
 
 @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
 @pytest.mark.parametrize(("narrow", "places", "scale"), [(True, 40, 300.0), (False, 60, 1e9)])
-def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(monkeypatch, narrow, places, scale, kind):
+def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(
+    monkeypatch, narrow, places, scale, kind
+):
     """The reference uses fractions: each term is rounded to the grid, and the sum is exact."""
     monkeypatch.setattr("gcfed.federated.parallel.sums.PIECE", 64)
     g, k = torch.Generator().manual_seed(0), 30
-    like = {"a": torch.zeros(20, 4, 5), "conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)}
+    like = {
+        "a": torch.zeros(20, 4, 5),
+        "conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last),
+    }
     like |= {"b": torch.zeros(()), "none": torch.zeros(0, 3)}
     values = {n: torch.randn(k, *t.shape, generator=g) * scale for n, t in like.items()}
     weights = torch.randint(1, 900, (k,), generator=g).double() / 1024
@@ -41,7 +56,10 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(monkey
     for name, t in values.items():
         columns = t.double().reshape(k, -1).T.tolist()
         whole = [
-            sum(round(Fraction(x) * Fraction(p) * 2**places) for x, p in zip(c, weights.tolist(), strict=True))
+            sum(
+                round(Fraction(x) * Fraction(p) * 2**places)
+                for x, p in zip(c, weights.tolist(), strict=True)
+            )
             for c in columns
         ]
         mean = [float(w) / 2.0**places / float(weights.sum()) for w in whole]
@@ -50,12 +68,16 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(monkey
     for processes in (1, 2, 3):
         each = [Sums(like, like if narrow else ()) for _ in range(processes)]
         for rows in torch.randperm(k, generator=g).split(processes):  # stacks of one, two and three
-            each[int(rows[0]) % processes].add({n: t[rows] for n, t in values.items()}, weights[rows].as_subclass(kind))
+            each[int(rows[0]) % processes].add(
+                {n: t[rows] for n, t in values.items()}, weights[rows].as_subclass(kind)
+            )
         others = []
         for sums in each[1:]:
             sums.mean(lambda own, sent=(sent := []): sent.append(own) or own)
             others.append(iter(sent))
-        found = each[0].mean(lambda own, others=others: list(map(sum, zip(own, *map(next, others), strict=True))))
+        found = each[0].mean(
+            lambda own, others=others: list(map(sum, zip(own, *map(next, others), strict=True)))
+        )
         for name, t in like.items():
             assert torch.equal(found[name], expected[name]), name
             assert found[name].stride() == t.stride()
@@ -70,20 +92,31 @@ def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
     mean = MeanAggregator(weighting)
     mean.validate(make_setup(make_net(dtype=torch.float32), data=data))
     name = next(iter(mean.narrow))
-    sent = {name: torch.randn(5, 300, generator=g) * 1e-3, "statistic": torch.randn(5, 40, generator=g) * 1e6}
+    sent = {
+        name: torch.randn(5, 300, generator=g) * 1e-3,
+        "statistic": torch.randn(5, 40, generator=g) * 1e6,
+    }
     mean.add(make_upload(sent, sizes), None)
     found = mean.reduce(make_round({}), {n: t[0] for n, t in sent.items()})
     p = sizes if weighting == "samples" else np.ones(5)
     for n, t in sent.items():
-        exact = torch.tensor([math.fsum(c * p) / p.sum() for c in t.double().numpy().T], dtype=torch.float64)
+        exact = torch.tensor(
+            [math.fsum(c * p) / p.sum() for c in t.double().numpy().T], dtype=torch.float64
+        )
         step = 2.0**-40 * (1024 if weighting == "samples" else 1) if n == name else 2.0**-60
-        assert ((found[n].double() - exact).abs() <= 5 * step / p.sum() + exact.abs() * 2.0**-24).all()
+        assert (
+            (found[n].double() - exact).abs() <= 5 * step / p.sum() + exact.abs() * 2.0**-24
+        ).all()
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
 def test_numbers_outside_the_grid_are_not_finite(kind):
     """The limit is 2¹¹ for updates and 2⁴¹ for other tensors. Booleans are numbers, too."""
-    at = torch.tensor([1.0, -2047.9, 2048.0, -(2.0**41), float("nan"), float("-inf")]).view(6, 1).as_subclass(kind)
+    at = (
+        torch.tensor([1.0, -2047.9, 2048.0, -(2.0**41), float("nan"), float("-inf")])
+        .view(6, 1)
+        .as_subclass(kind)
+    )
     assert finite_clients({"w": at}).tolist() == [True] * 4 + [False] * 2
     sent = {"w": at, "bits": torch.ones(6, 3, dtype=torch.bool), "nothing": torch.zeros(6, 0)}
     assert finite_clients(sent, {"w"}).tolist() == [True, True, False, False, False, False]
@@ -110,13 +143,25 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     assert received.num_finite == 1
 
 
-@pytest.mark.parametrize("make", [list, lambda: [FedVARP(), FedCurv()], lambda: [FedSub(ratio=0.5)]])
+@pytest.mark.parametrize(
+    "make", [list, lambda: [FedVARP(), FedCurv()], lambda: [FedSub(ratio=0.5)]]
+)
 def test_a_run_has_the_same_bits_on_one_and_three_processes(tmp_path, make):
     how = "uniform" if make() else "samples"
-    runs = [train_rounds(
-        make_net(dtype=torch.float32), random_federation(dtype=torch.float32), sgd(), rounds=2, methods=make(),
-        cohort_of=5, world=world, stores=ClientStores(folder=tmp_path / str(world)), aggregator=MeanAggregator(how)
-    ) for world in (1, 3)]  # fmt: skip
+    runs = [
+        train_rounds(
+            make_net(dtype=torch.float32),
+            random_federation(dtype=torch.float32),
+            sgd(),
+            rounds=2,
+            methods=make(),
+            cohort_of=5,
+            world=world,
+            stores=ClientStores(folder=tmp_path / str(world)),
+            aggregator=MeanAggregator(how),
+        )
+        for world in (1, 3)
+    ]
     assert torch.equal(*runs)
 
 
@@ -126,11 +171,19 @@ def test_a_client_whose_numbers_are_outside_the_grid_keeps_and_adds_nothing(tmp_
     data.x[data.clients[0]] *= 1e5
     rows, stores = [], ClientStores(folder=tmp_path)
     end = train_rounds(
-        torch.nn.Linear(6, 4), data, sgd(), rounds=1, methods=[Scaffold()], cohort_of=5, stores=stores,
+        torch.nn.Linear(6, 4),
+        data,
+        sgd(),
+        rounds=1,
+        methods=[Scaffold()],
+        cohort_of=5,
+        stores=stores,
         on_round=lambda round, row: rows.append(row["train/nonfinite_clients"]),
-    )  # fmt: skip
+    )
     assert rows == [1]
     assert end.isfinite().all()
     like = {"weight": torch.zeros(4, 6), "bias": torch.zeros(4)}
-    kept = [stores.read("scaffold", np.array([k]), like)["weight"].abs().max().item() for k in range(5)]
+    kept = [
+        stores.read("scaffold", np.array([k]), like)["weight"].abs().max().item() for k in range(5)
+    ]
     assert kept[0] == 0 < min(kept[1:])

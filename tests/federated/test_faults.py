@@ -1,4 +1,6 @@
-"""Dropouts, stragglers, deadlines and over-selection: their effect on rounds. test_who_takes_part.py has the draws."""
+"""Dropouts, stragglers, deadlines and over-selection: their effect on rounds.
+test_who_takes_part.py has the draws.
+"""
 
 import pytest
 import torch
@@ -14,9 +16,15 @@ SIZES = (7, 12, 5, 9, 1, 20, 8)
 def run(faults, cohort_of=5, rounds=2, **kwargs):
     rows = []
     net = train_rounds(
-        make_net(), random_federation(sizes=SIZES), sgd(), rounds=rounds, cohort_of=cohort_of, faults=Faults(**faults),
-        on_round=lambda round, row: rows.append(row | {"cohort": round.cohort.tolist()}), **kwargs,
-    )  # fmt: skip
+        make_net(),
+        random_federation(sizes=SIZES),
+        sgd(),
+        rounds=rounds,
+        cohort_of=cohort_of,
+        faults=Faults(**faults),
+        on_round=lambda round, row: rows.append(row | {"cohort": round.cohort.tolist()}),
+        **kwargs,
+    )
     return net, rows
 
 
@@ -27,7 +35,13 @@ def test_stacks_and_two_processes_agree():
         net, other = run(faults, k=k, world=world)
         torch.testing.assert_close(net, one, rtol=0, atol=1e-9)
         for a, b in zip(rows, other, strict=True):
-            same = ("cohort", "train/steps", "train/samples", "train/stragglers", "train/dropped_clients")
+            same = (
+                "cohort",
+                "train/steps",
+                "train/samples",
+                "train/stragglers",
+                "train/dropped_clients",
+            )
             assert [a[key] for key in same] == [b[key] for key in same]
     assert sum(row["train/dropped_clients"] + row["train/stragglers"] for row in rows) > 0
 
@@ -42,5 +56,7 @@ def test_no_more_than_all_clients_can_be_drawn(config):
 def test_a_round_in_which_all_clients_drop_out_does_not_change_the_model(world, rule):
     net, rows = run({"dropout": 0.999999999}, world=world, aggregator=rule)
     assert torch.equal(net, weights(make_net()))
-    assert [(row["train/clients"], row["train/dropped_clients"], row["train/steps"]) for row in rows] == [(0, 5, 0)] * 2
+    assert [
+        (row["train/clients"], row["train/dropped_clients"], row["train/steps"]) for row in rows
+    ] == [(0, 5, 0)] * 2
     assert not any("train/loss" in row for row in rows)  # an empty cell, and not NaN

@@ -18,13 +18,24 @@ from gcfed.federated.parallel import strategy as layout
 from gcfed.federated.parallel.strategy import CohortStrategy, ForkLauncher, can_fork
 from gcfed.run import train
 
-TINY = ("rounds=2", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")
-linux = pytest.mark.skipif(not can_fork(), reason="forks under Linux only, and where torch sees no GPU")
+TINY = (
+    "rounds=2",
+    "data.limit_train=200",
+    "data.limit_test=80",
+    "precision=64-true",
+    "client.epochs=1",
+)
+linux = pytest.mark.skipif(
+    not can_fork(), reason="forks under Linux only, and where torch sees no GPU"
+)
 
 
 @linux
 def test_forked_processes_equal_one_process_and_leave_nothing_behind(config, tmp_path):
-    """This also holds after an earlier run in the same process, as in a sweep. A fork loses that run's threads."""
+    """This also holds after an earlier run in the same process, as in a sweep.
+
+    A fork loses that run's threads.
+    """
     before = dict(os.environ)
     alone = train(config(*TINY, folder=tmp_path / "one"))
     cfg = config(*TINY, *TWO, folder=tmp_path / "two")
@@ -78,7 +89,10 @@ def test_a_failure_of_one_process_ends_all(config, tmp_path, rank, what, error, 
 
 @linux
 def test_a_fork_of_a_process_with_openmp_threads_creates_its_own_threads(monkeypatch, tmp_path):
-    """The parent's pool of threads does not exist after the fork. A process that uses it would wait forever."""
+    """The parent's pool of threads does not exist after the fork.
+
+    A process that uses it would wait forever.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     a = torch.randn(700, 700)
     torch.set_num_threads(2)
@@ -86,7 +100,9 @@ def test_a_fork_of_a_process_with_openmp_threads_creates_its_own_threads(monkeyp
 
     def work():
         same = torch.allclose(a @ a, expected, rtol=1e-3, atol=1e-2)
-        (tmp_path / os.environ["LOCAL_RANK"]).write_text(f"{same} with {torch.get_num_threads()} threads")
+        (tmp_path / os.environ["LOCAL_RANK"]).write_text(
+            f"{same} with {torch.get_num_threads()} threads"
+        )
 
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the fork hangs"))
     signal.alarm(60)
@@ -109,7 +125,9 @@ def test_killing_the_first_process_ends_all(tmp_path):
         (tmp_path / "new").rename(tmp_path / "pid")
         time.sleep(60)
 
-    process = multiprocessing.get_context("fork").Process(target=lambda: ForkLauncher(2).launch(work))
+    process = multiprocessing.get_context("fork").Process(
+        target=lambda: ForkLauncher(2).launch(work)
+    )
     process.start()
     process.join()
     second, end = Path("/proc", (tmp_path / "pid").read_text(), "stat"), time.monotonic() + 5
@@ -117,7 +135,17 @@ def test_killing_the_first_process_ends_all(tmp_path):
         assert time.monotonic() < end, "the second process still runs"
 
 
-def spread(monkeypatch, devices="auto", *, cores=4, per_round=5, memory=64e9, accelerator="cpu", tested=100, **found):
+def spread(
+    monkeypatch,
+    devices="auto",
+    *,
+    cores=4,
+    per_round=5,
+    memory=64e9,
+    accelerator="cpu",
+    tested=100,
+    **found,
+):
     for key in ("LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_STEP_ID"):
         monkeypatch.delenv(key, raising=False)
     for key, value in found.items():
@@ -125,16 +153,27 @@ def spread(monkeypatch, devices="auto", *, cores=4, per_round=5, memory=64e9, ac
     monkeypatch.setattr(layout, "cores", lambda: cores)
     monkeypatch.setattr(layout, "present_memory", lambda: memory)
     trainer = OmegaConf.create({"devices": devices, "accelerator": accelerator})
-    return layout.spread(trainer, per_round, torch.nn.Linear(1000, 1000), tested)  # a network of 4 MB
+    # a network of 4 MB
+    return layout.spread(trainer, per_round, torch.nn.Linear(1000, 1000), tested)
 
 
 @linux
-@pytest.mark.parametrize(("settings", "processes"), [
-    ({}, 4), ({"per_round": 3}, 3), ({"cores": 1}, 1), ({"tested": 3}, 3), ({"accelerator": "gpu"}, 1),
-    ({"memory": 350e6}, 2),  # half of it is enough for two processes with 19 models each
-    ({"devices": 9}, 5), ({"devices": 2}, 2), ({"devices": 1}, 1),
-    ({"LOCAL_RANK": "0"}, 1), ({"SLURM_NTASKS": "2"}, 1),  # a batch script
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        ({}, 4),
+        ({"per_round": 3}, 3),
+        ({"cores": 1}, 1),
+        ({"tested": 3}, 3),
+        ({"accelerator": "gpu"}, 1),
+        ({"memory": 350e6}, 2),  # half of it is enough for two processes with 19 models each
+        ({"devices": 9}, 5),
+        ({"devices": 2}, 2),
+        ({"devices": 1}, 1),
+        ({"LOCAL_RANK": "0"}, 1),
+        ({"SLURM_NTASKS": "2"}, 1),  # a batch script
+    ],
+)
 def test_the_number_of_processes_of_a_round(monkeypatch, settings, processes):
     found = spread(monkeypatch, **settings)
     assert found.pop("devices") == processes
@@ -147,10 +186,13 @@ def test_gpus_that_the_user_names_are_used(monkeypatch):
 
 
 @linux
-@pytest.mark.parametrize("found", [
-    {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-    {"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        {"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1"},
+    ],
+)
 def test_several_processes_of_a_job_need_trainer_ddp(monkeypatch, found):
     with pytest.raises(ValueError, match="trainer=ddp"):
         spread(monkeypatch, **found)
@@ -163,7 +205,8 @@ def test_a_signal_to_end_ends_all_processes_at_once():
     def work():
         if os.environ["LOCAL_RANK"] == "0":
             launcher.kill(signal.SIGTERM)  # as Lightning's handler does
-        os.kill(os.getpid(), signal.SIGTERM)  # schedulers signal every process; only the first must react
+        # schedulers signal every process; only the first must react
+        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 
     started = time.time()

@@ -1,4 +1,6 @@
-"""Messages are the same after a conversion to bytes and back, and their size is the counted size."""
+"""Messages are the same after a conversion to bytes and back, and their size is
+the counted size.
+"""
 
 import json
 
@@ -24,11 +26,19 @@ DOWNLOAD = Download(3, 7, 0.1 + 0.2, MODEL, np.array([2, 5]), EXTRA)
 
 def an_upload(k=2, **changes):
     values = {
-        "clients": np.arange(k) + 5, "num_samples": np.arange(k) + 1, "num_steps": np.arange(k) + 9,
+        "clients": np.arange(k) + 5,
+        "num_samples": np.arange(k) + 1,
+        "num_steps": np.arange(k) + 9,
         "delta": {n: torch.stack([t * (i + 1) for i in range(k)]) for n, t in MODEL.items()},
-        "finite": torch.arange(k) < 1, "round": 3, "loss": torch.rand(k), "num_seen": np.arange(k) * 7,
-        "extra": {"control": {"scale": torch.arange(k) / 3}, "bits": {"whole": torch.arange(k) > 0}},
-    }  # fmt: skip
+        "finite": torch.arange(k) < 1,
+        "round": 3,
+        "loss": torch.rand(k),
+        "num_seen": np.arange(k) * 7,
+        "extra": {
+            "control": {"scale": torch.arange(k) / 3},
+            "bits": {"whole": torch.arange(k) > 0},
+        },
+    }
     return Upload(**values | changes)
 
 
@@ -54,7 +64,11 @@ def test_quantized_values_are_packed_into_their_bits_without_a_change(bits, dtyp
     values = {"w": torch.randn(3, 5, 7, dtype=dtype), "b": torch.zeros(3, 4, dtype=dtype)}
     values["s"], values["w"][1] = torch.full((3,), -1e-30, dtype=dtype), float("nan")
     norms = [
-        quantize_([t[row] for t in values.values()], 2 ** (bits - 1) - 1, torch.Generator().manual_seed(row))
+        quantize_(
+            [t[row] for t in values.values()],
+            2 ** (bits - 1) - 1,
+            torch.Generator().manual_seed(row),
+        )
         for row in range(3)
     ]
     levels = {n: Levels(bits, own) for n, own in zip(values, torch.stack(norms, 1), strict=True)}
@@ -62,7 +76,8 @@ def test_quantized_values_are_packed_into_their_bits_without_a_change(bits, dtyp
     message = pack(upload_content(sent))
     received = read_upload(unpack(message), {name: t[0] for name, t in values.items()})
     assert_same(received.delta, values)
-    assert payload(message) == 3 * (sent.bytes_per_client + 4 + 1)  # losses and ``finite`` are not counted
+    # losses and ``finite`` are not counted
+    assert payload(message) == 3 * (sent.bytes_per_client + 4 + 1)
     assert received.bytes_per_client == sent.bytes_per_client
 
 
@@ -70,12 +85,22 @@ def test_damaged_messages_are_refused():
     def with_header(text):
         return save({"0": torch.ones(6)}, metadata={"gcfed": text})
 
-    layouts = [([3, 2], strides) for strides in ([0, 0], [100, 1], [2], ["1", 1], [2**70, 1], [-2, 1], None)]
+    layouts = [
+        ([3, 2], strides)
+        for strides in ([0, 0], [100, 1], [2], ["1", 1], [2**70, 1], [-2, 1], None)
+    ]
     layouts += [([2**60, 2], [0, 1]), ([7], [1]), ([-1, 2], [2, 1])]
     nodes = [{TENSOR: "0", "shape": shape, "strides": strides} for shape, strides in layouts]
     headers = [*(json.dumps({"model": node}) for node in nodes), "[" * 10**5, "[1]", "9" * 5000]
     message = pack(vars(DOWNLOAD))
-    damaged = [b"", b"\xff" * 40, message[:100], message[:-1], save({"t": torch.ones(1)}), *map(with_header, headers)]
+    damaged = [
+        b"",
+        b"\xff" * 40,
+        message[:100],
+        message[:-1],
+        save({"t": torch.ones(1)}),
+        *map(with_header, headers),
+    ]
     for message in [*damaged, None, torch.ones(2)]:
         with pytest.raises(MessageError, match="cannot be read"):
             unpack(message)

@@ -19,7 +19,10 @@ X, Y = torch.randn(8, 6), torch.arange(8) % 3
 
 
 class Net(nn.Module):
-    """Two layers. Each test gives it a ``step`` for the forward pass, which may return a term for the logits."""
+    """Two layers.
+
+    Each test gives it a ``step`` for the forward pass, which may return a term for the logits.
+    """
 
     def __init__(self, step=lambda net, x: None, **parts):
         super().__init__()
@@ -78,22 +81,37 @@ def count(net, x):
         (Net(), Traits()),
         (Net(in_place), Traits(edits_input=True)),
         (Net(assign, mean=torch.zeros(3), mask=torch.full((4,), -torch.inf)), Traits(assigns=True)),
-        (Net(follow, teacher=frozen()), Traits(moved=("teacher.bias", "teacher.weight"), assigns=True, alone=r"vmap")),
+        (
+            Net(follow, teacher=frozen()),
+            Traits(moved=("teacher.bias", "teacher.weight"), assigns=True, alone=r"vmap"),
+        ),
         (
             Net(lambda net, x: net.norm(x).sum() * 0, norm=nn.BatchNorm1d(6, momentum=None)),
             Traits(moved=("norm.num_batches_tracked",), alone="batch normalisation"),
         ),
-        (Net(lambda net, x: torch.where(net.mask, x[:, :3], 0.0), mask=torch.tensor([True, False, True])), Traits()),
-        (Net(lambda net, x: net.seen.fill_(True) * 0, seen=torch.tensor([False])), Traits(moved=("seen",))),
+        (
+            Net(
+                lambda net, x: torch.where(net.mask, x[:, :3], 0.0),
+                mask=torch.tensor([True, False, True]),
+            ),
+            Traits(),
+        ),
+        (
+            Net(lambda net, x: net.seen.fill_(True) * 0, seen=torch.tensor([False])),
+            Traits(moved=("seen",)),
+        ),
         (Net(lambda net, x: x.mean()), Traits(alone="samples influence each other")),
         (Net(lambda net, x: x[:, :3] / len(x)), Traits(alone="samples influence each other")),
-        (nn.Sequential(nn.Linear(6, 3), nn.Softmax(0)), Traits(alone="samples influence each other")),
+        (
+            nn.Sequential(nn.Linear(6, 3), nn.Softmax(0)),
+            Traits(alone="samples influence each other"),
+        ),
         (nn.Sequential(nn.Linear(6, 3), nn.RReLU()), Traits(alone="torch.func.vmap")),
         (Net(lambda net, x: random.random()), Traits(alone="NumPy or Python")),
         (Net(lambda net, x: torch.rand(3)), Traits(alone="torch.func.vmap")),
         (Net(lambda net, x: F.dropout(x[:, :3], training=net.training)), Traits()),
     ],
-)  # fmt: skip
+)
 def test_the_probe_finds_a_networks_features(net, expected):
     found = traits(net)
     assert found.moved == expected.moved
@@ -107,19 +125,42 @@ def test_the_probe_finds_a_networks_features(net, expected):
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (Net(normalise, u=F.normalize(torch.ones(6), dim=0)), r"Net changes u, which has unit norm.*persistent=False"),
-        (Net(lambda net, x: net.top.copy_(torch.maximum(net.top, x.detach().max())) * 0, top=torch.tensor(-np.inf)),
-         "Net changes top, which begins at ±∞"),
-        (Net(lambda net, x: setattr(net.head.weight, "data", net.head.weight.data.clamp(-1, 1))),
-         r"forward gives the trained parameter head.weight new memory.*self.head.weight.data.copy_"),
-        (Net(lambda net, x: net.register_buffer("first", x.detach().mean(0))),
-         "Net makes the buffer first in forward: register its value in __init__"),
-        *[(aliased(alias), "Net keeps a weight's memory in another tensor.*use self.a.weight in forward")
-          for alias in (lambda w: w.t(), lambda w: w.data.t(), lambda w: nn.Parameter(w.data.t()))],
-        (Net(lambda net, x: x.sum() * np.nan), "Net fails .*: its loss is not a number before anything is trained"),
+        (
+            Net(normalise, u=F.normalize(torch.ones(6), dim=0)),
+            r"Net changes u, which has unit norm.*persistent=False",
+        ),
+        (
+            Net(
+                lambda net, x: net.top.copy_(torch.maximum(net.top, x.detach().max())) * 0,
+                top=torch.tensor(-np.inf),
+            ),
+            "Net changes top, which begins at ±∞",
+        ),
+        (
+            Net(lambda net, x: setattr(net.head.weight, "data", net.head.weight.data.clamp(-1, 1))),
+            (
+                r"forward gives the trained parameter head.weight new"
+                r" memory.*self.head.weight.data.copy_"
+            ),
+        ),
+        (
+            Net(lambda net, x: net.register_buffer("first", x.detach().mean(0))),
+            "Net makes the buffer first in forward: register its value in __init__",
+        ),
+        *[
+            (
+                aliased(alias),
+                "Net keeps a weight's memory in another tensor.*use self.a.weight in forward",
+            )
+            for alias in (lambda w: w.t(), lambda w: w.data.t(), lambda w: nn.Parameter(w.data.t()))
+        ],
+        (
+            Net(lambda net, x: x.sum() * np.nan),
+            "Net fails .*: its loss is not a number before anything is trained",
+        ),
         (Net(lambda net, x: x @ torch.ones(5)), "Net fails on 8 samples in training mode: .*size"),
     ],
-)  # fmt: skip
+)
 def test_networks_that_cannot_be_trained_correctly_are_refused_by_name(net, message):
     with pytest.raises(ValueError, match=message):
         traits(net)
@@ -129,10 +170,16 @@ def test_the_probe_does_not_change_the_network(caplog):
     net = Net(count, steps=torch.tensor(5), norm=nn.BatchNorm1d(6), drop=nn.Dropout(0.5).eval())
     net.calls, net.own, net.plain = 7, torch.Generator().manual_seed(3), torch.ones(2)
     net.step = [
-        lambda net, x: (count(net, x), net.plain.add_(1), torch.rand(3, generator=net.own))[2] + net.norm(x).sum()
+        lambda net, x: (
+            (count(net, x), net.plain.add_(1), torch.rand(3, generator=net.own))[2]
+            + net.norm(x).sum()
+        )
     ]
     before = {name: t.clone() for name, t in net.state_dict().items()}
-    memory, state = {name: t.data_ptr() for name, t in net.state_dict().items()}, net.own.get_state()
+    memory, state = (
+        {name: t.data_ptr() for name, t in net.state_dict().items()},
+        net.own.get_state(),
+    )
     assert "attributes" in traits(net).functional or traits(net).alone
     assert net.training
     assert not net.drop.training
@@ -181,7 +228,9 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
             return self.head(self.hidden(x).tanh())
 
     def train(net, steps=3):
-        stack = ClientStack(net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net))
+        stack = ClientStack(
+            net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net)
+        )
         try:
             for _ in range(steps):
                 stack(X.unsqueeze(0).clone())
@@ -191,7 +240,9 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
 
     with pytest.raises(ValueError, match="forward changes its input in some steps only"):
         train(Late(in_place))
-    with pytest.raises(ValueError, match=r"forward changes requires_grad of hidden.weight: set it in __init__"):
+    with pytest.raises(
+        ValueError, match=r"forward changes requires_grad of hidden.weight: set it in __init__"
+    ):
         train(Late(lambda net, x: net.hidden.weight.requires_grad_(False)))
     net = Late(follow, teacher=frozen())
     with pytest.raises(ValueError, match=r"forward changes teacher.weight in some steps only"):
@@ -201,7 +252,11 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
 def test_a_teacher_that_would_read_the_students_weights_is_refused():
     net = Net()
     net.step = [lambda _, x, w=net.hidden.weight: w.sum()]
-    stack = ClientStack(net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net, traits(net)))
-    with pytest.raises(ValueError, match="needs a teacher, and Net has weights that forward reaches other than"):
+    stack = ClientStack(
+        net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net, traits(net))
+    )
+    with pytest.raises(
+        ValueError, match="needs a teacher, and Net has weights that forward reaches other than"
+    ):
         stack.reference(X.unsqueeze(0))
     stack.lent.end()

@@ -1,4 +1,6 @@
-"""Recorded steps equal other steps bit for bit. methods/test_contract.py tests this for each algorithm."""
+"""Recorded steps equal other steps bit for bit. methods/test_contract.py tests this for each
+algorithm.
+"""
 
 import numpy as np
 import pytest
@@ -14,15 +16,27 @@ from gcfed.methods.proximal import Proximal
 from gcfed.runs.folder import new_folder
 
 TINY = (
-    "model.hidden=[12,8]", "rounds=2", "participation.num_clients=5", "participation.per_round=3", "client.epochs=3",
-    "client.batch_size=8", "data.limit_train=70", "data.limit_test=20", "data.transform.crop_padding=1",
-    "eval_every=2", "callbacks.checkpoint.every=9", "precision=64-true",
-)  # fmt: skip
+    "model.hidden=[12,8]",
+    "rounds=2",
+    "participation.num_clients=5",
+    "participation.per_round=3",
+    "client.epochs=3",
+    "client.batch_size=8",
+    "data.limit_train=70",
+    "data.limit_test=20",
+    "data.transform.crop_padding=1",
+    "eval_every=2",
+    "callbacks.checkpoint.every=9",
+    "precision=64-true",
+)
 
 
 @pytest.fixture
 def twice(config, monkeypatch, tmp_path):
-    """Trains with :func:`tapes.train_twice`. Returns whether the numbers are equal, and the kinds of replayed steps."""
+    """Trains with :func:`tapes.train_twice`.
+
+    Returns whether the numbers are equal, and the kinds of replayed steps.
+    """
 
     def run(*overrides, model=None, method=None, tolerance=0.0):
         words = (*(o for o in TINY if model is None or not o.startswith("model.")), *overrides)
@@ -41,7 +55,12 @@ class WithDropout(torch.nn.Sequential):
     """It also has a batch normalisation."""
 
     def __init__(self):
-        layers = torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 10)
+        layers = (
+            torch.nn.Linear(64, 8),
+            torch.nn.BatchNorm1d(8),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(8, 10),
+        )
         super().__init__(torch.nn.Flatten(), *layers)
 
 
@@ -49,18 +68,37 @@ class WithDropout(torch.nn.Sequential):
     ("overrides", "model"),
     [
         (("precision=bf16-mixed",), None),
-        (("client=adam", "client.clip_norm=1", "client.lr_decay=0.5", "client.stack=3", "client.accumulate=3"), None),
+        (
+            (
+                "client=adam",
+                "client.clip_norm=1",
+                "client.lr_decay=0.5",
+                "client.stack=3",
+                "client.accumulate=3",
+            ),
+            None,
+        ),
         (("client.last_batch=wrap",), f"{__name__}.WithDropout"),
-        (("client.last_batch=wrap", "client.steps=9", "data.transform.flip=true", "data.transform.rotation=5"), None),
+        (
+            (
+                "client.last_batch=wrap",
+                "client.steps=9",
+                "data.transform.flip=true",
+                "data.transform.rotation=5",
+            ),
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_every_setting_can_be_recorded(twice, overrides, model):
     same, played = twice("gc=none", *overrides, model=model)
     assert same
     assert played
 
 
-@pytest.mark.parametrize("how", ["moon", "feddecorr", "fedreg", "fedmlb", "fedsam client.accumulate=5"])
+@pytest.mark.parametrize(
+    "how", ["moon", "feddecorr", "fedreg", "fedmlb", "fedsam client.accumulate=5"]
+)
 def test_padding_changes_the_last_bits_only(twice, how):
     same, played = twice(*f"algorithm={how}".split(), "client.batch_size=12", tolerance=1e-12)
     assert same
@@ -78,11 +116,15 @@ def test_padding_leaves_few_kinds_of_steps():
     data = random_federation(sizes)
     plan = sgd(batch_size=50).plan(data, np.arange(49), make_download({}), torch.device("cpu"))
     plans = [BatchPlan(plan.index[k : k + 1], None, plan.counts[k : k + 1]) for k in range(49)]
-    kinds = [{kind for plan in plans for kind in made(plan).kinds} for made in (lambda plan: plan, BatchPlan.padded)]
+    kinds = [
+        {kind for plan in plans for kind in made(plan).kinds}
+        for made in (lambda plan: plan, BatchPlan.padded)
+    ]
     assert list(map(len, kinds)) == [50, 8]  # including whole batches
 
 
-# ------------------------------------------------------------------------ recordings that later stacks replay
+# ------------------------------------------------------------------------ recordings that later
+# stacks replay
 EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
 
 
@@ -93,14 +135,17 @@ EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
         # The learning rate is a float32 tensor, and 2⁻⁴ is exact in float32.
         (("algorithm=scaffold", "client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
         (("client=adam", "client.lr_decay=0.5", "client.optimizer.lr=0.0625"), True),
-        (("client.lr_decay=0.5", "+client.optimizer.foreach=true"), False),  # this optimizer needs a Python number
+        # this optimizer needs a Python number
+        (("client.lr_decay=0.5", "+client.optimizer.foreach=true"), False),
         (("gc=gcfed", "gc.local_rounds=1"), False),  # a recording depends on whether Local GC acts
         (("algorithm=moon",), False),  # a recording depends on whether a client has trained before
     ],
-)  # fmt: skip
+)
 def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, overrides, once):
     recorded, record = [], Tape.record
-    monkeypatch.setattr(Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1])
+    monkeypatch.setattr(
+        Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1]
+    )
     same, played = twice(*EVEN, *overrides)
     stacks = 8 // (2 if "client.stack=2" in overrides else 1)
     assert same
@@ -110,7 +155,10 @@ def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, ove
 
 
 class Inherits(Proximal):
-    """A subclass of a method whose recordings all stacks can replay. Its own anchor has new memory in each stack."""
+    """A subclass of a method whose recordings all stacks can replay.
+
+    Its own anchor has new memory in each stack.
+    """
 
     def prepare(self, stack, own, download):
         self.anchor = {name: t * 0.5 for name, t in stack.start.items()}
@@ -125,7 +173,8 @@ def test_recordable_is_not_inherited(twice):
     assert twice(*EVEN, method=f"{__name__}.Inherits")[0]
 
 
-# ------------------------------------------------------------------------------------- steps that are not recorded
+# ------------------------------------------------------------------------------------- steps that
+# are not recorded
 class Counter(Spy):
     """Counts its steps in Python, so a recording would repeat one value."""
 
@@ -177,7 +226,8 @@ def test_a_counter_in_python_would_repeat_one_value(twice):
 
 
 @pytest.mark.parametrize(
-    ("method", "message"), [("Waiting", "waits for the device: _local_scalar_dense"), ("FromHost", "from the host")]
+    ("method", "message"),
+    [("Waiting", "waits for the device: _local_scalar_dense"), ("FromHost", "from the host")],
 )
 def test_an_error_names_a_wait_or_a_number_from_the_host(twice, method, message):
     with pytest.raises(RuntimeError, match=message):

@@ -1,4 +1,6 @@
-"""A server step that is not finite changes neither the model nor the server optimizer, and the run continues."""
+"""A server step that is not finite changes neither the model nor the server optimizer, and the run
+continues.
+"""
 
 import logging
 from functools import partial
@@ -25,14 +27,17 @@ class Breaks(Spy):
     def on_aggregate_end(self, update, round):
         self.aggregated.append(round.index)
         if round.index == 1:
-            value = {"sum": 0.0, "update": float("inf"), "moments": 1e200}[self.where]  # 1e200² overflows
+            # 1e200² overflows
+            value = {"sum": 0.0, "update": float("inf"), "moments": 1e200}[self.where]
             update["0.bias"][0] = value
 
 
 MOMENTUM, ADAM = partial(torch.optim.SGD, lr=1.0, momentum=0.9), partial(FedAdam, lr=0.01)
 
 
-@pytest.mark.parametrize(("server", "where"), [(MOMENTUM, "sum"), (MOMENTUM, "update"), (ADAM, "moments")])
+@pytest.mark.parametrize(
+    ("server", "where"), [(MOMENTUM, "sum"), (MOMENTUM, "update"), (ADAM, "moments")]
+)
 def test_a_refused_step_changes_nothing(federation, server, where, caplog):
     net, method, seen = make_net(), Breaks(where), []
 
@@ -41,9 +46,17 @@ def test_a_refused_step_changes_nothing(federation, server, where, caplog):
         seen.append((row["train/refused_steps"], weights(net).clone(), state))
 
     with caplog.at_level(logging.WARNING):
-        rule = TrimmedMean(hostile=0.0) if where == "sum" else None  # the mean would leave out numbers of that size
+        # the mean would leave out numbers of that size
+        rule = TrimmedMean(hostile=0.0) if where == "sum" else None
         train_rounds(
-            net, federation, sgd(), rounds=3, methods=[method], server=server, on_round=on_round, aggregator=rule
+            net,
+            federation,
+            sgd(),
+            rounds=3,
+            methods=[method],
+            server=server,
+            on_round=on_round,
+            aggregator=rule,
         )
     (a, first, state), (b, second, kept), (c, third, _) = seen
     assert (a, b, c) == (0, 1, 0)
@@ -53,16 +66,21 @@ def test_a_refused_step_changes_nothing(federation, server, where, caplog):
     assert not torch.equal(third, first)
     assert third.isfinite().all()
     assert "round 2: the server's step was not finite" in caplog.text
-    assert method.aggregated == ([0, 2] if where == "sum" else [0, 1, 2])  # methods see no update that overflows
+    # methods see no update that overflows
+    assert method.aggregated == ([0, 2] if where == "sum" else [0, 1, 2])
 
 
 @pytest.mark.parametrize(("update", "momentum"), [("momentum", 0.85), ("delta", 0.0)])
 def test_a_refused_step_restores_the_model_and_not_the_clients_start(federation, update, momentum):
     net, seen = make_net(), []
     train_rounds(
-        net, federation, sgd(), rounds=3, methods=[LookAhead(update=update), Breaks("update")],
+        net,
+        federation,
+        sgd(),
+        rounds=3,
+        methods=[LookAhead(update=update), Breaks("update")],
         server=partial(torch.optim.SGD, lr=1.0, momentum=momentum),
         on_round=lambda _, row: seen.append((row["train/refused_steps"], weights(net).clone())),
-    )  # fmt: skip
+    )
     assert [refused for refused, _ in seen] == [0, 1, 0]
     assert torch.equal(seen[1][1], seen[0][1])

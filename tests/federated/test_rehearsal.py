@@ -12,7 +12,10 @@ from gcfed.methods.scaffold import Scaffold
 
 
 class Rehearses(Spy):
-    """Rehearses each round, first with its cohort, then with all clients. Compares the cohort's uploads with these."""
+    """Rehearses each round, first with its cohort, then with all clients.
+
+    Compares the cohort's uploads with these.
+    """
 
     order = Order.MEASURES
 
@@ -64,11 +67,22 @@ def test_rehearsals_equal_uploads_and_change_neither_states_nor_rows(federation,
     for name, methods in (("without", []), ("with", [Rehearses()])):
         net, rows, stores, keeps = make_net(), [], ClientStores(folder=tmp_path / name), Keeps()
         end = train_rounds(
-            net, federation, sgd(), rounds=3, methods=[Scaffold(), keeps, *methods], stores=stores, k=2,
-            on_round=lambda round, row, rows=rows: rows.append({n: v for n, v in row.items() if "time/" not in n}),
-        )  # fmt: skip
+            net,
+            federation,
+            sgd(),
+            rounds=3,
+            methods=[Scaffold(), keeps, *methods],
+            stores=stores,
+            k=2,
+            on_round=lambda round, row, rows=rows: rows.append(
+                {n: v for n, v in row.items() if "time/" not in n}
+            ),
+        )
         assert keeps.sent == 3 * 3
-        everybody, like = np.arange(federation.num_clients), {n: p.detach() for n, p in net.named_parameters()}
+        everybody, like = (
+            np.arange(federation.num_clients),
+            {n: p.detach() for n, p in net.named_parameters()},
+        )
         both = ["scaffold", "kept"]
         states = [t for kept in both for t in stores.read(kept, everybody, like).values()]
         found.append((end, rows, states, [stores.versions(kept, everybody) for kept in both]))

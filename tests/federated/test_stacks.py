@@ -13,7 +13,9 @@ from gcfed.run import train
 
 
 class Stream:
-    """Records the operations before its next one: its own earlier ones, and those that it waited for."""
+    """Records the operations before its next one: its own earlier ones, and those that it waited
+    for.
+    """
 
     def __init__(self, device=None):
         self.done = []
@@ -66,8 +68,11 @@ def test_stacks_train_concurrently_and_are_received_one_after_another(config, be
     before.do("aggregate")
     assert before["train 1"] == before["train 2"] == ()
     first = {"train 1", "measure 1", "receive 1"}
-    assert set(before["train 3"]) == first  # the second stack of the first stream, whose memory is free
+    # the second stack of the first stream, whose memory is free
+    assert set(before["train 3"]) == first
     for i in (2, 3, 4):
         assert {f"train {i}", f"measure {i - 1}", f"receive {i - 1}"} <= set(before[f"measure {i}"])
         assert f"measure {i}" in before[f"receive {i}"]
-    assert {f"{what} {i}" for what in ("train", "measure", "receive") for i in (1, 2, 3, 4)} <= set(before["aggregate"])
+    assert {f"{what} {i}" for what in ("train", "measure", "receive") for i in (1, 2, 3, 4)} <= set(
+        before["aggregate"]
+    )

@@ -1,4 +1,7 @@
-"""Clients' states survive rounds, processes and kills. Checkpoints refer to them and do not copy them."""
+"""Clients' states survive rounds, processes and kills.
+
+Checkpoints refer to them and do not copy them.
+"""
 
 import os
 import shutil
@@ -23,8 +26,12 @@ ALONE = SimpleNamespace(world_size=1, is_global_zero=True)
 
 
 def values(*numbers):
-    return {n: torch.stack([torch.full_like(t, x) + torch.arange(t.numel()).view(t.shape) for x in numbers])
-            for n, t in LIKE.items()}  # fmt: skip
+    return {
+        n: torch.stack(
+            [torch.full_like(t, x) + torch.arange(t.numel()).view(t.shape) for x in numbers]
+        )
+        for n, t in LIKE.items()
+    }
 
 
 def ids(*clients):
@@ -85,12 +92,16 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
     stores.write("c", ids(1, 2), values(1.0, 2.0), 0)
     state = stores.state_dict()
     paths = [tmp_path / "c" / "0" / f"{client}-0.bin" for client in (1, 2)]
-    for path, content in zip(paths, DAMAGES[damage](*(path.read_bytes() for path in paths)), strict=True):
+    for path, content in zip(
+        paths, DAMAGES[damage](*(path.read_bytes() for path in paths)), strict=True
+    ):
         path.unlink() if content is None else path.write_bytes(content)
     if damage == "gone":
         with pytest.raises(ValueError, match=r"1-0\.bin is not there: it is a client's state"):
             resumed(tmp_path, state)
-    with pytest.raises(ValueError, match=r"1-0\.bin is (damaged|not there): it is a client's state"):
+    with pytest.raises(
+        ValueError, match=r"1-0\.bin is (damaged|not there): it is a client's state"
+    ):
         stores.read("c", ids(1), LIKE)
 
 
@@ -123,18 +134,29 @@ class Delete(Spy):
 
 
 def test_a_state_lost_during_a_run_ends_it_with_the_name_of_the_file(config, tmp_path):
-    fast = ("participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "callbacks.checkpoint.every=9")
+    fast = (
+        "participation.num_clients=5",
+        "client.epochs=1",
+        "data.limit_train=100",
+        "callbacks.checkpoint.every=9",
+    )
     cfg = config("algorithm=scaffold", "rounds=4", *fast, *TWO, folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks.delete = {"_target_": f"{__name__}.Delete", "folder": str(tmp_path)}
-    with pytest.raises((ValueError, RuntimeError), match=r"\d-1\.bin is not there: it is a client's state"):
+    with pytest.raises(
+        (ValueError, RuntimeError), match=r"\d-1\.bin is not there: it is a client's state"
+    ):
         train(cfg)
 
 
-def test_a_checkpoint_writes_only_changed_states_and_keeps_those_of_the_last_one(tmp_path, monkeypatch):
+def test_a_checkpoint_writes_only_changed_states_and_keeps_those_of_the_last_one(
+    tmp_path, monkeypatch
+):
     """It also waits until these files are on the disk, because a power failure may empty others."""
     synced, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file))
+    )
 
     def inodes(*names):
         return [(tmp_path / "c" / "0" / name).stat().st_ino for name in names]
@@ -194,5 +216,6 @@ def test_states_stay_on_the_gpu_of_a_single_process(tmp_path, monkeypatch):
     again.write("c", ids(1), values(7.0), 3)
     assert again.read("c", ids(1), LIKE)["bias"][0, 0] == 7
     again.release()
-    with pytest.raises(ValueError, match=r"1-3\.bin is not there"):  # the last version is in no checkpoint
+    # the last version is in no checkpoint
+    with pytest.raises(ValueError, match=r"1-3\.bin is not there"):
         again.read("c", ids(1), LIKE)

@@ -12,10 +12,19 @@ class Faulty(Plain):
 
     n, cohort, dropout, stragglers, deadline, extra, poisson = 10, 3, 0.4, 0.6, 5, 3, False
     overrides = (
-        *(f"participation.faults.{key}={value}" for key, value in
-          {"dropout": dropout, "stragglers": stragglers, "deadline": deadline, "extra": extra}.items()),
-        "participation.per_round=3", "client.stack=2", "rounds=5",
-    )  # fmt: skip
+        *(
+            f"participation.faults.{key}={value}"
+            for key, value in {
+                "dropout": dropout,
+                "stragglers": stragglers,
+                "deadline": deadline,
+                "extra": extra,
+            }.items()
+        ),
+        "participation.per_round=3",
+        "client.stack=2",
+        "rounds=5",
+    )
 
     def drawn(self, t):
         rng, many = draw("cohort", t), self.cohort + self.extra
@@ -39,28 +48,41 @@ class Faulty(Plain):
     def sent(self, t, deltas):
         model = sum(p.numel() for p in self.net.parameters()) * 8
         self.row |= {
-            "train/dropped_clients": len(self.planned) - len(deltas), "comm/up_bytes": len(deltas) * model,
+            "train/dropped_clients": len(self.planned) - len(deltas),
+            "comm/up_bytes": len(deltas) * model,
             "train/stragglers": sum(self.steps[k] < self.planned[k] for k in deltas),
             "comm/down_bytes": len(self.planned) * model,
-        }  # fmt: skip
+        }
 
 
 class FaultyPoisson(Faulty):
     last, deadline, dropout, extra, poisson = "drop", None, 0.0, 2, True
     overrides = (
-        "client.last_batch=drop", "participation.faults.stragglers=0.6", "participation.faults.extra=2",
-        "participation.per_round=3", "participation=poisson", "rounds=9",
-    )  # fmt: skip
+        "client.last_batch=drop",
+        "participation.faults.stragglers=0.6",
+        "participation.faults.extra=2",
+        "participation.per_round=3",
+        "participation=poisson",
+        "rounds=9",
+    )
 
 
 class Changing(Plain):
-    """A client that leaves is replaced by one that is not live. These are drawn by their ranks among sorted ids."""
+    """A client that leaves is replaced by one that is not live.
+
+    These are drawn by their ranks among sorted ids.
+    """
 
     n, live, every, replace, cohort, last = 9, 6, 1, 0.7, 4, "wrap"
     overrides = (
-        "client.last_batch=wrap", "participation=dynamic", "participation.per_round=4", "participation.sampler.live=6",
-        "participation.sampler.every=1", "participation.sampler.replace_probability=0.7", "rounds=5",
-    )  # fmt: skip
+        "client.last_batch=wrap",
+        "participation=dynamic",
+        "participation.per_round=4",
+        "participation.sampler.live=6",
+        "participation.sampler.every=1",
+        "participation.sampler.replace_probability=0.7",
+        "rounds=5",
+    )
 
     def drawn(self, t):
         return population(self.n, self.live, self.every, self.replace, self.cohort, t)
@@ -70,11 +92,18 @@ def population(n, live, every, replace, cohort, t):
     ids = sorted(draw("population", 0).choice(n, live, replace=False, shuffle=False).tolist())
     for stage in range(1, t // every + 1):
         rng, waiting = draw("population", stage), [k for k in range(n) if k not in ids]
-        leaving = rng.permutation([i for i, u in enumerate(rng.random(live)) if u < replace])[: n - live].tolist()
+        leaving = rng.permutation([i for i, u in enumerate(rng.random(live)) if u < replace])[
+            : n - live
+        ].tolist()
         ranks = rng.choice(n - live, len(leaving), replace=False).tolist() if leaving else []
         gone = [ids[i] for i in leaving]
         ids = sorted([k for k in ids if k not in gone] + [waiting[rank] for rank in ranks])
-    return [ids[i] for i in sorted(draw("cohort", t).choice(live, cohort, replace=False, shuffle=False).tolist())]
+    return [
+        ids[i]
+        for i in sorted(
+            draw("cohort", t).choice(live, cohort, replace=False, shuffle=False).tolist()
+        )
+    ]
 
 
 @pytest.mark.parametrize("case", [Faulty, FaultyPoisson, Changing])
@@ -82,9 +111,14 @@ def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     check(case, config, tmp_path)
 
 
-@pytest.mark.parametrize(("n", "live", "every", "replace"), [
-    (30, 10, 3, 0.5), (11, 10, 2, 1.0), (10, 10, 1, 0.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "live", "every", "replace"),
+    [
+        (30, 10, 3, 0.5),
+        (11, 10, 2, 1.0),
+        (10, 10, 1, 0.5),
+    ],
+)
 def test_a_population_equals_the_plain_one(n, live, every, replace):
     sampler = DynamicPopulation(4, live=live, every=every, replace_probability=replace)
     for t in range(25):

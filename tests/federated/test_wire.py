@@ -1,4 +1,5 @@
-"""Clients that receive messages as bytes send the same bits as clients in memory, so messages are complete.
+"""Clients that receive messages as bytes send the same bits as clients in memory, so messages are
+complete.
 
 ``tests/methods/test_contract_adapters.py`` does this for every algorithm.
 """
@@ -15,21 +16,57 @@ from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
 
 TINY = (  # at least two clients take part twice
-    "model.hidden=[12,8]", "rounds=2", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1",
-    "client.batch_size=8", "data.limit_train=90", "data.limit_test=40", "eval_every=3",
-)  # fmt: skip
+    "model.hidden=[12,8]",
+    "rounds=2",
+    "participation.num_clients=4",
+    "participation.per_round=3",
+    "client.epochs=1",
+    "client.batch_size=8",
+    "data.limit_train=90",
+    "data.limit_test=40",
+    "eval_every=3",
+)
 BITS = ("quantization=fedpaq", "quantization.bits=3")
 FEDGC = ("algorithm=fedgc", *BITS, "participation.per_round=4")
-NOBODY = ("participation.num_clients=2", "participation.per_round=2", "participation.faults.dropout=0.4", "rounds=5")
-LATE = ("participation.faults.dropout=0.3", "participation.faults.stragglers=0.5", "client.epochs=2")
-CLIP = tuple(f"+methods.clip_update.{key}" for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3"))
-EACH = tuple(f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface"))
+NOBODY = (
+    "participation.num_clients=2",
+    "participation.per_round=2",
+    "participation.faults.dropout=0.4",
+    "rounds=5",
+)
+LATE = (
+    "participation.faults.dropout=0.3",
+    "participation.faults.stragglers=0.5",
+    "client.epochs=2",
+)
+CLIP = tuple(
+    f"+methods.clip_update.{key}"
+    for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3")
+)
+EACH = tuple(
+    f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface")
+)
 CASES = {
     "nobody answers in round 4": ("algorithm=fedgc", *BITS, *NOBODY),
-    "late and colluding clients": ("algorithm=scaffold", "attack=alie", "attack.clients=0.4", "client.stack=3", *LATE),
-    "clipped, wrong labels, convolutions": ("algorithm=fedcm", "attack=label_flip", "model=cnn", *CLIP),
-    "measured": ("algorithm=fedacg", "metrics=[drift,cka,clients,coherence,forgetting,updates,surface,angle]", *EACH),
-}  # fmt: skip
+    "late and colluding clients": (
+        "algorithm=scaffold",
+        "attack=alie",
+        "attack.clients=0.4",
+        "client.stack=3",
+        *LATE,
+    ),
+    "clipped, wrong labels, convolutions": (
+        "algorithm=fedcm",
+        "attack=label_flip",
+        "model=cnn",
+        *CLIP,
+    ),
+    "measured": (
+        "algorithm=fedacg",
+        "metrics=[drift,cka,clients,coherence,forgetting,updates,surface,angle]",
+        *EACH,
+    ),
+}
 
 
 class Both(BesideSimulation):
@@ -52,7 +89,11 @@ def content(upload):
 
 
 def run(config, folder, *overrides, federation=None, **methods):
-    words = [word for word in (*TINY, *overrides) if "model=cnn" not in overrides or not word.startswith("model.")]
+    words = [
+        word
+        for word in (*TINY, *overrides)
+        if "model=cnn" not in overrides or not word.startswith("model.")
+    ]
     cfg = config(*words, folder=folder)
     cfg.federation, cfg.logger = federation, {}
     for name, target in methods.items():
@@ -70,14 +111,22 @@ def test_each_message_can_become_bytes(config, tmp_path, case):
 
 
 def test_a_run_continues_over_the_wire_and_in_memory_bit_for_bit(config, tmp_path):
-    """The second round has two processes. New clients of FedGC have not seen the earlier broadcast, so the server sends
-    its last step.
+    """The second round has two processes. New clients of FedGC have not seen the earlier broadcast,
+    so the server sends its last step.
     """
     last = f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"
     reference = run(config, tmp_path / "reference", *FEDGC, "rounds=3")
     for rounds, (federation, words) in enumerate(((None, ()), (WIRE, TWO), (None, ())), start=1):
         resume = [last] * (rounds > 1)
-        result = run(config, tmp_path / "run", *FEDGC, *words, f"rounds={rounds}", *resume, federation=federation)
+        result = run(
+            config,
+            tmp_path / "run",
+            *FEDGC,
+            *words,
+            f"rounds={rounds}",
+            *resume,
+            federation=federation,
+        )
     assert torch.equal(final_weights(reference), final_weights(result))
     assert result.metrics["test/loss"] == reference.metrics["test/loss"]
 

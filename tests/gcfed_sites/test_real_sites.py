@@ -1,6 +1,7 @@
 """Federations with NVFlare itself: processes, certificates and sockets (``make test-federation``).
 
-Most tests share one federation of five sites. test_sites.py tests the code that does not depend on NVFlare.
+Most tests share one federation of five sites. test_sites.py tests the code that does not depend on
+NVFlare.
 """
 
 import json
@@ -34,9 +35,15 @@ from gcfed_sites.flare import SiteEnd
 from gcfed_sites.line import FlareLine
 
 SMALL = (
-    "participation.num_clients=5", "participation.per_round=5", "rounds=5", "client.epochs=1", "data.limit_train=400",
-    "data.limit_test=100", "gc=gcfed", "federation=nvflare",
-)  # fmt: skip
+    "participation.num_clients=5",
+    "participation.per_round=5",
+    "rounds=5",
+    "client.epochs=1",
+    "data.limit_train=400",
+    "data.limit_test=100",
+    "gc=gcfed",
+    "federation=nvflare",
+)
 SITES = [f"site-{i}" for i in range(1, 6)]
 
 
@@ -75,14 +82,19 @@ def test_only_its_server_can_call_a_site():
         make_participant_map("server.job", "job", [Connected("site-2")]).values(),
     )
     app.name = "site-1"
-    with app.new_context(site, app.name), pytest.raises(PermissionError, match="site-2 is a site, and only the server"):
+    with (
+        app.new_context(site, app.name),
+        pytest.raises(PermissionError, match="site-2 is a site, and only the server"),
+    ):
         SiteEnd().answer(0, "fit", "{}", b"")
     assert server == "server"
 
 
 def descendants(pid):
     """A process and all its descendants."""
-    table = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(
+        ["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
     parents = {int(child): int(parent) for child, parent in map(str.split, table.splitlines())}
     found = [pid]
     for one in found:
@@ -93,9 +105,10 @@ def descendants(pid):
 def job_of(federation, site):
     """The process in which a site trains."""
     (job,) = [
-        pid for pid in descendants(federation.processes[site].pid)[1:]
+        pid
+        for pid in descendants(federation.processes[site].pid)[1:]
         if b"worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]  # fmt: skip
+    ]
     return job
 
 
@@ -105,20 +118,26 @@ def test_real_sites_equal_the_simulation_bit_for_bit(run, config, tmp_path, algo
     result = run(*words)
     simulated = train(config(*SMALL, *words, "federation=none", folder=tmp_path / "simulated"))
     assert torch.equal(final_weights(simulated), final_weights(result))
-    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0] * 5
+    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [
+        0
+    ] * 5
 
 
 def test_processes_listen_only_on_the_loopback_interface(federation):
     processes = [federation.processes[name].pid for name in ("localhost", *SITES)]
     running = [os.getpid(), *(pid for process in processes for pid in descendants(process))]
-    places = {place for pid in running if Path(f"/proc/{pid}/fd").exists() for place in listening(pid)}
+    places = {
+        place for pid in running if Path(f"/proc/{pid}/fd").exists() for place in listening(pid)
+    }
     assert len(places) > 5, "the server and the sites listen somewhere"
     loopback = {"0100007F", "0" * 24 + "01000000"}
     assert {place.split(":")[0] for place in places} <= loopback
 
 
 def handshake(kit, ca, port):
-    """Connects with this kit's certificate, verifies the server with the authority ``ca``, returns the first byte."""
+    """Connects with this kit's certificate, verifies the server with the authority ``ca``, returns
+    the first byte.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
@@ -147,7 +166,9 @@ def settle(federation, folder, own):
     """Writes the ``gcfed.yaml`` of the first two sites for a run with a kit."""
     for site in ("site-1", "site-2"):
         states = {"states": str(folder / site)}
-        (federation.kits / site / "local/gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own | states)))
+        (federation.kits / site / "local/gcfed.yaml").write_text(
+            OmegaConf.to_yaml(OmegaConf.create(own | states))
+        )
 
 
 def test_a_run_reaches_a_provisioned_federation_with_its_kit(config, federation, run, tmp_path):
@@ -165,50 +186,80 @@ def test_a_run_reaches_a_provisioned_federation_with_its_kit(config, federation,
 
 
 def test_a_missing_site_is_named(federation):
-    with pytest.raises(ConnectionError, match=r"federation.sites=\['site-9'\]: connected are site-1, site-2"):
+    with pytest.raises(
+        ConnectionError, match=r"federation.sites=\['site-9'\]: connected are site-1, site-2"
+    ):
         FlareLine(federation.kits / line.ADMIN, ["site-9"])
 
 
 def without_client(config, monkeypatch, tmp_path, client, *lost, rounds=5):
     """The weights of a simulation of SCAFFOLD in which a client drops out of these rounds."""
     monkeypatch.setattr(
-        Faults, "survivors", lambda self, drawn, steps, t, *_: np.setdiff1d(drawn, [client] if t in lost else [])
+        Faults,
+        "survivors",
+        lambda self, drawn, steps, t, *_: np.setdiff1d(drawn, [client] if t in lost else []),
     )
     words = (*SMALL, "algorithm=scaffold", "federation=none", f"rounds={rounds}")
     return final_weights(train(config(*words, folder=tmp_path / "simulated")))
 
 
-def test_a_killed_site_drops_out_and_returns_when_the_run_resumes(run, config, federation, tmp_path, monkeypatch):
-    """The kill comes while the site trains in the third of three rounds. The round continues without it."""
-    words, send, victim = ("algorithm=scaffold", "federation.least=3"), FlareLine.send, job_of(federation, "site-3")
+def test_a_killed_site_drops_out_and_returns_when_the_run_resumes(
+    run, config, federation, tmp_path, monkeypatch
+):
+    """The kill comes while the site trains in the third of three rounds.
+
+    The round continues without it.
+    """
+    words, send, victim = (
+        ("algorithm=scaffold", "federation.least=3"),
+        FlareLine.send,
+        job_of(federation, "site-3"),
+    )
 
     def kill(self, site, number, verb, about, message):
         send(self, site, number, verb, about, message)
         with suppress(ProcessLookupError):
-            if (site, verb, about["round"]) == ("site-5", "fit", 2):  # site-3, asked before, trains now
+            # site-3, asked before, trains now
+            if (site, verb, about["round"]) == ("site-5", "fit", 2):
                 os.kill(victim, signal.SIGKILL)
 
     monkeypatch.setattr(FlareLine, "send", kill)
     run(*words, "rounds=3")
     result = run(*words, "ckpt_path=last")
-    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
+    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [
+        0,
+        0,
+        1,
+        0,
+        0,
+    ]
     assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, 2), final_weights(result))
     assert job_of(federation, "site-3") != victim
 
 
 def jobs(federation):
     """The processes of all jobs at the server and the sites."""
-    found = {pid for process in federation.processes.values() for pid in descendants(process.pid)[1:]}
+    found = {
+        pid for process in federation.processes.values() for pid in descendants(process.pid)[1:]
+    }
     return found - {process.pid for process in federation.processes.values()}
 
 
-def test_a_site_that_hangs_costs_one_deadline_and_its_job_ends_with_the_run(federation, monkeypatch, tmp_path):
+def test_a_site_that_hangs_costs_one_deadline_and_its_job_ends_with_the_run(
+    federation, monkeypatch, tmp_path
+):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    before, folder, stuck = jobs(federation), tmp_path / "run", "+methods.stuck._target_=stuck.Stuck"
+    before, folder, stuck = (
+        jobs(federation),
+        tmp_path / "run",
+        "+methods.stuck._target_=stuck.Stuck",
+    )
     settle(federation, tmp_path, {"overrides": [*SMALL, stuck]})
     words = (f"federation.kit={federation.kits / line.ADMIN}", "federation.least=3")
     words += ("federation.sites=[site-1,site-2]", "federation.deadline=8", stuck)
-    printed = finish(process := start(*SMALL, *words, "extras.figures=false", f"hydra.run.dir={folder}"))
+    printed = finish(
+        process := start(*SMALL, *words, "extras.figures=false", f"hydra.run.dir={folder}")
+    )
     assert process.returncode == 0, printed[-3000:]
     rows = read_rows(folder / "metrics.csv")
     assert [row["train/dropped_clients"] for row in rows] == [0, 2, 2, 2, 2]
@@ -221,7 +272,12 @@ def test_a_site_that_hangs_costs_one_deadline_and_its_job_ends_with_the_run(fede
 
 def test_a_killed_server_resumes_bit_for_bit_and_leaves_no_process(config, tmp_path):
     words = [*SMALL, "algorithm=feddyn", "rounds=12"]
-    begun = [*words, "federation.sites=2", "extras.figures=false", f"hydra.run.dir={tmp_path}/logs/one/run"]
+    begun = [
+        *words,
+        "federation.sites=2",
+        "extras.figures=false",
+        f"hydra.run.dir={tmp_path}/logs/one/run",
+    ]
     process = start(*begun)
     while process.poll() is None and rounds(tmp_path / "logs") < 4:
         time.sleep(0.01)

@@ -1,4 +1,5 @@
-"""Federations without NVFlare: the server's transport and the sites' programs are connected within this process.
+"""Federations without NVFlare: the server's transport and the sites' programs are connected within
+this process.
 
 test_real_sites.py tests NVFlare itself (``make test-federation``).
 """
@@ -27,9 +28,16 @@ from gcfed_sites.site import OWN, Site, adopted, clients_config
 from gcfed_sites.sites import Sites
 
 TINY = (
-    "model.hidden=[12,8]", "rounds=3", "participation.num_clients=7", "participation.per_round=5", "client.epochs=1",
-    "client.batch_size=8", "data.limit_train=70", "data.limit_test=40", "eval_every=1",
-)  # fmt: skip
+    "model.hidden=[12,8]",
+    "rounds=3",
+    "participation.num_clients=7",
+    "participation.per_round=5",
+    "client.epochs=1",
+    "client.batch_size=8",
+    "data.limit_train=70",
+    "data.limit_test=40",
+    "eval_every=1",
+)
 ALL = ("participation.per_round=7",)
 
 
@@ -39,15 +47,20 @@ class LineHere:
     Args:
         folder: the folder of all sites.
         own: entries of each site's ``gcfed.yaml``, by site.
-        upset: called with (site, verb, about) before a site works. Returns ``None``, a reason for a failure of the
-            site, or the index of the round in which its answer arrives.
-        garbled: called with (site, verb, content of the answer). Returns other content, or other bytes.
+        upset: called with (site, verb, about) before a site works. Returns ``None``, a reason for a
+            failure of the site, or the index of the round in which its answer arrives.
+        garbled: called with (site, verb, content of the answer). Returns other content, or other
+            bytes.
     """
 
     def __init__(self, folder, own=None, upset=None, garbled=None):
         self.sites, self.programs, self.lost = list("abc"), {}, False
-        self.upset, self.garbled = upset or (lambda *_: None), garbled or (lambda site, verb, answer: answer)
-        self.answers, self.held, self.in_vain = deque(), {}, []  # late answers by round; seconds waited without answer
+        self.upset, self.garbled = (
+            upset or (lambda *_: None),
+            garbled or (lambda site, verb, answer: answer),
+        )
+        # late answers by round; seconds waited without answer
+        self.answers, self.held, self.in_vain = deque(), {}, []
         for name in self.sites:
             home = folder / name
             home.mkdir(parents=True, exist_ok=True)
@@ -84,7 +97,10 @@ def answered(site, verb, about, message=b""):
 
 @pytest.fixture
 def federated(config, tmp_path, monkeypatch):
-    """``federated(*overrides, own=…, …)`` runs a federation of three sites. Returns its result and its line."""
+    """``federated(*overrides, own=…, …)`` runs a federation of three sites.
+
+    Returns its result and its line.
+    """
 
     def run(*overrides, folder="run", **how):
         line = LineHere(tmp_path / folder / "sites", **how)
@@ -110,7 +126,12 @@ def simulated(config, tmp_path):
     [
         ("algorithm=fedgc", *ALL),
         ("algorithm=fedsub",),
-        ("quantization=fedpaq", "attack=sign_flip", "attack.clients=0.2", "aggregator=trimmed_mean"),
+        (
+            "quantization=fedpaq",
+            "attack=sign_flip",
+            "attack.clients=0.2",
+            "aggregator=trimmed_mean",
+        ),
     ],
     ids=" ".join,
 )
@@ -119,24 +140,33 @@ def test_sites_with_several_clients_equal_the_simulation(federated, simulated, w
     reference, (result, _) = simulated(*words), federated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
     rows = (r.metrics.items() for r in (reference, result))
-    row, same = ({k: v for k, v in own if not k.startswith("time/") and "dropped" not in k} for own in rows)
-    if "algorithm=fedgc" in words:  # sites may miss a broadcast, so the server also sends its last step
+    row, same = (
+        {k: v for k, v in own if not k.startswith("time/") and "dropped" not in k} for own in rows
+    )
+    # sites may miss a broadcast, so the server also sends its last step
+    if "algorithm=fedgc" in words:
         assert same.pop("comm/down_bytes") > row.pop("comm/down_bytes")
     assert same == pytest.approx(row, rel=1e-12, nan_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------ sites that fail
+# ---------------------------------------------------------------------------------- sites that fail
 def survivors(federated, simulated, monkeypatch, lost, *words, **how):
-    """A run with failing sites equals a simulation in which their clients drop out of the same rounds."""
+    """A run with failing sites equals a simulation in which their clients drop out of the same
+    rounds.
+    """
     from gcfed.data.faults import Faults
 
     result, line = federated(*words, "federation.least=1", **how)
     monkeypatch.setattr(
-        Faults, "survivors", lambda self, drawn, steps, round, *_: np.setdiff1d(drawn, lost.get(round, []))
+        Faults,
+        "survivors",
+        lambda self, drawn, steps, round, *_: np.setdiff1d(drawn, lost.get(round, [])),
     )
     reference = simulated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
-    for row, same in zip(*(read_rows(r.folder / "metrics.csv") for r in (reference, result)), strict=True):
+    for row, same in zip(
+        *(read_rows(r.folder / "metrics.csv") for r in (reference, result)), strict=True
+    ):
         for column in [name for name in row if name.startswith(("clients/", "train/loss"))]:
             assert same[column] == pytest.approx(row[column], rel=1e-12)
     return result, line
@@ -144,7 +174,9 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
 
 def at_b(verb, round, what):
     """An ``upset`` that changes one answer of the site b."""
-    return lambda site, asked, about: what if (site, asked, about.get("round")) == ("b", verb, round) else None
+    return lambda site, asked, about: (
+        what if (site, asked, about.get("round")) == ("b", verb, round) else None
+    )
 
 
 CLIENTS_OF_B = [1, 4]  # of seven clients at three sites
@@ -153,11 +185,20 @@ CLIENTS_OF_B = [1, 4]  # of seven clients at three sites
 def test_clients_of_a_failed_site_drop_out(federated, simulated, monkeypatch, caplog):
     words = ("algorithm=fedgc", "metrics=[clients,updates]", "metrics.clients.every=1")
     result, _ = survivors(
-        federated, simulated, monkeypatch, {1: CLIENTS_OF_B}, *words, upset=at_b("fit", 1, "no power")
+        federated,
+        simulated,
+        monkeypatch,
+        {1: CLIENTS_OF_B},
+        *words,
+        upset=at_b("fit", 1, "no power"),
     )
     lost = len(set(result.loop.sampler(1, 7, 1).tolist()) & set(CLIENTS_OF_B))
     rows = read_rows(result.folder / "metrics.csv")
-    assert [(row["train/dropped_clients"], row["train/clients"]) for row in rows] == [(0, 5), (lost, 5 - lost), (0, 5)]
+    assert [(row["train/dropped_clients"], row["train/clients"]) for row in rows] == [
+        (0, 5),
+        (lost, 5 - lost),
+        (0, 5),
+    ]
     assert re.search("round 2: b failed: no power", caplog.text)
 
 
@@ -165,7 +206,9 @@ def test_the_server_waits_once_for_a_silent_site_and_asks_it_again_after_its_ans
     federated, simulated, monkeypatch, caplog
 ):
     lost, words = dict.fromkeys((1, 2, 3), CLIENTS_OF_B), ("algorithm=scaffold", *ALL, "rounds=5")
-    result, line = survivors(federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, 3))
+    result, line = survivors(
+        federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, 3)
+    )
     assert "b answers round 2 (fit), which is too late: refused" in caplog.text
     assert line.in_vain == [pytest.approx(600.0, abs=5.0)]
     assert "round 3: b is still at round 2 (fit)" in caplog.text
@@ -173,16 +216,23 @@ def test_the_server_waits_once_for_a_silent_site_and_asks_it_again_after_its_ans
     assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5, 5, 7]
 
 
-def test_a_site_that_is_gone_is_asked_again_only_in_a_new_job(federated, simulated, monkeypatch, caplog):
+def test_a_site_that_is_gone_is_asked_again_only_in_a_new_job(
+    federated, simulated, monkeypatch, caplog
+):
     """A resumed run makes a new job. The site still has its states."""
     words, lost = ("algorithm=scaffold", *ALL), dict.fromkeys((1, 2), CLIENTS_OF_B)
-    result, _ = survivors(federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, "vanished: no power"))
+    result, _ = survivors(
+        federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, "vanished: no power")
+    )
     assert "round 3: b is gone" in caplog.text
     sent = [row["comm/down_bytes"] for row in read_rows(result.folder / "metrics.csv")]
-    assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5]  # a site that is not asked costs no bytes
+    # a site that is not asked costs no bytes
+    assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5]
     words = (*words, "rounds=4", f"ckpt_path={result.folder}/checkpoints/last.ckpt")
     resumed, _ = federated(*words)
-    assert torch.equal(final_weights(simulated(*words[:-1], folder="whole")), final_weights(resumed))
+    assert torch.equal(
+        final_weights(simulated(*words[:-1], folder="whole")), final_weights(resumed)
+    )
 
 
 def test_a_site_that_misses_the_reply_keeps_its_states(federated, caplog):
@@ -192,18 +242,27 @@ def test_a_site_that_misses_the_reply_keeps_its_states(federated, caplog):
     assert result.loop.stores.versions("fedsub", range(7)) == [1, 0, 1, 1, 0, 1, 1]  # b has 1 and 4
 
 
-def test_a_run_with_too_few_answers_stops_and_resumes_with_the_sites_states(federated, simulated, tmp_path):
+def test_a_run_with_too_few_answers_stops_and_resumes_with_the_sites_states(
+    federated, simulated, tmp_path
+):
     """Sites a and c have finished the round. Their states go back to those of the checkpoint."""
     words, sites = ("algorithm=scaffold", *ALL, "rounds=4"), tmp_path / "run/sites"
-    with pytest.raises(ConnectionError, match=r"round 3: 5 of 7 .*federation.least is 7.*b failed: no power"):
+    with pytest.raises(
+        ConnectionError, match=r"round 3: 5 of 7 .*federation.least is 7.*b failed: no power"
+    ):
         federated(*words, upset=at_b("fit", 2, "no power"))
-    assert sorted(path.name for path in (sites / "a").rglob("0-*.bin")) == ["0-0.bin", "0-1.bin", "0-2.bin"]
-    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt")  # the checkpoint of round 2
+    assert sorted(path.name for path in (sites / "a").rglob("0-*.bin")) == [
+        "0-0.bin",
+        "0-1.bin",
+        "0-2.bin",
+    ]
+    # the checkpoint of round 2
+    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt")
     assert not list((sites / "a").rglob("0-0.bin"))
     assert torch.equal(final_weights(simulated(*words)), final_weights(result))
 
 
-# ----------------------------------------------------------------------------------------------- refused settings
+# --------------------------------------------------------------------------------- refused settings
 def saved(tmp_path, name, x, y, **test):
     """Writes a site's own data; returns the key of its ``gcfed.yaml``."""
     np.savez(tmp_path / f"{name}.npz", x=x, y=y, **test)
@@ -217,7 +276,11 @@ def pixels(n, side=8):
 @pytest.mark.parametrize(
     ("own", "change", "sentence"),
     [
-        ({"a": {"clients": [0, 1, 2]}}, {}, "client 1 is held by a and b: see clients in the sites' gcfed.yaml"),
+        (
+            {"a": {"clients": [0, 1, 2]}},
+            {},
+            "client 1 is held by a and b: see clients in the sites' gcfed.yaml",
+        ),
         ({"b": {"clients": [1]}}, {}, "client 4 is held by no site"),
         ({}, {"clients": [99, 4]}, r"b refuses this run: clients cannot be \[99, 4\]"),
         ({}, {"sizes": [1]}, r"b refuses this run: sizes cannot be \[1\]"),
@@ -225,13 +288,20 @@ def pixels(n, side=8):
 )
 def test_sites_with_contradicting_clients_are_refused(federated, own, change, sentence):
     with pytest.raises(ValueError, match=sentence):
-        federated(own=own, garbled=lambda site, verb, answer: answer | change if site == "b" else answer)
+        federated(
+            own=own, garbled=lambda site, verb, answer: answer | change if site == "b" else answer
+        )
 
 
 def test_data_of_another_shape_and_another_version_are_refused(federated, asked, tmp_path):
-    with pytest.raises(ValueError, match=r"b refuses this run: .*training samples have the shape \(1, 4, 4\).*8, 8"):
+    with pytest.raises(
+        ValueError, match=r"b refuses this run: .*training samples have the shape \(1, 4, 4\).*8, 8"
+    ):
         federated(own={"b": saved(tmp_path, "small", pixels(60, 4), np.arange(60) % 10)})
-    assert f"the server has gcfed 9.9, and b has {__version__}" in asked({}, version="9.9")[1]["failure"]
+    assert (
+        f"the server has gcfed 9.9, and b has {__version__}"
+        in asked({}, version="9.9")[1]["failure"]
+    )
 
 
 class Listener(Callback):
@@ -241,7 +311,10 @@ class Listener(Callback):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((f"+callbacks.x._target_={__name__}.Listener",), "callbacks: Listener takes part in local"),
+        (
+            (f"+callbacks.x._target_={__name__}.Listener",),
+            "callbacks: Listener takes part in local",
+        ),
         (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the cohort"),
     ],
 )
@@ -250,23 +323,33 @@ def test_settings_that_a_federation_cannot_run_are_refused_by_name(federated, wo
         federated(*words)
 
 
-# -------------------------------------------------------------------------------------- limits of the server's power
+# -------------------------------------------------------------------------------------- limits of
+# the server's power
 def sent_config(cfg):
     return clients_config(OmegaConf.to_container(cfg, resolve=True))
 
 
 @pytest.fixture
 def asked(config, tmp_path):
-    """``asked(own, *words, **changes)``: a site with the run ``TINY``, and its answer to a run of ``words``."""
+    """``asked(own, *words, **changes)``: a site with the run ``TINY``, and its answer to a run of
+    ``words``.
+    """
     (tmp_path / "own.yaml").write_text(OmegaConf.to_yaml(config(*TINY), resolve=True))
     server = cache(lambda *words: sent_config(config(*TINY, *words)))
 
     def ask(own, *words, edit=lambda config: None, **changes):
-        own = own if "overrides" in own else own | {"config": "own.yaml"}  # saves a second composition
+        # saves a second composition
+        own = own if "overrides" in own else own | {"config": "own.yaml"}
         (tmp_path / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own)))
         site, sent = Site("b", tmp_path / "gcfed.yaml", tmp_path), deepcopy(server(*words))
         edit(sent)
-        about = {"version": __version__, "run": "x", "share": [0], "num_clients": 7, "resumed": False}
+        about = {
+            "version": __version__,
+            "run": "x",
+            "share": [0],
+            "num_clients": 7,
+            "resumed": False,
+        }
         about |= {"config": sent, "classes": [str(i) for i in range(10)], "transform": {}} | changes
         return site, answered(site, "configure", about)
 
@@ -275,8 +358,16 @@ def asked(config, tmp_path):
 
 def test_a_site_takes_numbers_from_the_server(asked):
     """It accepts them for its own keys whose values are numbers, lists of numbers, or null."""
-    words = ("model.hidden=[5,4]", "client.epochs=3", "data.limit_train=null", "client.clip_norm=2.5", "rounds=9")
-    site, said = asked({"overrides": [*words, "seed=2"]}, "client.clip_norm=1.5", "data.limit_train=140")
+    words = (
+        "model.hidden=[5,4]",
+        "client.epochs=3",
+        "data.limit_train=null",
+        "client.clip_norm=2.5",
+        "rounds=9",
+    )
+    site, said = asked(
+        {"overrides": [*words, "seed=2"]}, "client.clip_norm=1.5", "data.limit_train=140"
+    )
     assert sum(said["sizes"]) < 140 // 3
     program = site.end.stacks.program
     assert [*program.module.net.state_dict()["fc1.weight"].shape] == [12, 64]
@@ -315,16 +406,37 @@ def places(tree, path=()):
 
 
 def test_a_site_accepts_only_numbers_from_a_server(config):
-    words = (*TINY, "algorithm=scaffold", "metrics=[drift,updates]", "data=cifar10", "client_store.folder=x")
+    words = (
+        *TINY,
+        "algorithm=scaffold",
+        "metrics=[drift,updates]",
+        "data=cifar10",
+        "client_store.folder=x",
+    )
     own = sent_config(config(*words))
     assert not {"server", "aggregator", "callbacks", "logger", "federation", "paths"} & set(own)
     sent, taken = deepcopy(own), set()
     for group, key, path in places(sent):
         before = group.get(key)
-        for value in (NODE, TEXT, [TEXT], [1, NODE], "/etc/passwd", "http://x/y", None, 7, 0.5, True, [3, [1.5]], []):
+        for value in (
+            NODE,
+            TEXT,
+            [TEXT],
+            [1, NODE],
+            "/etc/passwd",
+            "http://x/y",
+            None,
+            7,
+            0.5,
+            True,
+            [3, [1.5]],
+            [],
+        ):
             group[key], odd = value, []
             new = adopted(own, sent, odd)
-            assert new == own or (isinstance(value, int | float | list) and TEXT not in str(new)), path
+            assert new == own or (isinstance(value, int | float | list) and TEXT not in str(new)), (
+                path
+            )
             if new != own:
                 taken.add(path)
             elif value != before and not OWN.match(path):
@@ -332,8 +444,22 @@ def test_a_site_accepts_only_numbers_from_a_server(config):
         group[key] = before
         if key == "evil":
             del group[key]
-    assert {"client.optimizer.lr", "client.epochs", "model.hidden", "data.limit_test", "client.clip_norm"} < taken
-    assert not {"data.dataset.data_dir", "client_store.folder", "metrics.updates.folder", "data.dataset.name"} & taken
+    assert {
+        "client.optimizer.lr",
+        "client.epochs",
+        "model.hidden",
+        "data.limit_test",
+        "client.clip_norm",
+    } < taken
+    assert (
+        not {
+            "data.dataset.data_dir",
+            "client_store.folder",
+            "metrics.updates.folder",
+            "data.dataset.name",
+        }
+        & taken
+    )
 
 
 def test_a_site_calls_and_resolves_nothing_that_a_server_sends(asked, tmp_path):
@@ -348,8 +474,13 @@ def test_a_site_calls_and_resolves_nothing_that_a_server_sends(asked, tmp_path):
             group[key] = value if not isinstance(group.get(key), dict) else group[key]
 
     for value in (NODE, [TEXT, NODE]):
-        assert "another run: " in asked(own, edit=lambda config, value=value: everywhere(config, value))[1]["failure"]
-    changes = itertools.product(("share", "num_clients", "classes", "transform"), (TEXT, [TEXT], [NODE]))
+        assert (
+            "another run: "
+            in asked(own, edit=lambda config, value=value: everywhere(config, value))[1]["failure"]
+        )
+    changes = itertools.product(
+        ("share", "num_clients", "classes", "transform"), (TEXT, [TEXT], [NODE])
+    )
     for key, value in [*changes, ("transform", {"mean": [NODE]})]:
         assert "failure" in asked(own, **{key: value})[1] or key == "transform"
     for run in ("../other", "..", TEXT):
@@ -378,10 +509,13 @@ def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, 
     for asked, changes, sentence in (
         ({"states": {str(other): [[0]]}}, {}, "a has the states"),
         ({"states": {mine: [[0]], str(other): [[0]]}}, {}, "a has the states"),
-        ({"states": {mine: [["*"]]}}, {}, "ValueError"), ({"states": {mine: [[0], [0]]}}, {}, "zip"),
-        ({"run": "other"}, {}, "does not know the run other"), ({"clients": [0, 1]}, {}, "a holds the clients [0"),
-        ({}, {"round": "../../other/x"}, "ValueError"), ({}, {"model": model | {"x": model[bias]}}, "x is torch"),
-    ):  # fmt: skip
+        ({"states": {mine: [["*"]]}}, {}, "ValueError"),
+        ({"states": {mine: [[0], [0]]}}, {}, "zip"),
+        ({"run": "other"}, {}, "does not know the run other"),
+        ({"clients": [0, 1]}, {}, "a holds the clients [0"),
+        ({}, {"round": "../../other/x"}, "ValueError"),
+        ({}, {"model": model | {"x": model[bias]}}, "x is torch"),
+    ):
         message = pack(vars(download) | changes)
         assert sentence in answered(site, "fit", question | asked, message)["failure"]
     assert [path.name for path in other.iterdir()] == ["scan-7.bin"]
@@ -396,42 +530,61 @@ def edited(**changes):
 
 ANSWERS = (  # a change of an answer, and the error
     (lambda answer: answer | {"uploads": []}, r"clients cannot be \[\], because asked were"),
-    (lambda answer: answer | {"states": {"scaffold": [0, 2**62]}}, "states.scaffold cannot be"),  # a later round
+    # a later round
+    (lambda answer: answer | {"states": {"scaffold": [0, 2**62]}}, "states.scaffold cannot be"),
     (lambda answer: pack(answer)[:-1], "a message cannot be read"),
-)  # fmt: skip
+)
 
 
 def garbled_by(changes):
     """Changes each answer of b to ``fit`` by the next of these functions."""
     changes = iter(changes)
-    return lambda site, verb, answer: next(changes)(answer) if (site, verb) == ("b", "fit") else answer
+    return lambda site, verb, answer: (
+        next(changes)(answer) if (site, verb) == ("b", "fit") else answer
+    )
 
 
 def test_a_malformed_answer_fails_only_its_site(federated, simulated, monkeypatch, caplog):
     """The uploads of other sites count. The states that the answer names do not."""
     garbled, rounds = garbled_by(change for change, _ in ANSWERS), len(ANSWERS)
     words = ("algorithm=scaffold", *ALL, f"rounds={rounds}")
-    survivors(federated, simulated, monkeypatch, dict.fromkeys(range(rounds), CLIENTS_OF_B), *words, garbled=garbled)
+    survivors(
+        federated,
+        simulated,
+        monkeypatch,
+        dict.fromkeys(range(rounds), CLIENTS_OF_B),
+        *words,
+        garbled=garbled,
+    )
     for round, (_, sentence) in enumerate(ANSWERS, start=1):
         assert re.search(f"round {round}: b failed: .*{sentence}", caplog.text)
 
 
 def test_the_server_checks_that_numbers_are_finite(federated):
     """A client that wrongly reports finite numbers is left out."""
-    lies = edited(delta=lambda d: {name: t * float("nan") for name, t in d.items()}, finite=torch.ones_like)
+    lies = edited(
+        delta=lambda d: {name: t * float("nan") for name, t in d.items()}, finite=torch.ones_like
+    )
     result, _ = federated(*ALL, "rounds=2", garbled=garbled_by([lies] * 2))
     rows = read_rows(result.folder / "metrics.csv")
-    assert [(row["train/nonfinite_clients"], row["train/refused_steps"]) for row in rows] == [(2, 0)] * 2
+    assert [(row["train/nonfinite_clients"], row["train/refused_steps"]) for row in rows] == [
+        (2, 0)
+    ] * 2
     assert rows[-1]["test/loss"] != rows[0]["test/loss"]
 
 
-# ----------------------------------------------------------------------------------------------- data and tests
+# ----------------------------------------------------------------------------------- data and tests
 def test_sites_train_on_their_own_samples(federated, simulated, tmp_path):
-    """Sites that own the samples of a partition compute the same as a simulation with that partition."""
+    """Sites that own the samples of a partition compute the same as a simulation with that
+    partition.
+    """
     words = (
-        "data.limit_train=null", "participation.num_clients=3", "participation.per_round=3", "partition=shards",
+        "data.limit_train=null",
+        "participation.num_clients=3",
+        "participation.per_round=3",
+        "partition=shards",
         "rounds=2",
-    )  # fmt: skip
+    )
     reference = simulated(*words)
     data = reference.trainer.datamodule
     x, y = data.dataset.train.x, data.dataset.train.y

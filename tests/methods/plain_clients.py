@@ -1,6 +1,8 @@
-"""FedAvg as a loop on plain tensors, one client at a time: the reference for methods that change the local loss.
+"""FedAvg as a loop on plain tensors, one client at a time: the reference for methods that change
+the local loss.
 
-The loop uses only the engine's order of batches. Each test writes the loss as its paper does, and autograd derives it.
+The loop uses only the engine's order of batches. Each test writes the loss as its paper does, and
+autograd derives it.
 """
 
 import numpy as np
@@ -14,7 +16,9 @@ SOLVER = sgd(lr=LR)  # two epochs in batches of four
 
 
 class Net(nn.Module):
-    """Three linear layers with ReLUs between, applied at every position of ``[B, D]`` or ``[B, T, D]``."""
+    """Three linear layers with ReLUs between, applied at every position of ``[B, D]`` or ``[B, T,
+    D]``.
+    """
 
     def __init__(self, seed=0):
         super().__init__()
@@ -29,7 +33,11 @@ class Net(nn.Module):
         return self.fc3(h)
 
     def stages(self):
-        return {"fc1": lambda x: self.fc1(x).relu(), "fc2": lambda h: self.fc2(h).relu(), "fc3": self.fc3}
+        return {
+            "fc1": lambda x: self.fc1(x).relu(),
+            "fc2": lambda h: self.fc2(h).relu(),
+            "fc3": self.fc3,
+        }
 
     def forward(self, x):
         return self.head(self.features(x))
@@ -46,7 +54,10 @@ def layers(w, x, first=0):
 
 
 def plain_rounds(data, objective, rounds, cohort_of=3):
-    """The final weights. ``objective(w, start, client, x, y, previous)`` is one client's loss on one batch."""
+    """The final weights.
+
+    ``objective(w, start, client, x, y, previous)`` is one client's loss on one batch.
+    """
     w0 = [p.detach().clone() for p in Net().parameters()]
     previous = {}
     for t in range(rounds):
@@ -72,7 +83,10 @@ def check(method, data, objective, rounds=2):
 
 
 def federation(sequences=False, sizes=(7, 12, 5, 9, 1), seed=3) -> ArrayData:
-    """Clients of unequal sizes with few of four classes. Sequences have three labels, and some are padding."""
+    """Clients of unequal sizes with few of four classes.
+
+    Sequences have three labels, and some are padding.
+    """
     g = torch.Generator().manual_seed(seed)
     n = sum(sizes)
     clients = np.split(np.arange(n), np.cumsum(sizes)[:-1])
@@ -84,6 +98,9 @@ def federation(sequences=False, sizes=(7, 12, 5, 9, 1), seed=3) -> ArrayData:
         y[torch.rand(n, generator=g) < 0.4, 2] = -100
     data = ArrayData(torch.randn(*shape, 6, generator=g, dtype=torch.float64), y, clients)
     data.class_counts = lambda ids: np.stack(  # type: ignore[attr-defined]
-        [np.bincount(y[clients[k]].flatten()[y[clients[k]].flatten() >= 0], minlength=4) for k in ids]
+        [
+            np.bincount(y[clients[k]].flatten()[y[clients[k]].flatten() >= 0], minlength=4)
+            for k in ids
+        ]
     )
     return data

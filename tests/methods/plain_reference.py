@@ -1,4 +1,7 @@
-"""Functions for plain loops: flat weights, autograd, one client at a time. Only the draws come from the engine."""
+"""Functions for plain loops: flat weights, autograd, one client at a time.
+
+Only the draws come from the engine.
+"""
 
 import copy
 
@@ -16,7 +19,9 @@ from gcfed.federated.messages import Download
 def tensors(net, w):
     """Flat weights by name."""
     sizes = [p.numel() for p in net.parameters()]
-    return {n: v.view(p.shape) for (n, p), v in zip(net.named_parameters(), w.split(sizes), strict=True)}
+    return {
+        n: v.view(p.shape) for (n, p), v in zip(net.named_parameters(), w.split(sizes), strict=True)
+    }
 
 
 def loss_at(net, w, x, y):
@@ -37,13 +42,18 @@ def cohort(data, t, size):
 
 def batches(data, solver, client, t, seed=5):
     """The mini-batches of a client in round t."""
-    plan = solver.plan(data, np.array([client]), Download(t, seed, 0.0, {}, np.array([client])), CPU)
+    plan = solver.plan(
+        data, np.array([client]), Download(t, seed, 0.0, {}, np.array([client])), CPU
+    )
     for i, count in enumerate(plan.counts[0]):
         yield data.fetch(plan.index[0, i, :count], None)
 
 
 def local_sgd(net, w0, steps, *, lr, momentum=0.0, nesterov=False, weight_decay=0.0, term=None):
-    """SGD on the task's loss plus ``term(w)`` by autograd. Returns the weights and the number of steps."""
+    """SGD on the task's loss plus ``term(w)`` by autograd.
+
+    Returns the weights and the number of steps.
+    """
     w, velocity, count = w0.clone(), torch.zeros_like(w0), 0
     for x, y in steps:
         w.requires_grad_()
@@ -51,7 +61,10 @@ def local_sgd(net, w0, steps, *, lr, momentum=0.0, nesterov=False, weight_decay=
         (grad,) = torch.autograd.grad(objective, w)
         grad = grad + weight_decay * w.detach()
         velocity = momentum * velocity + grad
-        w, count = w.detach() - lr * (grad + momentum * velocity if nesterov else velocity), count + 1
+        w, count = (
+            w.detach() - lr * (grad + momentum * velocity if nesterov else velocity),
+            count + 1,
+        )
     return w, count
 
 
@@ -61,14 +74,21 @@ def flat(params):
 
 
 def skewed_federation(sizes=(6, 9, 4, 8)):
-    """Each client has two of four classes and its own mean of inputs, so the local optima are far apart."""
+    """Each client has two of four classes and its own mean of inputs, so the local optima are far
+    apart.
+    """
     g = torch.Generator().manual_seed(3)
     x, y = [], []
     for k, n in enumerate(sizes):
         labels = (torch.randint(2, (n,), generator=g) + k) % 4
-        x.append(torch.randn(n, 6, generator=g, dtype=torch.float64) + torch.randn(6, generator=g, dtype=torch.float64))
+        x.append(
+            torch.randn(n, 6, generator=g, dtype=torch.float64)
+            + torch.randn(6, generator=g, dtype=torch.float64)
+        )
         y.append(labels)
-    return ArrayData(torch.cat(x), torch.cat(y), np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+    return ArrayData(
+        torch.cat(x), torch.cat(y), np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    )
 
 
 def softmax_regression():

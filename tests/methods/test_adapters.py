@@ -1,4 +1,6 @@
-"""Adapters: averages equal loops over plain matrices. Bytes, GC of A, and the files of peft are exact.
+"""Adapters: averages equal loops over plain matrices.
+
+Bytes, GC of A, and the files of peft are exact.
 
 ``test_contract_adapters.py`` trains adapters with every algorithm.
 """
@@ -28,7 +30,14 @@ RANK = 2
 
 def adapted(average="mean", dtype=torch.float64):
     """A network whose first layer has an adapter. All weights of its last layer are trained."""
-    net = with_adapters(make_net(dtype=dtype), rank=RANK, target=["0"], alpha=4, modules_to_save=["2"], average=average)
+    net = with_adapters(
+        make_net(dtype=dtype),
+        rank=RANK,
+        target=["0"],
+        alpha=4,
+        modules_to_save=["2"],
+        average=average,
+    )
     torch.manual_seed(1)
     for name, p in net.named_parameters():
         if ".lora_B." in name:  # with B = 0, some directions of the mean product would vanish
@@ -59,7 +68,9 @@ def test_an_average_of_factors_equals_a_loop_over_plain_matrices(average):
                 grads = torch.autograd.grad(loss, w)
                 trained = {"ffa": "B", "alternate": "BA"[t % 2]}.get(average, "AB")
                 rates = [0.1 * ("A" in trained), 0.1 * ("B" in trained), 0.1, 0.1]
-                w = [t.detach() - rate * grad for t, rate, grad in zip(w, rates, grads, strict=True)]
+                w = [
+                    t.detach() - rate * grad for t, rate, grad in zip(w, rates, grads, strict=True)
+                ]
             ends.append(w)
         own = [w[1] for w in ends]
         product = sum(w[1] @ w[0] for w in ends) / 3
@@ -71,7 +82,9 @@ def test_an_average_of_factors_equals_a_loop_over_plain_matrices(average):
         elif average == "svd":
             values, vectors = torch.linalg.eigh(product.T @ product)  # no SVD
             mean[0] = vectors.T.flip(0)[:RANK]
-            mean[0] = mean[0] * torch.stack([row[row.abs().argmax()].sign() for row in mean[0]])[:, None]
+            mean[0] = (
+                mean[0] * torch.stack([row[row.abs().argmax()].sign() for row in mean[0]])[:, None]
+            )
             mean[1] = product @ mean[0].T
             assert values[-RANK - 1] > 1e-6  # the product has more directions than the adapter
         model = mean
@@ -94,9 +107,13 @@ def test_gc_of_a_keeps_the_row_sums_of_the_product_at_zero(average, dtype, most)
         net = adapted(average, dtype)
         gc = GradientCentralization(boundary="0", lora=lora)
         train_rounds(
-            net, random_federation(dtype=dtype), sgd(momentum=0.9, weight_decay=1e-3), rounds=4, server=server,
+            net,
+            random_federation(dtype=dtype),
+            sgd(momentum=0.9, weight_decay=1e-3),
+            rounds=4,
+            server=server,
             methods=[*methods(average), gc],
-        )  # fmt: skip
+        )
         layer = net.get_submodule("0")
         a, b = layer.lora_A["default"].weight.detach(), layer.lora_B["default"].weight.detach()
         sums[lora], products[lora] = float((b @ a).sum(1).abs().max()), float((b @ a).abs().max())
@@ -109,11 +126,20 @@ def test_the_factor_that_is_not_trained_does_not_move():
     """Clients use AdamW. The server uses momentum and weight decay."""
     net, seen = adapted("alternate"), []
     train_rounds(
-        net, random_federation(), LocalSolver(partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)), rounds=4, k=3,
-        methods=methods("alternate"), server=partial(torch.optim.SGD, lr=1.0, momentum=0.9, weight_decay=0.1),
-        on_round=lambda *_: seen.append([p.detach().clone() for n, p in net.named_parameters() if ".lora_" in n]),
-    )  # fmt: skip
-    moved = [[not torch.equal(*pair) for pair in zip(*ends, strict=True)] for ends in pairwise(seen)]
+        net,
+        random_federation(),
+        LocalSolver(partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)),
+        rounds=4,
+        k=3,
+        methods=methods("alternate"),
+        server=partial(torch.optim.SGD, lr=1.0, momentum=0.9, weight_decay=0.1),
+        on_round=lambda *_: seen.append(
+            [p.detach().clone() for n, p in net.named_parameters() if ".lora_" in n]
+        ),
+    )
+    moved = [
+        [not torch.equal(*pair) for pair in zip(*ends, strict=True)] for ends in pairwise(seen)
+    ]
     assert moved == [[True, False], [False, True], [True, False]]  # A, B in rounds 2, 3, 4
 
 
@@ -124,7 +150,8 @@ def test_the_copy_that_peft_keeps_of_a_trained_module_does_not_move_the_borderli
 
 
 def test_gc_of_a_refuses_servers_that_would_break_it():
-    for wrong in ({"server": False}, {"local": False}, {"mean": "in_kernel"}):  # in FFA, nobody sends the centred A
+    # in FFA, nobody sends the centred A
+    for wrong in ({"server": False}, {"local": False}, {"mean": "in_kernel"}):
         with pytest.raises(ValueError, match="lora=centre_a needs local=true, server=true"):
             GradientCentralization(boundary="0", lora="centre_a", **wrong)
     gc = [GradientCentralization(boundary="0", lora="centre_a")]
@@ -135,18 +162,32 @@ def test_gc_of_a_refuses_servers_that_would_break_it():
         train_rounds(adapted(), random_federation(), sgd(), rounds=1, methods=gc, server=adam)
 
 
-# ---------------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 TINY = (
-    "model.hidden=[12,8]", "rounds=2", "participation.num_clients=4", "participation.per_round=2", "client.epochs=1",
-    "client.batch_size=8", "data.limit_train=60", "data.limit_test=40", "precision=64-true", "eval_every=2",
-)  # fmt: skip
+    "model.hidden=[12,8]",
+    "rounds=2",
+    "participation.num_clients=4",
+    "participation.per_round=2",
+    "client.epochs=1",
+    "client.batch_size=8",
+    "data.limit_train=60",
+    "data.limit_test=40",
+    "precision=64-true",
+    "eval_every=2",
+)
 LORA = ("model.lora.rank=2", "model.lora.target=[fc1,fc2]", "model.lora.modules_to_save=[fc3]")
 
 
-@pytest.mark.parametrize(("average", "up", "down"), [
-    ("mean", ["AB"], "AB"), ("ffa", ["B"], "B"), ("alternate", ["B", "A"], "AB"), ("fedsa", ["A"], "A"),
-    ("svd", ["AB"], "AB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("average", "up", "down"),
+    [
+        ("mean", ["AB"], "AB"),
+        ("ffa", ["B"], "B"),
+        ("alternate", ["B", "A"], "AB"),
+        ("fedsa", ["A"], "A"),
+        ("svd", ["AB"], "AB"),
+    ],
+)
 def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, up, down):
     net = train(config(*TINY, *LORA, f"model.lora.average={average}")).model
     entries = {"A": 2 * (64 + 12), "B": 2 * (12 + 8)}
@@ -161,7 +202,8 @@ def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, u
     torch.testing.assert_close(loaded.eval()(x), net.eval()(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("more", [(), ("algorithm=lgfedavg", "metrics=angle")])  # which withholds both factors
+# which withholds both factors
+@pytest.mark.parametrize("more", [(), ("algorithm=lgfedavg", "metrics=angle")])
 def test_a_continued_run_trains_the_factor_whose_turn_it_is(config, tmp_path, more):
     words, ends = (*TINY, *LORA, "model.lora.average=alternate", "client=adamw", *more), []
     for name, stops in (("straight", ["rounds=3"]), ("continued", ["rounds=1", "rounds=3"])):
@@ -172,19 +214,43 @@ def test_a_continued_run_trains_the_factor_whose_turn_it_is(config, tmp_path, mo
     assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["model.lora.target=[fc1,fc9]"], r"model\.lora\.target=fc9 is no module of MLP: there are fc1, fc2, fc3"),
-    (["model.lora.modules_to_save=[head]"], r"model\.lora\.modules_to_save=head is no module of MLP"),
-    (["model.lora.target=null"], r"model\.lora\.target=null: .*there are fc1, fc2, fc3"),
-    (["model.lora.rank=null"], r"model\.lora\.rank"),
-    (["model.lora.rank=0"], r"model\.lora\.rank=0"),
-    (["model.lora.average=sum"], r"model\.lora\.average=sum"),
-    *[(["model.lora.average=alternate", f"algorithm={name}"], rf"(?i)average=alternate does not combine with {part}")
-      for name, part in (("scaffold", "Scaffold"), ("fedsam", "Sam"), ("fedacg", "LookAhead"))],
-    (["model.lora.average=alternate", "privacy=client_dp", "privacy.noise_multiplier=1", "participation=poisson"],
-     r"does not combine with model\.lora\.average=alternate"),
-    (["model.lora.average=svd", "aggregator=median"], r"model\.lora\.average=svd needs aggregator=mean"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["model.lora.target=[fc1,fc9]"],
+            r"model\.lora\.target=fc9 is no module of MLP: there are fc1, fc2, fc3",
+        ),
+        (
+            ["model.lora.modules_to_save=[head]"],
+            r"model\.lora\.modules_to_save=head is no module of MLP",
+        ),
+        (["model.lora.target=null"], r"model\.lora\.target=null: .*there are fc1, fc2, fc3"),
+        (["model.lora.rank=null"], r"model\.lora\.rank"),
+        (["model.lora.rank=0"], r"model\.lora\.rank=0"),
+        (["model.lora.average=sum"], r"model\.lora\.average=sum"),
+        *[
+            (
+                ["model.lora.average=alternate", f"algorithm={name}"],
+                rf"(?i)average=alternate does not combine with {part}",
+            )
+            for name, part in (("scaffold", "Scaffold"), ("fedsam", "Sam"), ("fedacg", "LookAhead"))
+        ],
+        (
+            [
+                "model.lora.average=alternate",
+                "privacy=client_dp",
+                "privacy.noise_multiplier=1",
+                "participation=poisson",
+            ],
+            r"does not combine with model\.lora\.average=alternate",
+        ),
+        (
+            ["model.lora.average=svd", "aggregator=median"],
+            r"model\.lora\.average=svd needs aggregator=mean",
+        ),
+    ],
+)
 def test_impossible_settings_are_refused_with_their_key(config, words, message):
     with pytest.raises(ValueError, match=message):
         train(config(*TINY, *LORA, *words))

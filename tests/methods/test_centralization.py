@@ -1,4 +1,6 @@
-"""GC equals an independent loop over entries, and obeys its algebra (GC-Fed, eq. 1–3 and Algorithm 1)."""
+"""GC equals an independent loop over entries, and obeys its algebra (GC-Fed, eq. 1–3 and Algorithm
+1).
+"""
 
 from collections import OrderedDict
 from functools import partial
@@ -49,15 +51,24 @@ def test_gc_equals_the_loop_over_entries_and_is_an_orthogonal_projection(mean, s
     assert (once * (stacked - once)).sum().abs() < 1e-12  # the residual is orthogonal
     both = 0.3 * g + 0.7 * h
     centralize_(both, len(shape), mean)
-    torch.testing.assert_close(both, 0.3 * once[0] + 0.7 * once[1])  # linear: P commutes with the cohort's mean
+    # linear: P commutes with the cohort's mean
+    torch.testing.assert_close(both, 0.3 * once[0] + 0.7 * once[1])
 
 
 @pytest.mark.parametrize(
     ("shape", "mean"),
-    [((4, 1), "out"), ((4, 1, 1), "out"), ((1,), "out"), ((4, 3, 1, 1), "out_in"), ((4, 1, 5, 5), "out_kernel")],
+    [
+        ((4, 1), "out"),
+        ((4, 1, 1), "out"),
+        ((1,), "out"),
+        ((4, 3, 1, 1), "out_in"),
+        ((4, 1, 5, 5), "out_kernel"),
+    ],
 )
 def test_a_mean_over_a_single_number_is_not_subtracted(shape, mean):
-    """Otherwise a layer with one input, an adapter of rank 1 and a scale per channel would never change."""
+    """Otherwise a layer with one input, an adapter of rank 1 and a scale per channel would never
+    change.
+    """
     grad = torch.randn(3, *shape)
     projected = grad.clone()
     centralize_(projected, len(shape), mean)
@@ -67,7 +78,10 @@ def test_a_mean_over_a_single_number_is_not_subtracted(shape, mean):
 @pytest.mark.parametrize("mean", MEAN_AXES)
 @pytest.mark.parametrize(("groups", "kernel"), [(1, (3,)), (2, (3, 2)), (4, (2, 2, 3))])
 def test_each_group_of_a_transposed_convolution_counts_as_a_convolution(mean, groups, kernel):
-    """Its weight is ``[in, out / groups, …]``. With these two axes swapped, each group is a convolution's weight."""
+    """Its weight is ``[in, out / groups, …]``.
+
+    With these two axes swapped, each group is a convolution's weight.
+    """
     stacked = torch.randn(3, 8, 5, *kernel, dtype=torch.float64)
     ndim, expected = stacked.dim() - 1, stacked.clone()
     for client in expected:
@@ -78,12 +92,18 @@ def test_each_group_of_a_transposed_convolution_counts_as_a_convolution(mean, gr
     torch.testing.assert_close(once, expected, rtol=0, atol=1e-14)
     if mean == "out":
         rows, removed = by_output(stacked, groups), by_output(stacked - once, groups)
-        torch.testing.assert_close(removed, rows.mean(2, keepdim=True).expand_as(rows), rtol=0, atol=1e-14)
+        torch.testing.assert_close(
+            removed, rows.mean(2, keepdim=True).expand_as(rows), rtol=0, atol=1e-14
+        )
 
 
 def net():
     torch.manual_seed(0)
-    convolutions = {"conv1": nn.Conv2d(1, 2, 3), "conv2": nn.Conv2d(2, 3, 2, padding=1), "flat": nn.Flatten()}
+    convolutions = {
+        "conv1": nn.Conv2d(1, 2, 3),
+        "conv2": nn.Conv2d(2, 3, 2, padding=1),
+        "flat": nn.Flatten(),
+    }
     layers = convolutions | {"fc1": nn.Linear(27, 5), "relu": nn.ReLU(), "fc2": nn.Linear(5, 4)}
     return nn.Sequential(OrderedDict(layers)).double()
 
@@ -93,22 +113,32 @@ def meet(part, model=None):
     part.meet(make_setup(model or net(), data=SimpleNamespace(input_shape=shape)))
 
 
-NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kind in ("weight", "bias")]
+NAMES = [
+    f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kind in ("weight", "bias")
+]
 
 
-@pytest.mark.parametrize(("kwargs", "expected"), [
-    ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
-    ({"server": False}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
-    ({"lam": 0.0}, []),
-    ({"lam": 0.62}, ["conv1.weight", "conv2.weight"]),  # ⌊0.62 · 8⌋ = 4
-    ({"lam": 0.63}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
-    ({"lam": 1.0, "boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
-    ({"lam": 0.5, "tensors": "all"}, NAMES[:4]),
-    ({"server": False, "tensors": "all"}, NAMES),
-    ({"boundary": "fc2", "local": False}, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
+        ({"server": False}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
+        ({"lam": 0.0}, []),
+        ({"lam": 0.62}, ["conv1.weight", "conv2.weight"]),  # ⌊0.62 · 8⌋ = 4
+        ({"lam": 0.63}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
+        (
+            {"lam": 1.0, "boundary": "fc2"},
+            ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"],
+        ),
+        ({"lam": 0.5, "tensors": "all"}, NAMES[:4]),
+        ({"server": False, "tensors": "all"}, NAMES),
+        ({"boundary": "fc2", "local": False}, []),
+    ],
+)
 def test_local_gc_ends_at_the_boundary(kwargs, expected):
-    clients = [part for part in GradientCentralization(**kwargs).parts if isinstance(part, ClientPart)]
+    clients = [
+        part for part in GradientCentralization(**kwargs).parts if isinstance(part, ClientPart)
+    ]
     for part in clients:
         meet(part)
     assert [name for part in clients for name in part.ndim] == expected
@@ -130,34 +160,51 @@ def test_lam_is_a_share_of_the_trained_tensors(caplog):
 
 
 class Decoder(nn.Module):
-    """Declares its head first. It has a token, positions, a convolution and a transposed convolution."""
+    """Declares its head first.
+
+    It has a token, positions, a convolution and a transposed convolution.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.head = nn.Linear(6, 4)
-        self.body = nn.Sequential(OrderedDict(up=nn.ConvTranspose1d(4, 6, 2, groups=2), conv=nn.Conv1d(6, 6, 1)))
+        self.body = nn.Sequential(
+            OrderedDict(up=nn.ConvTranspose1d(4, 6, 2, groups=2), conv=nn.Conv1d(6, 6, 1))
+        )
         self.stem = parametrizations.weight_norm(nn.Conv1d(2, 4, 1))
-        self.token, self.position = nn.Parameter(torch.randn(1, 4, 1)), nn.Parameter(torch.randn(1, 4, 4))
+        self.token, self.position = (
+            nn.Parameter(torch.randn(1, 4, 1)),
+            nn.Parameter(torch.randn(1, 4, 4)),
+        )
         self.double()
 
     def forward(self, x):
-        h = torch.cat([self.token.expand(len(x), -1, -1), self.stem(x.unflatten(1, (2, 3)))], 2) + self.position
+        h = (
+            torch.cat([self.token.expand(len(x), -1, -1), self.stem(x.unflatten(1, (2, 3)))], 2)
+            + self.position
+        )
         return self.head(self.body(h.relu()).relu().mean(2))
 
 
 STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
 
 
-@pytest.mark.parametrize(("kwargs", "expected"), [
-    ({"boundary": "head"}, [*STEM, "body.up.weight", "body.conv.weight"]),
-    ({"boundary": "auto"}, [*STEM, "body.up.weight", "body.conv.weight"]),
-    ({"boundary": "body.conv"}, [*STEM, "body.up.weight"]),
-    ({"boundary": "stem"}, []),
-    ({"lam": 0.6}, [*STEM, "body.up.weight"]),  # of 11: token, position, stem (3), then up.weight
-    ({"lam": 0.5, "tensors": "all"}, ["token", "position", "stem.bias", *STEM]),
-    ({"lam": 1}, [*STEM, "body.up.weight", "body.conv.weight", "head.weight"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"boundary": "head"}, [*STEM, "body.up.weight", "body.conv.weight"]),
+        ({"boundary": "auto"}, [*STEM, "body.up.weight", "body.conv.weight"]),
+        ({"boundary": "body.conv"}, [*STEM, "body.up.weight"]),
+        ({"boundary": "stem"}, []),
+        (
+            {"lam": 0.6},
+            [*STEM, "body.up.weight"],
+        ),  # of 11: token, position, stem (3), then up.weight
+        ({"lam": 0.5, "tensors": "all"}, ["token", "position", "stem.bias", *STEM]),
+        ({"lam": 1}, [*STEM, "body.up.weight", "body.conv.weight", "head.weight"]),
+    ],
+)
 def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     method = GradientCentralization(**kwargs)
     setup = make_setup(Decoder(), data=random_federation())
@@ -169,7 +216,9 @@ def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     assert [*later.ndim] == ["body.conv.weight", "head.weight"]
 
 
-@pytest.mark.parametrize("kwargs", [{"boundary": "head", "server": False}, {"local": False}], ids=["local", "global"])
+@pytest.mark.parametrize(
+    "kwargs", [{"boundary": "head", "server": False}, {"local": False}], ids=["local", "global"]
+)
 def test_centralized_updates_have_no_mean_over_the_inputs(kwargs):
     data, net = random_federation(), Decoder()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -188,10 +237,14 @@ def test_centralized_updates_have_no_mean_over_the_inputs(kwargs):
     assert all(mean.abs().max() < 1e-15 for name, mean in means.items() if name not in moved)
 
 
-@pytest.mark.parametrize(("kwargs", "chosen"), [
-    ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
-    ({"boundary": "fc2", "tensors": "all"}, NAMES), ({"local": False, "server_boundary": "fc1"}, NAMES[4::2]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kwargs", "chosen"),
+    [
+        ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
+        ({"boundary": "fc2", "tensors": "all"}, NAMES),
+        ({"local": False, "server_boundary": "fc1"}, NAMES[4::2]),
+    ],
+)
 def test_global_gc_projects_the_pseudo_gradient_of_all_layers_or_of_later_ones(kwargs, chosen):
     model, gc = net(), GradientCentralization(**kwargs).server
     meet(gc, model)
@@ -201,14 +254,19 @@ def test_global_gc_projects_the_pseudo_gradient_of_all_layers_or_of_later_ones(k
     gc.on_before_optimizer_step(None, SimpleNamespace(net=model), None)
     for name, p in model.named_parameters():
         centred = by_hand(before[name]) if p.dim() > 1 else before[name] - before[name].mean()
-        torch.testing.assert_close(p.grad, centred if name in chosen else before[name], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            p.grad, centred if name in chosen else before[name], rtol=0, atol=1e-12
+        )
 
 
 def test_local_gc_may_end_after_some_rounds():
-    """The first round has Local GC, the second only Global GC, as in a run in which Local GC is turned off."""
+    """The first round has Local GC, the second only Global GC, as in a run in which Local GC is
+    turned off.
+    """
     run = partial(train_rounds, data=random_federation(), solver=sgd(), cohort_of=4, rounds=2)
     found, always = (
-        run(make_net(), methods=[GradientCentralization(lam=1, local_rounds=rounds)]) for rounds in (1, None)
+        run(make_net(), methods=[GradientCentralization(lam=1, local_rounds=rounds)])
+        for rounds in (1, None)
     )
     switched = GradientCentralization(lam=1, local_rounds=9)
 
@@ -234,6 +292,10 @@ def test_an_unusable_boundary_is_refused():
         GradientCentralization()
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU())
     four = "conv1, conv2, fc1, fc2"
-    for model, boundary, known in ((net(), "fc9", four), (net(), "fc", four), (layers, "2", r"0, 1\.")):
+    for model, boundary, known in (
+        (net(), "fc9", four),
+        (net(), "fc", four),
+        (layers, "2", r"0, 1\."),
+    ):
         with pytest.raises(ValueError, match=rf"gc\.boundary='{boundary}'.*There are: {known}"):
             meet(GradientCentralization(boundary=boundary).local, model)

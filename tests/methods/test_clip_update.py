@@ -1,4 +1,6 @@
-"""Clipped updates: bytes, stacks, processes and the order of methods; ``test_method_runs.py`` has the exact rule."""
+"""Clipped updates: bytes, stacks, processes and the order of methods; ``test_method_runs.py`` has
+the exact rule.
+"""
 
 from functools import partial
 
@@ -22,22 +24,35 @@ def test_the_bound_is_sent_down_and_one_bit_up(federation):
 
 def test_stacks_and_two_processes_agree_and_a_large_bound_equals_fedavg(federation):
     def run(*methods, **kwargs):
-        return train_rounds(make_net(), federation, sgd(), rounds=2, cohort_of=4, methods=methods, **kwargs)
+        return train_rounds(
+            make_net(), federation, sgd(), rounds=2, cohort_of=4, methods=methods, **kwargs
+        )
 
-    one, *others = (run(ClipUpdate(0.34, quantile=0.3), **where) for where in ({}, {"k": 4}, {"world": 2}))
+    one, *others = (
+        run(ClipUpdate(0.34, quantile=0.3), **where) for where in ({}, {"k": 4}, {"world": 2})
+    )
     for other in others:
         torch.testing.assert_close(other, one, rtol=0, atol=1e-9)
     assert torch.equal(run(ClipUpdate(1e6)), run())
 
 
-@pytest.mark.parametrize(("methods", "more"), [
-    ((lambda: ClipUpdate(0.02), lambda: SSF(ratio=0.5)), {}),
-    ((LookAhead, FedGC), {"server": partial(torch.optim.SGD, lr=1.0, momentum=0.85)}),
-], ids=["clipped SSF", "FedGC ahead"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("methods", "more"),
+    [
+        ((lambda: ClipUpdate(0.02), lambda: SSF(ratio=0.5)), {}),
+        ((LookAhead, FedGC), {"server": partial(torch.optim.SGD, lr=1.0, momentum=0.85)}),
+    ],
+    ids=["clipped SSF", "FedGC ahead"],
+)
 def test_the_listed_order_of_methods_does_not_matter(federation, methods, more):
-    """A method that reads updates comes before clipping. A method that reads the model sees the clients' model."""
+    """A method that reads updates comes before clipping.
+
+    A method that reads the model sees the clients' model.
+    """
     one, other = (
-        train_rounds(make_net(), federation, sgd(), rounds=2, methods=[make() for make in listed], **more)
+        train_rounds(
+            make_net(), federation, sgd(), rounds=2, methods=[make() for make in listed], **more
+        )
         for listed in (methods, methods[::-1])
     )
     assert torch.equal(one, other)

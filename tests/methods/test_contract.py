@@ -1,4 +1,7 @@
-"""Tests that every algorithm of ``configs/algorithm`` must pass. A new YAML file is tested without a change here."""
+"""Tests that every algorithm of ``configs/algorithm`` must pass.
+
+A new YAML file is tested without a change here.
+"""
 
 import copy
 import re
@@ -12,7 +15,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import TWO, composer, read_rows
-from harness import ALGORITHMS, FEW_INNER_STEPS, Spy, final_weights, make_net, make_setup, sgd, train_rounds
+from harness import (
+    ALGORITHMS,
+    FEW_INNER_STEPS,
+    Spy,
+    final_weights,
+    make_net,
+    make_setup,
+    sgd,
+    train_rounds,
+)
 from omegaconf import OmegaConf, open_dict
 from tapes import train_twice
 from torch import nn
@@ -40,19 +52,35 @@ from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.resolvers import ROOT
 
-# Of four clients, 1, 2 and 3 train in the first round, only 2 in the second, and 0, 1 and 2 in the third. With two
-# processes, one has no client in the second round, and client 2 changes its process. Each stack has at least three
-# steps of one kind.
+# Of four clients, 1, 2 and 3 train in the first round, only 2 in the second, and 0, 1 and 2 in the
+# third. With two processes, one has no client in the second round, and client 2 changes its
+# process. Each stack has at least three steps of one kind.
 TINY = (
-    "model.hidden=[12,8]", "rounds=3", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1",
-    "client.batch_size=8", "data.limit_train=92", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=1",
-    "client.steps=null", "precision=64-true", "participation.faults.dropout=0.3", "seed=595",
+    "model.hidden=[12,8]",
+    "rounds=3",
+    "participation.num_clients=4",
+    "participation.per_round=3",
+    "client.epochs=1",
+    "client.batch_size=8",
+    "data.limit_train=92",
+    "data.limit_test=40",
+    "eval_every=3",
+    "callbacks.checkpoint.every=1",
+    "client.steps=null",
+    "precision=64-true",
+    "participation.faults.dropout=0.3",
+    "seed=595",
     "data.transform.crop_padding=1",
-)  # fmt: skip
+)
 COMM = ("comm/down_bytes", "comm/up_bytes")
 KEYS = ("round", "train/loss", "test/acc", *COMM, "train/clients", "train/nonfinite_clients")
 # All clients train for the metric of the gap. The others are measured in the last round.
-MEASURED = ("metrics=all", "metrics.gap.every=1", "metrics.cka.samples=20", "metrics.forgetting.samples=9")
+MEASURED = (
+    "metrics=all",
+    "metrics.gap.every=1",
+    "metrics.cka.samples=20",
+    "metrics.forgetting.samples=9",
+)
 
 
 def rows(folder):
@@ -60,8 +88,9 @@ def rows(folder):
 
 
 def bytes_in_the_table(byte, head):
-    """Algorithm → (down, up) of ``docs/methods.md``, in sizes of the model. ¼ is one byte per weight, ⅕ a weight and an
-    index for every tenth weight. ``byte`` is one byte's share of a weight, and ``head`` the head's share of the model.
+    """Algorithm → (down, up) of ``docs/methods.md``, in sizes of the model. ¼ is one byte per
+    weight, ⅕ a weight and an index for every tenth weight. ``byte`` is one byte's share of a
+    weight, and ``head`` the head's share of the model.
     """
     table, words = {}, {"¼": byte, "⅕": 0.1 * (1 + 4 * byte), "head": head, "body": 1 - head}
     for line in (ROOT / "docs/methods.md").read_text().splitlines():
@@ -73,7 +102,9 @@ def bytes_in_the_table(byte, head):
 
 
 class Copy(ServerPart):
-    """Copies the run's folder in the second round, after its only client has trained, as a kill would leave it."""
+    """Copies the run's folder in the second round, after its only client has trained, as a kill
+    would leave it.
+    """
 
     def setup(self, trainer, pl_module, stage):
         self.folder, self.strategy = Path(trainer.default_root_dir), trainer.strategy
@@ -97,10 +128,16 @@ def assert_gc_comes_after_what_corrects(cfg):
 composed = cache(composer)
 
 
-@pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")])
-def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path, monkeypatch, algorithm, gc):
+@pytest.mark.parametrize(
+    ("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")]
+)
+def test_stacks_recorded_steps_processes_and_a_killed_run_agree(
+    config, tmp_path, monkeypatch, algorithm, gc
+):
     """The reference run trains stacks of two clients and replays recorded steps."""
-    chosen = config(f"algorithm={algorithm}", f"gc={gc}", *TINY, *FEW_INNER_STEPS.get(algorithm, []))
+    chosen = config(
+        f"algorithm={algorithm}", f"gc={gc}", *TINY, *FEW_INNER_STEPS.get(algorithm, [])
+    )
     assert_gc_comes_after_what_corrects(chosen)
 
     def setting(folder, **changes):
@@ -112,16 +149,28 @@ def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path
 
     # Recorded steps give the same uploads, bit for bit, as steps that are not recorded.
     copied = {"copy": {"_target_": f"{__name__}.Copy"}}
-    reference, same, played = train_twice(monkeypatch, setting("reference", client={"stack": 2}, callbacks=copied))
+    reference, same, played = train_twice(
+        monkeypatch, setting("reference", client={"stack": 2}, callbacks=copied)
+    )
     assert same
     assert {kind.active for kind in played} == {1, 2}
     expected = rows(tmp_path / "reference")
-    assert [(row["train/clients"], row["train/nonfinite_clients"]) for row in expected] == [(3, 0), (1, 0), (3, 0)]
-    assert load_checkpoint(tmp_path / "reference" / CHECKPOINT)["global_step"] == 3  # after the last round
+    assert [(row["train/clients"], row["train/nonfinite_clients"]) for row in expected] == [
+        (3, 0),
+        (1, 0),
+        (3, 0),
+    ]
+    # after the last round
+    assert load_checkpoint(tmp_path / "reference" / CHECKPOINT)["global_step"] == 3
 
-    # Two processes, which train one client at a time, continue the copy with all metrics. Only the order of sums
-    # differs.
-    cfg = setting("two", client={"stack": 1}, metrics=composed(MEASURED).metrics, trainer=composed(TWO).trainer)
+    # Two processes, which train one client at a time, continue the copy with all metrics. Only the
+    # order of sums differs.
+    cfg = setting(
+        "two",
+        client={"stack": 1},
+        metrics=composed(MEASURED).metrics,
+        trainer=composed(TWO).trainer,
+    )
     cfg.ckpt_path = "last"
     two = train(cfg)
     assert two.trainer.world_size == 2
@@ -131,18 +180,26 @@ def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path
     last = read_rows(tmp_path / "two/metrics.csv")[1:]
     assert ["gap/l2" in row for row in last] == [True, True]
     assert {"cka/fc1", "forgetting/own", "clients/acc_after"} <= last[-1].keys()
-    kept = [sorted(p.parts[-3:] for p in (tmp_path / run).glob("clients/*/*/*")) for run in ("reference", "two")]
+    kept = [
+        sorted(p.parts[-3:] for p in (tmp_path / run).glob("clients/*/*/*"))
+        for run in ("reference", "two")
+    ]
     assert kept[0] == kept[1]
-    assert len({(store, file.partition("-")[0]) for store, _, file in kept[0]}) == len(kept[0])  # one of each client
+    # one of each client
+    assert len({(store, file.partition("-")[0]) for store, _, file in kept[0]}) == len(kept[0])
     assert kept[0] or algorithm != "scaffold"
 
-    if "sub" not in algorithm and algorithm != "ssf":  # the subspace methods have their own tests of bytes
+    # the subspace methods have their own tests of bytes
+    if "sub" not in algorithm and algorithm != "ssf":
         parameters = [*reference.module.net.parameters()]
         model = sum(p.nbytes for p in parameters)
         head = sum(p.nbytes for p in parameters[-2:]) / model
         table = bytes_in_the_table(1 / parameters[0].itemsize, head)[algorithm]
         for row in expected[1:]:  # a client that drops out has received the model
-            sent = [row[way] / (model * n) for way, n in zip(COMM, (3, row["train/clients"]), strict=True)]
+            sent = [
+                row[way] / (model * n)
+                for way, n in zip(COMM, (3, row["train/clients"]), strict=True)
+            ]
             assert sent == pytest.approx(table, rel=0.03)
 
 
@@ -179,21 +236,54 @@ class Steps(ClientPart):
     def on_before_optimizer_step(self, trainer, pl_module, optimizer): ...
 
 
-@pytest.mark.parametrize(("methods", "message"), [
-    ([Scaffold(), FedVARP()], "each of Scaffold and FedVARP corrects drift"),
-    ([FedExP(), LookAhead(update="delta")], "each of FedExP and LookAhead moves the start"),
-    ([FedCM(), FedNova()], "each of FedCM and FedNova edits the mean"),
-    ([Scaffold(), FedReg()], "Scaffold does not combine with FedReg, which also moves the weights"),
-    ([FedDyn(), LookAhead(update="delta")], "FedDyn does not combine with LookAhead, whose clients do not start at"),
-    ([StepsByItself()], r"StepsByItself\.after_step is called only with order = Order\.MOVES_WEIGHTS"),
-    ([nn.ReLU()], "ReLU is no method: make it a ClientPart, a ServerPart, or"),
-    ([Misspelt()], r"Misspelt\.on_cleints_end .*a ClientPart has no such hook: did you mean on_clients_end\?"),
-    ([MisspeltTerm()], r"MisspeltTerm\.local_los: did you mean local_loss\?"),
-    ([Keeps(), KeepsToo()], r"methods: Keeps and KeepsToo both keep 'c': rename it"),
-    ([OtherSide()], r"OtherSide\.local_loss .*a ServerPart has no such hook; the other side has\."),
-    ([HearsOfSteps()], r"HearsOfSteps\.on_after_backward .*a ServerPart has no such hook; the other side has\."),
-    ([Steps()], r"Steps\.on_before_optimizer_step .*a ClientPart has no such hook; the other side has\."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ([Scaffold(), FedVARP()], "each of Scaffold and FedVARP corrects drift"),
+        ([FedExP(), LookAhead(update="delta")], "each of FedExP and LookAhead moves the start"),
+        ([FedCM(), FedNova()], "each of FedCM and FedNova edits the mean"),
+        (
+            [Scaffold(), FedReg()],
+            "Scaffold does not combine with FedReg, which also moves the weights",
+        ),
+        (
+            [FedDyn(), LookAhead(update="delta")],
+            "FedDyn does not combine with LookAhead, whose clients do not start at",
+        ),
+        (
+            [StepsByItself()],
+            r"StepsByItself\.after_step is called only with order = Order\.MOVES_WEIGHTS",
+        ),
+        ([nn.ReLU()], "ReLU is no method: make it a ClientPart, a ServerPart, or"),
+        (
+            [Misspelt()],
+            (
+                r"Misspelt\.on_cleints_end .*a ClientPart has no such hook: did you mean"
+                r" on_clients_end\?"
+            ),
+        ),
+        ([MisspeltTerm()], r"MisspeltTerm\.local_los: did you mean local_loss\?"),
+        ([Keeps(), KeepsToo()], r"methods: Keeps and KeepsToo both keep 'c': rename it"),
+        (
+            [OtherSide()],
+            r"OtherSide\.local_loss .*a ServerPart has no such hook; the other side has\.",
+        ),
+        (
+            [HearsOfSteps()],
+            (
+                r"HearsOfSteps\.on_after_backward .*a ServerPart has no such hook; the other side"
+                r" has\."
+            ),
+        ),
+        (
+            [Steps()],
+            (
+                r"Steps\.on_before_optimizer_step .*a ClientPart has no such hook; the other side"
+                r" has\."
+            ),
+        ),
+    ],
+)
 def test_what_cannot_work_together_is_refused_by_name(methods, message):
     with pytest.raises(ValueError, match=message):
         validate_parts(make_setup(make_net(), methods=methods))
@@ -206,16 +296,24 @@ def test_a_refused_run_leaves_no_folder(config, tmp_path):
 
 
 MEANS = {  # method → (the clients' states, the server's mean of them)
-    Scaffold: [("scaffold", "c")], SSF: [("ssf", "c")], FedVARP: [("fedvarp", "y")], FedDyn: [("feddyn", "u")],
+    Scaffold: [("scaffold", "c")],
+    SSF: [("ssf", "c")],
+    FedVARP: [("fedvarp", "y")],
+    FedDyn: [("feddyn", "u")],
     FedDC: [("feddc_control", "c"), ("feddc_drift", "u")],
-}  # fmt: skip
+}
 CUT, HOSTILE, IN_BITS = partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1.5), Quantization
 
 
-@pytest.mark.parametrize(("cls", "change"), [
-    *((cls, change) for cls in MEANS for change in (CUT, HOSTILE)), (SSF, IN_BITS), (FedVARP, IN_BITS),
-    (FedDyn, IN_BITS),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cls", "change"),
+    [
+        *((cls, change) for cls in MEANS for change in (CUT, HOSTILE)),
+        (SSF, IN_BITS),
+        (FedVARP, IN_BITS),
+        (FedDyn, IN_BITS),
+    ],
+)
 def test_the_server_has_the_mean_of_the_states_if_uploads_are_changed(federation, cls, change):
     """Client and server both add the changed upload."""
     method, stores = cls(), ClientStores()
@@ -229,7 +327,9 @@ def test_the_server_has_the_mean_of_the_states_if_uploads_are_changed(federation
 
 
 class WatchUploads(Spy):
-    """Counts the tensors of earlier uploads that still exist when a stack starts and when the round ends."""
+    """Counts the tensors of earlier uploads that still exist when a stack starts and when the round
+    ends.
+    """
 
     alive: ClassVar[list[int]] = []
     received: ClassVar[list] = []
@@ -238,7 +338,9 @@ class WatchUploads(Spy):
         self.alive.append(sum(tensor() is not None for tensor in self.received))
 
     def on_receive(self, upload, round):
-        self.received += [weakref.ref(t) for t in (*upload.delta.values(), *upload.extra["scaffold"].values())]
+        self.received += [
+            weakref.ref(t) for t in (*upload.delta.values(), *upload.extra["scaffold"].values())
+        ]
 
     def on_round_end(self, row, round):
         self.prepare(None, None, None)

@@ -1,4 +1,6 @@
-"""Every algorithm trains adapters of a transformer with odd tensors: in stacks, alone, and over a wire."""
+"""Every algorithm trains adapters of a transformer with odd tensors: in stacks, alone, and over a
+wire.
+"""
 
 from functools import cache
 
@@ -19,17 +21,41 @@ from gcfed.utils.resolvers import ROOT
 
 pytestmark = needs("peft")
 TRANSFORMER = (
-    "model=vit_tiny", "model._target_=test_contract_adapters.OddViT", "model.width=8", "model.depth=1", "model.heads=2",
-    "model.mlp=1", "model.lora.rank=2", "model.lora.target=[qkv,fc1]", "model.lora.modules_to_save=[norm1,fc]",
-    "rounds=2", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1", "client.batch_size=4",
-    "client.steps=2", "data.limit_train=60", "data.limit_test=40", "eval_every=3", "precision=64-true",
+    "model=vit_tiny",
+    "model._target_=test_contract_adapters.OddViT",
+    "model.width=8",
+    "model.depth=1",
+    "model.heads=2",
+    "model.mlp=1",
+    "model.lora.rank=2",
+    "model.lora.target=[qkv,fc1]",
+    "model.lora.modules_to_save=[norm1,fc]",
+    "rounds=2",
+    "participation.num_clients=4",
+    "participation.per_round=3",
+    "client.epochs=1",
+    "client.batch_size=4",
+    "client.steps=2",
+    "data.limit_train=60",
+    "data.limit_test=40",
+    "eval_every=3",
+    "precision=64-true",
     "client.stack=2",
-)  # fmt: skip
+)
 BITS = ("quantization=fedpaq", "quantization.bits=3")
 EXACT = {  # they refuse quantization, or compress uploads themselves
-    "fedadamw", "fedcurv", "feddc", "fedgamma", "fedlesam_s", "fedmuon", "fedpaq", "fedsmoo", "fedwmsam", "scaffold",
+    "fedadamw",
+    "fedcurv",
+    "feddc",
+    "fedgamma",
+    "fedlesam_s",
+    "fedmuon",
+    "fedpaq",
+    "fedsmoo",
+    "fedwmsam",
+    "scaffold",
     "topk",
-}  # fmt: skip
+}
 
 
 class OddLinear(nn.Linear):
@@ -37,7 +63,10 @@ class OddLinear(nn.Linear):
 
     def __init__(self, *sizes):
         super().__init__(*sizes)
-        self.shift, self.empty = nn.Parameter(torch.zeros((), dtype=torch.float32)), nn.Parameter(torch.zeros(0))
+        self.shift, self.empty = (
+            nn.Parameter(torch.zeros((), dtype=torch.float32)),
+            nn.Parameter(torch.zeros(0)),
+        )
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, h):
@@ -53,16 +82,26 @@ class OddViT(ViT):
 
 
 class AloneAndAsBytes(BesideSimulation):
-    """Compares stacks of clients in memory with the same clients, which train alone and get messages as bytes."""
+    """Compares stacks of clients in memory with the same clients, which train alone and get
+    messages as bytes.
+    """
 
     def __init__(self, stacks, cfg, assemble):
         super().__init__(stacks, OmegaConf.merge(cfg, {"client": {"stack": 1}}), assemble)
 
     def fit(self, download, clients, expected):
-        alone = {int(upload.clients[0]): upload for upload in super().fit(download, clients, expected)}
+        alone = {
+            int(upload.clients[0]): upload for upload in super().fit(download, clients, expected)
+        }
         for upload in self.simulation.fit(download, clients):
             assert len(upload.clients) <= 2
-            tree_map(equal, *(vars(u) | {"notes": {}} for u in (upload, *map(alone.pop, upload.clients.tolist()))))
+            tree_map(
+                equal,
+                *(
+                    vars(u) | {"notes": {}}
+                    for u in (upload, *map(alone.pop, upload.clients.tolist()))
+                ),
+            )
             yield upload
         assert not alone
 
@@ -70,7 +109,9 @@ class AloneAndAsBytes(BesideSimulation):
 def equal(stacked, *alone):
     if isinstance(stacked, torch.Tensor | np.ndarray):
         rows = torch.cat([torch.as_tensor(row) for row in alone])
-        torch.testing.assert_close(torch.as_tensor(stacked), rows, rtol=0, atol=1e-9, equal_nan=True)
+        torch.testing.assert_close(
+            torch.as_tensor(stacked), rows, rtol=0, atol=1e-9, equal_nan=True
+        )
     else:
         assert {stacked} == {*alone}
 
@@ -91,7 +132,9 @@ def probed_once(net, x, y, task, stack):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_adapters_of_a_transformer_give_the_same_uploads_in_every_setting(config, tmp_path, monkeypatch, algorithm):
+def test_adapters_of_a_transformer_give_the_same_uploads_in_every_setting(
+    config, tmp_path, monkeypatch, algorithm
+):
     """Nothing but adapters and ``modules_to_save`` changes."""
     monkeypatch.setattr("gcfed.federated.training.probe.probe", probed_once)
     words = [*TRANSFORMER, *BITS * (algorithm not in EXACT), *FEW_INNER_STEPS.get(algorithm, [])]
@@ -102,5 +145,6 @@ def test_adapters_of_a_transformer_give_the_same_uploads_in_every_setting(config
     pairs = zip(untrained().named_parameters(), train(cfg).model.parameters(), strict=True)
     moved = {name for (name, before), after in pairs if not torch.equal(before, after)}
     assert any("modules_to_save" in name for name in moved)
-    assert any("lora_B" in name for name in moved) or algorithm == "lgfedavg"  # whose clients keep the body
+    # whose clients keep the body
+    assert any("lora_B" in name for name in moved) or algorithm == "lgfedavg"
     assert moved <= {name for name, p in untrained().named_parameters() if p.requires_grad}

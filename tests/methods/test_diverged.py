@@ -1,4 +1,7 @@
-"""A client with infinite weights leaves nothing at the server or the client. Methods do not change statistics."""
+"""A client with infinite weights leaves nothing at the server or the client.
+
+Methods do not change statistics.
+"""
 
 from functools import partial
 
@@ -48,18 +51,43 @@ class DropsOut(Faults):
         return drawn[(round != 1) | (drawn != 2)]
 
 
-@pytest.mark.parametrize("cls", [
-    DualSam, FedAdamW, FedCM, FedCurv, FedDC, FedDyn, FedGC, FedGloSS, FedLESAM, FedMuon, FedSub, FedVARP, Moon,
-    Scaffold, SSF,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cls",
+    [
+        DualSam,
+        FedAdamW,
+        FedCM,
+        FedCurv,
+        FedDC,
+        FedDyn,
+        FedGC,
+        FedGloSS,
+        FedLESAM,
+        FedMuon,
+        FedSub,
+        FedVARP,
+        Moon,
+        Scaffold,
+        SSF,
+    ],
+)
 def test_a_client_that_diverges_equals_one_that_drops_out(cls):
     """Its next round is the same in both cases."""
     runs, lost = [], []
     for other, faults in (([Diverges()], None), ([], DropsOut())):
-        runs.append(train_rounds(
-            Net(), random_federation(sizes=(7, 12, 5, 9)), sgd(), rounds=3, cohort_of=4, k=3, methods=[cls(), *other],
-            faults=faults, on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
-        ))  # fmt: skip
+        runs.append(
+            train_rounds(
+                Net(),
+                random_federation(sizes=(7, 12, 5, 9)),
+                sgd(),
+                rounds=3,
+                cohort_of=4,
+                k=3,
+                methods=[cls(), *other],
+                faults=faults,
+                on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
+            )
+        )
     assert lost == [0, 1, 0] + [0] * 3
     torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
     assert runs[0].isfinite().all()
@@ -69,7 +97,17 @@ def test_a_client_that_diverges_keeps_its_own_batch_norms():
     data, runs = random_federation(sizes=(8, 12, 4, 8)), []
     for other, faults in (([Diverges()], None), ([], DropsOut())):
         methods = [LocalNorm(), *other]
-        runs.append(train_rounds(with_batch_norm(), data, sgd(), rounds=3, cohort_of=4, methods=methods, faults=faults))
+        runs.append(
+            train_rounds(
+                with_batch_norm(),
+                data,
+                sgd(),
+                rounds=3,
+                cohort_of=4,
+                methods=methods,
+                faults=faults,
+            )
+        )
     torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
 
 
@@ -80,11 +118,27 @@ class Statistics(Spy):
         self.seen = []
 
     def on_clients_end(self, stack, download):
-        self.seen += [torch.cat([t[i] for n, t in stack.full.items() if "running" in n]) for i in range(len(stack))]
+        self.seen += [
+            torch.cat([t[i] for n, t in stack.full.items() if "running" in n])
+            for i in range(len(stack))
+        ]
 
 
 @pytest.mark.parametrize(
-    "cls", [ClipUpdate, FedCM, FedCurv, FedDC, FedDyn, FedGC, FedSub, FedVARP, Quantization, Scaffold, SSF]
+    "cls",
+    [
+        ClipUpdate,
+        FedCM,
+        FedCurv,
+        FedDC,
+        FedDyn,
+        FedGC,
+        FedSub,
+        FedVARP,
+        Quantization,
+        Scaffold,
+        SSF,
+    ],
 )
 def test_running_statistics_are_the_cohorts_mean_with_every_method(cls):
     """Methods correct, keep or project only trained weights."""
@@ -92,7 +146,9 @@ def test_running_statistics_are_the_cohorts_mean_with_every_method(cls):
 
     def on_round(round, row):
         mean, watch.seen = torch.stack(watch.seen).mean(0), []
-        torch.testing.assert_close(torch.cat([net[1].running_mean, net[1].running_var]), mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            torch.cat([net[1].running_mean, net[1].running_var]), mean, rtol=1e-12, atol=1e-12
+        )
 
     data = random_federation(sizes=(8, 12, 4, 8, 16))
     train_rounds(net, data, sgd(), rounds=2, methods=[cls(), watch], on_round=on_round)

@@ -11,7 +11,9 @@ from gcfed.methods.fedadamw import FedAdamW
 
 @pytest.mark.parametrize("gc", [False, True])
 def test_it_equals_the_plain_loop(federation, gc):
-    """Unequal clients, one of them not finite. v starts as one number per tensor; t counts the steps of all rounds."""
+    """Unequal clients, one of them not finite. v starts as one number per tensor; t counts the
+    steps of all rounds.
+    """
     alpha, beta1, beta2, eps, lr, decay = 0.3, 0.8, 0.95, 1e-3, 0.05, 0.1
     net, data = make_net(), broken(federation, 3)
     w, direction, mean, t0 = weights(net), 0.0, torch.zeros(len([*net.parameters()])), 0.0
@@ -22,7 +24,12 @@ def test_it_equals_the_plain_loop(federation, gc):
             u, m, v = w, 0.0, mean.double().repeat_interleave(sizes)
             for i, (x, y) in enumerate(batches(data, sgd(), k, t), start=1):
                 g = tensors(net, gradient(net, u, x, y)).values()
-                g = torch.cat([(p - p.mean(1, keepdim=True) if gc and p.dim() > 1 else p).flatten() for p in g])
+                g = torch.cat(
+                    [
+                        (p - p.mean(1, keepdim=True) if gc and p.dim() > 1 else p).flatten()
+                        for p in g
+                    ]
+                )
                 m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
                 adam = m / (1 - beta1**i) / ((v / (1 - beta2 ** (t0 + i))) ** 0.5 + eps)
                 steps.append(adam + alpha * direction + decay * u)
@@ -34,7 +41,9 @@ def test_it_equals_the_plain_loop(federation, gc):
         direction, t0 = sum(steps) / len(steps), t0 + sum(counts) / len(counts)
     method = FedAdamW(alpha, beta1=beta1, beta2=beta2, eps=eps)
     methods = [method, *([LocalGC(None, None, None, "out", 2)] if gc else [])]
-    found = train_rounds(make_net(), data, sgd(lr, weight_decay=decay), rounds=3, methods=methods, k=2)
+    found = train_rounds(
+        make_net(), data, sgd(lr, weight_decay=decay), rounds=3, methods=methods, k=2
+    )
     torch.testing.assert_close(found, w, rtol=0, atol=1e-10)
 
 

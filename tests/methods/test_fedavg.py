@@ -31,11 +31,26 @@ def fedavg(**run):
     return train_rounds(Net(), federation(), sgd(), k=2, **run)
 
 
-@pytest.mark.parametrize("method", [
-    FedCM(1.0), FedCurv(0.0), FedDecorr(0.0), FedGC(cgc=False, sgc=False), FedLC(0.0), FedMLB(0.0, 0.0), FedNTD(0.0),
-    FedReg(1.0, pseudo=False, perturbed=False), FedSol(0.0), Moon(0.0), Proximal(0.0), Sam(0.0),
-    Sam(0.0, direction="last_update"), TopK(1.0),
-], ids=lambda method: type(method).__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedCM(1.0),
+        FedCurv(0.0),
+        FedDecorr(0.0),
+        FedGC(cgc=False, sgc=False),
+        FedLC(0.0),
+        FedMLB(0.0, 0.0),
+        FedNTD(0.0),
+        FedReg(1.0, pseudo=False, perturbed=False),
+        FedSol(0.0),
+        Moon(0.0),
+        Proximal(0.0),
+        Sam(0.0),
+        Sam(0.0, direction="last_update"),
+        TopK(1.0),
+    ],
+    ids=lambda method: type(method).__name__,
+)
 def test_strength_0_equals_fedavg(method):
     found = train_rounds(Net(), federation(), sgd(), rounds=2, methods=[method], k=2)
     assert torch.equal(found, fedavg(rounds=2))
@@ -51,7 +66,9 @@ def test_a_first_round_equals_fedavg(cls):
 
 
 def test_a_first_step_of_one_client_equals_fedavg():
-    run = partial(train_rounds, data=random_federation(), solver=sgd(steps=1), rounds=1, cohort_of=1)
+    run = partial(
+        train_rounds, data=random_federation(), solver=sgd(steps=1), rounds=1, cohort_of=1
+    )
     expected = run(Net())
     for method in (FedGC(), FedSol(), FedSol(adaptive=False), Proximal()):
         assert torch.equal(run(Net(), methods=[method]), expected), method
@@ -60,7 +77,9 @@ def test_a_first_step_of_one_client_equals_fedavg():
 def test_ssf_in_the_whole_space_equals_scaffold_and_a_first_round_has_no_correction():
     run = partial(train_rounds, data=federation(), k=2)
     decayed = {"solver": sgd(weight_decay=0.01), "rounds": 3}
-    whole, scaffold = (run(Net(), methods=[method], **decayed) for method in (SSF(ratio=1.0), Scaffold()))
+    whole, scaffold = (
+        run(Net(), methods=[method], **decayed) for method in (SSF(ratio=1.0), Scaffold())
+    )
     torch.testing.assert_close(whole, scaffold, rtol=0, atol=1e-9)
     first = [run(Net(), methods=[cls(ratio=0.4)], solver=sgd(), rounds=1) for cls in (SSF, FedSub)]
     assert torch.equal(*first)

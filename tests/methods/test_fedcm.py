@@ -8,14 +8,18 @@ from gcfed.methods.fedcm import FedCM
 
 
 def reference(net, data, solver, rounds, *, alpha, weight_decay):
-    """FedCM as the paper writes it. Δ is the mean of all local steps of the round over all clients."""
+    """FedCM as the paper writes it. Δ is the mean of all local steps of the round
+    over all clients.
+    """
     w, direction = weights(net), 0.0
     for t in range(rounds):
         ends, steps = [], []
         for k in cohort(data, t, 3):
             w_k = w
             for x, y in batches(data, solver, k, t):
-                steps.append(alpha * gradient(net, w_k, x, y) + (1 - alpha) * direction + weight_decay * w_k)
+                steps.append(
+                    alpha * gradient(net, w_k, x, y) + (1 - alpha) * direction + weight_decay * w_k
+                )
                 w_k = w_k - solver.lr(t) * steps[-1]
             ends.append(w_k)
         w, direction = torch.stack(ends).mean(0), torch.stack(steps).mean(0)
@@ -35,4 +39,6 @@ def test_delta_is_the_mean_of_the_finite_clients_steps():
     method, net = FedCM(0.25), make_net()
     grad = gradient(make_net(), weights(net), data.x[:4], data.y[:4])
     train_rounds(net, data, sgd(epochs=1), rounds=1, cohort_of=2, methods=[method])
-    torch.testing.assert_close(flat(server_of(method).server_state("delta", {})), 0.25 * grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        flat(server_of(method).server_state("delta", {})), 0.25 * grad, rtol=0, atol=1e-12
+    )

@@ -5,7 +5,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import client_of, make_net, make_setup, meet, random_federation, sgd, train_rounds, weights
+from harness import (
+    client_of,
+    make_net,
+    make_setup,
+    meet,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+)
 from plain_clients import Net
 from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, local_sgd, loss_at
@@ -22,7 +31,9 @@ def squared_gradients(net, w, data, client):
     """The mean of the squared gradients of the losses of a client's samples."""
     samples = torch.from_numpy(data.clients[client]).split(1)
     w = w.clone().requires_grad_()
-    return sum(torch.autograd.grad(loss_at(net, w, data.x[i], data.y[i]), w)[0] ** 2 for i in samples) / len(samples)
+    return sum(
+        torch.autograd.grad(loss_at(net, w, data.x[i], data.y[i]), w)[0] ** 2 for i in samples
+    ) / len(samples)
 
 
 def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
@@ -46,8 +57,12 @@ def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
 
 
 def test_it_equals_the_plain_loop(federation):
-    ours = train_rounds(make_net(), federation, sgd(), rounds=4, methods=[FedCurv(LAM, chunk=5)], k=2)
-    torch.testing.assert_close(ours, reference(make_net(), federation, sgd(), rounds=4), rtol=0, atol=1e-10)
+    ours = train_rounds(
+        make_net(), federation, sgd(), rounds=4, methods=[FedCurv(LAM, chunk=5)], k=2
+    )
+    torch.testing.assert_close(
+        ours, reference(make_net(), federation, sgd(), rounds=4), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("cohort_of", [1, 3])
@@ -55,7 +70,9 @@ def test_clients_that_are_not_finite_are_in_no_sum(federation, cohort_of):
     """Client 2 never counts. If it is alone in a cohort, the sums of the previous round stay."""
     assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
     data, method = broken(federation, 2), FedCurv(LAM)
-    ours = train_rounds(make_net(), data, sgd(), rounds=3, methods=[method], k=2, cohort_of=cohort_of)
+    ours = train_rounds(
+        make_net(), data, sgd(), rounds=3, methods=[method], k=2, cohort_of=cohort_of
+    )
     theirs = reference(make_net(), data, sgd(), rounds=3, cohort_of=cohort_of, silent=(2,))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
@@ -68,7 +85,10 @@ def test_a_single_client_trains_as_in_fedavg():
 
 @pytest.mark.parametrize("sequences", [False, True])
 def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
-    """The network is in evaluation mode. The loss of a sequence is the mean over its real labels."""
+    """The network is in evaluation mode.
+
+    The loss of a sequence is the mean over its real labels.
+    """
     data, net = sequence_federation(sequences), Net()
     net.fc1.weight.requires_grad_(False)
     net.fc2 = nn.Sequential(net.fc2, nn.Dropout(0.5))

@@ -9,7 +9,10 @@ from gcfed.methods.feddc import FedDC
 
 
 def reference(net, data, solver, rounds, *, alpha, correction):
-    """FedDC as the paper writes it. The gradient c_k is −g_k/(ηK), and all means are over all clients."""
+    """FedDC as the paper writes it.
+
+    The gradient c_k is −g_k/(ηK), and all means are over all clients.
+    """
     w, n = weights(net), len(data.clients)
     h, c = torch.zeros(2, n, len(w), dtype=w.dtype)
     for t in range(rounds):

@@ -1,4 +1,6 @@
-"""FedDecorr: the Gram identity equals the correlation matrix, for the paper's loss and the authors' loss."""
+"""FedDecorr: the Gram identity equals the correlation matrix, for the paper's loss and the authors'
+loss.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ def decorrelation(features, scale):
 def test_rounds_equal_an_independent_loop(sequences, scale):
     def objective(w, start, client, x, y, previous):
         _, features, logits = layers(w, x)
-        return F.cross_entropy(logits.flatten(0, -2), y.flatten()) + 0.2 * decorrelation(features.flatten(1), scale)
+        return F.cross_entropy(logits.flatten(0, -2), y.flatten()) + 0.2 * decorrelation(
+            features.flatten(1), scale
+        )
 
     check(FedDecorr(0.2, scale), federation(sequences), objective)
 
@@ -40,7 +44,9 @@ def term(features_KBF, rows=None, scale="paper"):
 
 @pytest.mark.parametrize("scale", ["paper", "authors"])
 def test_padding_constant_features_single_features_and_single_samples(scale):
-    """Padding and single samples add nothing, a constant feature is uncorrelated, and all gradients are finite."""
+    """Padding and single samples add nothing, a constant feature is uncorrelated, and all gradients
+    are finite.
+    """
     torch.manual_seed(0)
     x = torch.randn(3, 6, 5, dtype=torch.float64)
     x[..., 3] = 0.7

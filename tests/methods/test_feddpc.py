@@ -1,4 +1,6 @@
-"""FedDPC equals a plain loop that takes the residual of each client's update to the server's last step."""
+"""FedDPC equals a plain loop that takes the residual of each client's update to the server's last
+step.
+"""
 
 from functools import partial
 
@@ -14,15 +16,21 @@ from gcfed.methods.lookahead import LookAhead
 
 
 def centred(v, layers):
-    """Subtracts the mean over the inputs of each output, in some layers of a flat gradient or update."""
+    """Subtracts the mean over the inputs of each output, in some layers of a flat gradient or
+    update.
+    """
     first, bias, second, rest = v.split([30, 5, 20, 4])
     matrices = enumerate((first.view(5, 6), second.view(4, 5)))
     first, second = (m - m.mean(1, keepdim=True) * (i in layers) for i, m in matrices)
     return torch.cat([first.flatten(), bias, second.flatten(), rest])
 
 
-def by_hand(data, *, gc=False, lr=1.0, momentum=0.0, ahead=False, cohort_of=3, absent=None, samples=False):
-    """Returns the model after four rounds, and the largest cosine of an update and the last step."""
+def by_hand(
+    data, *, gc=False, lr=1.0, momentum=0.0, ahead=False, cohort_of=3, absent=None, samples=False
+):
+    """Returns the model after four rounds, and the largest cosine of an update and
+    the last step.
+    """
     net = make_net()
     theta, velocity, last, cosine = weights(net), torch.zeros(59), torch.zeros(59), 0.0
     for t in range(4):
@@ -45,20 +53,31 @@ def by_hand(data, *, gc=False, lr=1.0, momentum=0.0, ahead=False, cohort_of=3, a
     return theta, cosine
 
 
-@pytest.mark.parametrize(("case", "options"), [
-    ({}, {"k": 1}),
-    ({"gc": True}, {"k": 2, "methods": [FedDPC(), GradientCentralization(boundary="2")]}),
-    ({"lr": 0.7, "momentum": 0.5}, {"server": partial(torch.optim.SGD, lr=0.7, momentum=0.5)}),  # s is not Δ
-    ({"momentum": 0.5, "ahead": True}, {  # s is the model's step, not that of the clients' start
-        "methods": [FedDPC(), LookAhead(0.5)], "server": partial(torch.optim.SGD, lr=1.0, momentum=0.5),
-    }),
-    ({"absent": 3, "samples": True}, {"aggregator": MeanAggregator("samples")}),
-    ({"cohort_of": 1, "absent": 2}, {"cohort_of": 1}),  # after a round without a step, nothing is removed
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [
+        ({}, {"k": 1}),
+        ({"gc": True}, {"k": 2, "methods": [FedDPC(), GradientCentralization(boundary="2")]}),
+        # s is not Δ
+        ({"lr": 0.7, "momentum": 0.5}, {"server": partial(torch.optim.SGD, lr=0.7, momentum=0.5)}),
+        (
+            {"momentum": 0.5, "ahead": True},
+            {  # s is the model's step, not that of the clients' start
+                "methods": [FedDPC(), LookAhead(0.5)],
+                "server": partial(torch.optim.SGD, lr=1.0, momentum=0.5),
+            },
+        ),
+        ({"absent": 3, "samples": True}, {"aggregator": MeanAggregator("samples")}),
+        # after a round without a step, nothing is removed
+        ({"cohort_of": 1, "absent": 2}, {"cohort_of": 1}),
+    ],
+)
 def test_it_equals_the_residuals_of_each_client(federation, case, options):
     if lost := case.get("absent"):
         federation = broken(federation, lost)
     expected, cosine = by_hand(federation, **case)
     assert cosine > 0.2  # else there is nothing to remove
-    found = train_rounds(make_net(), federation, sgd(0.3), rounds=4, **{"methods": [FedDPC()]} | options)
+    found = train_rounds(
+        make_net(), federation, sgd(0.3), rounds=4, **{"methods": [FedDPC()]} | options
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)

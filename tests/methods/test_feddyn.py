@@ -19,10 +19,17 @@ def reference(net, data, solver, *, rounds, alpha, divide_by, lr=0.1, momentum, 
                 return -grad @ v + alpha / 2 * (v - start).square().sum()
 
             steps = batches(data, solver, k, t)
-            w_k, _ = local_sgd(net, w, steps, lr=lr, momentum=momentum, weight_decay=weight_decay, term=term)
+            w_k, _ = local_sgd(
+                net, w, steps, lr=lr, momentum=momentum, weight_decay=weight_decay, term=term
+            )
             grads[k] = grads[k] - alpha * (w_k - w)
             models.append(w_k)
-        h = h - alpha * sum(m - w for m in models) / {"clients": n, "authors": len(members) ** 2}[divide_by]
+        h = (
+            h
+            - alpha
+            * sum(m - w for m in models)
+            / {"clients": n, "authors": len(members) ** 2}[divide_by]
+        )
         w = sum(models) / len(models) - h / alpha
     return w, h
 
@@ -32,6 +39,10 @@ def test_it_equals_the_plain_loop(federation, divide_by):
     setting, method = {"momentum": 0.5, "weight_decay": 0.01}, FedDyn(0.3, divide_by=divide_by)
     solver = sgd(**setting)
     ours = train_rounds(make_net(), federation, solver, rounds=4, methods=[method], k=2)
-    theirs, h = reference(make_net(), federation, solver, rounds=4, alpha=0.3, divide_by=divide_by, **setting)
+    theirs, h = reference(
+        make_net(), federation, solver, rounds=4, alpha=0.3, divide_by=divide_by, **setting
+    )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(-0.3 * flat(server_of(method).server_state("u", {})), h, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        -0.3 * flat(server_of(method).server_state("u", {})), h, rtol=0, atol=1e-10
+    )

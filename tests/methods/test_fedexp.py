@@ -18,11 +18,16 @@ def by_hand(data, lr, rounds, epsilon, absent=(), project=lambda step: step):
     longer = False
     for t in range(rounds):
         ends = [
-            local_sgd(net, w, batches(data, sgd(lr), k, t), lr=lr)[0] for k in cohort(data, t, 3) if k not in absent
+            local_sgd(net, w, batches(data, sgd(lr), k, t), lr=lr)[0]
+            for k in cohort(data, t, 3)
+            if k not in absent
         ]
         updates = torch.stack(ends) - w
         mean = updates.mean(0)
-        eta = max(1.0, float(updates.square().sum() / (2 * len(updates) * (mean.square().sum() + epsilon))))
+        eta = max(
+            1.0,
+            float(updates.square().sum() / (2 * len(updates) * (mean.square().sum() + epsilon))),
+        )
         before, w, longer = w, w + project(eta * mean), longer or eta > 1
     return (before + w) / 2, longer
 
@@ -52,6 +57,8 @@ def test_a_broken_client_does_not_count_and_global_gc_projects_the_step(federati
 
 @pytest.mark.parametrize("other", [Personal, Scaffold])
 def test_without_longer_steps_the_clients_train_as_without_fedexp(federation, other):
-    before, last = (train_rounds(make_net(), federation, sgd(), rounds=t, methods=[other()]) for t in (1, 2))
+    before, last = (
+        train_rounds(make_net(), federation, sgd(), rounds=t, methods=[other()]) for t in (1, 2)
+    )
     found = train_rounds(make_net(), federation, sgd(), rounds=2, methods=[other(), FedExP(1e9)])
     torch.testing.assert_close(found, (before + last) / 2, rtol=0, atol=1e-10)

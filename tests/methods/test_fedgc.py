@@ -1,4 +1,7 @@
-"""FedGC equals Algorithm 1 in NumPy. Its two programs agree with quadprog and satisfy their KKT conditions."""
+"""FedGC equals Algorithm 1 in NumPy.
+
+Its two programs agree with quadprog and satisfy their KKT conditions.
+"""
 
 from functools import partial
 
@@ -31,22 +34,29 @@ samples = partial(MeanAggregator, "samples")
 
 
 def opposed_federation(sizes=(20, 4, 3, 5)):
-    """Each client has one class, and all have similar inputs. Each client's training increases the others' losses."""
+    """Each client has one class, and all have similar inputs.
+
+    Each client's training increases the others' losses.
+    """
     g = torch.Generator().manual_seed(2)
     x = 1.0 + 0.5 * torch.randn(sum(sizes), 6, generator=g, dtype=torch.float64)
     return ArrayData(
-        x, torch.arange(4).repeat_interleave(torch.tensor(sizes)), np.split(np.arange(len(x)), np.cumsum(sizes)[:-1])
+        x,
+        torch.arange(4).repeat_interleave(torch.tensor(sizes)),
+        np.split(np.arange(len(x)), np.cumsum(sizes)[:-1]),
     )
 
 
 def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, layerwise="tensor", size=3):
-    """Algorithm 1 with gradients. quadprog solves both programs, for SGC the primal over all weights.
+    """Algorithm 1 with gradients. quadprog solves both programs, for SGC the primal over all
+    weights.
 
     Returns the weights and the numbers of projections by CGC and SGC.
     """
     theta, counts = weights(net), [p.numel() for p in net.parameters()]
     ends = np.cumsum(counts)[:-1]
-    ends = {"tensor": ends, "layer": ends[1::2], "model": []}[layerwise]  # a weight and a bias in each layer
+    # a weight and a bias in each layer
+    ends = {"tensor": ends, "layer": ends[1::2], "model": []}[layerwise]
     last, projected, active = None, 0, 0
     for t in range(rounds):
         lr, gradients, sizes = solver.lr(t), [], []
@@ -75,29 +85,47 @@ def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, layerwise=
 FEDGC = {"lr": 0.3, "lr_decay": 0.9, "steps": 3}
 
 
-@pytest.mark.parametrize("switches", [
-    {}, {"layerwise": "layer"}, {"layerwise": "model"}, {"cgc": False}, {"sgc": False},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {},
+        {"layerwise": "layer"},
+        {"layerwise": "model"},
+        {"cgc": False},
+        {"sgc": False},
+    ],
+)
 def test_it_equals_algorithm_1(switches, monkeypatch):
     monkeypatch.setattr("gcfed.methods.fedgc.COLUMNS", 8)  # in parts of 8 of 30 and 20 weights
     data, solver, rows = opposed_federation(), sgd(**FEDGC), []
     expected, projected, active = fedgc(make_net(), data, solver, 4, **switches)
-    assert projected > 3 or not switches.get("cgc", True)  # at most 3 rounds · 3 clients · 4 tensors
+    # at most 3 rounds · 3 clients · 4 tensors
+    assert projected > 3 or not switches.get("cgc", True)
     assert active > 3 or not switches.get("sgc", True)
     found = train_rounds(
-        make_net(), data, solver, rounds=4, methods=[FedGC(**switches)], aggregator=samples(), k=2,
+        make_net(),
+        data,
+        solver,
+        rounds=4,
+        methods=[FedGC(**switches)],
+        aggregator=samples(),
+        k=2,
         on_round=lambda round, row: rows.append(row),
-    )  # fmt: skip
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
     tensors = {"tensor": 4, "layer": 2, "model": 1}[switches.get("layerwise", "tensor")]
-    assert projected == pytest.approx(sum(row.get("fedgc/cgc_layers", 0) for row in rows) * 3 * tensors)
+    assert projected == pytest.approx(
+        sum(row.get("fedgc/cgc_layers", 0) for row in rows) * 3 * tensors
+    )
     assert active == sum(row.get("fedgc/sgc_active", 0) for row in rows)
 
 
 def test_a_client_that_is_not_finite_constrains_no_other():
     data, solver = broken(opposed_federation(), 1), sgd(**FEDGC)
     expected, *_ = fedgc(make_net(), data, solver, 3)
-    found = train_rounds(make_net(), data, solver, rounds=3, methods=[FedGC()], aggregator=samples(), k=2)
+    found = train_rounds(
+        make_net(), data, solver, rounds=3, methods=[FedGC()], aggregator=samples(), k=2
+    )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
@@ -107,11 +135,16 @@ def test_a_layer_is_a_module_with_parameters_such_as_a_fixup_block():
     for name, _ in net.named_parameters():
         layers.setdefault(layer_of(net, name), []).append(name)
     assert list(layers) == ["conv1", "layer1.0", "layer1.1", "layer2", "layer3.0", "layer3.1", "fc"]
-    assert sorted(layers["layer2"]) == ["layer2.bias_in", "layer2.bias_out", "layer2.conv.weight", "layer2.scale"]
+    assert sorted(layers["layer2"]) == [
+        "layer2.bias_in",
+        "layer2.bias_out",
+        "layer2.conv.weight",
+        "layer2.scale",
+    ]
     assert sorted(layers["fc"]) == ["fc.bias", "fc.bias_in", "fc.weight"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- CGC
+# ---------------------------------------------------------------------------------------------- CGC
 def test_the_closed_form_of_cgc_equals_quadprog():
     rng = np.random.default_rng(0)
     for _ in range(50):
@@ -133,7 +166,7 @@ def test_cgc_does_not_change_satisfied_or_unconstrained_gradients():
         assert v.tolist() == [0.0]
 
 
-# ---------------------------------------------------------------------------------------------------------------- SGC
+# ---------------------------------------------------------------------------------------------- SGC
 def solution(G, mean, margin):
     """z and λ, or None."""
     lam = multipliers(G @ G.T, G @ mean, margin)
@@ -164,19 +197,24 @@ def test_sgc_with_more_clients_than_weights_and_with_equal_clients():
     """In these cases GGᵀ is singular."""
     many = np.random.default_rng(0).normal(size=(9, 3))
     many[:, 0] = abs(many[:, 0]) + 0.5  # otherwise no update satisfies all
-    twins = np.array([[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [-0.9, 0.5, 0.0, 0.0], [-0.9, 0.5, 0.0, 0.0]])
+    twins = np.array(
+        [[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [-0.9, 0.5, 0.0, 0.0], [-0.9, 0.5, 0.0, 0.0]]
+    )
     for G, mean in ((many, -many.mean(0)), (twins, twins.mean(0) + twins[2])):
         z, lam = solution(G, mean, 0.1)
         assert lam.max() > 0
         assert_kkt(G, mean, 0.1, z, lam, atol=1e-6)  # λ is about 30
 
 
-@pytest.mark.parametrize("G", [
-    np.array([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]]),  # opposite
-    np.array([[1.0, 2.0, 0.0], [-3.0, -6.0, 0.0], [0.0, 0.0, 1.0]]),
-    np.array([[1.0, 0.0, 0.3], [-0.5, 0.8, 0.3], [-0.5, -0.8, -0.6]]),  # they sum to zero
-    np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),  # one is zero
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "G",
+    [
+        np.array([[1.0, 2.0, 0.0], [-1.0, -2.0, 0.0]]),  # opposite
+        np.array([[1.0, 2.0, 0.0], [-3.0, -6.0, 0.0], [0.0, 0.0, 1.0]]),
+        np.array([[1.0, 0.0, 0.3], [-0.5, 0.8, 0.3], [-0.5, -0.8, -0.6]]),  # they sum to zero
+        np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),  # one is zero
+    ],
+)
 @pytest.mark.parametrize("scale", [1e-5, 1.0, 1e3])
 def test_sgc_without_a_solution_returns_none(G, scale):
     with pytest.raises(ValueError, match="inconsistent"):
@@ -207,18 +245,26 @@ def test_if_no_update_satisfies_all_the_mean_is_applied_and_counted():
 
 
 @pytest.mark.parametrize(
-    ("cohort_of", "cgc", "factors"), [(3, True, [1, 2, 2]), (5, True, [1, 1, 1]), (3, False, [1, 1, 1])]
+    ("cohort_of", "cgc", "factors"),
+    [(3, True, [1, 2, 2]), (5, True, [1, 1, 1]), (3, False, [1, 1, 1])],
 )
-def test_the_bytes_of_the_servers_gradient_count_unless_all_clients_know_it(federation, cohort_of, cgc, factors):
+def test_the_bytes_of_the_servers_gradient_count_unless_all_clients_know_it(
+    federation, cohort_of, cgc, factors
+):
     net, sizes = make_net(), Sizes()
-    train_rounds(net, federation, sgd(), rounds=3, methods=[FedGC(cgc=cgc), sizes], cohort_of=cohort_of)
+    train_rounds(
+        net, federation, sgd(), rounds=3, methods=[FedGC(cgc=cgc), sizes], cohort_of=cohort_of
+    )
     size = 8 * weights(net).numel()
     assert sizes.down == [factor * size for factor in factors]
     assert set(sizes.up) == {size}
 
 
 def test_a_multiplier_outside_the_grid_makes_the_step_nan():
-    """The sum of a number outside the grid would be arbitrary. It is NaN, so the server refuses the step."""
+    """The sum of a number outside the grid would be arbitrary.
+
+    It is NaN, so the server refuses the step.
+    """
     round = make_received({"w": torch.zeros(2)})
     upload = make_upload({"w": torch.ones(2, 2)}, np.ones(2))
     upload.clients = np.array([1, 4])
@@ -233,9 +279,16 @@ def test_a_round_without_any_finite_client_changes_and_constrains_nothing(federa
     assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
     models, data = [], broken(federation, 2)
     train_rounds(
-        make_net(), data, sgd(), rounds=4, methods=[FedGC()], cohort_of=1, on_round=lambda r, _: models.append(r.start)
+        make_net(),
+        data,
+        sgd(),
+        rounds=4,
+        methods=[FedGC()],
+        cohort_of=1,
+        on_round=lambda r, _: models.append(r.start),
     )
     assert all(torch.equal(models[2][name], t) for name, t in models[1].items())
     assert all(
-        not torch.equal(models[3][name], t) and models[3][name].isfinite().all() for name, t in models[2].items()
+        not torch.equal(models[3][name], t) and models[3][name].isfinite().all()
+        for name, t in models[2].items()
     )

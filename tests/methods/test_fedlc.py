@@ -15,10 +15,14 @@ def test_rounds_equal_an_independent_loop(sequences):
         counts = [int((data.y[data.clients[client]] == c).sum()) for c in range(4)]
         assert 0 in counts  # every client lacks classes
         losses = []
-        for logits, label in zip(layers(w, x)[-1].flatten(0, -2), y.flatten().tolist(), strict=True):
+        for logits, label in zip(
+            layers(w, x)[-1].flatten(0, -2), y.flatten().tolist(), strict=True
+        ):
             if label >= 0:
                 margins = [tau * n**-exponent if n else None for n in counts]
-                there = {c: torch.exp(logits[c] - m) for c, m in enumerate(margins) if m is not None}
+                there = {
+                    c: torch.exp(logits[c] - m) for c, m in enumerate(margins) if m is not None
+                }
                 losses.append(-torch.log(there[label] / sum(there.values())))
         return sum(losses) / len(losses)
 

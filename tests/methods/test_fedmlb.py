@@ -1,4 +1,7 @@
-"""FedMLB: hybrid paths are written by hand. They use the client's layers first, then the broadcast layers."""
+"""FedMLB: hybrid paths are written by hand.
+
+They use the client's layers first, then the broadcast layers.
+"""
 
 import pytest
 import torch

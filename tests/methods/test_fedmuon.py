@@ -1,4 +1,7 @@
-"""FedMuon equals a plain loop over matrices. Its iteration approximates the product of singular vectors."""
+"""FedMuon equals a plain loop over matrices.
+
+Its iteration approximates the product of singular vectors.
+"""
 
 import pytest
 import torch
@@ -46,7 +49,9 @@ def test_it_equals_the_plain_loop(federation, gc):
 
 
 def test_the_iteration_is_near_the_product_of_singular_vectors():
-    m = 1e-6 * torch.randn(3, 8, 4, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    m = 1e-6 * torch.randn(
+        3, 8, 4, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     s = torch.linalg.svdvals(orthogonal(m).flatten(2))
     assert ((s > 0.6) & (s < 1.3)).all()  # the iteration does not aim at 1 exactly
     tall = m.flatten(2).mT

@@ -12,7 +12,9 @@ def test_each_client_counts_as_one_average_step(federation, momentum):
     for t in range(2):
         directions, lengths = [], []
         for k in {*cohort(data, t, 3)} - {3}:  # client 3 has numbers that are not finite
-            w_k, steps = local_sgd(make_net(), w, batches(data, solver, k, t), lr=0.1, momentum=momentum)
+            w_k, steps = local_sgd(
+                make_net(), w, batches(data, solver, k, t), lr=0.1, momentum=momentum
+            )
             velocity = length = 0.0
             for _ in range(steps):  # along a constant gradient of one
                 velocity = momentum * velocity + 1

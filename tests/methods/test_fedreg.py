@@ -39,7 +39,14 @@ def reference(net, data, solver, *, rounds, gamma, beta, pseudo, perturbed, lr=0
             made = []
             for x, y in own_pass(data, k, t):
                 x_s = climbed(net, w0, x, y, ETA_S)
-                made.append((x_s, outputs(net, w0, x_s).softmax(-1).detach(), climbed(net, w0, x, y, ETA_P), y))
+                made.append(
+                    (
+                        x_s,
+                        outputs(net, w0, x_s).softmax(-1).detach(),
+                        climbed(net, w0, x, y, ETA_P),
+                        y,
+                    )
+                )
             w = w0
             for step, (x, y) in enumerate(batches(data, solver, k, t)):
                 g = gradient(net, gamma * w + (1 - gamma) * w0, x, y)

@@ -1,4 +1,6 @@
-"""FedSOL equals its rule with autograd of the divergence, also with scalar parameters and padding."""
+"""FedSOL equals its rule with autograd of the divergence, also with scalar
+parameters and padding.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from gcfed.methods.fedsol import FedSol
 
 def divergence(net, w, w0, x, temperature):
     """The proximal loss KL(w₀ ‖ w) of softened outputs, computed from probabilities."""
-    p, q = ((functional_call(net, tensors(net, v), (x,)) / temperature).softmax(-1) for v in (w0, w))
+    p, q = (
+        (functional_call(net, tensors(net, v), (x,)) / temperature).softmax(-1) for v in (w0, w)
+    )
     return (p * (p / q).log()).sum(-1).mean()
 
 
@@ -31,7 +35,10 @@ def drift_scale(net, w, w0):
 
 
 def by_hand(net, data, solver, rounds, rho, temperature, adaptive):
-    """Local steps w ← w − η ∇F(w + ρ Λ g/‖g‖) with g = ∇ KL(w₀ ‖ w), and plain SGD if w = w₀. Plain means."""
+    """Local steps w ← w − η ∇F(w + ρ Λ g/‖g‖) with g = ∇ KL(w₀ ‖ w), and plain SGD if w = w₀.
+
+    Plain means.
+    """
     w0 = weights(net)
     for t in range(rounds):
         trained = []
@@ -40,7 +47,9 @@ def by_hand(net, data, solver, rounds, rho, temperature, adaptive):
             for x, y in batches(data, solver, client, t):
                 at = w
                 if not torch.equal(w, w0):
-                    (g,) = torch.autograd.grad(divergence(net, w.requires_grad_(), w0, x, temperature), w)
+                    (g,) = torch.autograd.grad(
+                        divergence(net, w.requires_grad_(), w0, x, temperature), w
+                    )
                     w = w.detach()
                     at = w + rho * (drift_scale(net, w, w0) if adaptive else 1.0) * g / g.norm()
                 w = w - solver.lr(t) * gradient(net, at, x, y)

@@ -27,7 +27,9 @@ def test_fedacg_equals_algorithm_1(federation, update):
         ahead = theta + lam * m
         near = partial(lambda w, ahead: beta / 2 * (w - ahead).square().sum(), ahead=ahead)
         trained = [
-            local_sgd(net, ahead, batches(federation, solver, client, t), lr=0.1 * 0.9**t, term=near)[0]
+            local_sgd(
+                net, ahead, batches(federation, solver, client, t), lr=0.1 * 0.9**t, term=near
+            )[0]
             for client in cohort(federation, t, 3)
         ]
         delta = torch.stack([w - ahead for w in trained]).mean(0)
@@ -36,20 +38,28 @@ def test_fedacg_equals_algorithm_1(federation, update):
 
     sizes = Sizes()
     trained = train_rounds(
-        net, federation, solver, rounds=3, methods=[LookAhead(lam, update), Proximal(beta), sizes],
-        server=server(lam if update == "momentum" else 0.0), k=2,
-    )  # fmt: skip
+        net,
+        federation,
+        solver,
+        rounds=3,
+        methods=[LookAhead(lam, update), Proximal(beta), sizes],
+        server=server(lam if update == "momentum" else 0.0),
+        k=2,
+    )
     torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
     assert sizes.down == [8 * trained.numel()] * 3  # only the model is sent
 
 
-@pytest.mark.parametrize(("update", "make", "words"), [
-    ("momentum", server(0.5), r"methods\.lookahead .* needs server\.momentum=0\.85, not 0\.5"),
-    ("momentum", server(0.85, lr=0.5), r"server\.lr=1, not 0\.5"),
-    ("momentum", server(0.85, weight_decay=0.1), r"server\.weight_decay=0"),
-    ("momentum", partial(Adam, lr=1.0), r"needs server=momentum, not Adam"),
-    ("delta", server(0.85), r"update=delta needs server\.momentum=0, not 0\.85"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("update", "make", "words"),
+    [
+        ("momentum", server(0.5), r"methods\.lookahead .* needs server\.momentum=0\.85, not 0\.5"),
+        ("momentum", server(0.85, lr=0.5), r"server\.lr=1, not 0\.5"),
+        ("momentum", server(0.85, weight_decay=0.1), r"server\.weight_decay=0"),
+        ("momentum", partial(Adam, lr=1.0), r"needs server=momentum, not Adam"),
+        ("delta", server(0.85), r"update=delta needs server\.momentum=0, not 0\.85"),
+    ],
+)
 def test_servers_with_another_step_are_refused_by_name(update, make, words):
     with pytest.raises(ValueError, match=words):
         LookAhead(update=update).meet(make_setup(make_net(), server=make))

@@ -1,4 +1,6 @@
-"""Whole runs equal plain loops: several methods at once, and settings that only a whole run combines."""
+"""Whole runs equal plain loops: several methods at once, and settings that only a whole run
+combines.
+"""
 
 import numpy as np
 import pytest
@@ -9,15 +11,25 @@ from torch import nn
 
 
 class Several(Plain):
-    """SAM ascends the whole objective with all added losses. The proximal gradient uses the weights before."""
+    """SAM ascends the whole objective with all added losses.
+
+    The proximal gradient uses the weights before.
+    """
 
     rho, tau, mu, beta, temperature, weight = 0.3, 0.7, 0.4, 0.8, 2.0, 0.6
     overrides = (
-        "algorithm=fedsam", f"methods.sam.rho={rho}", "+methods.fedlc._target_=gcfed.methods.fedlc.FedLC",
-        f"+methods.fedlc.tau={tau}", "+methods.prox._target_=gcfed.methods.proximal.Proximal", f"+methods.prox.mu={mu}",
-        "+methods.ntd._target_=gcfed.methods.fedntd.FedNTD", f"+methods.ntd.beta={beta}",
-        f"+methods.ntd.tau={temperature}", f"+methods.ntd.ce_weight={weight}", "client.stack=3",
-    )  # fmt: skip
+        "algorithm=fedsam",
+        f"methods.sam.rho={rho}",
+        "+methods.fedlc._target_=gcfed.methods.fedlc.FedLC",
+        f"+methods.fedlc.tau={tau}",
+        "+methods.prox._target_=gcfed.methods.proximal.Proximal",
+        f"+methods.prox.mu={mu}",
+        "+methods.ntd._target_=gcfed.methods.fedntd.FedNTD",
+        f"+methods.ntd.beta={beta}",
+        f"+methods.ntd.tau={temperature}",
+        f"+methods.ntd.ce_weight={weight}",
+        "client.stack=3",
+    )
 
     def objective(self, w, x, y, k):
         logits = w(x)
@@ -25,7 +37,8 @@ class Several(Plain):
         loss = F.cross_entropy(logits - self.tau * counts**-0.25, y)
         others = torch.ones_like(logits, dtype=torch.bool).scatter(1, y[:, None], False)
         mine, theirs = (
-            (z[others].view(len(y), 9) / self.temperature).log_softmax(1) for z in (logits, self.net(x).detach())
+            (z[others].view(len(y), 9) / self.temperature).log_softmax(1)
+            for z in (logits, self.net(x).detach())
         )
         kept = (theirs.exp() * (theirs - mine)).sum(1).mean()
         return loss, self.weight * loss + self.beta * self.temperature**2 * kept
@@ -46,14 +59,22 @@ class Several(Plain):
 
 
 class Clipped(Plain):
-    """The bound follows the 0.2-quantile of the cohort's norms. Running statistics and rehearsals do not count."""
+    """The bound follows the 0.2-quantile of the cohort's norms.
+
+    Running statistics and rehearsals do not count.
+    """
 
     last, model, quantile, lr_c, first = "wrap", {"special": True}, 0.2, 0.9, 0.3
     overrides = (
-        "client.last_batch=wrap", "+methods.clip._target_=gcfed.methods.clip_update.ClipUpdate",
-        f"+methods.clip.max_norm={first}", f"+methods.clip.quantile={quantile}", f"+methods.clip.lr={lr_c}",
-        "metrics=gap", "metrics.gap.every=1", "gc.boundary=fc",
-    )  # fmt: skip
+        "client.last_batch=wrap",
+        "+methods.clip._target_=gcfed.methods.clip_update.ClipUpdate",
+        f"+methods.clip.max_norm={first}",
+        f"+methods.clip.quantile={quantile}",
+        f"+methods.clip.lr={lr_c}",
+        "metrics=gap",
+        "metrics.gap.every=1",
+        "gc.boundary=fc",
+    )
 
     def begin(self):
         self.bound = self.first
@@ -77,15 +98,21 @@ class Deep(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3))
         self.body1, self.nor, self.norm, self.normal = (
-            nn.Conv2d(3, 2, 2), nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 10)
-        )  # fmt: skip
+            nn.Conv2d(3, 2, 2),
+            nn.Linear(8, 4),
+            nn.BatchNorm1d(4),
+            nn.Linear(4, 10),
+        )
 
     def forward(self, x):
         return self.normal(self.norm(self.nor(self.body1(self.body(x).tanh()).flatten(1))).tanh())
 
 
 class Own(Plain):
-    """FedBN: each client keeps its own batch norms. The global ones are the mean of the last cohort's."""
+    """FedBN: each client keeps its own batch norms.
+
+    The global ones are the mean of the last cohort's.
+    """
 
     last, model = "wrap", {"_target_": f"{__name__}.Deep", "norm_policy": "local"}
     overrides = ("client.last_batch=wrap", "gc.boundary=normal")
@@ -99,7 +126,11 @@ class Own(Plain):
     def sent(self, t, deltas):
         for k, delta in deltas.items():
             state = self.net.state_dict()
-            self.kept[k] = {name: state[name] + d for name, d in delta.items() if name.startswith(("body.1.", "norm."))}
+            self.kept[k] = {
+                name: state[name] + d
+                for name, d in delta.items()
+                if name.startswith(("body.1.", "norm."))
+            }
 
 
 @pytest.mark.parametrize("case", [Several, Clipped, Own])

@@ -21,8 +21,12 @@ def test_rounds_equal_an_independent_loop(sequences):
         """The paper's Algorithm 1. A client without a previous model uses the broadcast model."""
         seen.append(previous is not None)
         _, z, logits = layers(w, x)
-        z_global, z_previous = (layers(v, x)[1].flatten(1).detach() for v in (start, previous or start))
-        near, far = (torch.exp(cosine(z.flatten(1), other) / temperature) for other in (z_global, z_previous))
+        z_global, z_previous = (
+            layers(v, x)[1].flatten(1).detach() for v in (start, previous or start)
+        )
+        near, far = (
+            torch.exp(cosine(z.flatten(1), other) / temperature) for other in (z_global, z_previous)
+        )
         contrast = -torch.log(near / (near + far)).mean()
         return F.cross_entropy(logits.flatten(0, -2), y.flatten()) + mu * contrast
 

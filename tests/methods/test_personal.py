@@ -1,4 +1,6 @@
-"""Personalised methods equal plain loops in float64: the global model, personal models and tests."""
+"""Personalised methods equal plain loops in float64: the global model, personal
+models and tests.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -50,7 +52,11 @@ def apart(a, b):
 
 
 class Plain:
-    """FedAvg. ``local`` trains one client. It returns the weights for the server's mean, and the personal model."""
+    """FedAvg.
+
+    ``local`` trains one client. It returns the weights for the server's mean, and the personal
+    model.
+    """
 
     momentum, kept = 0.0, ()
 
@@ -68,7 +74,10 @@ class Plain:
                 self.momentum * v + (d if i in frozen else g)
                 for i, (v, d, g) in enumerate(zip(velocity, decay, full, strict=True))
             ]
-            w = [t if i in frozen else t - lr * v for i, (t, v) in enumerate(zip(w, velocity, strict=True))]
+            w = [
+                t if i in frozen else t - lr * v
+                for i, (t, v) in enumerate(zip(w, velocity, strict=True))
+            ]
         self.states |= {(k, i): w[i] for i in self.kept}
         return w, w
 
@@ -115,7 +124,9 @@ class PlainAPFL(Plain):
         w, (v, alpha) = w0, self.states.get(k, (w0, self.alpha))
         for x, y in steps:
             mixed = [alpha * a + (1 - alpha) * b for a, b in zip(v, w, strict=True)]
-            grads = [g - WEIGHT_DECAY * t for g, t in zip(gradients(mixed, x, y), mixed, strict=True)]
+            grads = [
+                g - WEIGHT_DECAY * t for g, t in zip(gradients(mixed, x, y), mixed, strict=True)
+            ]
             slope = sum(((a - b) * g).sum() for a, b, g in zip(v, w, grads, strict=True))
             v = moved(v, [alpha * g + WEIGHT_DECAY * t for g, t in zip(grads, v, strict=True)], lr)
             w = moved(w, gradients(w, x, y), lr)
@@ -137,7 +148,10 @@ class PlainPFedMe(Plain):
         w = theta = w0
         for x, y in steps:
             for _ in range(self.inner_steps):
-                grads = [g + self.lam * d for g, d in zip(self.inner(theta, x, y), apart(theta, w), strict=True)]
+                grads = [
+                    g + self.lam * d
+                    for g, d in zip(self.inner(theta, x, y), apart(theta, w), strict=True)
+                ]
                 theta = moved(theta, self.projected(grads, theta), lr)
             w = moved(w, apart(w, theta), self.lr * self.lam)
         return w, theta
@@ -187,23 +201,33 @@ CASES = {  # the method, its plain loop, and how many of 59 values it sends and 
     "apfl, α = 1": ([APFL(1.0)], PlainAPFLFromOne, 59),
     "pfedme": ([PFedMe(4.0, lr=0.05, inner_steps=3)], PlainPFedMe, 59),
     "pfedme, GC": (
-        [PFedMe(4.0, lr=0.05, inner_steps=3), GradientCentralization(server=False, boundary="2")], PlainPFedMeGC, 59
+        [PFedMe(4.0, lr=0.05, inner_steps=3), GradientCentralization(server=False, boundary="2")],
+        PlainPFedMeGC,
+        59,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_it_equals_the_plain_loop(case):
-    """Stacks have two clients or one, with different numbers of steps. Models, tests and bytes are compared."""
+    """Stacks have two clients or one, with different numbers of steps.
+
+    Models, tests and bytes are compared.
+    """
     methods, plain, sent = CASES[case]
     plain, net, data = plain(), make_net(), with_tests(random_federation())
     seen, sizes, rows = Seen(), Sizes(), []
     solver = sgd(lr=LR, momentum=plain.momentum, weight_decay=WEIGHT_DECAY, lr_decay=DECAY)
     expected = [p.detach().clone() for p in net.parameters()]
     ours = train_rounds(
-        net, data, solver, rounds=ROUNDS, methods=[*methods, seen, sizes, PersonalMetric(every=1), Drift()], k=2,
+        net,
+        data,
+        solver,
+        rounds=ROUNDS,
+        methods=[*methods, seen, sizes, PersonalMetric(every=1), Drift()],
+        k=2,
         on_round=lambda round, row: rows.append(row),
-    )  # fmt: skip
+    )
     personal = {}
     for t in range(ROUNDS):
         lr, uploads, now = LR * DECAY**t, [], {}
@@ -212,14 +236,23 @@ def test_it_equals_the_plain_loop(case):
             uploads.append(w)
         accuracies = [
             float((logits(w, data.x[i]).argmax(1) == data.y[i]).double().mean())
-            for k, w in now.items() if len(i := data.tests_of_clients.client(k))
-        ]  # fmt: skip
+            for k, w in now.items()
+            if len(i := data.tests_of_clients.client(k))
+        ]
         assert rows[t]["personal/local_acc"] == pytest.approx(np.mean(accuracies))
         assert rows[t]["personal/local_worst10"] == pytest.approx(min(accuracies))
-        steps = [[t.flatten() for i, t in enumerate(apart(w, expected)) if i not in plain.kept] for w in uploads]
-        assert rows[t]["drift/client_norm"] == pytest.approx(np.mean([float(torch.cat(s).norm()) for s in steps]))
+        steps = [
+            [t.flatten() for i, t in enumerate(apart(w, expected)) if i not in plain.kept]
+            for w in uploads
+        ]
+        assert rows[t]["drift/client_norm"] == pytest.approx(
+            np.mean([float(torch.cat(s).norm()) for s in steps])
+        )
         means = [sum(ts) / len(uploads) for ts in zip(*uploads, strict=True)]
-        expected = [old if i in plain.kept else new for i, (old, new) in enumerate(zip(expected, means, strict=True))]
+        expected = [
+            old if i in plain.kept else new
+            for i, (old, new) in enumerate(zip(expected, means, strict=True))
+        ]
         personal |= now
     torch.testing.assert_close(ours, torch.cat([t.flatten() for t in expected]), rtol=0, atol=1e-10)
     assert seen.models.keys() == personal.keys()
@@ -228,16 +261,25 @@ def test_it_equals_the_plain_loop(case):
     assert {*sizes.up} == {*sizes.down} == {sent * 8}
 
 
-@pytest.mark.parametrize(("methods", "message"), [
-    ([Personal(head=["2", "3"])], r"Personal: head=\['2', '3'\] must be modules with tensors, and not all, of 0, 1, 2"),
-    ([Personal(head=["0", "2"])], r"Personal: head=\['0', '2'\] must be"),
-    ([Personal(), Scaffold()], "Personal does not combine with Scaffold, which compares"),
-    ([Personal(), Ditto()], "Personal does not combine with Ditto, which compares"),
-    ([FedRep(), Proximal()], "FedRep does not combine with Proximal, which compares"),
-    ([Personal("body"), FedNTD()], "Personal does not combine with FedNTD: no broadcast model is complete"),
-    ([Ditto(), FedRep()], "methods: Ditto and FedRep both move the weights of a step"),
-    ([PFedMe(), Ditto()], "methods: PFedMe and Ditto both move the weights of a step"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        (
+            [Personal(head=["2", "3"])],
+            r"Personal: head=\['2', '3'\] must be modules with tensors, and not all, of 0, 1, 2",
+        ),
+        ([Personal(head=["0", "2"])], r"Personal: head=\['0', '2'\] must be"),
+        ([Personal(), Scaffold()], "Personal does not combine with Scaffold, which compares"),
+        ([Personal(), Ditto()], "Personal does not combine with Ditto, which compares"),
+        ([FedRep(), Proximal()], "FedRep does not combine with Proximal, which compares"),
+        (
+            [Personal("body"), FedNTD()],
+            "Personal does not combine with FedNTD: no broadcast model is complete",
+        ),
+        ([Ditto(), FedRep()], "methods: Ditto and FedRep both move the weights of a step"),
+        ([PFedMe(), Ditto()], "methods: PFedMe and Ditto both move the weights of a step"),
+    ],
+)
 def test_combinations_with_another_result_are_refused(methods, message):
     with pytest.raises(ValueError, match=message):
         validate_parts(make_setup(make_net(), methods=methods, data=random_federation()))
@@ -245,9 +287,15 @@ def test_combinations_with_another_result_are_refused(methods, message):
 
 def test_the_head_is_the_last_module_with_a_weight():
     first, tanh, last = make_net()
-    for net in (make_net(), torch.nn.Sequential(first, torch.nn.Sequential(tanh, weight_norm(last)))):
+    for net in (
+        make_net(),
+        torch.nn.Sequential(first, torch.nn.Sequential(tanh, weight_norm(last))),
+    ):
         own = [
-            f"{place}.{name}" for place, m in net.named_modules() if place in {"2", "1.1"} for name in m.state_dict()
+            f"{place}.{name}"
+            for place, m in net.named_modules()
+            if place in {"2", "1.1"}
+            for name in m.state_dict()
         ]
         setup = make_setup(net, methods=[method := Personal()], data=random_federation())
         assert method.parts[0].choose(setup) == own
@@ -256,7 +304,9 @@ def test_the_head_is_the_last_module_with_a_weight():
 def test_the_server_must_not_decay_personal_tensors():
     server = partial(torch.optim.SGD, lr=1.0, weight_decay=0.1)
     with pytest.raises(ValueError, match=r"FedRep needs server\.weight_decay=0"):
-        validate_parts(make_setup(make_net(), methods=[FedRep()], data=random_federation(), server=server))
+        validate_parts(
+            make_setup(make_net(), methods=[FedRep()], data=random_federation(), server=server)
+        )
 
 
 def test_a_frozen_tensor_needs_no_finite_gradient():

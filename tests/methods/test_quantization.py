@@ -1,4 +1,7 @@
-"""The quantizer has QSGD's levels, mean and variance bound. Bytes are exact, and each client has its own draws."""
+"""The quantizer has QSGD's levels, mean and variance bound.
+
+Bytes are exact, and each client has its own draws.
+"""
 
 import math
 from dataclasses import replace
@@ -18,7 +21,9 @@ def quantized(x, bits, seed=0):
     return out
 
 
-@pytest.mark.parametrize(("bits", "dtype"), [(2, torch.float32), (3, torch.float64), (8, torch.float32)])
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [(2, torch.float32), (3, torch.float64), (8, torch.float32)]
+)
 def test_each_coordinate_is_rounded_to_a_neighbouring_level(bits, dtype):
     x = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=dtype)
     x[3] = 0
@@ -44,7 +49,9 @@ def test_the_quantizer_is_unbiased_and_within_the_variance_bound(bits):
     assert variance <= 1.02 * min(d / s**2, math.sqrt(d) / s) * x.square().sum()
     # Exactly: Σ ‖x‖²/s² · f (1 − f), with f the fraction of s|x|/‖x‖.
     f = (s * x.abs() / x.norm()).frac()
-    torch.testing.assert_close(variance, (x.square().sum() / s**2 * f * (1 - f)).sum(), rtol=0.05, atol=0)
+    torch.testing.assert_close(
+        variance, (x.square().sum() / s**2 * f * (1 - f)).sum(), rtol=0.05, atol=0
+    )
 
 
 def test_many_bits_are_the_identity():
@@ -58,7 +65,8 @@ def test_zeros_small_and_infinite_numbers():
     assert torch.equal(quantized(torch.zeros(3), 8), torch.zeros(3))
     lone = torch.tensor([-0.1])
     torch.testing.assert_close(quantized(lone, 2), lone)
-    rounded_down = torch.tensor([0.7], dtype=torch.float64)  # its norm in float32, as it is sent, is less than 0.7
+    # its norm in float32, as it is sent, is less than 0.7
+    rounded_down = torch.tensor([0.7], dtype=torch.float64)
     assert quantized(rounded_down, 32).item() <= rounded_down.float().item()
     for bad in (float("nan"), float("inf")):
         assert quantized(torch.tensor([1.0, bad, 0.0]), 8).isnan().any()
@@ -68,8 +76,14 @@ def test_zeros_small_and_infinite_numbers():
 def uploads(k, seed=0):
     """Three clients' updates, K at a time."""
     g = torch.Generator().manual_seed(seed)
-    delta = {"w": torch.randn(3, 5, 3, generator=g, dtype=torch.float64), "b": torch.randn(3, 7, generator=g)}
-    return [make_upload({n: t[i : i + k].clone() for n, t in delta.items()}, np.ones(k)) for i in range(0, 3, k)]
+    delta = {
+        "w": torch.randn(3, 5, 3, generator=g, dtype=torch.float64),
+        "b": torch.randn(3, 7, generator=g),
+    }
+    return [
+        make_upload({n: t[i : i + k].clone() for n, t in delta.items()}, np.ones(k))
+        for i in range(0, 3, k)
+    ]
 
 
 def quantization(bits):
@@ -87,9 +101,13 @@ def test_each_client_has_its_own_draws_and_bytes(bits):
         parts = uploads(k)
         for i, upload in enumerate(parts):
             upload.clients = np.arange(3)[i * k : (i + 1) * k] + 10
-            upload.send("more", {"t": torch.zeros(k, 125).double()})  # another method sends 1000 bytes more
+            # another method sends 1000 bytes more
+            upload.send("more", {"t": torch.zeros(k, 125).double()})
             quantization(bits).send(upload, {}, download)
-            assert upload.bytes_per_client == math.ceil(15 * bits / 8) + 4 + math.ceil(7 * bits / 8) + 4 + 1000
+            assert (
+                upload.bytes_per_client
+                == math.ceil(15 * bits / 8) + 4 + math.ceil(7 * bits / 8) + 4 + 1000
+            )
         sent[k] = {n: torch.cat([u.delta[n] for u in parts]) for n in ("w", "b")}
     for name in ("w", "b"):
         assert torch.equal(sent[1][name], sent[3][name])

@@ -55,24 +55,43 @@ NET = MLP(input_shape=(6,), num_classes=4, hidden=(5,))
 LINEAR = MLP(input_shape=(6,), num_classes=4, hidden=())
 SERVER = "server decay yogi"
 REFUSED = {
-    FedGC: "adam median", FedDC: f"adam momentum samples median half {SERVER} quantized",
-    FedCM: "adam momentum samples median", FedVARP: "samples median",
-    FedDyn: f"samples median half {SERVER}", Scaffold: "adam samples quantized", FedCurv: "median quantized",
-    SSF: f"adam momentum samples median {SERVER}", FedSub: f"adam momentum median {SERVER}",
-    FedNova: "adam samples", FedExP: f"samples median half {SERVER}", FedGloSS: f"samples median half {SERVER}",
-    FedMuon: "adam momentum samples median quantized", FedWMSAM: "adam momentum samples median quantized",
+    FedGC: "adam median",
+    FedDC: f"adam momentum samples median half {SERVER} quantized",
+    FedCM: "adam momentum samples median",
+    FedVARP: "samples median",
+    FedDyn: f"samples median half {SERVER}",
+    Scaffold: "adam samples quantized",
+    FedCurv: "median quantized",
+    SSF: f"adam momentum samples median {SERVER}",
+    FedSub: f"adam momentum median {SERVER}",
+    FedNova: "adam samples",
+    FedExP: f"samples median half {SERVER}",
+    FedGloSS: f"samples median half {SERVER}",
+    FedMuon: "adam momentum samples median quantized",
+    FedWMSAM: "adam momentum samples median quantized",
     FedAdamW: "adam momentum samples median quantized",
     DualSam: "samples quantized",
-    FedDecorr: "layers", FedMLB: "layers", Moon: "layers",
-}  # fmt: skip
+    FedDecorr: "layers",
+    FedMLB: "layers",
+    Moon: "layers",
+}
 
 
 @pytest.mark.parametrize("cls", REFUSED)
 def test_a_method_accepts_and_refuses_settings(cls, tmp_path):
     for name, (changes, message) in SETTINGS.items():
-        parts = {"solver": PLAIN, "server": PLAIN_SERVER, "stores": ClientStores(folder=tmp_path), **changes}
+        parts = {
+            "solver": PLAIN,
+            "server": PLAIN_SERVER,
+            "stores": ClientStores(folder=tmp_path),
+            **changes,
+        }
         method, net = cls(), parts.pop("net", NET)
-        setup = make_setup(net, data=random_federation(), **parts | {"methods": [method, *parts.get("methods", ())]})
+        setup = make_setup(
+            net,
+            data=random_federation(),
+            **parts | {"methods": [method, *parts.get("methods", ())]},
+        )
         if name in REFUSED[cls].split():
             with pytest.raises(ValueError, match=rf"^{cls.__name__} .*{re.escape(message)}"):
                 meet(method, setup)
@@ -92,7 +111,10 @@ def test_features_without_a_trained_weight_are_refused(cls, frozen):
 
 
 def test_two_calls_of_a_network_per_step_are_refused_if_it_counts_them():
-    batch, group = (ResNetCIFAR(input_shape=(3, 8, 8), num_classes=4, depth=8, norm=n) for n in ("batch", "group"))
+    batch, group = (
+        ResNetCIFAR(input_shape=(3, 8, 8), num_classes=4, depth=8, norm=n)
+        for n in ("batch", "group")
+    )
     FedMLB().meet(make_setup(batch, methods=[FedMLB()]))
     FedMLB().meet(make_setup(group, methods=[FedMLB(), Moon()]))
     with pytest.raises(ValueError, match=r"FedMLB and Moon call model=ResNetCIFAR twice a step"):

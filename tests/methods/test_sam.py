@@ -5,7 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from harness import CPU, make_download, make_net, make_setup, random_federation, sgd, train_rounds, with_batch_norm
+from harness import (
+    CPU,
+    make_download,
+    make_net,
+    make_setup,
+    random_federation,
+    sgd,
+    train_rounds,
+    with_batch_norm,
+)
 
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.training.lent import broadcast_state, travelling
@@ -17,7 +26,10 @@ from gcfed.methods.sam import Sam
 
 @pytest.mark.parametrize("method", [Sam(0.7), FedSol(0.7)])
 def test_weights_and_running_statistics_are_restored(federation, method):
-    """The weights before the first pass and the statistics after it are restored. Frozen ones do not change."""
+    """The weights before the first pass and the statistics after it are restored.
+
+    Frozen ones do not change.
+    """
     net = with_batch_norm()
     net[2].bias.requires_grad_(False)
     start = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"])
@@ -62,12 +74,18 @@ class Counted(torch.nn.Module):
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_running_statistics_come_from_the_first_pass(k):
-    """With ρ = 0, weights and buffers equal FedAvg's, also counts and buffers that ``forward`` replaces."""
+    """With ρ = 0, weights and buffers equal FedAvg's, also counts and buffers that ``forward``
+    replaces.
+    """
     found = []
     for methods in ([], [Sam(0.0)]):
         first, _, last = make_net()
-        middle = [Counted()] if k > 1 else [Counted(), torch.nn.BatchNorm1d(5, momentum=None).double()]
+        middle = (
+            [Counted()] if k > 1 else [Counted(), torch.nn.BatchNorm1d(5, momentum=None).double()]
+        )
         net = torch.nn.Sequential(first, *middle, last)
-        train_rounds(net, random_federation(sizes=(10, 12, 8)), sgd(), rounds=2, methods=methods, k=k)
+        train_rounds(
+            net, random_federation(sizes=(10, 12, 8)), sgd(), rounds=2, methods=methods, k=k
+        )
         found.append([t.double() for t in (*net.parameters(), *net.buffers())])
     assert all(map(torch.equal, *found))

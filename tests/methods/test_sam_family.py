@@ -1,4 +1,6 @@
-"""SAM's moves with the corrections of SCAFFOLD, FedDyn, FedGloSS and FedCM equal the papers' rules on flat vectors."""
+"""SAM's moves with the corrections of SCAFFOLD, FedDyn, FedGloSS and FedCM equal the papers' rules
+on flat vectors.
+"""
 
 from types import SimpleNamespace
 
@@ -23,13 +25,19 @@ def unit(v):
 
 
 def constant(net, v):
-    """Fills tensor i with entry i of the flat vector. These entries are divided by the sum of their absolute values."""
+    """Fills tensor i with entry i of the flat vector.
+
+    These entries are divided by the sum of their absolute values.
+    """
     first = v[:TENSORS] / max(v[:TENSORS].abs().sum(), 1e-12)
     return torch.cat([x.expand(p.numel()) for x, p in zip(first, net.parameters(), strict=True)])
 
 
 def by_hand(net, data, move, correction="", alpha=1.0):
-    """Three of five clients train in a round. FedDyn's h has strength 0.5, FedCM's Δ weight 0.4, FedGloSS ρ = 0.4."""
+    """Three of five clients train in a round.
+
+    FedDyn's h has strength 0.5, FedCM's Δ weight 0.4, FedGloSS ρ = 0.4.
+    """
     w0, n = weights(net), len(data.clients)
     zero = torch.zeros_like(w0)
     clients = [SimpleNamespace(old=None, c=zero, h=zero, mu=zero) for _ in range(n)]
@@ -53,7 +61,9 @@ def by_hand(net, data, move, correction="", alpha=1.0):
                 elif move == "dual":
                     shift = RHO * unit(g - own.mu - s)
                     own.mu = own.mu + shift - s
-                step = alpha * (gradient(net, w + shift, x, y) if shift.any() else g) + (1 - alpha) * g
+                step = (
+                    alpha * (gradient(net, w + shift, x, y) if shift.any() else g) + (1 - alpha) * g
+                )
                 if correction == "scaffold":
                     step = step - own.c + c
                 elif dynamic:
@@ -76,30 +86,56 @@ def by_hand(net, data, move, correction="", alpha=1.0):
 
 
 MOVES = {
-    "own": lambda: Sam(RHO), "last_update": lambda: Sam(RHO, direction="last_update"),
-    "constant": lambda: Sam(RHO, direction="constant"), "dual": lambda: DualSam(RHO),
+    "own": lambda: Sam(RHO),
+    "last_update": lambda: Sam(RHO, direction="last_update"),
+    "constant": lambda: Sam(RHO, direction="constant"),
+    "dual": lambda: DualSam(RHO),
     "mixed": lambda: Sam(RHO, alpha=0.3),
-}  # fmt: skip
-CORRECTIONS = {"": list, "scaffold": lambda: [Scaffold()], "feddyn": lambda: [FedDyn(0.5)],
-               "fedcm": lambda: [FedCM(0.4)], "fedgloss": lambda: [FedGloSS(0.4, alpha=0.5)]}  # fmt: skip
+}
+CORRECTIONS = {
+    "": list,
+    "scaffold": lambda: [Scaffold()],
+    "feddyn": lambda: [FedDyn(0.5)],
+    "fedcm": lambda: [FedCM(0.4)],
+    "fedgloss": lambda: [FedGloSS(0.4, alpha=0.5)],
+}
 
 
-@pytest.mark.parametrize(("move", "correction"), [
-    ("own", "scaffold"), ("own", "fedcm"), ("last_update", ""), ("last_update", "scaffold"), ("last_update", "feddyn"),
-    ("constant", ""), ("dual", "feddyn"), ("mixed", "feddyn"), ("own", "fedgloss"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("move", "correction"),
+    [
+        ("own", "scaffold"),
+        ("own", "fedcm"),
+        ("last_update", ""),
+        ("last_update", "scaffold"),
+        ("last_update", "feddyn"),
+        ("constant", ""),
+        ("dual", "feddyn"),
+        ("mixed", "feddyn"),
+        ("own", "fedgloss"),
+    ],
+)
 def test_a_move_and_a_correction(federation, move, correction):
     """``mixed`` is FedSpeed, which mixes the gradients at w̃ and at w."""
-    expected = by_hand(make_net(), federation, move, correction, alpha=0.3 if move == "mixed" else 1.0)
+    expected = by_hand(
+        make_net(), federation, move, correction, alpha=0.3 if move == "mixed" else 1.0
+    )
     methods = [MOVES[move](), *CORRECTIONS[correction]()]
     found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 def fedwmsam_by_hand(net, data, alpha, lr, absent, move):
-    """FedWMSAM as the paper writes it, with Δ_k = Δ + α/(1 − α) (c − c_k). Also returns α and the last mean of v_k."""
+    """FedWMSAM as the paper writes it, with Δ_k = Δ + α/(1 − α) (c − c_k).
+
+    Also returns α and the last mean of v_k.
+    """
     w0, n = weights(net), len(data.clients)
-    c, delta, own = torch.zeros_like(w0), torch.zeros_like(w0), [torch.zeros_like(w0) for _ in range(n)]
+    c, delta, own = (
+        torch.zeros_like(w0),
+        torch.zeros_like(w0),
+        [torch.zeros_like(w0) for _ in range(n)],
+    )
     for t in range(ROUNDS):
         ends, changes, steps, values = [], [], [], []
         for k in [k for k in cohort(data, t, 3) if k != absent]:
@@ -111,15 +147,22 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent, move):
             ends.append(w)
             changes.append((w0 - w) / (count * lr) - c)
             own[k] = own[k] + changes[-1]
-            values.append(1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0)
+            values.append(
+                1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0
+            )
         alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
         w0, c, delta = sum(ends) / len(ends), c + sum(changes) / n, sum(steps) / len(steps)
     return w0, alpha, sum(values) / len(values)
 
 
-@pytest.mark.parametrize(("alpha", "lr", "low", "high", "ones"), [
-    (0.3, LR, 0.0, 0.9, False), (0.9, 5.0, 0.9, 2.0, False), (0.3, LR, 0.0, 0.9, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("alpha", "lr", "low", "high", "ones"),
+    [
+        (0.3, LR, 0.0, 0.9, False),
+        (0.9, 5.0, 0.9, 2.0, False),
+        (0.3, LR, 0.0, 0.9, True),
+    ],
+)
 def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low, high, ones):
     method, data, net = FedWMSAM(RHO, alpha=alpha, constant=ones), broken(federation, 3), make_net()
     move = (lambda d: -constant(net, d)) if ones else unit

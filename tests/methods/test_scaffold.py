@@ -22,16 +22,33 @@ def plain_steps(steps, momentum, **kwargs):
     return -w.item()
 
 
-def reference(net, data, solver, *, rounds, momentum=0.0, nesterov=False, corrected=True, lr=0.1, weight_decay=0.0):
+def reference(
+    net,
+    data,
+    solver,
+    *,
+    rounds,
+    momentum=0.0,
+    nesterov=False,
+    corrected=True,
+    lr=0.1,
+    weight_decay=0.0,
+):
     w, n = weights(net), len(data.clients)
     c, own = torch.zeros_like(w), {k: torch.zeros_like(w) for k in range(n)}
     for t in range(rounds):
         deltas, changes = [], []
         for k in cohort(data, t, 3):
             w_k, steps = local_sgd(
-                net, w, batches(data, solver, k, t), lr=lr, momentum=momentum, nesterov=nesterov,
-                weight_decay=weight_decay, term=lambda v, correction=c - own[k]: correction @ v,
-            )  # fmt: skip
+                net,
+                w,
+                batches(data, solver, k, t),
+                lr=lr,
+                momentum=momentum,
+                nesterov=nesterov,
+                weight_decay=weight_decay,
+                term=lambda v, correction=c - own[k]: correction @ v,
+            )
             if corrected:
                 steps = plain_steps(steps, momentum, nesterov=nesterov)
             new = own[k] - c + (w - w_k) / (steps * lr)
@@ -43,12 +60,21 @@ def reference(net, data, solver, *, rounds, momentum=0.0, nesterov=False, correc
     return w, c
 
 
-@pytest.mark.parametrize(("momentum", "nesterov", "corrected"), [
-    (0.0, False, True), (0.9, False, True), (0.9, False, False), (0.6, True, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("momentum", "nesterov", "corrected"),
+    [
+        (0.0, False, True),
+        (0.9, False, True),
+        (0.9, False, False),
+        (0.6, True, True),
+    ],
+)
 def test_it_equals_the_plain_loop(federation, momentum, nesterov, corrected):
     settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": 0.01}
-    optimizer, method = partial(torch.optim.SGD, lr=0.1, **settings), Scaffold(momentum_correction=corrected)
+    optimizer, method = (
+        partial(torch.optim.SGD, lr=0.1, **settings),
+        Scaffold(momentum_correction=corrected),
+    )
     solver = LocalSolver(optimizer, epochs=2, batch_size=4)
     ours = train_rounds(make_net(), federation, solver, rounds=4, methods=[method], k=2)
     theirs, c = reference(make_net(), federation, solver, rounds=4, corrected=corrected, **settings)

@@ -29,19 +29,29 @@ class OwnMean(torch.nn.Module):
 
 @pytest.mark.parametrize("method", [Ditto(0.0), APFL(1.0)])
 def test_both_models_have_their_own_running_statistics(method):
-    """The global model equals FedAvg's. For a single client, the personal model equals the global one."""
+    """The global model equals FedAvg's.
+
+    For a single client, the personal model equals the global one.
+    """
     seen, found = Seen(), []
     for methods in ([], [method, seen]):
         first, _, last = make_net()
-        net = torch.nn.Sequential(first, OwnMean(), torch.nn.BatchNorm1d(5, momentum=None).double(), last)
-        train_rounds(net, random_federation(sizes=(10,)), sgd(), rounds=2, methods=methods, cohort_of=1)
+        net = torch.nn.Sequential(
+            first, OwnMean(), torch.nn.BatchNorm1d(5, momentum=None).double(), last
+        )
+        train_rounds(
+            net, random_federation(sizes=(10,)), sgd(), rounds=2, methods=methods, cohort_of=1
+        )
         found.append([t.double() for t in (*net.parameters(), *net.buffers())])
     assert all(map(torch.equal, *found))
     torch.testing.assert_close([t.double() for t in seen.models[0]], found[0], rtol=0, atol=1e-12)
 
 
 class Poison(ClientPart):
-    """Makes client 1's v infinite in the first round. Records which clients start a round with v = w."""
+    """Makes client 1's v infinite in the first round.
+
+    Records which clients start a round with v = w.
+    """
 
     order = Order.MOVES_WEIGHTS
 
@@ -49,7 +59,9 @@ class Poison(ClientPart):
         self.same = []
 
     def prepare(self, stack, own, download):
-        v = next(prepared for part, prepared in stack.prepared.items() if isinstance(part, Ditto))["0.bias"]
+        v = next(prepared for part, prepared in stack.prepared.items() if isinstance(part, Ditto))[
+            "0.bias"
+        ]
         self.same.append((v == stack.full["0.bias"]).all(1).tolist())
         if download.round == 0:
             v[stack.clients == 1] = torch.inf
@@ -58,7 +70,10 @@ class Poison(ClientPart):
 def test_a_personal_model_may_diverge_alone():
     """Its client does not keep it, and the global model equals FedAvg's."""
     data, poison = random_federation(sizes=(8, 8, 8)), Poison()
-    runs = [train_rounds(make_net(), data, sgd(), rounds=2, methods=m, k=3) for m in ([], [Ditto(0.5), poison])]
+    runs = [
+        train_rounds(make_net(), data, sgd(), rounds=2, methods=m, k=3)
+        for m in ([], [Ditto(0.5), poison])
+    ]
     assert torch.equal(*runs)
     assert poison.same == [[True, True, True], [False, True, False]]
 
@@ -85,13 +100,24 @@ def test_ditto_without_a_pull_trains_locally_and_pfedme_with_lambda_0_keeps_the_
                 w = moved(w, grads, 0.1)
         torch.testing.assert_close(seen.models[k], w, rtol=0, atol=1e-12)
     start = weights(make_net())
-    assert torch.equal(train_rounds(make_net(), data, sgd(), rounds=1, methods=[PFedMe(0.0)], cohort_of=2), start)
+    assert torch.equal(
+        train_rounds(make_net(), data, sgd(), rounds=1, methods=[PFedMe(0.0)], cohort_of=2), start
+    )
 
 
 def test_a_second_model_counts_its_own_batches():
-    """In the second round, w starts with the clients' mean count, 9, and v with its own count, 6 or 12."""
+    """In the second round, w starts with the clients' mean count, 9, and v with its own count, 6 or
+    12.
+    """
     seen, (first, _, last) = Seen(), make_net()
     net = torch.nn.Sequential(first, torch.nn.BatchNorm1d(5).double(), last)
-    train_rounds(net, random_federation(sizes=(10, 22)), sgd(), rounds=2, methods=[Ditto(), seen], cohort_of=2)
+    train_rounds(
+        net,
+        random_federation(sizes=(10, 22)),
+        sgd(),
+        rounds=2,
+        methods=[Ditto(), seen],
+        cohort_of=2,
+    )
     assert [float(seen.models[k][-1]) for k in (0, 1)] == [12, 24]
     assert float(net[1].num_batches_tracked) == 18

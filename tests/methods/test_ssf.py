@@ -25,7 +25,9 @@ class Coordinates:
 
     def __init__(self, w, t, ratio, refresh, seed=5):
         self.p = {
-            n: random_basis(seed, t // refresh, n, max(v.shape), max(1, round(max(v.shape) * ratio)), v)
+            n: random_basis(
+                seed, t // refresh, n, max(v.shape), max(1, round(max(v.shape) * ratio)), v
+            )
             for n, v in w.items()
             if v.dim() == 2
         }
@@ -76,7 +78,9 @@ def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, 
         z0, moves, changes = space.down(w), [], []
         for k in cohort(data, t, size):
             correction = combine(torch.sub, space.down(c), space.down(own[k]))
-            z, mean = local_iteration(net, space, w, batches(data, solver, k, t), correction, lr, weight_decay)
+            z, mean = local_iteration(
+                net, space, w, batches(data, solver, k, t), correction, lr, weight_decay
+            )
             moves.append(combine(torch.sub, z, z0))
             rest = combine(torch.sub, own[k], space.up(space.down(own[k]), w))
             new = combine(torch.add, rest, space.up(mean, w))
@@ -94,15 +98,24 @@ def server(gamma):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 3, 0.05, 0.7), (0.01, 2, 0.05, 1.0)]
+    ("ratio", "refresh", "weight_decay", "gamma"),
+    [(0.3, 1, 0.0, 1.0), (0.5, 3, 0.05, 0.7), (0.01, 2, 0.05, 1.0)],
 )
 def test_ssf_equals_the_papers_iteration(federation, ratio, refresh, weight_decay, gamma):
     solver, method = sgd(weight_decay=weight_decay, lr_decay=0.8), SSF(ratio=ratio, refresh=refresh)
-    ours = train_rounds(wide_and_tall(), federation, solver, methods=[method], rounds=4, k=2, server=server(gamma))
+    ours = train_rounds(
+        wide_and_tall(), federation, solver, methods=[method], rounds=4, k=2, server=server(gamma)
+    )
     theirs, c = reference(
-        wide_and_tall(), federation, solver, rounds=4, ratio=ratio, refresh=refresh, weight_decay=weight_decay,
+        wide_and_tall(),
+        federation,
+        solver,
+        rounds=4,
+        ratio=ratio,
+        refresh=refresh,
+        weight_decay=weight_decay,
         gamma=gamma,
-    )  # fmt: skip
+    )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
     torch.testing.assert_close(flat(server_of(method).control), c, rtol=0, atol=1e-10)
 

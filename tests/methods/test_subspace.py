@@ -1,4 +1,6 @@
-"""Projectors, and the common code of both subspace methods: draws, shapes, order of the hooks, refusals."""
+"""Projectors, and the common code of both subspace methods: draws, shapes, order of the hooks,
+refusals.
+"""
 
 import itertools
 from functools import partial
@@ -37,11 +39,18 @@ def test_p_is_orthonormal_and_a_function_of_seed_epoch_and_layer(r):
 
 
 def test_p_is_uniformly_random():
-    """E PPᵀ = (r/d) I and E P = 0. A QR decomposition gives this only if Q takes the signs of R's diagonal."""
+    """E PPᵀ = (r/d) I and E P = 0.
+
+    A QR decomposition gives this only if Q takes the signs of R's diagonal.
+    """
     bases = torch.stack([draw(epoch=i, d=4, r=2) for i in range(500)])
     projections = bases @ bases.mT
-    torch.testing.assert_close(projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.08)
-    torch.testing.assert_close(bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.12)
+    torch.testing.assert_close(
+        projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.08
+    )
+    torch.testing.assert_close(
+        bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.12
+    )
 
 
 def test_projectors_are_drawn_again_every_refresh_rounds():
@@ -100,7 +109,9 @@ def test_a_round_does_not_change_weights_outside_the_subspace(federation, cls, o
     def check(round, update):
         for name, p in net.named_parameters():
             starts.append((p.detach() - round.start[name]).norm())
-            torch.testing.assert_close(outside(name, p.detach()), outside(name, round.start[name]), rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                outside(name, p.detach()), outside(name, round.start[name]), rtol=0, atol=1e-12
+            )
 
     solver = sgd(weight_decay=0.1)
     train_rounds(net, federation, solver, rounds=2, methods=[*others, method], k=2, on_round=check)

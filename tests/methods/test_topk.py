@@ -16,7 +16,9 @@ from gcfed.methods.topk import TopK
 def compressed(p, ratio):
     """The largest entries of a tensor, found by sorting a list."""
     flat, kept = p.flatten().tolist(), torch.zeros_like(p).flatten()
-    for i in sorted(range(len(flat)), key=lambda i: -abs(flat[i]))[: max(1, round(ratio * len(flat)))]:
+    for i in sorted(range(len(flat)), key=lambda i: -abs(flat[i]))[
+        : max(1, round(ratio * len(flat)))
+    ]:
         kept[i] = flat[i]
     return kept.view(p.shape)
 
@@ -24,9 +26,17 @@ def compressed(p, ratio):
 @pytest.mark.parametrize(("ratio", "entries"), [(0.1, 3 + 1 + 2 + 1), (0.46, 14 + 2 + 9 + 2)])
 def test_it_equals_the_plain_loop(ratio, entries):
     """The tensors have 30, 5, 20 and 4 entries. k is rounded, and at least 1."""
-    data, net, solver, sizes, stores = random_federation(), make_net(), sgd(momentum=0.5), Sizes(), ClientStores()
+    data, net, solver, sizes, stores = (
+        random_federation(),
+        make_net(),
+        sgd(momentum=0.5),
+        Sizes(),
+        ClientStores(),
+    )
     w, errors, like = weights(net), {}, dict(net.named_parameters())
-    ours = train_rounds(net, data, solver, rounds=4, methods=[TopK(ratio), sizes], k=2, stores=stores)
+    ours = train_rounds(
+        net, data, solver, rounds=4, methods=[TopK(ratio), sizes], k=2, stores=stores
+    )
     for t in range(4):
         sent = []
         for k in cohort(data, t, 3):
@@ -39,7 +49,9 @@ def test_it_equals_the_plain_loop(ratio, entries):
     torch.testing.assert_close(ours, w, rtol=0, atol=1e-10)
     kept = stores.read("topk", np.arange(5), {n: p.detach() for n, p in like.items()})
     for k, error in errors.items():
-        torch.testing.assert_close(torch.cat([t[k].flatten() for t in kept.values()]), error, rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            torch.cat([t[k].flatten() for t in kept.values()]), error, rtol=0, atol=1e-10
+        )
     assert {*sizes.up} == {entries * (8 + 4)}  # a value and an index each
 
 

@@ -9,7 +9,9 @@ NAN_CLIENT = 3
 
 
 class Recorder(ClientPart):
-    """Keeps, for each round, every client's own weights and the broadcast, as NumPy arrays by name."""
+    """Keeps, for each round, every client's own weights and the broadcast, as
+    NumPy arrays by name.
+    """
 
     def __init__(self, poisoned=False):
         self.rounds, self.poisoned = [], poisoned
@@ -23,12 +25,18 @@ class Recorder(ClientPart):
 
     def on_clients_end(self, stack, download):
         for row, client in enumerate(stack.clients.tolist()):
-            self.rounds[-1][1][client] = {name: t[row].numpy().copy() for name, t in stack.full.items()}
+            self.rounds[-1][1][client] = {
+                name: t[row].numpy().copy() for name, t in stack.full.items()
+            }
 
 
 def of_metric(row):
     """The columns that a metric added to a row."""
-    return {key: value for key, value in row.items() if key.split("/")[0] not in ("round", "train", "comm", "time")}
+    return {
+        key: value
+        for key, value in row.items()
+        if key.split("/")[0] not in ("round", "train", "comm", "time")
+    }
 
 
 def measured(metric, net, data, *, poisoned=False, **run):
@@ -36,6 +44,10 @@ def measured(metric, net, data, *, poisoned=False, **run):
     recorder, rows = Recorder(poisoned), []
     settings = {"solver": sgd(), "rounds": 3} | run
     trained = train_rounds(
-        net, data, methods=[recorder, metric], on_round=lambda _, row: rows.append(of_metric(row)), **settings
+        net,
+        data,
+        methods=[recorder, metric],
+        on_round=lambda _, row: rows.append(of_metric(row)),
+        **settings,
     )
     return rows, recorder.rounds, trained

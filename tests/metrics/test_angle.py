@@ -14,14 +14,18 @@ NAN_CLIENT = 3
 
 
 class Edits(Spy):
-    """Changes the uploads, the aggregated update and the server's step. With ``poisoned``, one client diverges."""
+    """Changes the uploads, the aggregated update and the server's step.
+
+    With ``poisoned``, one client diverges.
+    """
 
     def __init__(self, poisoned=False):
         self.poisoned = poisoned
 
     def send(self, upload, own, download):
         for row, client in enumerate(upload.clients.tolist()):
-            upload.delta["0.weight"][row] *= 1 - client  # client 1 sends zeros, later clients reverse the sign
+            # client 1 sends zeros, later clients reverse the sign
+            upload.delta["0.weight"][row] *= 1 - client
             if self.poisoned and client == NAN_CLIENT:
                 upload.delta["2.bias"][row, 0] = float("nan")
 
@@ -36,7 +40,10 @@ class Edits(Spy):
 
 
 class Recorder(Spy):
-    """Records each round's broadcast, uploads and aggregated update as vectors. With ``full``, uploads are w_k − w."""
+    """Records each round's broadcast, uploads and aggregated update as vectors.
+
+    With ``full``, uploads are w_k − w.
+    """
 
     def __init__(self, names, full=False):
         self.names, self.full, self.starts, self.sent, self.updates = names, full, [], [], []
@@ -67,9 +74,12 @@ def measured(metric, *, methods=(), full=False, **run):
     recorder = Recorder([name for name, _ in net.named_parameters()], full)
     settings = {"solver": sgd(), "rounds": 3} | run
     train_rounds(
-        net, random_federation(), methods=[*methods, recorder, metric],
-        on_round=lambda _, row: rows.append(of_metric(row)), **settings,
-    )  # fmt: skip
+        net,
+        random_federation(),
+        methods=[*methods, recorder, metric],
+        on_round=lambda _, row: rows.append(of_metric(row)),
+        **settings,
+    )
     return rows, recorder
 
 

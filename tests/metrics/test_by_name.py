@@ -12,11 +12,20 @@ from gcfed.assemble import assemble
 from gcfed.metrics.base import OwnNumbers
 from gcfed.tasks import CLASSIFICATION
 
-SHORT = ("rounds=2", "client.epochs=1", "eval_every=2", "extras.figures=false", "logger=csv", "metrics=torchmetrics")
+SHORT = (
+    "rounds=2",
+    "client.epochs=1",
+    "eval_every=2",
+    "extras.figures=false",
+    "logger=csv",
+    "metrics=torchmetrics",
+)
 
 
 def auroc(scores: np.ndarray, y: np.ndarray) -> float:
-    """Mean over the classes of the share of pairs in which the sample of the class has the higher score."""
+    """Mean over the classes of the share of pairs in which the sample of the class has the higher
+    score.
+    """
     pairs = [scores[y == c, c][:, None] - scores[y != c, c] for c in range(scores.shape[1])]
     return float(np.mean([((d > 0) + (d == 0) / 2).mean() for d in pairs]))
 
@@ -24,7 +33,10 @@ def auroc(scores: np.ndarray, y: np.ndarray) -> float:
 def f1(predicted: np.ndarray, y: np.ndarray) -> float:
     """Mean of 2 · hits / (predicted + true) over the classes that occur."""
     classes = np.union1d(predicted, y)
-    hits = [(np.sum((predicted == c) & (y == c)), np.sum(predicted == c) + np.sum(y == c)) for c in classes]
+    hits = [
+        (np.sum((predicted == c) & (y == c)), np.sum(predicted == c) + np.sum(y == c))
+        for c in classes
+    ]
     return float(np.mean([2 * both / either for both, either in hits]))
 
 
@@ -47,7 +59,10 @@ def results(tmp_path_factory):
     """Runs on one process and on two."""
     return [
         gcfed.train(gcfed.configure(*SHORT, "data.client_test=0.3", *words, folder=folder))
-        for words, folder in (((), tmp_path_factory.mktemp("one")), (TWO, tmp_path_factory.mktemp("two")))
+        for words, folder in (
+            ((), tmp_path_factory.mktemp("one")),
+            (TWO, tmp_path_factory.mktemp("two")),
+        )
     ]
 
 
@@ -55,31 +70,45 @@ def test_the_global_model_has_the_defined_values(results):
     frame, data = results[0].frame, results[0].trainer.datamodule
     x, y = data.fetch_test((0, len(data.test_labels)))
     logits = outputs_of(results[0].model, x)
-    assert frame["test/auroc"].iloc[-1] == pytest.approx(auroc(logits.softmax(-1).numpy(), y.numpy()), abs=1e-6)
-    assert frame["test/f1"].iloc[-1] == pytest.approx(f1(logits.argmax(-1).numpy(), y.numpy()), abs=1e-6)
+    assert frame["test/auroc"].iloc[-1] == pytest.approx(
+        auroc(logits.softmax(-1).numpy(), y.numpy()), abs=1e-6
+    )
+    assert frame["test/f1"].iloc[-1] == pytest.approx(
+        f1(logits.argmax(-1).numpy(), y.numpy()), abs=1e-6
+    )
     assert np.isnan(frame["test/auroc"].iloc[0])  # a round without a test
 
 
 def test_clients_have_the_mean_over_their_own_test_splits(results, tmp_path):
-    first = assemble(gcfed.configure(*SHORT, "data.client_test=0.3", folder=tmp_path))  # the model of the first round
+    # the model of the first round
+    first = assemble(gcfed.configure(*SHORT, "data.client_test=0.3", folder=tmp_path))
     values = []
     for client in first.loop.sampler(0, first.data.num_clients, 1):
         if len(samples := first.data.tests_of_clients.client(int(client))):
             x, y = results[0].trainer.datamodule.fetch(torch.as_tensor(samples), None)
             values.append(f1(outputs_of(first.module.net, x).argmax(-1).numpy(), y.numpy()))
-    assert results[0].frame["personal/global_f1"].iloc[0] == pytest.approx(np.mean(values), abs=1e-6)
+    assert results[0].frame["personal/global_f1"].iloc[0] == pytest.approx(
+        np.mean(values), abs=1e-6
+    )
 
 
 def test_two_processes_give_the_same_bits(results):
     assert [result.trainer.world_size for result in results] == [1, 2]
     one, two = (result.frame.filter(regex="test/|personal/") for result in results)
     losses = [*one.pop("test/loss")], [*two.pop("test/loss")]
-    assert losses[0] == pytest.approx(losses[1], nan_ok=True)  # each process multiplies half as many rows
+    # each process multiplies half as many rows
+    assert losses[0] == pytest.approx(losses[1], nan_ok=True)
     assert one.equals(two)
 
 
 def test_regressions_have_metrics(tmp_path):
-    words = ("rounds=2", "data=matrix_regression", "model=linear", "extras.figures=false", "logger=csv")
+    words = (
+        "rounds=2",
+        "data=matrix_regression",
+        "model=linear",
+        "extras.figures=false",
+        "logger=csv",
+    )
     names = "metrics.torchmetrics.names=[mean_absolute_error,r2]"
     result = gcfed.train(gcfed.configure(*words, "metrics=torchmetrics", names, folder=tmp_path))
     data = result.trainer.datamodule
@@ -89,11 +118,21 @@ def test_regressions_have_metrics(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["auroq", "r2", "MetricCollection", "confusion_matrix", "mean_metric", "recall_at_fixed_precision"]
+    "name",
+    [
+        "auroq",
+        "r2",
+        "MetricCollection",
+        "confusion_matrix",
+        "mean_metric",
+        "recall_at_fixed_precision",
+    ],
 )
 def test_a_metric_that_the_task_does_not_allow_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match=rf"metrics.torchmetrics.names: .*{name}"):
-        gcfed.train(gcfed.configure(*SHORT, f"metrics.torchmetrics.names=[{name}]", folder=tmp_path))
+        gcfed.train(
+            gcfed.configure(*SHORT, f"metrics.torchmetrics.names=[{name}]", folder=tmp_path)
+        )
 
 
 @pytest.mark.parametrize("odd", [False, True])
@@ -120,6 +159,11 @@ def test_a_class_without_a_sample_does_not_count_and_small_logits_are_no_probabi
 
 
 def test_standardized_targets_are_measured_in_their_own_units():
-    task, data = SimpleNamespace(has_classes=False, scale=torch.tensor([10.0])), {"scaling": {"y_mean": [90.0]}}
+    task, data = (
+        SimpleNamespace(has_classes=False, scale=torch.tensor([10.0])),
+        {"scaling": {"y_mean": [90.0]}},
+    )
     for name, error in (("mean_absolute_error", 15.0), ("mean_absolute_percentage_error", 1 / 6)):
-        assert value(name, task, torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1), **data) == pytest.approx(error)
+        assert value(
+            name, task, torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1), **data
+        ) == pytest.approx(error)

@@ -1,4 +1,6 @@
-"""In whole runs, accuracy by class and the confusion matrix equal a plain loop over the test split."""
+"""In whole runs, accuracy by class and the confusion matrix equal a plain loop
+over the test split.
+"""
 
 import csv
 from types import SimpleNamespace
@@ -17,9 +19,16 @@ from gcfed.plots.pictures import plot_confusion
 from gcfed.run import train
 
 TINY = (
-    "model.hidden=[12]", "gc.boundary=fc2", "rounds=3", "participation.num_clients=5", "participation.per_round=3",
-    "client.epochs=1", "data.limit_train=150", "data.limit_test=90", "metrics=classes",
-)  # fmt: skip
+    "model.hidden=[12]",
+    "gc.boundary=fc2",
+    "rounds=3",
+    "participation.num_clients=5",
+    "participation.per_round=3",
+    "client.epochs=1",
+    "data.limit_train=150",
+    "data.limit_test=90",
+    "metrics=classes",
+)
 COLUMNS = ("classes/worst_acc", "classes/mean_acc", "classes/best_acc")
 
 
@@ -39,25 +48,34 @@ def confusion(result):
 
 
 def test_the_confusion_matrix_counts_the_last_model(config, tmp_path):
-    """Two processes test in batches of 40, also on a validation split, in every second round and the last."""
+    """Two processes test in batches of 40, also on a validation split, in every second round and
+    the last.
+    """
     settings = ("data.eval_batch_size=40", "data.validation=0.1", *TWO)
-    counts = confusion(train(config(*TINY, *settings, "metrics.classes.every=2", folder=tmp_path / "run")))
+    counts = confusion(
+        train(config(*TINY, *settings, "metrics.classes.every=2", folder=tmp_path / "run"))
+    )
     names = [str(i) for i in range(10)]
     head, *rows = table(tmp_path / "run" / "confusion.csv")
     assert head == ["class", *names]
-    assert rows == [[name, *map(str, line)] for name, line in zip(names, counts.tolist(), strict=True)]
+    assert rows == [
+        [name, *map(str, line)] for name, line in zip(names, counts.tolist(), strict=True)
+    ]
     head, *lines = table(tmp_path / "run" / "classes.csv")
     assert head == ["round", "class", "name", "tested", "acc"]
     assert {line[0] for line in lines} == {"2", "3"}
     last = [line[1:] for line in lines if line[0] == "3"]
     acc = counts.diagonal() / counts.sum(1)
-    assert [line[:3] for line in last] == [[n, n, str(t)] for n, t in zip(names, counts.sum(1), strict=True)]
+    assert [line[:3] for line in last] == [
+        [n, n, str(t)] for n, t in zip(names, counts.sum(1), strict=True)
+    ]
     assert [float(line[3]) for line in last] == pytest.approx(acc)
     first, _, row = read_rows(tmp_path / "run" / "metrics.csv")
     assert [row[name] for name in COLUMNS] == pytest.approx([acc.min(), acc.mean(), acc.max()])
     assert row["test/acc"] == pytest.approx(counts.trace() / counts.sum())
     assert not {*COLUMNS} & first.keys()
-    assert not (tmp_path / "run" / "confusion.png").exists()  # extras.figures is false in these tests
+    # extras.figures is false in these tests
+    assert not (tmp_path / "run" / "confusion.png").exists()
 
 
 def test_padding_and_classes_without_samples_do_not_count(tmp_path):
@@ -74,7 +92,9 @@ def test_padding_and_classes_without_samples_do_not_count(tmp_path):
         metric.on_test_batch(logits[batch], y[batch])
     acc = [(logits.argmax(-1) == c)[y == c].double().mean().item() for c in range(3)]
     found = metric.columns(round)
-    assert found == pytest.approx(dict(zip(COLUMNS, (min(acc), np.mean(acc), max(acc)), strict=True)))
+    assert found == pytest.approx(
+        dict(zip(COLUMNS, (min(acc), np.mean(acc), max(acc)), strict=True))
+    )
     lines = table(tmp_path / "classes.csv")[1:]
     assert [line[2] for line in lines] == ["a cat", "dog, hound", "a pond"]
     assert [int(line[3]) for line in lines] == [int((y == c).sum()) for c in range(3)]
@@ -91,7 +111,9 @@ def test_a_run_that_stops_early_has_a_confusion_matrix(config, tmp_path, monkeyp
     """The run stops after round 2 of 3. Round 1 has no test."""
     shown, drawn = [], []
     log_image = "gcfed.loggers.folder.RoundCSVLogger.log_image"  # a logger that accepts pictures
-    monkeypatch.setattr(log_image, lambda self, *about, step: shown.append((*about, step)), raising=False)
+    monkeypatch.setattr(
+        log_image, lambda self, *about, step: shown.append((*about, step)), raising=False
+    )
     monkeypatch.setattr("gcfed.plots.pictures.plot_confusion", lambda *about: drawn.append(about))
     cfg = config(*TINY, "eval_every=2", "metrics.classes.figures=true", folder=tmp_path / "run")
     with open_dict(cfg):
@@ -107,9 +129,17 @@ def test_a_run_that_stops_early_has_a_confusion_matrix(config, tmp_path, monkeyp
 
 def test_the_picture_shows_shares_of_each_class(tmp_path, unrendered):
     counts = [[30, 10, 0], [1, 0, 3], [0, 0, 0]]
-    axes, _ = plot_confusion(counts, ["rose", "tulip", "x" * 30], tmp_path / "confusion.png", "flowers").axes
-    np.testing.assert_allclose(axes.images[0].get_array(), [[0.75, 0.25, 0], [0.25, 0, 0.75], [0, 0, 0]])
+    axes, _ = plot_confusion(
+        counts, ["rose", "tulip", "x" * 30], tmp_path / "confusion.png", "flowers"
+    ).axes
+    np.testing.assert_allclose(
+        axes.images[0].get_array(), [[0.75, 0.25, 0], [0.25, 0, 0.75], [0, 0, 0]]
+    )
     assert axes.images[0].get_array().mask.all(1).tolist() == [False, False, True]  # no samples
     assert {t.get_text() for t in axes.texts} == {"75", "25"}
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["rose", "tulip", "x" * 17 + "…"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "rose",
+        "tulip",
+        "x" * 17 + "…",
+    ]
     assert axes.get_title() == "flowers\naccuracy 68.2%"

@@ -22,7 +22,9 @@ def flat(state):
 
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_drift(k, poisoned):
-    rows, seen, _ = measured(Drift(), make_net(), random_federation(), k=k, poisoned=poisoned, cohort_of=4)
+    rows, seen, _ = measured(
+        Drift(), make_net(), random_federation(), k=k, poisoned=poisoned, cohort_of=4
+    )
     assert any(NAN_CLIENT in clients for _, clients in seen)
     for row, (start, clients) in zip(rows, seen, strict=True):
         w = flat(start)
@@ -33,12 +35,16 @@ def test_drift(k, poisoned):
             "drift/client_norm": pytest.approx(norms.mean(), **EXACT),
             "drift/relative": pytest.approx((norms / np.linalg.norm(w)).mean(), **EXACT),
             "drift/update_norm": pytest.approx(np.linalg.norm(mean), **EXACT),
-            "drift/divergence": pytest.approx(np.sqrt(((deltas - mean) ** 2).sum(1).mean()), **EXACT),
-            "drift/cosine": pytest.approx((deltas @ mean / norms).mean() / np.linalg.norm(mean), **EXACT),
+            "drift/divergence": pytest.approx(
+                np.sqrt(((deltas - mean) ** 2).sum(1).mean()), **EXACT
+            ),
+            "drift/cosine": pytest.approx(
+                (deltas @ mean / norms).mean() / np.linalg.norm(mean), **EXACT
+            ),
         }
 
 
-# ----------------------------------------------------------------------------------------------------------- CKA
+# ---------------------------------------------------------------------------------------------- CKA
 def cka_by_hsic(x, y):
     """Kornblith et al., eq. 1 to 3: the Hilbert-Schmidt independence criterion of two kernels."""
     n = len(x)
@@ -82,7 +88,9 @@ def forward(state, x):
 
 
 def test_cka_of_each_layer():
-    """It uses all test samples, so their order does not matter, in every second round and the last."""
+    """It uses all test samples, so their order does not matter, in every second
+    round and the last.
+    """
     data = random_federation()
     data = WithTest(data.x, data.y, data.clients)
     rows, seen, _ = measured(CKA(every=2, samples=100), mlp(), data, k=3)
@@ -96,7 +104,8 @@ def test_cka_of_each_layer():
         assert row == {}
 
 
-# ------------------------------------------------------------------------------------------- the clients' own data
+# ------------------------------------------------------------------------------------------- the
+# clients' own data
 def scores(logits, y):
     """Accuracy and mean cross-entropy over the labels that are not padding."""
     logits, y = logits.reshape(-1, logits.shape[-1])[y.ravel() >= 0], y.ravel()[y.ravel() >= 0]
@@ -116,11 +125,16 @@ def test_clients_are_measured_before_and_after_training(k, poisoned):
             if poisoned and client == NAN_CLIENT:
                 continue
             x, y = data.x[data.client(client)].numpy(), data.y[data.client(client)].numpy()
-            logits = [np.tanh(x @ s["0.weight"].T + s["0.bias"]) @ s["3.weight"].T + s["3.bias"] for s in (start, w_k)]
+            logits = [
+                np.tanh(x @ s["0.weight"].T + s["0.bias"]) @ s["3.weight"].T + s["3.bias"]
+                for s in (start, w_k)
+            ]
             expected.append([number for one in logits for number in scores(one, y)])
         names = ("acc_before", "loss_before", "acc_after", "loss_after")
         means = np.mean(expected, axis=0)
-        assert row == {f"clients/{n}": pytest.approx(m, **EXACT) for n, m in zip(names, means, strict=True)}
+        assert row == {
+            f"clients/{n}": pytest.approx(m, **EXACT) for n, m in zip(names, means, strict=True)
+        }
     assert net.training
 
 
@@ -128,37 +142,58 @@ def test_sequences(monkeypatch):
     """Each position has a label or −100. Parts of two samples have different numbers of labels."""
     monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 2)
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(10, 5, 6, generator=g, dtype=torch.float64), torch.randint(4, (10, 5), generator=g)
+    x, y = (
+        torch.randn(10, 5, 6, generator=g, dtype=torch.float64),
+        torch.randint(4, (10, 5), generator=g),
+    )
     y[torch.rand(10, 5, generator=g) < 0.4] = -100
     data = ArrayData(x, y, [np.arange(3), np.arange(3, 10)])
-    runs = (measured(m, nn.Linear(6, 4).double(), data, rounds=1, cohort_of=2) for m in (Clients(1), Forgetting(1)))
+    runs = (
+        measured(m, nn.Linear(6, 4).double(), data, rounds=1, cohort_of=2)
+        for m in (Clients(1), Forgetting(1))
+    )
     for (row,), ((start, clients),), _ in runs:
-        own = [(np.arange(10), start), *((data.clients[k], w) for k, state in clients.items() for w in (start, state))]
+        own = [
+            (np.arange(10), start),
+            *((data.clients[k], w) for k, state in clients.items() for w in (start, state)),
+        ]
         outputs = [(x[i].numpy() @ s["weight"].T + s["bias"], y[i].numpy()) for i, s in own]
         everyone, *each = (scores(*of) for of in outputs)
         if "forgetting/before" in row:
             assert row["forgetting/before"] == pytest.approx(everyone[1], **EXACT)
         else:
-            assert list(row.values()) == pytest.approx(np.mean(np.array(each).reshape(2, 4), axis=0), **EXACT)
+            assert list(row.values()) == pytest.approx(
+                np.mean(np.array(each).reshape(2, 4), axis=0), **EXACT
+            )
 
 
-# -------------------------------------------------------------------------------- the clients' own test splits
+# -------------------------------------------------------------------------------- the clients' own
+# test splits
 def with_own_tests(sizes):
-    """Clients whose last third of samples is a test split. It is empty for fewer than three samples."""
+    """Clients whose last third of samples is a test split.
+
+    It is empty for fewer than three samples.
+    """
     data, ends = random_federation(sizes), np.cumsum(sizes)
     cuts = [end - size // 3 for end, size in zip(ends, sizes, strict=True)]
-    data.clients = [np.arange(end - size, cut) for end, size, cut in zip(ends, sizes, cuts, strict=True)]
+    data.clients = [
+        np.arange(end - size, cut) for end, size, cut in zip(ends, sizes, cuts, strict=True)
+    ]
     tests = [np.arange(cut, end) for end, cut in zip(ends, cuts, strict=True)]
     data.client_test, data.tests_of_clients = 0.33, SimpleNamespace(client=tests.__getitem__)
     return data, tests
 
 
-@pytest.mark.parametrize(("k", "poisoned", "sizes"), [(1, False, (30,) * 11), (3, True, (7, 12, 5, 9, 1))])
+@pytest.mark.parametrize(
+    ("k", "poisoned", "sizes"), [(1, False, (30,) * 11), (3, True, (7, 12, 5, 9, 1))]
+)
 def test_personal_models_on_their_own_tests(k, poisoned, sizes):
     """The worst tenth of eleven clients is two clients."""
     data, tests = with_own_tests(sizes)
     cohort_of = 4 if poisoned else len(sizes)
-    rows, seen, _ = measured(Personal(every=1), make_net(), data, k=k, poisoned=poisoned, cohort_of=cohort_of)
+    rows, seen, _ = measured(
+        Personal(every=1), make_net(), data, k=k, poisoned=poisoned, cohort_of=cohort_of
+    )
     assert any(NAN_CLIENT in clients for _, clients in seen)
     for row, (start, clients) in zip(rows, seen, strict=True):
         found = {"global": [], "local": []}
@@ -180,9 +215,12 @@ def test_personal_models_on_their_own_tests(k, poisoned, sizes):
         }
 
 
-# -------------------------------------------------------------------------------------- data of the cohort
+# -------------------------------------------------------------------------------------- data of the
+# cohort
 def loss_of(state, x, y):
-    logits = np.tanh(x @ state["0.weight"].T + state["0.bias"]) @ state["2.weight"].T + state["2.bias"]
+    logits = (
+        np.tanh(x @ state["0.weight"].T + state["0.bias"]) @ state["2.weight"].T + state["2.bias"]
+    )
     return scores(logits, y)[1]
 
 
@@ -206,13 +244,20 @@ def test_each_local_model_on_all_data_of_the_cohort(k, poisoned, samples, monkey
             for k, w_k in clients.items()
             if not (poisoned and k == NAN_CLIENT)
         }
-        others = [np.mean([loss for i, loss in losses.items() if i != k]) for k, losses in after.items()]
+        others = [
+            np.mean([loss for i, loss in losses.items() if i != k]) for k, losses in after.items()
+        ]
         assert row == {
             "forgetting/before": pytest.approx(
-                np.average([loss_of(start, *drawn[i]) for i in cohort], weights=data.sizes(cohort)), **EXACT
+                np.average([loss_of(start, *drawn[i]) for i in cohort], weights=data.sizes(cohort)),
+                **EXACT,
             ),
-            "forgetting/after": pytest.approx(np.mean([[*losses.values()] for losses in after.values()]), **EXACT),
-            "forgetting/own": pytest.approx(np.mean([losses[k] for k, losses in after.items()]), **EXACT),
+            "forgetting/after": pytest.approx(
+                np.mean([[*losses.values()] for losses in after.values()]), **EXACT
+            ),
+            "forgetting/own": pytest.approx(
+                np.mean([losses[k] for k, losses in after.items()]), **EXACT
+            ),
             "forgetting/others": pytest.approx(np.mean(others), **EXACT),
         }
 

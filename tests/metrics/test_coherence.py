@@ -18,15 +18,21 @@ def expected(start, locals_):
             delta = w[name] - start[name]
             mean = delta.mean(axis=tuple(range(1, delta.ndim)), keepdims=True)
             removed.append(np.broadcast_to(mean, delta.shape))
-        found[f"gc/rho/{name}"] = np.sum(np.mean(removed, 0) ** 2) / np.mean([np.sum(r**2) for r in removed])
+        found[f"gc/rho/{name}"] = np.sum(np.mean(removed, 0) ** 2) / np.mean(
+            [np.sum(r**2) for r in removed]
+        )
     return found
 
 
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (2, True)])
 def test_rho_equals_its_definition(k, poisoned):
-    rows, rounds, _ = measured(Coherence(), make_net(), random_federation(), k=k, cohort_of=4, poisoned=poisoned)
+    rows, rounds, _ = measured(
+        Coherence(), make_net(), random_federation(), k=k, cohort_of=4, poisoned=poisoned
+    )
     for row, (start, locals_) in zip(rows, rounds, strict=True):
-        finite = {client: w for client, w in locals_.items() if not (poisoned and client == NAN_CLIENT)}
+        finite = {
+            client: w for client, w in locals_.items() if not (poisoned and client == NAN_CLIENT)
+        }
         assert row == pytest.approx(expected(start, finite), **EXACT)
         assert all(0 <= rho <= 1 + 1e-9 for rho in row.values())
 
@@ -37,7 +43,9 @@ def test_a_client_agrees_with_itself():
 
 
 class Upsampled(nn.Module):
-    """Has a two-dimensional parameter that is no weight, and a weight with its outputs on the second axis."""
+    """Has a two-dimensional parameter that is no weight, and a weight with its outputs on the
+    second axis.
+    """
 
     def __init__(self):
         super().__init__()
@@ -56,7 +64,10 @@ def test_it_finds_the_weights_and_their_output_axis():
     rows, rounds, _ = measured(Coherence(), Upsampled(), random_federation(), cohort_of=4)
     for row, (start, locals_) in zip(rows, rounds, strict=True):
         both = [
-            {k: t.swapaxes(0, 1) if k == "up.weight" else t for k, t in w.items()} for w in (start, *locals_.values())
+            {k: t.swapaxes(0, 1) if k == "up.weight" else t for k, t in w.items()}
+            for w in (start, *locals_.values())
         ]
         wanted = expected(both[0], dict(enumerate(both[1:])))
-        assert row == pytest.approx({name: rho for name, rho in wanted.items() if "offset" not in name}, **EXACT)
+        assert row == pytest.approx(
+            {name: rho for name, rho in wanted.items() if "offset" not in name}, **EXACT
+        )

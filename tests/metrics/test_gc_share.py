@@ -1,4 +1,6 @@
-"""gc/share_*: the share that P removes equals its definition with a matrix P, and is zero after a LayerNorm."""
+"""gc/share_*: the share that P removes equals its definition with a matrix P, and is zero after a
+LayerNorm.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ def gradient(net, start, data, client):
     net.load_state_dict({name: torch.tensor(t) for name, t in start.items()})
     net.zero_grad()
     index = torch.as_tensor(data.client(client))
-    nn.functional.cross_entropy(net(data.fetch(index, None)[0]), data.fetch(index, None)[1], reduction="sum").backward()
+    nn.functional.cross_entropy(
+        net(data.fetch(index, None)[0]), data.fetch(index, None)[1], reduction="sum"
+    ).backward()
     return {name: p.grad.numpy() for name, p in net.named_parameters()}
 
 
@@ -31,11 +35,16 @@ def test_the_share_equals_its_definition(k, poisoned):
     """Gradients are taken at the broadcast model, so a client that diverges later counts."""
     data, net = random_federation(), make_net()
     rows, rounds, _ = measured(GCShare(every=1), net, data, k=k, cohort_of=4, poisoned=poisoned)
-    starts = [*(start for start, _ in rounds), {name: t.numpy() for name, t in net.state_dict().items()}]
+    starts = [
+        *(start for start, _ in rounds),
+        {name: t.numpy() for name, t in net.state_dict().items()},
+    ]
     other, names = make_net(), ("0.weight", "2.weight")
     for row, (start, locals_), after in zip(rows, rounds, starts[1:], strict=True):
         grads = [gradient(other, start, data, client) for client in locals_]
-        wanted = {f"gc/share_gradient/{name}": np.mean([share(g[name]) for g in grads]) for name in names}
+        wanted = {
+            f"gc/share_gradient/{name}": np.mean([share(g[name]) for g in grads]) for name in names
+        }
         wanted |= {f"gc/share_update/{name}": share(after[name] - start[name]) for name in names}
         wanted |= {f"gc/share_model/{name}": share(start[name]) for name in names}
         assert row == pytest.approx(wanted, **EXACT)
@@ -43,6 +52,8 @@ def test_the_share_equals_its_definition(k, poisoned):
 
 
 def test_the_share_is_zero_after_a_layer_norm():
-    net = nn.Sequential(make_net()[0], nn.LayerNorm(make_net()[0].out_features), make_net()[2]).double()
+    net = nn.Sequential(
+        make_net()[0], nn.LayerNorm(make_net()[0].out_features), make_net()[2]
+    ).double()
     rows, _, _ = measured(GCShare(every=1), net, random_federation(), cohort_of=4, rounds=1)
     assert rows[0]["gc/share_gradient/2.weight"] < 1e-25 < rows[0]["gc/share_gradient/0.weight"]

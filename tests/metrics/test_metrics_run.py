@@ -1,4 +1,7 @@
-"""The metrics in real runs: they change no run. Their files and the gap to full participation are right."""
+"""The metrics in real runs: they change no run.
+
+Their files and the gap to full participation are right.
+"""
 
 import csv
 from pathlib import Path
@@ -26,33 +29,63 @@ from gcfed.run import train
 
 N = 6
 TINY = (
-    "model.hidden=[12]", "gc.boundary=fc2", "rounds=2", f"participation.num_clients={N}", "participation.per_round=3",
-    "client.epochs=2", "client.batch_size=8", "data.limit_train=150", "data.limit_test=40", "precision=64-true",
+    "model.hidden=[12]",
+    "gc.boundary=fc2",
+    "rounds=2",
+    f"participation.num_clients={N}",
+    "participation.per_round=3",
+    "client.epochs=2",
+    "client.batch_size=8",
+    "data.limit_train=150",
+    "data.limit_test=40",
+    "precision=64-true",
     "data.client_test=0.2",
-)  # fmt: skip
+)
 NAMES = (
-    "drift", "cka", "gap", "clients", "angle", "coherence", "forgetting", "personal", "surface", "classes",
-    "cohorts", "updates", "gc_share",
-)  # fmt: skip
+    "drift",
+    "cka",
+    "gap",
+    "clients",
+    "angle",
+    "coherence",
+    "forgetting",
+    "personal",
+    "surface",
+    "classes",
+    "cohorts",
+    "updates",
+    "gc_share",
+)
 ALL = (
-    f"metrics=[{','.join(NAMES)}]", *(f"metrics.{name}.every=1" for name in NAMES),
-    "metrics.cka.samples=20", "metrics.forgetting.samples=9", "metrics.surface.grid=3",
-    "metrics.surface.samples=null", "metrics.surface.split=test",
-)  # fmt: skip
+    f"metrics=[{','.join(NAMES)}]",
+    *(f"metrics.{name}.every=1" for name in NAMES),
+    "metrics.cka.samples=20",
+    "metrics.forgetting.samples=9",
+    "metrics.surface.grid=3",
+    "metrics.surface.samples=null",
+    "metrics.surface.split=test",
+)
 GC = ("rho", "share_gradient", "share_update", "share_model")
 COLUMNS = {
-    "drift": "client_norm relative update_norm divergence cosine", "cka": "fc1 fc2", "gap": "l2 relative cosine",
-    "clients": "acc_before acc_after loss_before loss_after", "angle": "server above_90 update",
-    "forgetting": "before after own others", "gc": " ".join(f"{name}/fc{i}.weight" for name in GC for i in (1, 2)),
+    "drift": "client_norm relative update_norm divergence cosine",
+    "cka": "fc1 fc2",
+    "gap": "l2 relative cosine",
+    "clients": "acc_before acc_after loss_before loss_after",
+    "angle": "server above_90 update",
+    "forgetting": "before after own others",
+    "gc": " ".join(f"{name}/fc{i}.weight" for name in GC for i in (1, 2)),
     "personal": "global_acc global_worst10 global_std local_acc local_worst10 local_std",
     "classes": "worst_acc mean_acc best_acc",
-}  # fmt: skip
+}
 COLUMNS = {f"{metric}/{name}" for metric, names in COLUMNS.items() for name in names.split()}
 NOT_FIRST = {"angle/server", "angle/above_90"}  # they need an earlier round
 
 
 class WithBatchNorm(nn.Module):
-    """Clients send its running statistics. Measurements use evaluation mode, which must not affect training."""
+    """Clients send its running statistics.
+
+    Measurements use evaluation mode, which must not affect training.
+    """
 
     def __init__(self):
         super().__init__()
@@ -60,7 +93,10 @@ class WithBatchNorm(nn.Module):
         self.dropout = nn.Dropout(0.3)
 
     def stages(self):
-        return {"fc1": lambda x: self.norm(self.fc1(x.flatten(1))).relu(), "fc2": lambda h: self.fc2(self.dropout(h))}
+        return {
+            "fc1": lambda x: self.norm(self.fc1(x.flatten(1))).relu(),
+            "fc2": lambda h: self.fc2(self.dropout(h)),
+        }
 
     def forward(self, x):
         for stage in self.stages().values():
@@ -70,7 +106,9 @@ class WithBatchNorm(nn.Module):
 
 def run(config, folder, *overrides, model=None):
     cfg = config(
-        *(word for word in TINY if not (model and word.startswith(("model", "gc")))), *overrides, folder=folder
+        *(word for word in TINY if not (model and word.startswith(("model", "gc")))),
+        *overrides,
+        folder=folder,
     )
     if model is not None:
         with open_dict(cfg):
@@ -88,11 +126,17 @@ def numbers(lines):
     return np.array([[float(x) for x in line[3:]] for line in lines[1:]])
 
 
-def test_metrics_change_no_run_and_agree_on_one_and_two_processes(config, tmp_path, monkeypatch, unrendered):
-    """The run has dropout, BatchNorm and clients' states, and every client is rehearsed in every round."""
+def test_metrics_change_no_run_and_agree_on_one_and_two_processes(
+    config, tmp_path, monkeypatch, unrendered
+):
+    """The run has dropout, BatchNorm and clients' states, and every client is rehearsed in every
+    round.
+    """
     shown = []
     log_image = "gcfed.loggers.folder.RoundCSVLogger.log_image"  # a logger that accepts pictures
-    monkeypatch.setattr(log_image, lambda self, _, paths, step: shown.append((Path(*paths), step)), raising=False)
+    monkeypatch.setattr(
+        log_image, lambda self, _, paths, step: shown.append((Path(*paths), step)), raising=False
+    )
     settings = ("algorithm=scaffold", "gc=none", "client.stack=1", "client.last_batch=wrap")
     (without, a), (observed, b), (_, c) = (
         run(config, tmp_path / str(i), *settings, *more, model="WithBatchNorm")
@@ -106,27 +150,42 @@ def test_metrics_change_no_run_and_agree_on_one_and_two_processes(config, tmp_pa
         measured = COLUMNS if t else COLUMNS - NOT_FIRST
         assert row.keys() - plain.keys() == measured
         assert np.isfinite([row[name] for name in measured]).all()
-        assert {name: of_two[name] for name in measured} == pytest.approx({n: row[n] for n in measured}, rel=1e-9)
+        assert {name: of_two[name] for name in measured} == pytest.approx(
+            {n: row[n] for n in measured}, rel=1e-9
+        )
         assert 0 < row["time/train_s"] < row["time/round_s"]
     pictures = [(f"surface_round_{t}.png", t) for t in (1, 2)]
-    assert sorted((path.name, number) for path, number in shown) == sorted([("confusion.png", 2), *pictures])
+    assert sorted((path.name, number) for path, number in shown) == sorted(
+        [("confusion.png", 2), *pictures]
+    )
     for name in ("cohorts.csv", "classes.csv", "confusion.csv"):
         assert table(tmp_path / "1" / name) == table(tmp_path / "2" / name)
-    np.testing.assert_allclose(*(numbers(table(tmp_path / i / "updates.csv")) for i in "12"), rtol=1e-4)
+    np.testing.assert_allclose(
+        *(numbers(table(tmp_path / i / "updates.csv")) for i in "12"), rtol=1e-4
+    )
     for number in (1, 2):
         found, other = (np.load(tmp_path / i / f"surface_round_{number}.npz") for i in "12")
         for key in ("x", "y", "loss", "acc", "points", "point_loss", "point_acc", "distance"):
             np.testing.assert_allclose(found[key], other[key], rtol=1e-9, atol=1e-12)
-        assert found["point_loss"][5] == pytest.approx(b[number - 1]["test/loss"], rel=1e-9)  # on the same samples
+        # on the same samples
+        assert found["point_loss"][5] == pytest.approx(b[number - 1]["test/loss"], rel=1e-9)
         assert found["point_acc"][5] == pytest.approx(b[number - 1]["test/acc"])
 
 
 def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path):
-    diverges = ("client.optimizer.lr=1e9", "client.optimizer.weight_decay=1e9", "client.steps=20", "rounds=1")
-    result, rows = run(config, tmp_path, "algorithm=lgfedavg", *ALL, *diverges)  # Δ has no entry of a personal tensor
+    diverges = (
+        "client.optimizer.lr=1e9",
+        "client.optimizer.weight_decay=1e9",
+        "client.steps=20",
+        "rounds=1",
+    )
+    # Δ has no entry of a personal tensor
+    result, rows = run(config, tmp_path, "algorithm=lgfedavg", *ALL, *diverges)
     assert rows[0]["train/nonfinite_clients"] == 3
     of_the_model = ("classes/", "gc/share_gradient", "gc/share_model")  # the broadcast one
-    assert {name for name in rows[0] if name in COLUMNS} == {n for n in COLUMNS if n.startswith(of_the_model)}
+    assert {name for name in rows[0] if name in COLUMNS} == {
+        n for n in COLUMNS if n.startswith(of_the_model)
+    }
     assert not list(tmp_path.glob("surface*"))
     assert final_weights(result).isfinite().all()
 
@@ -140,7 +199,9 @@ def test_a_metric_with_a_wrong_number_of_values_is_refused():
         def measure(self, stack, row, own, download):
             return torch.zeros(1)
 
-    with pytest.raises(ValueError, match=r"^Two\.measure returns .* \[1\], not \[2\], for mine/a, mine/b\."):
+    with pytest.raises(
+        ValueError, match=r"^Two\.measure returns .* \[1\], not \[2\], for mine/a, mine/b\."
+    ):
         train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Two()])
 
 
@@ -161,18 +222,31 @@ class Gives(ServerMetric):
 @pytest.mark.parametrize("value", ["0.5", None, torch.ones(2)])
 def test_a_column_takes_numbers_only(value):
     """Other values would make metrics.csv unreadable."""
-    with pytest.raises(ValueError, match=r"^column mine/x: a row of metrics takes numbers, and a part has given it "):
+    with pytest.raises(
+        ValueError,
+        match=r"^column mine/x: a row of metrics takes numbers, and a part has given it ",
+    ):
         train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Gives(value)])
 
 
 def test_a_tensor_of_one_number_is_a_number():
-    train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[gives := Gives(torch.tensor(3.0))])
+    train_rounds(
+        make_net(),
+        random_federation(),
+        sgd(),
+        rounds=1,
+        methods=[gives := Gives(torch.tensor(3.0))],
+    )
     assert isinstance(gives.seen, float)
 
 
 @pytest.mark.parametrize(
     ("method", "aggregator", "k"),
-    [(None, MeanAggregator("samples"), 4), (Proximal, NormClip(1e6), 4), (Scaffold, MeanAggregator(), 1)],
+    [
+        (None, MeanAggregator("samples"), 4),
+        (Proximal, NormClip(1e6), 4),
+        (Scaffold, MeanAggregator(), 1),
+    ],
 )
 def test_the_gap_is_the_distance_to_a_run_of_all_clients(monkeypatch, method, aggregator, k):
     """Two runs differ only in the last cohort. Their last changes of the model are Δ_S and Δ_all.
@@ -184,9 +258,16 @@ def test_the_gap_is_the_distance_to_a_run_of_all_clients(monkeypatch, method, ag
         cohorts, net, seen = ([0, 3], last), make_net(), []
         monkeypatch.setattr(Cohorts, "__call__", lambda self, t, *_: np.array(cohorts[t]))
         train_rounds(
-            net, random_federation(), sgd(), rounds=2, methods=[Gap(), *([method()] if method else [])], k=k,
-            aggregator=aggregator, cohort_of=5, on_round=lambda _, row: seen.append((weights(net), row)),
-        )  # fmt: skip
+            net,
+            random_federation(),
+            sgd(),
+            rounds=2,
+            methods=[Gap(), *([method()] if method else [])],
+            k=k,
+            aggregator=aggregator,
+            cohort_of=5,
+            on_round=lambda _, row: seen.append((weights(net), row)),
+        )
         return seen
 
     (before, first), (few, row) = two_rounds([1, 3])
@@ -196,22 +277,32 @@ def test_the_gap_is_the_distance_to_a_run_of_all_clients(monkeypatch, method, ag
     gap, norm = (partial - full).norm().item(), full.norm().item()
     assert row["gap/l2"] == pytest.approx(gap, rel=1e-9)
     assert row["gap/relative"] == pytest.approx(gap / norm, rel=1e-9)
-    assert row["gap/cosine"] == pytest.approx((partial @ full / norm / partial.norm()).item(), rel=1e-9)
+    assert row["gap/cosine"] == pytest.approx(
+        (partial @ full / norm / partial.norm()).item(), rel=1e-9
+    )
     assert of_all["gap/l2"] == of_all["gap/relative"] == 0
     assert of_all["gap/cosine"] == pytest.approx(1)
 
 
 def test_a_round_without_a_finite_client_leaves_nothing_in_the_gap(monkeypatch):
-    """Rehearsed clients have finite updates in that round. They must not count in the next measured round."""
+    """Rehearsed clients have finite updates in that round.
+
+    They must not count in the next measured round.
+    """
     data, last = random_federation(), []
     data.x[data.clients[2]] = float("inf")
     monkeypatch.setattr(Cohorts, "__call__", lambda self, t, *_: np.array([[0], [2], [3]][t]))
     for every in (1, 3):
         rows = []
         train_rounds(
-            make_net(), data, sgd(), rounds=3, methods=[Gap(every=every)], cohort_of=1,
+            make_net(),
+            data,
+            sgd(),
+            rounds=3,
+            methods=[Gap(every=every)],
+            cohort_of=1,
             on_round=lambda _, row, rows=rows: rows.append(row),
-        )  # fmt: skip
+        )
         assert rows[1]["train/nonfinite_clients"] == 1
         last.append({name: value for name, value in rows[2].items() if name.startswith("gap/")})
     assert len(last[0]) == 3
@@ -248,7 +339,10 @@ def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monk
 
 
 def test_samples_and_steps_are_counted_and_cohorts_are_written(config, tmp_path):
-    """Rehearsals do not count. A resumed run drops all lines of rounds that it repeats, also incomplete ones."""
+    """Rehearsals do not count.
+
+    A resumed run drops all lines of rounds that it repeats, also incomplete ones.
+    """
     settings = ("metrics=[cohorts,gap]", "metrics.gap.every=1", "client.stack=2")
     run(config, tmp_path, *settings, "rounds=2")
     with (tmp_path / "cohorts.csv").open("a") as file:

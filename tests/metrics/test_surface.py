@@ -47,13 +47,26 @@ def measured(folder, *, vectors=False, poisoned=False, rounds=2, every=2, lr=0.1
     recorder, looking, seen = Recorder(poisoned), metric(folder, every=every), []
 
     def finish(round, row):
-        seen.append((*recorder.rounds[-1], {name: p.detach().numpy().copy() for name, p in net.named_parameters()}))
+        seen.append(
+            (
+                *recorder.rounds[-1],
+                {name: p.detach().numpy().copy() for name, p in net.named_parameters()},
+            )
+        )
 
     train_rounds(
-        net, data, sgd(lr=lr), rounds=rounds, methods=[recorder, looking], on_round=finish,
-        task=SquaredError() if vectors else CLASSIFICATION, **{"cohort_of": 4} | loop,
-    )  # fmt: skip
-    files = {int(path.stem.split("_")[-1]): dict(np.load(path)) for path in sorted(folder.glob("*.npz"))}
+        net,
+        data,
+        sgd(lr=lr),
+        rounds=rounds,
+        methods=[recorder, looking],
+        on_round=finish,
+        task=SquaredError() if vectors else CLASSIFICATION,
+        **{"cohort_of": 4} | loop,
+    )
+    files = {
+        int(path.stem.split("_")[-1]): dict(np.load(path)) for path in sorted(folder.glob("*.npz"))
+    }
     return files, seen, data
 
 
@@ -72,7 +85,9 @@ def axes_of(w):
     return w[0], *(q * np.sign(np.diag(r))).T
 
 
-@pytest.mark.parametrize("loop", [{"vectors": True}, {"k": 3, "poisoned": True}, {"order": -1, "k": 4}])
+@pytest.mark.parametrize(
+    "loop", [{"vectors": True}, {"k": 3, "poisoned": True}, {"order": -1, "k": 4}]
+)
 def test_the_plane_of_the_first_three_clients_equals_numpy(tmp_path, loop):
     """The loss, and for classes the accuracy, at all nodes of the grid and of the six models."""
     files, seen, data = measured(tmp_path, cohort_of=5, **loop)
@@ -89,29 +104,52 @@ def test_the_plane_of_the_first_three_clients_equals_numpy(tmp_path, loop):
         log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
         return -log_p[np.arange(len(y)), y].mean(), (logits.argmax(1) == y).mean()
 
-    np.testing.assert_allclose(found["points"], (models - origin) @ np.stack([across, up], 1), atol=1e-12)
+    np.testing.assert_allclose(
+        found["points"], (models - origin) @ np.stack([across, up], 1), atol=1e-12
+    )
     apart = models - origin - found["points"] @ np.stack([across, up])
     np.testing.assert_allclose(found["distance"], np.linalg.norm(apart, axis=1), atol=1e-12)
     np.testing.assert_allclose(found["points"][3], found["points"][:3].mean(0), atol=1e-12)
     assert found["distance"][4:].min() > 1e-3
     columns = [name for name in ("loss", "acc") if name in found]
     direct = np.array([scores(weights) for weights in models])
-    np.testing.assert_allclose(np.stack([found[f"point_{name}"] for name in columns], 1), direct, rtol=1e-9)
-    nodes = np.array([[scores(origin + a * across + b * up) for a in found["x"]] for b in found["y"]])
+    np.testing.assert_allclose(
+        np.stack([found[f"point_{name}"] for name in columns], 1), direct, rtol=1e-9
+    )
+    nodes = np.array(
+        [[scores(origin + a * across + b * up) for a in found["x"]] for b in found["y"]]
+    )
     np.testing.assert_allclose(np.stack([found[name] for name in columns], 2), nodes, rtol=1e-9)
     assert list(files) == [int(found["round"])] == [2]
-    assert found["names"].tolist() == ["client 0", "client 1", "client 2", "mean", "broadcast", "global"]
+    assert found["names"].tolist() == [
+        "client 0",
+        "client 1",
+        "client 2",
+        "mean",
+        "broadcast",
+        "global",
+    ]
 
 
-@pytest.mark.parametrize("case", [{"poisoned": True, "cohort_of": 3}, {"lr": 0.0}, {"faults": Faults(dropout=0.5)}])
+@pytest.mark.parametrize(
+    "case", [{"poisoned": True, "cohort_of": 3}, {"lr": 0.0}, {"faults": Faults(dropout=0.5)}]
+)
 def test_without_a_plane_there_is_no_file(tmp_path, caplog, case):
-    """One of three models is not finite, or all three are equal, or fewer than three clients remain."""
+    """One of three models is not finite, or all three are equal, or fewer than three clients
+    remain.
+    """
     files, seen, _ = measured(tmp_path, rounds=6, every=1, **case)
     for number in range(1, 7):
         clients = sorted(seen[number - 1][1])[:3]
-        spanned = len(clients) == 3 and not ("poisoned" in case and NAN_CLIENT in clients) and "lr" not in case
+        spanned = (
+            len(clients) == 3
+            and not ("poisoned" in case and NAN_CLIENT in clients)
+            and "lr" not in case
+        )
         assert (number in files) is spanned
-        assert (f"round {number}: no three finite local models that span a plane" in caplog.text) is not spanned
+        assert (
+            f"round {number}: no three finite local models that span a plane" in caplog.text
+        ) is not spanned
     assert len(files) < 6
 
 
@@ -130,7 +168,7 @@ def test_training_samples_are_those_that_clients_hold(tmp_path):
     assert torch.equal(y, expected[1])
 
 
-# -------------------------------------------------------------------------------------------------------- the plane
+# ---------------------------------------------------------------------------------------- the plane
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_three_models_on_a_line_span_no_plane(dtype):
     """Two equal models, or two that differ by rounding, also lie on a line."""
@@ -144,9 +182,16 @@ def test_three_models_on_a_line_span_no_plane(dtype):
 
 
 def test_a_running_variance_is_never_negative():
-    """Outside the triangle some weights of a combination are negative. A running mean may become negative."""
+    """Outside the triangle some weights of a combination are negative.
+
+    A running mean may become negative.
+    """
     models = [
-        {"w": torch.eye(3)[i], "bn.running_var": torch.tensor([1.0 + i]), "bn.running_mean": torch.ones(1) * i}
+        {
+            "w": torch.eye(3)[i],
+            "bn.running_var": torch.tensor([1.0 + i]),
+            "bn.running_mean": torch.ones(1) * i,
+        }
         for i in range(3)
     ]
     beyond = Plane(models, ["w"]).at(-3.0, -3.0)

@@ -27,20 +27,33 @@ def root(tmp_path_factory):
 
 
 def net_of(root, name, last_only=True, **settings):
-    return huggingface_net(
-        folder=str(root / name), input_shape=[10], num_classes=3 if last_only else 32, last_only=last_only, **settings
-    ).double().eval()  # fmt: skip
+    return (
+        huggingface_net(
+            folder=str(root / name),
+            input_shape=[10],
+            num_classes=3 if last_only else 32,
+            last_only=last_only,
+            **settings,
+        )
+        .double()
+        .eval()
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- tokens
+# ------------------------------------------------------------------------------------------- tokens
 def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_path):
     from datasets import load_from_disk
     from transformers import AutoTokenizer
 
     rows, words = load_from_disk(root / "texts"), AutoTokenizer.from_pretrained(root / "tokenizer")
-    read = partial(huggingface, str(root / "texts"), str(tmp_path), tokenizer=str(root / "tokenizer"), length=7)
+    read = partial(
+        huggingface, str(root / "texts"), str(tmp_path), tokenizer=str(root / "tokenizer"), length=7
+    )
     dataset = read(groups="user", test=0.01)  # one sample
-    whole = {(user, tuple(words(text)["input_ids"])) for user, text in zip(rows["user"], rows["text"], strict=True)}
+    whole = {
+        (user, tuple(words(text)["input_ids"]))
+        for user, text in zip(rows["user"], rows["text"], strict=True)
+    }
     for user, x in zip(dataset.train.groups, dataset.train.x, strict=True):
         if -1 in x:  # padding comes first
             assert (int(user), tuple(x[x >= 0].tolist())) in whole
@@ -50,8 +63,13 @@ def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_p
     assert (dataset.train.x.dtype, dataset.num_classes) == (np.int32, 2)
 
     model = read(groups="user", next_token=True, test=1e-6)
-    assert (model.num_classes, model.train.x.shape[1], model.train.y.shape) == (32, 7, model.train.x.shape)
-    count = sum(len(words(text)["input_ids"]) - 1 for text in rows["text"])  # every token but the first is a label
+    assert (model.num_classes, model.train.x.shape[1], model.train.y.shape) == (
+        32,
+        7,
+        model.train.x.shape,
+    )
+    # every token but the first is a label
+    count = sum(len(words(text)["input_ids"]) - 1 for text in rows["text"])
     assert sum((split.y >= 0).sum() for split in (model.train, model.test)) == count
     x, y = model.train.x, model.train.y
     assert ((y < 0) | (x >= 0)).all()
@@ -61,12 +79,16 @@ def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_p
     assert (characters.num_classes, characters.train.x.dtype) == (80, np.uint8)
 
 
-# ------------------------------------------------------------------------------------------------- exact numbers
+# ------------------------------------------------------------------------------------ exact numbers
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 def test_padding_on_either_side_changes_no_output_and_no_gradient(root, name):
-    """The reference passes each text alone and without padding through transformers' own forward."""
+    """The reference passes each text alone and without padding through
+    transformers' own forward.
+    """
     net = net_of(root, name)
-    texts = [torch.randint(3, 32, (n,), generator=torch.Generator().manual_seed(n)) for n in (10, 4, 1)]
+    texts = [
+        torch.randint(3, 32, (n,), generator=torch.Generator().manual_seed(n)) for n in (10, 4, 1)
+    ]
     theirs = torch.cat([net.net(input_ids=text[None]).logits for text in texts])
     names, params = zip(*net.named_parameters(), strict=True)
     expected = torch.autograd.grad(theirs.square().sum(), params, allow_unused=True)
@@ -79,7 +101,9 @@ def test_padding_on_either_side_changes_no_output_and_no_gradient(root, name):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
         found = torch.autograd.grad(ours.square().sum(), params, allow_unused=True)
         for key, a, b in zip(names, found, expected, strict=True):
-            torch.testing.assert_close(0 if a is None else a, 0 if b is None else b, rtol=0, atol=1e-12, msg=key)
+            torch.testing.assert_close(
+                0 if a is None else a, 0 if b is None else b, rtol=0, atol=1e-12, msg=key
+            )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -105,23 +129,37 @@ def test_rounds_of_a_language_model_equal_a_plain_loop_with_its_own_loss(root, n
                 ids = torch.cat([x[rows], y[rows, -1:]], 1)  # transformers shifts the labels itself
                 labels = torch.cat([torch.full((len(rows), 1), -100), y[rows]], 1)
                 loss = net.net(input_ids=ids.clamp(min=0), labels=labels).loss
-                for p, grad in zip(net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True):
+                for p, grad in zip(
+                    net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True
+                ):
                     p.data -= 0.1 * grad
             ends.append(weights(net))
         torch.nn.utils.vector_to_parameters(torch.stack(ends).mean(0), net.parameters())
     for k in (1, 3):
         found = train_rounds(make(), data, solver, rounds=2, k=k)
-        torch.testing.assert_close(found, weights(net), rtol=0, atol=1e-7)  # transformers' loss is in float32
+        # transformers' loss is in float32
+        torch.testing.assert_close(found, weights(net), rtol=0, atol=1e-7)
 
 
-# ----------------------------------------------------------------------------------------------------------- runs
+# --------------------------------------------------------------------------------------------- runs
 def of(root, name, *more):
     return (
-        "data=huggingface", f"data.name={root}/texts", f"data.tokenizer={root}/tokenizer", "data.length=10",
-        f"paths.data_dir={root}/data", "partition=natural", "partition.by=user", "participation.num_clients=null",
-        "rounds=2", "participation.per_round=3", "client.epochs=1", "client.batch_size=8", "model=huggingface",
-        f"model.folder={root}/{name}", *more,
-    )  # fmt: skip
+        "data=huggingface",
+        f"data.name={root}/texts",
+        f"data.tokenizer={root}/tokenizer",
+        "data.length=10",
+        f"paths.data_dir={root}/data",
+        "partition=natural",
+        "partition.by=user",
+        "participation.num_clients=null",
+        "rounds=2",
+        "participation.per_round=3",
+        "client.epochs=1",
+        "client.batch_size=8",
+        "model=huggingface",
+        f"model.folder={root}/{name}",
+        *more,
+    )
 
 
 def test_a_run_counts_tied_weights_once_and_continues_bit_for_bit(root, config, tmp_path):
@@ -132,7 +170,8 @@ def test_a_run_counts_tied_weights_once_and_continues_bit_for_bit(root, config, 
     assert net.lm_head.weight is net.transformer.wte.weight
     assert net.config.use_cache is False
     entries = sum(p.numel() for p in net.parameters())
-    assert read_rows(tmp_path / "a/metrics.csv")[0]["comm/up_bytes"] == 2 * 3 * 4 * entries  # SCAFFOLD sends twice
+    # SCAFFOLD sends twice
+    assert read_rows(tmp_path / "a/metrics.csv")[0]["comm/up_bytes"] == 2 * 3 * 4 * entries
     part = config(*words, folder=tmp_path / "b")
     part.rounds = part.trainer.max_steps = 1
     train(part)
@@ -145,7 +184,9 @@ def test_a_run_counts_tied_weights_once_and_continues_bit_for_bit(root, config, 
 def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, config, tmp_path):
     off = [f"+model.{name}_dropout_prob=0.0" for name in ("hidden", "attention_probs")]
     words = of(root, "bert", "precision=64-true", *off)
-    one, three = (train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 3))
+    one, three = (
+        train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 3)
+    )
     assert not three.module.lent.traits.alone
     torch.testing.assert_close(final_weights(three), final_weights(one), rtol=0, atol=1e-9)
     heads = []
@@ -156,9 +197,13 @@ def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, co
     assert not torch.equal(heads[0], heads[2])
 
 
-def test_peft_reads_adapters_of_a_folder_and_our_networks_read_the_same_tokens(root, config, tmp_path):
+def test_peft_reads_adapters_of_a_folder_and_our_networks_read_the_same_tokens(
+    root, config, tmp_path
+):
     peft, words = pytest.importorskip("peft"), of(root, "gpt2", "data.next_token=true", "rounds=1")
-    net = train(config(*words, "model.lora.rank=2", "model.lora.target=[c_attn,wte]", "client.stack=2")).model.eval()
+    net = train(
+        config(*words, "model.lora.rank=2", "model.lora.target=[c_attn,wte]", "client.stack=2")
+    ).model.eval()
     base, x = net_of(root, "gpt2", False).float().net, torch.arange(20).view(2, 10)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "run").eval()
     torch.testing.assert_close(theirs(input_ids=x).logits, net(x), rtol=0, atol=0)
@@ -166,22 +211,28 @@ def test_peft_reads_adapters_of_a_folder_and_our_networks_read_the_same_tokens(r
     for model in (["lstm", "hidden=4"], ["gpt", "width=8", "depth=1", "heads=2"]):
         own = [f"model={model[0]}", *(f"model.{setting}" for setting in model[1:])]
         result = train(config(*lstm, *own, folder=tmp_path / model[0]))
-        assert result.metrics["test/perplexity"] == pytest.approx(math.exp(result.metrics["test/loss"]), rel=1e-5)
+        assert result.metrics["test/perplexity"] == pytest.approx(
+            math.exp(result.metrics["test/loss"]), rel=1e-5
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 def test_no_code_and_no_pickle_in_a_folder_is_executed(root, tmp_path):
     evil, ran = shutil.copytree(root / "gpt2", tmp_path / "evil"), tmp_path / "ran"
     about = json.loads((evil / "config.json").read_text())
     (evil / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\n")
     theirs = {"AutoModelForCausalLM": "modeling.Mine", "AutoConfig": "modeling.Theirs"}
-    (evil / "config.json").write_text(json.dumps(about | {"auto_map": theirs, "model_type": "mine"}))
+    (evil / "config.json").write_text(
+        json.dumps(about | {"auto_map": theirs, "model_type": "mine"})
+    )
     with pytest.raises(ValueError, match=r"folder=.*evil"):
         net_of(evil, "", False)
     with pytest.raises(ValueError, match="trust_remote_code"):
         net_of(evil, "", False, trust_remote_code=True)
     assert not ran.exists()
-    (evil / "config.json").write_text(json.dumps(about | {"attn_implementation": "somebody/kernel"}))
+    (evil / "config.json").write_text(
+        json.dumps(about | {"attn_implementation": "somebody/kernel"})
+    )
     assert net_of(evil, "", False).net.config._attn_implementation == "sdpa"
     torch.save(load_file(evil / "model.safetensors"), evil / "pytorch_model.bin")
     (evil / "model.safetensors").unlink()
@@ -197,4 +248,6 @@ def test_no_code_and_no_pickle_in_a_folder_is_executed(root, tmp_path):
     with pytest.raises(ValueError, match=r"folder=None must be a local folder"):
         huggingface_net(folder=None, input_shape=[10], num_classes=3, last_only=True)
     with pytest.raises(ValueError, match=r"has 32 tokens, not 31: set data\.num_classes=32"):
-        huggingface_net(folder=str(root / "llama"), input_shape=[10], num_classes=31, last_only=False)
+        huggingface_net(
+            folder=str(root / "llama"), input_shape=[10], num_classes=31, last_only=False
+        )

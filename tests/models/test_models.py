@@ -28,7 +28,9 @@ def count(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
 
 
-@pytest.mark.parametrize(("name", "size"), [("mlp", 256), ("cnn", 64 * 8 * 8), ("resnet18_gn", 512), ("vgg11", 4096)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("mlp", 256), ("cnn", 64 * 8 * 8), ("resnet18_gn", 512), ("vgg11", 4096)]
+)
 def test_features_have_the_size_that_the_papers_regularize(name, size):
     with torch.device("meta"):
         _, features_BF = Tap(build(name), features=True, stages=False)(torch.randn(2, *SHAPE[name]))
@@ -40,16 +42,21 @@ def test_parameter_counts_follow_from_the_layer_sizes():
         mlp = MLP(input_shape=(1, 28, 28), num_classes=62)
         assert count(mlp) == 784 * 512 + 512 + 512 * 256 + 256 + 256 * 62 + 62
         two = (800 * 64 + 64) + (4096 * 512 + 512)
-        assert count(CNN(input_shape=(3, 32, 32), num_classes=10)) == (75 * 32 + 32) + two + (512 * 10 + 10)
+        assert count(CNN(input_shape=(3, 32, 32), num_classes=10)) == (75 * 32 + 32) + two + (
+            512 * 10 + 10
+        )
         fedgc = CNN(input_shape=(3, 32, 32), num_classes=10, hidden=[512, 100])
         assert count(fedgc) == (75 * 32 + 32) + two + (512 * 100 + 100) + (100 * 10 + 10)
         femnist = CNN(input_shape=(1, 28, 28), num_classes=62, hidden=2048)
-        assert count(femnist) == (25 * 32 + 32) + (800 * 64 + 64) + (3136 * 2048 + 2048) + (2048 * 62 + 62)
+        assert count(femnist) == (25 * 32 + 32) + (800 * 64 + 64) + (3136 * 2048 + 2048) + (
+            2048 * 62 + 62
+        )
         faces = CelebACNN(input_shape=(3, 84, 84), num_classes=2)
         assert count(faces) == (27 * 32 + 32) + 3 * (288 * 32 + 32) + 4 * 64 + (6 * 6 * 32 * 2 + 2)
         gates = 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2)
         assert count(CharLSTM(input_shape=(80,), num_classes=80)) == 81 * 8 + gates + 256 * 80 + 80
-        # The published size of torchvision's ResNet18, minus the weights that the smaller stem saves.
+        # The published size of torchvision's ResNet18, minus the weights that the smaller stem
+        # saves.
         assert count(ResNet18(num_classes=1000)) == 11_689_512 - 64 * 3 * (49 - 9)
 
 
@@ -91,7 +98,9 @@ def test_vgg_equals_torchvisions():
     with torch.device("meta"):
         ours, theirs = VGG11(num_classes=1000), tv.vgg11(num_classes=1000)
     assert count(ours) == count(theirs) == 132_863_336
-    assert {n: p.shape for n, p in ours.named_parameters()} == {n: p.shape for n, p in theirs.named_parameters()}
+    assert {n: p.shape for n, p in ours.named_parameters()} == {
+        n: p.shape for n, p in theirs.named_parameters()
+    }
     assert [m.p for m in ours.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
     narrow = narrow_vgg(input_shape=(3, 64, 64), num_classes=10).eval()
     theirs.eval().features, theirs.classifier = narrow.features, narrow.classifier
@@ -103,10 +112,12 @@ def test_vgg_equals_torchvisions():
 def test_weights_are_kaiming_normal_and_biases_zero(name):
     for layer in build(name).children():
         fan_in = layer.weight[0].numel()
-        tolerance = 5 / math.sqrt(2 * layer.weight.numel())  # five standard errors of the standard deviation
+        # five standard errors of the standard deviation
+        tolerance = 5 / math.sqrt(2 * layer.weight.numel())
         assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / fan_in), rel=tolerance)
         kurtosis = ((layer.weight / layer.weight.std()) ** 4).mean().item()
-        assert kurtosis == pytest.approx(3, abs=5 * math.sqrt(24 / layer.weight.numel()))  # a uniform one has 1.8
+        # a uniform one has 1.8
+        assert kurtosis == pytest.approx(3, abs=5 * math.sqrt(24 / layer.weight.numel()))
         assert not layer.bias.any()
 
 
@@ -115,7 +126,16 @@ def test_cnn_equals_relu_before_pooling_in_values_and_gradients():
     x_BCHW = torch.randn(4, 3, 32, 32, dtype=torch.float64)
     pool = nn.MaxPool2d(2)
     plain = nn.Sequential(
-        net.conv1, nn.ReLU(), pool, net.conv2, nn.ReLU(), pool, nn.Flatten(), net.fc1, nn.ReLU(), net.fc2
+        net.conv1,
+        nn.ReLU(),
+        pool,
+        net.conv2,
+        nn.ReLU(),
+        pool,
+        nn.Flatten(),
+        net.fc1,
+        nn.ReLU(),
+        net.fc2,
     )
     ours = torch.autograd.grad(net(x_BCHW).square().sum(), list(net.parameters()))
     theirs = torch.autograd.grad(plain(x_BCHW).square().sum(), list(net.parameters()))
@@ -124,7 +144,9 @@ def test_cnn_equals_relu_before_pooling_in_values_and_gradients():
 
 
 def narrow_vgg(**shape) -> nn.Module:
-    """VGG11 with 16 units instead of 4,096, and with 16 channels instead of up to 512 after the first layer."""
+    """VGG11 with 16 units instead of 4,096, and with 16 channels instead of up to 512 after the
+    first layer.
+    """
     with pytest.MonkeyPatch.context() as patch, torch.device("meta"):
         patch.setitem(cfgs, "A", [64, "M", 16, "M", 16, 16, "M", 16, 16, "M", 16, 16, "M"])
         net = VGG11(**shape)
@@ -136,7 +158,8 @@ def narrow_vgg(**shape) -> nn.Module:
     return net
 
 
-# ------------------------------------------------------------------------------------------ FedGC's and SSF's networks
+# ------------------------------------------------------------------------------------------ FedGC's
+# and SSF's networks
 def trained(net: nn.Module) -> nn.Module:
     """Adds noise, so that no parameter is zero."""
     with torch.no_grad():
@@ -160,8 +183,11 @@ def test_fixup_starts_with_identities_and_zero_logits():
     for m in net.modules():
         if isinstance(m, nn.Conv2d):
             kaiming = math.sqrt(2 / (9 * m.out_channels))
-            expected = 0 if m in last else kaiming / math.sqrt(2) if m in inner else kaiming  # L^(−1/(2·2−2)), L = 2
-            assert m.weight.std().item() == pytest.approx(expected, rel=5 / math.sqrt(2 * m.weight.numel()))
+            # L^(−1/(2·2−2)), L = 2
+            expected = 0 if m in last else kaiming / math.sqrt(2) if m in inner else kaiming
+            assert m.weight.std().item() == pytest.approx(
+                expected, rel=5 / math.sqrt(2 * m.weight.numel())
+            )
 
 
 def test_resnet9_equals_the_authors_layout():
@@ -186,7 +212,9 @@ def test_resnet9_equals_the_authors_layout():
     x_BCHW = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     ours, theirs = net(x_BCHW), plain(x_BCHW)
     torch.testing.assert_close(ours, theirs)
-    ours, theirs = (torch.autograd.grad(y.square().sum(), list(net.parameters())) for y in (ours, theirs))
+    ours, theirs = (
+        torch.autograd.grad(y.square().sum(), list(net.parameters())) for y in (ours, theirs)
+    )
     torch.testing.assert_close(ours, theirs)
 
 

@@ -1,4 +1,6 @@
-"""The order of the layers in a forward pass, for our networks, torchvision's and networks as people write them."""
+"""The order of the layers in a forward pass, for our networks, torchvision's and networks as people
+write them.
+"""
 
 import pytest
 import torch
@@ -13,15 +15,17 @@ from gcfed.models.order import ForwardOrder, forward_order
 from gcfed.models.own import build_net
 from gcfed.utils.resolvers import ROOT
 
-MODELS = sorted({path.stem for path in (ROOT / "configs/model").glob("*.yaml")} - {"huggingface", "own", "timm"})
+MODELS = sorted(
+    {path.stem for path in (ROOT / "configs/model").glob("*.yaml")} - {"huggingface", "own", "timm"}
+)
 ADDED = {"vit_tiny": ["position", "token"], "cct": ["position"], "gpt": ["position"]}
 X = torch.randn(2, 8)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_our_networks_declare_their_tensors_in_forward_order(model):
-    """So their results do not depend on which of both orders counts. Only transformers have tensors that are no
-    weights.
+    """So their results do not depend on which of both orders counts. Only transformers have tensors
+    that are no weights.
     """
     is_text = model in ("lstm", "gpt")
     cfg = OmegaConf.load(ROOT / f"configs/model/{model}.yaml")
@@ -30,17 +34,25 @@ def test_our_networks_declare_their_tensors_in_forward_order(model):
         cfg.model.depth = 20
     with torch.device("cpu" if is_text else "meta"):  # the weights do not matter here
         net = build_net(cfg)
-        order = forward_order(net, torch.zeros(2, *cfg.model.input_shape, dtype=torch.int64 if is_text else None))
+        order = forward_order(
+            net, torch.zeros(2, *cfg.model.input_shape, dtype=torch.int64 if is_text else None)
+        )
     assert order.names == [name for name, _ in net.named_parameters()]
     assert [name.rpartition(".")[2] for name in sorted(order.added)] == ADDED.get(model, [])
     assert len(order.facts()) == bool(order.added)
     assert not order.groups
-    assert order.weights == [name for name, p in net.named_parameters() if p.dim() > 1 and name not in order.added]
-    assert order.weights[-1].rpartition(".")[0] == order.names[-1].rpartition(".")[0]  # for boundary=auto
+    assert order.weights == [
+        name for name, p in net.named_parameters() if p.dim() > 1 and name not in order.added
+    ]
+    # for boundary=auto
+    assert order.weights[-1].rpartition(".")[0] == order.names[-1].rpartition(".")[0]
 
 
 def test_tables_of_positions_are_no_weights_and_tables_of_tokens_are():
-    """Swin looks up relative positions, GPT-2 the positions. Their indices do not depend on the input."""
+    """Swin looks up relative positions, GPT-2 the positions.
+
+    Their indices do not depend on the input.
+    """
     swin = tv.SwinTransformer([2, 2], 8, [1, 1], [2, 2], [2, 2], num_classes=3)
     added = forward_order(swin, torch.zeros(2, 3, 16, 16)).added
     assert added == {f"features.{i}.0.attn.relative_position_bias_table" for i in (1, 3)}
@@ -72,18 +84,28 @@ class Chain(nn.Module):
 
 LAYERS = {
     "linear": lambda: nn.Linear(8, 8),
-    "container": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 8)),
+    "container": lambda: nn.Sequential(
+        nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 8)
+    ),
     "spectral": lambda: parametrizations.spectral_norm(nn.Linear(8, 8)),
     "spectral, old": lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
     "weight norm": lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
     "script": lambda: torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))),
     "attention": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
     "recurrent": lambda: Call(nn.LSTM(8, 8, 2, batch_first=True), lambda net, x: net(x)[0]),
-    "checkpoint": lambda: Call(nn.Linear(8, 8), lambda net, x: checkpoint(net, x, use_reentrant=False)),
-    "reentrant": lambda: Call(nn.Linear(8, 8), lambda net, x: checkpoint(net, x, use_reentrant=True)),
+    "checkpoint": lambda: Call(
+        nn.Linear(8, 8), lambda net, x: checkpoint(net, x, use_reentrant=False)
+    ),
+    "reentrant": lambda: Call(
+        nn.Linear(8, 8), lambda net, x: checkpoint(net, x, use_reentrant=True)
+    ),
     "never called": lambda: Call(nn.Linear(8, 8), lambda net, x: F.linear(x, net.weight, net.bias)),
-    "centred": lambda: Call(nn.Linear(8, 8), lambda net, x: F.linear(x, net.weight - net.weight.mean(), net.bias)),
-    "vmap": lambda: Call(nn.Linear(8, 8), lambda net, x: torch.func.vmap(lambda row: net.weight @ row)(x) + net.bias),
+    "centred": lambda: Call(
+        nn.Linear(8, 8), lambda net, x: F.linear(x, net.weight - net.weight.mean(), net.bias)
+    ),
+    "vmap": lambda: Call(
+        nn.Linear(8, 8), lambda net, x: torch.func.vmap(lambda row: net.weight @ row)(x) + net.bias
+    ),
 }
 
 
@@ -114,7 +136,9 @@ def test_parameters_of_one_module_count_where_it_uses_them(declared):
         def __init__(self):
             super().__init__()
             for name in declared:
-                self.register_parameter(name, nn.Parameter(torch.randn(8, 8) if name[0] == "w" else torch.randn(8)))
+                self.register_parameter(
+                    name, nn.Parameter(torch.randn(8, 8) if name[0] == "w" else torch.randn(8))
+                )
 
         def forward(self, x):
             return F.linear(F.linear(x, self.w1, self.b1).relu(), self.w2, self.b2)
@@ -126,7 +150,8 @@ def test_a_weight_counts_where_it_is_last_used():
     tied = Chain("cab")
     tied.c.weight = tied.a.weight
     order = forward_order(tied, X)
-    assert order.names == ["a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]  # the first declaration gives the name
+    # the first declaration gives the name
+    assert order.names == ["a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]
     again = forward_order(nn.Sequential(*[layer := nn.Linear(8, 8), nn.Linear(8, 8), layer]), X)
     assert again.names == ["1.weight", "1.bias", "0.weight", "0.bias"]
 
@@ -137,7 +162,13 @@ class Tokens(nn.Module):
     def __init__(self):
         super().__init__()
         self.head = nn.Linear(8, 1)
-        shapes = {"token": (1, 1, 8), "position": (1, 5, 8), "table": (5, 8), "scale": (1, 1, 8), "query": (1, 1, 8)}
+        shapes = {
+            "token": (1, 1, 8),
+            "position": (1, 5, 8),
+            "table": (5, 8),
+            "scale": (1, 1, 8),
+            "query": (1, 1, 8),
+        }
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.randn(shape)))
         self.mask = nn.Parameter(torch.randn(1, 8))
@@ -156,10 +187,24 @@ class Tokens(nn.Module):
 
 def test_added_and_concatenated_tensors_are_no_weights():
     order = forward_order(Tokens(), X)
-    assert order.added == {"token", "position", "table", "scale", "query", "mask", "norm.weight", "norm.bias"}
+    assert order.added == {
+        "token",
+        "position",
+        "table",
+        "scale",
+        "query",
+        "mask",
+        "norm.weight",
+        "norm.bias",
+    }
     assert {"head.weight", "weight", "pair.weight", "attention.in_proj_weight"} <= {*order.weights}
-    assert order.names[:6] == ["token", "position", "table", "scale", "query", "mask"]  # where their module is
-    assert order.names.index("attention.out_proj.bias") < order.names.index("head.weight") < order.names.index("weight")
+    # where their module is
+    assert order.names[:6] == ["token", "position", "table", "scale", "query", "mask"]
+    assert (
+        order.names.index("attention.out_proj.bias")
+        < order.names.index("head.weight")
+        < order.names.index("weight")
+    )
 
 
 def test_the_axis_of_the_outputs_is_found():
@@ -169,7 +214,15 @@ def test_the_axis_of_the_outputs_is_found():
             self.up = nn.ConvTranspose2d(4, 6, 3, groups=2)
             self.normed = parametrizations.spectral_norm(nn.ConvTranspose1d(6, 1, 3))
             self.conv = nn.Conv2d(2, 4, 1, groups=2)
-            for name in ("rows", "columns", "turned", "einsum", "einsum_left", "einsum_rows", "einsum_frames"):
+            for name in (
+                "rows",
+                "columns",
+                "turned",
+                "einsum",
+                "einsum_left",
+                "einsum_rows",
+                "einsum_frames",
+            ):
                 self.register_parameter(name, nn.Parameter(torch.randn(6, 6)))
             self.low, self.high = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 6))
             self.wide = nn.Parameter(torch.randn(6, 5))
@@ -178,10 +231,17 @@ def test_the_axis_of_the_outputs_is_found():
             h = self.normed(self.up(self.conv(x.view(-1, 2, 2, 2))).mean(2)).squeeze(1)
             h = F.linear((self.rows @ (h @ self.columns).T).T, self.low @ self.high)
             h = torch.einsum("bi,io->bo", (self.turned.T @ h.T).T, self.einsum)
-            h = torch.einsum("oi,bi->bo", self.einsum_rows, torch.einsum("io,bi->bo", self.einsum_left, h))
-            return torch.einsum("bti,io->bto", h.expand(3, -1, -1).transpose(0, 1), self.einsum_frames) @ self.wide
+            h = torch.einsum(
+                "oi,bi->bo", self.einsum_rows, torch.einsum("io,bi->bo", self.einsum_left, h)
+            )
+            return (
+                torch.einsum("bti,io->bto", h.expand(3, -1, -1).transpose(0, 1), self.einsum_frames)
+                @ self.wide
+            )
 
-    turned = dict.fromkeys(("columns", "turned", "einsum", "einsum_left", "einsum_frames", "wide"), 1)
+    turned = dict.fromkeys(
+        ("columns", "turned", "einsum", "einsum_left", "einsum_frames", "wide"), 1
+    )
     order = forward_order(Net(), X)
     assert order.groups == {"up.weight": 2, "normed.parametrizations.weight.original": 1, **turned}
 
@@ -193,7 +253,10 @@ def test_unused_and_unseen_parameters():
 
     order = forward_order(Net("cab"), X)
     assert order.names == ["c.weight", "c.bias", "a.weight", "a.bias", "b.weight", "b.bias"]
-    assert order.facts()[-1] == "not used by a forward pass, and counted where they are declared: c.weight, c.bias"
+    assert (
+        order.facts()[-1]
+        == "not used by a forward pass, and counted where they are declared: c.weight, c.bias"
+    )
     assert ForwardOrder(Net("cab"), declared=True).names[0] == "c.weight"
 
 

@@ -1,4 +1,6 @@
-"""Users' networks: whether they match the data, and the effect of each policy on batch normalisation."""
+"""Users' networks: whether they match the data, and the effect of each policy on batch
+normalisation.
+"""
 
 import re
 from contextlib import nullcontext
@@ -40,7 +42,10 @@ class Net(nn.Module):
 
 def test_pretrained_weights_are_used_except_for_a_new_head(monkeypatch, caplog):
     kind = torchvision.models.get_model_weights("squeezenet1_1")
-    theirs = {name: torch.full_like(t, 0.5) for name, t in torchvision.models.squeezenet1_1().state_dict().items()}
+    theirs = {
+        name: torch.full_like(t, 0.5)
+        for name, t in torchvision.models.squeezenet1_1().state_dict().items()
+    }
     monkeypatch.setattr(kind, "get_state_dict", lambda *args, **kwargs: theirs)
     with caplog.at_level("INFO"):
         net = of_torchvision("squeezenet1_1", 32, weights="DEFAULT")
@@ -97,16 +102,40 @@ class Pair(Net):
     ("make", "message"),
     [
         (lambda: of_torchvision("resnet81", 32), r"name=resnet81: .*list_models"),
-        (lambda: of_torchvision("squeezenet1_1", 64, weights="X"), r"weights=X is unknown: choose null or one of IMA"),
-        (lambda: fitted(Net(), (1, 8, 8), 8), r"Net cannot read samples of data\.input_shape=\[1, 8, 8\]: .*channels"),
-        (lambda: fitted(Net(), (3, 8, 8), 3), r"Net returns the shape \[2, 8\] .*an argument num_classes"),
-        (lambda: fitted(Pair(), (3, 8, 8), 8), r"model: Pair returns a tuple: its forward must return one tensor"),
-        (lambda: build_net(OmegaConf.create({"model": {"_target_": None}})), r"model=own: name your network, .*mynet"),
-        (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"^model: ImportError: .*nonet"),
-        (lambda: apply_policy(make_net(), "local"), r"norm_policy=local: Sequential has no batch norm"),
-        (lambda: apply_policy(with_batch_norm(), "fixed"), r"needs nn\.BatchNorm2d, and 1 is a BatchNorm1d"),
+        (
+            lambda: of_torchvision("squeezenet1_1", 64, weights="X"),
+            r"weights=X is unknown: choose null or one of IMA",
+        ),
+        (
+            lambda: fitted(Net(), (1, 8, 8), 8),
+            r"Net cannot read samples of data\.input_shape=\[1, 8, 8\]: .*channels",
+        ),
+        (
+            lambda: fitted(Net(), (3, 8, 8), 3),
+            r"Net returns the shape \[2, 8\] .*an argument num_classes",
+        ),
+        (
+            lambda: fitted(Pair(), (3, 8, 8), 8),
+            r"model: Pair returns a tuple: its forward must return one tensor",
+        ),
+        (
+            lambda: build_net(OmegaConf.create({"model": {"_target_": None}})),
+            r"model=own: name your network, .*mynet",
+        ),
+        (
+            lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})),
+            r"^model: ImportError: .*nonet",
+        ),
+        (
+            lambda: apply_policy(make_net(), "local"),
+            r"norm_policy=local: Sequential has no batch norm",
+        ),
+        (
+            lambda: apply_policy(with_batch_norm(), "fixed"),
+            r"needs nn\.BatchNorm2d, and 1 is a BatchNorm1d",
+        ),
     ],
-)  # fmt: skip
+)
 def test_networks_that_do_not_fit_are_refused_in_one_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
@@ -129,14 +158,29 @@ def test_fixed_always_evaluates_and_group_needs_no_statistics():
     for channels, groups in ((1, 1), (2, 1), (16, 8), (24, 8), (32, 16), (64, 32)):
         layer = apply_policy(nn.Sequential(nn.BatchNorm2d(channels)), "group")[0]
         assert layer.num_groups == groups
-        assert channels == 1 or layer(torch.randn(2, channels, 1, 1)).std() > 0.1  # one pixel, several channels
+        # one pixel, several channels
+        assert channels == 1 or layer(torch.randn(2, channels, 1, 1)).std() > 0.1
 
 
 def test_global_gc_does_not_change_the_mean_of_the_clients_batch_norms():
     plain, centralized = with_batch_norm(), with_batch_norm()
-    for net, gc in ((plain, []), (centralized, [GradientCentralization(local=False, tensors="all")])):
-        train_rounds(net, random_federation(sizes=(8, 12)), sgd(), rounds=1, methods=[LocalNorm(), *gc], cohort_of=2)
-    same = {name for name, t in plain.state_dict().items() if torch.equal(centralized.state_dict()[name], t)}
+    for net, gc in (
+        (plain, []),
+        (centralized, [GradientCentralization(local=False, tensors="all")]),
+    ):
+        train_rounds(
+            net,
+            random_federation(sizes=(8, 12)),
+            sgd(),
+            rounds=1,
+            methods=[LocalNorm(), *gc],
+            cohort_of=2,
+        )
+    same = {
+        name
+        for name, t in plain.state_dict().items()
+        if torch.equal(centralized.state_dict()[name], t)
+    }
     assert {name for name in plain.state_dict() if name.startswith("1.")} <= same
     assert "0.weight" not in same
 
@@ -151,24 +195,37 @@ def test_a_users_module_is_recorded_only_if_it_declares_graphable():
 
 def test_local_statistics_refuse_methods_that_compare_with_the_broadcast_model():
     federation = random_federation(sizes=(8, 8, 8))
-    with pytest.raises(ValueError, match=r"model\.norm_policy=local does not combine with Scaffold"):
-        train_rounds(with_batch_norm(), federation, sgd(), rounds=1, methods=[LocalNorm(), Scaffold()])
+    with pytest.raises(
+        ValueError, match=r"model\.norm_policy=local does not combine with Scaffold"
+    ):
+        train_rounds(
+            with_batch_norm(), federation, sgd(), rounds=1, methods=[LocalNorm(), Scaffold()]
+        )
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "wrap"])
 @pytest.mark.parametrize("steps", [2, None])
 def test_batches_of_one_sample_are_foreseen(last_batch, steps):
     """The forecast equals the batches that are drawn."""
-    data, settings = random_federation(sizes=(1, 2, 4, 5, 9, 13)), {"steps": steps, "last_batch": last_batch}
+    data, settings = (
+        random_federation(sizes=(1, 2, 4, 5, 9, 13)),
+        {"steps": steps, "last_batch": last_batch},
+    )
     single = np.flatnonzero((plan_of(data, range(6), **settings).counts == 1).any(1)).tolist()
-    words = f"{len(single)} of 6 clients have such a batch .the first is client {single[0]}" if single else ""
+    words = (
+        f"{len(single)} of 6 clients have such a batch .the first is client {single[0]}"
+        if single
+        else ""
+    )
     with pytest.raises(ValueError, match=words) if single else nullcontext():
         sgd(**settings).check(Traits(single="it fails"), data)
 
 
-# ------------------------------------------------------------------------------------------------------ whole runs
+# --------------------------------------------------------------------------------------- whole runs
 def own(config, folder, *overrides, net="Net"):
-    return config(*shorthand([f"model._target_={__name__}.{net}"]), *SMALL, *overrides, folder=folder)
+    return config(
+        *shorthand([f"model._target_={__name__}.{net}"]), *SMALL, *overrides, folder=folder
+    )
 
 
 def test_a_run_has_its_networks_name_and_boundary(config, tmp_path, caplog):
@@ -193,10 +250,13 @@ def test_local_statistics_survive_a_kill(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("net", "remedy"), [("Pooled", "model.norm_policy=group"), ("Squeezed", "client.last_batch=wrap")]
+    ("net", "remedy"),
+    [("Pooled", "model.norm_policy=group"), ("Squeezed", "client.last_batch=wrap")],
 )
 def test_the_error_of_clients_with_one_sample_names_the_remedy(config, tmp_path, net, remedy):
     """Some of 40 clients have one sample, and batch normalisation cannot train on it."""
-    with pytest.raises(ValueError, match=rf"{net} cannot train .*, and \d+ of 40 clients .*{re.escape(remedy)}"):
+    with pytest.raises(
+        ValueError, match=rf"{net} cannot train .*, and \d+ of 40 clients .*{re.escape(remedy)}"
+    ):
         assemble(own(config, tmp_path, "participation.num_clients=40", net=net))
     assemble(own(config, tmp_path, "participation.num_clients=40", remedy, net=net))

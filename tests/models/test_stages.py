@@ -1,4 +1,7 @@
-"""All our networks have stages that compose to the network, features, and stacks. A teacher is the plain network."""
+"""All our networks have stages that compose to the network, features, and stacks.
+
+A teacher is the plain network.
+"""
 
 import copy
 
@@ -39,15 +42,26 @@ NOISE = torch.randn(2**18, generator=torch.Generator().manual_seed(0), dtype=tor
 
 
 def network(name, seed=0):
-    """Weights come from one draw, which is fast, and have Kaiming's scale. None is zero, unlike initially."""
+    """Weights come from one draw, which is fast, and have Kaiming's scale.
+
+    None is zero, unlike initially.
+    """
     make, shape = MAKE[name]
     with torch.device("meta"):
         net = make(input_shape=shape, num_classes=10).double()
     net.to_empty(device="cpu")
     with torch.no_grad():
         for i, (key, p) in enumerate(net.named_parameters()):
-            noise = NOISE.roll(1000 * seed + i).repeat(-(-p.numel() // len(NOISE)))[: p.numel()].view_as(p)
-            p.copy_(noise * (2 / p[0].numel()) ** 0.5 if p.dim() > 1 else 0.1 * noise + ("bias" not in key))
+            noise = (
+                NOISE.roll(1000 * seed + i)
+                .repeat(-(-p.numel() // len(NOISE)))[: p.numel()]
+                .view_as(p)
+            )
+            p.copy_(
+                noise * (2 / p[0].numel()) ** 0.5
+                if p.dim() > 1
+                else 0.1 * noise + ("bias" not in key)
+            )
     return net
 
 
@@ -73,8 +87,11 @@ def test_stages_and_the_head_of_features_equal_the_network(name):
     assert torch.equal(outputs[-1], net(x))
     torch.testing.assert_close(net(x)[:1], net(x[:1]))  # samples are independent
     names = [n for n, _ in net.named_parameters()]
-    used = torch.autograd.grad(outputs[-1].square().sum(), list(net.parameters()), allow_unused=True)
-    assert not [n for n, g in zip(names, used, strict=True) if g is None]  # stages use all parameters
+    used = torch.autograd.grad(
+        outputs[-1].square().sum(), list(net.parameters()), allow_unused=True
+    )
+    # stages use all parameters
+    assert not [n for n, g in zip(names, used, strict=True) if g is None]
     logits, features = Tap(net, features=True, stages=False)(x)
     assert torch.equal(logits, net(x))
     if name not in ("lstm", "gpt"):  # a Tap flattens their features over all positions
@@ -98,10 +115,20 @@ def test_a_stack_under_vmap_equals_its_networks(name):
 
 @pytest.mark.parametrize(
     ("name", "k", "shared"),
-    [("mlp", 1, False), ("mlp", 3, True), ("mlp", 3, False), ("cnn", 2, False), ("vgg11", 2, False), ("vit", 2, False)],
+    [
+        ("mlp", 1, False),
+        ("mlp", 3, True),
+        ("mlp", 3, False),
+        ("cnn", 2, False),
+        ("vgg11", 2, False),
+        ("vit", 2, False),
+    ],
 )
 def test_a_teacher_equals_the_plain_network(name, k, shared):
-    """It starts at the first stage (with features), the second or the last. Only the stack trains with dropout."""
+    """It starts at the first stage (with features), the second or the last.
+
+    Only the stack trains with dropout.
+    """
     net = network(name).train()
     others = [net] * k if shared else [network(name, seed) for seed in range(1, 1 + k)]
     teachers = [copy.deepcopy(o).eval() for o in others]
@@ -111,7 +138,10 @@ def test_a_teacher_equals_the_plain_network(name, k, shared):
             leaf.add_(1.0)
     params = None
     if not shared:
-        params = {n: torch.stack([dict(o.named_parameters())[n].detach() for o in others]) for n in stack.leaves}
+        params = {
+            n: torch.stack([dict(o.named_parameters())[n].detach() for o in others])
+            for n in stack.leaves
+        }
     x = images(name, k, 1)
     inner = [compose(t, x[i]) for i, t in enumerate(teachers)]
     for first in (0, 1, len(inner[0]) - 1):

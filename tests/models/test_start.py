@@ -16,7 +16,13 @@ from gcfed.run import evaluate, train
 from gcfed.runs.identity import identity
 from gcfed.utils.compose import shorthand
 
-SMALL = ("model.hidden=[8]", "client.epochs=1", "data.limit_train=100", "data.limit_test=40", "rounds=1")
+SMALL = (
+    "model.hidden=[8]",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=40",
+    "rounds=1",
+)
 
 
 def network(hidden=(5,), seed=0):
@@ -41,22 +47,33 @@ class Tied(nn.Module):
 
 
 def test_a_run_starts_at_the_end_of_another_and_has_another_identity(config, tmp_path):
-    """Both files of a run work, bit for bit. With η = 0, the first test equals the last test of the other run."""
+    """Both files of a run work, bit for bit.
+
+    With η = 0, the first test equals the last test of the other run.
+    """
     small = (*shorthand([f"model._target_={__name__}.Tied"]), *SMALL[1:])
     first = train(config(*small, folder=tmp_path / "first"))
-    files = [tmp_path / "first" / name for name in ("checkpoints/last.ckpt", "global_model.safetensors")]
+    files = [
+        tmp_path / "first" / name for name in ("checkpoints/last.ckpt", "global_model.safetensors")
+    ]
     for file in files:
         cfg = config(*small, "seed=2", f"model.start={file}", folder=tmp_path / "second")
         assert same(assemble(cfg).module.net.state_dict(), first.module.net.state_dict())
         assert identity(cfg) != identity(config(*small, "seed=2"))
-    still = train(config(*small, f"model.start={files[1]}", "client.optimizer.lr=0.0", folder=tmp_path / "still"))
+    still = train(
+        config(
+            *small, f"model.start={files[1]}", "client.optimizer.lr=0.0", folder=tmp_path / "still"
+        )
+    )
     old, new = (read_rows(tmp_path / name / "metrics.csv") for name in ("first", "still"))
     assert new[0]["test/loss"] == old[-1]["test/loss"]
     assert torch.equal(final_weights(still), final_weights(first))
 
 
 def test_a_run_needs_the_file_only_at_its_start(config, tmp_path):
-    save_file(assemble(config(*SMALL, "seed=7")).module.net.state_dict(), tmp_path / "start.safetensors")
+    save_file(
+        assemble(config(*SMALL, "seed=7")).module.net.state_dict(), tmp_path / "start.safetensors"
+    )
     start = f"model.start={tmp_path}/start.safetensors"
     begun = train(config(*SMALL, start, folder=tmp_path / "run"))
     (tmp_path / "start.safetensors").unlink()
@@ -68,8 +85,12 @@ def test_tensors_of_another_network_are_refused_by_name(tmp_path):
     file = str(tmp_path / "net.pt")
     torch.save(network(seed=1).state_dict(), file)
     assert same(begin_at(network(), file).state_dict(), network(seed=1).state_dict())
-    assert same(begin_at(network().double(), file).float().state_dict(), network(seed=1).state_dict())
-    with pytest.raises(ValueError, match=rf"start={file} is of another network: .*size mismatch for fc1\.weight"):
+    assert same(
+        begin_at(network().double(), file).float().state_dict(), network(seed=1).state_dict()
+    )
+    with pytest.raises(
+        ValueError, match=rf"start={file} is of another network: .*size mismatch for fc1\.weight"
+    ):
         begin_at(network((9,)), file)
 
 
@@ -100,6 +121,8 @@ class Code:
 def test_code_in_a_file_is_not_executed(tmp_path):
     ran, file = tmp_path / "ran", tmp_path / "net.pt"
     torch.save(network().state_dict() | {"code": Code(str(ran))}, file)
-    with pytest.raises(ValueError, match=r"net\.pt holds no tensors that can be read: Weights only load failed"):
+    with pytest.raises(
+        ValueError, match=r"net\.pt holds no tensors that can be read: Weights only load failed"
+    ):
         begin_at(network(), str(file))
     assert not ran.exists()

@@ -45,7 +45,11 @@ def test_transformers_have_the_published_sizes():
     """CCT-2/3×2 has 0.28 million parameters in its paper. A block of width D has 12 D² + 13 D."""
     images = {"input_shape": (3, 32, 32), "num_classes": 10}
     with torch.device("meta"):
-        nets = CCT(**images, depth=2, heads=2, mlp=1), ViT(**images), GPT(input_shape=(80,), num_classes=80, depth=2)
+        nets = (
+            CCT(**images, depth=2, heads=2, mlp=1),
+            ViT(**images),
+            GPT(input_shape=(80,), num_classes=80, depth=2),
+        )
     cct, vit, gpt = (sum(p.numel() for p in net.parameters()) for net in nets)
     assert cct == 284_490
     assert vit == 4 * (12 * 64**2 + 13 * 64) + 64 * (1 + 65 + 49 + 2 + 10) + 10
@@ -63,9 +67,18 @@ def test_vit_equals_torchvisions():
 
 def test_gpt_equals_gpt2_and_sees_no_later_token():
     transformers = pytest.importorskip("transformers")
-    shape = {"n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 6, "vocab_size": 6, "tie_word_embeddings": False}
+    shape = {
+        "n_embd": 8,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 6,
+        "vocab_size": 6,
+        "tie_word_embeddings": False,
+    }
     no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    config = transformers.GPT2Config(**shape, **no_dropout, activation_function="gelu", bos_token_id=0, eos_token_id=0)
+    config = transformers.GPT2Config(
+        **shape, **no_dropout, activation_function="gelu", bos_token_id=0, eos_token_id=0
+    )
     theirs = transformers.GPT2LMHeadModel(config).double()
     theirs.lm_head = nn.Linear(8, 5).double()
     ours, x_BT = build("gpt"), samples("gpt")
@@ -78,7 +91,8 @@ def test_gpt_equals_gpt2_and_sees_no_later_token():
     last = build("gpt", last_only=True)
     last.load_state_dict(ours.state_dict())
     torch.testing.assert_close(last(x_BT), logits_BTC[:, -1])
-    assert torch.equal(ours(torch.full((1, 6), -1)), ours(torch.full((1, 6), 5)))  # padding of tokenizers, and our own
+    # padding of tokenizers, and our own
+    assert torch.equal(ours(torch.full((1, 6), -1)), ours(torch.full((1, 6), 5)))
 
 
 def test_cct_equals_its_definition():
@@ -89,7 +103,9 @@ def test_cct_equals_its_definition():
     for block in (net.block1, net.block2, net.norm):
         h_BTD = block(h_BTD)
     weights_BT = F.softmax(F.linear(h_BTD, net.score.weight).squeeze(2), 1)
-    torch.testing.assert_close(net(x := samples("cct")), net.fc(torch.einsum("bt,btd->bd", weights_BT, h_BTD)))
+    torch.testing.assert_close(
+        net(x := samples("cct")), net.fc(torch.einsum("bt,btd->bd", weights_BT, h_BTD))
+    )
     assert net(x).shape == (3, 5)
 
 
@@ -98,7 +114,9 @@ def test_cct_equals_its_definition():
 def test_a_block_equals_torchs(norm, norm_first):
     torch.manual_seed(0)
     ours = Block(8, 2, 12, False, norm, norm_first, 0.0).double()
-    theirs = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first).double()
+    theirs = nn.TransformerEncoderLayer(
+        8, 2, 12, 0.0, "gelu", batch_first=True, norm_first=norm_first
+    ).double()
     theirs.norm1, theirs.norm2 = (NORMS[norm](8).double() for _ in range(2))
     parts = (ours.attn.qkv, ours.attn.proj, ours.fc1, ours.fc2, ours.norm1, ours.norm2)
     copy_tensors([p for part in parts for p in part.parameters()], theirs.parameters())
@@ -107,7 +125,9 @@ def test_a_block_equals_torchs(norm, norm_first):
 
 
 def called(net, x):
-    """The names of the parameters in the order of the calls of their modules, found by forward hooks."""
+    """The names of the parameters in the order of the calls of their modules, found by forward
+    hooks.
+    """
     names, hooks = [], []
     for prefix, module in net.named_modules():
         own = [f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)]
@@ -123,15 +143,22 @@ def called(net, x):
 def test_local_gc_takes_the_first_tensors_of_the_forward_pass(name, norm_first):
     net = build(name, norm_first=norm_first)
     names, params = called(net, samples(name)), dict(net.named_parameters())
-    assert (names == [*params]) == norm_first  # a post-LN block calls its norms later than it declares them
+    # a post-LN block calls its norms later than it declares them
+    assert (names == [*params]) == norm_first
 
     def chosen(**settings):
         gc = GradientCentralization(server=False, **settings)
-        gc.local.validate(make_setup(net, methods=[gc], data=SimpleNamespace(input_shape=SHAPES[name])))
+        gc.local.validate(
+            make_setup(net, methods=[gc], data=SimpleNamespace(input_shape=SHAPES[name]))
+        )
         return [*gc.local.ndim]
 
     def weights(first):
-        return [n for n in first if params[n].dim() > 1 and n.rpartition(".")[2] not in ("token", "position")]
+        return [
+            n
+            for n in first
+            if params[n].dim() > 1 and n.rpartition(".")[2] not in ("token", "position")
+        ]
 
     for lam in (0.1, 0.35, 0.5, 0.8, 1.0):
         assert chosen(lam=lam) == weights(names[: floor(lam * len(names))])
@@ -139,11 +166,14 @@ def test_local_gc_takes_the_first_tensors_of_the_forward_pass(name, norm_first):
     assert len(chosen(lam=1.0)) == len(weights(params)) >= 10
 
 
-@pytest.mark.parametrize(("name", "settings", "message"), [
-    ("vit", {"patch": 3}, "patch=3 must divide both sides of the images, 8×8"),
-    ("cct", {"heads": 3}, r"heads=3 must divide model\.width=8"),
-    ("gpt", {"norm": "batch"}, "norm=batch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("vit", {"patch": 3}, "patch=3 must divide both sides of the images, 8×8"),
+        ("cct", {"heads": 3}, r"heads=3 must divide model\.width=8"),
+        ("gpt", {"norm": "batch"}, "norm=batch"),
+    ],
+)
 def test_networks_that_cannot_be_built_are_refused(name, settings, message):
     with pytest.raises(SettingError, match=message):
         build(name, **settings)

@@ -26,7 +26,9 @@ def betas(cls: type) -> dict:
 
 def deltas(steps: int) -> list[list[np.ndarray]]:
     rng = np.random.default_rng(0)
-    return [[rng.normal(scale=0.05, size=(3, 4)), rng.normal(scale=0.05, size=3)] for _ in range(steps)]
+    return [
+        [rng.normal(scale=0.05, size=(3, 4)), rng.normal(scale=0.05, size=3)] for _ in range(steps)
+    ]
 
 
 def make_params() -> list[nn.Parameter]:

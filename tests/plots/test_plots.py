@@ -9,7 +9,13 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from gcfed.plots.pictures import draw_partition, plot_curves, plot_partition, plot_recovered, plot_surface
+from gcfed.plots.pictures import (
+    draw_partition,
+    plot_curves,
+    plot_partition,
+    plot_recovered,
+    plot_surface,
+)
 from gcfed.runs.measures import smooth
 from gcfed.runs.reading import label_skew
 from gcfed.utils.instantiate import build
@@ -17,7 +23,10 @@ from gcfed.utils.instantiate import build
 
 def test_curves_hold_the_data(tmp_path):
     t, path = pd.RangeIndex(1, 31, name="round"), tmp_path / "new" / "curves.png"
-    table = pd.DataFrame({"train/loss": 2 / t, "test/loss": 3 / t, "test/acc": t / (t + 20) + 0.01 * (t % 2)}, index=t)
+    table = pd.DataFrame(
+        {"train/loss": 2 / t, "test/loss": 3 / t, "test/acc": t / (t + 20) + 0.01 * (t % 2)},
+        index=t,
+    )
     table.loc[t % 3 != 0, ["test/loss", "test/acc"]] = np.nan  # every third round has a test
     tests = table.dropna()
     accuracy, loss = plot_curves(table, path).axes
@@ -30,15 +39,33 @@ def test_curves_hold_the_data(tmp_path):
     assert matplotlib.image.imread(path).std() > 0.02
 
 
-@pytest.mark.parametrize(("tests", "drawn", "label", "scales"), [
-    ({"test/rmse": [3, 2], "test/relative_error": [0.5, 0.01]}, [0.5, 0.01], "relative error", ["log", "linear"]),
-    ({"test/loss": [0.5, -2.0], "test/r2": [-0.5, 0.9]}, [-0.5, 0.9], "test/r2", ["linear", "linear"]),
-])  # fmt: skip
-def test_a_regression_shows_its_own_measure_instead_of_the_accuracy(tests, drawn, label, scales, tmp_path, unrendered):
+@pytest.mark.parametrize(
+    ("tests", "drawn", "label", "scales"),
+    [
+        (
+            {"test/rmse": [3, 2], "test/relative_error": [0.5, 0.01]},
+            [0.5, 0.01],
+            "relative error",
+            ["log", "linear"],
+        ),
+        (
+            {"test/loss": [0.5, -2.0], "test/r2": [-0.5, 0.9]},
+            [-0.5, 0.9],
+            "test/r2",
+            ["linear", "linear"],
+        ),
+    ],
+)
+def test_a_regression_shows_its_own_measure_instead_of_the_accuracy(
+    tests, drawn, label, scales, tmp_path, unrendered
+):
     table = pd.DataFrame({"train/loss": [4.0, 3.0], "test/loss": [3.0, 2.0], **tests}, index=[1, 2])
     error, loss = plot_curves(table, tmp_path / "curves.png").axes
     assert [list(line.get_ydata()) for line in error.lines] == [drawn]
-    assert [list(line.get_ydata()) for line in loss.lines] == [list(table["train/loss"]), list(table["test/loss"])]
+    assert [list(line.get_ydata()) for line in loss.lines] == [
+        list(table["train/loss"]),
+        list(table["test/loss"]),
+    ]
     assert (error.get_ylabel(), [axes.get_yscale() for axes in (error, loss)]) == (label, scales)
     for axes in (error, loss):
         low, high = axes.get_ylim()
@@ -70,7 +97,9 @@ def test_partition_holds_the_data(tmp_path):
 
 
 def test_a_run_draws_50_of_many_clients_with_the_names_of_the_classes(config, tmp_path, unrendered):
-    data = build(config("data.limit_train=400", "participation.num_clients=100", "partition.min_size=1").data)
+    data = build(
+        config("data.limit_train=400", "participation.num_clients=100", "partition.min_size=1").data
+    )
     data.setup()
     data.dataset = replace(data.dataset, class_names=tuple("abcdefghij"))
     held, drawn = data.partition.label_counts(data.labels, 10), []
@@ -79,7 +108,8 @@ def test_a_run_draws_50_of_many_clients_with_the_names_of_the_classes(config, tm
         draw_partition(data, held, tmp_path / "partition.png")
     bars, bubbles = drawn[0].axes
     assert re.fullmatch(
-        r"digits: 100 clients, Dirichlet, α = 0.1\nlabel skew: Hellinger 0\.\d\d, Jensen–Shannon 0\.\d\d",
+        r"digits: 100 clients, Dirichlet, α = 0.1\nlabel skew: Hellinger 0\.\d\d, Jensen–Shannon"
+        r" 0\.\d\d",
         bars.get_title(),
     )
     assert [bar.get_height() for bar in bars.patches] == held.sum(axis=1).tolist()[::2]
@@ -95,10 +125,14 @@ def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
     )
     counts_NC = np.random.default_rng(1).integers(-5, 9, size=(6, 4)).clip(0)
     p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
-    assert label_skew(counts_NC) == pytest.approx({
-        "partition/hellinger": np.mean([distance.euclidean(p**0.5, q_C**0.5) / 2**0.5 for p in p_NC]),
-        "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
-    })  # fmt: skip
+    assert label_skew(counts_NC) == pytest.approx(
+        {
+            "partition/hellinger": np.mean(
+                [distance.euclidean(p**0.5, q_C**0.5) / 2**0.5 for p in p_NC]
+            ),
+            "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
+        }
+    )
 
 
 NAMES = ["client 4", "client 7", "client 9", "mean", "broadcast", "global"]
@@ -109,10 +143,17 @@ def surface():
     bowl = (x[None] - 0.5) ** 2 + 2 * (y[:, None] - 1.5) ** 2 + 1
     points = np.array([(0, 0.5), (1.5, 0.5), (0.4, 2.5), (0.63, 1.17), (0.5, 1), (0.8, 1.4)])
     return {
-        "x": x, "y": y, "loss": bowl, "acc": bowl, "round": np.array(50),
-        "split": np.array("test"), "names": np.array(NAMES), "points": points, "point_loss": np.arange(1.0, 7.0),
+        "x": x,
+        "y": y,
+        "loss": bowl,
+        "acc": bowl,
+        "round": np.array(50),
+        "split": np.array("test"),
+        "names": np.array(NAMES),
+        "points": points,
+        "point_loss": np.arange(1.0, 7.0),
         "distance": np.array([0, 0, 0, 0, 0.25, np.nan]),
-    }  # fmt: skip
+    }
 
 
 def test_contours_and_points_have_the_right_positions(tmp_path):
@@ -125,8 +166,16 @@ def test_contours_and_points_have_the_right_positions(tmp_path):
             assert (x - 0.5) ** 2 + 2 * (y - 1.5) ** 2 + 1 == pytest.approx(level, abs=0.2)
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels[0] == "w₁, client 4: 1"
-    assert labels[3:] == ["their mean: 4", "broadcast model: 5,\n0.25 off the plane", "new global model: 6"]
-    assert [text.get_text() for text in axes.texts if text.get_text().startswith("w")] == ["w₁", "w₂", "w₃"]
+    assert labels[3:] == [
+        "their mean: 4",
+        "broadcast model: 5,\n0.25 off the plane",
+        "new global model: 6",
+    ]
+    assert [text.get_text() for text in axes.texts if text.get_text().startswith("w")] == [
+        "w₁",
+        "w₂",
+        "w₃",
+    ]
     assert axes.get_title() == "Test loss (nats) around three clients of round 50"
     assert matplotlib.image.imread(tmp_path / "new" / "surface.png").std() > 0.02
 

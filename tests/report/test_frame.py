@@ -15,9 +15,17 @@ def places(*runs):
 
 
 def test_runs_that_differ_by_seed_or_by_folder_are_repetitions():
-    runs = [run_of(seed=3), run_of(seed=1, **{"paths.data_dir": "/data"}), run_of(seed=2, name="x", **{"metrics.a": 1})]
+    runs = [
+        run_of(seed=3),
+        run_of(seed=1, **{"paths.data_dir": "/data"}),
+        run_of(seed=2, name="x", **{"metrics.a": 1}),
+    ]
     frame = frame_of(runs)
-    assert (frame["setting"].nunique(), frame["method"][0], frame["place"][0]) == (1, "fedavg", f"{PLACE}, 30 rounds")
+    assert (frame["setting"].nunique(), frame["method"][0], frame["place"][0]) == (
+        1,
+        "fedavg",
+        f"{PLACE}, 30 rounds",
+    )
     assert not frame["repeated"].any()
 
 
@@ -26,7 +34,9 @@ def test_rounds_and_tests_distinguish_settings():
     named = places(run_of(), run_of(eval_every=7), run_of(rounds=9))
     assert named == ["30 rounds, tested every 1", "30 rounds, tested every 7", "9 rounds"]
     paths = [f"/{'long/' * 12}{year}.npz" for year in (2023, 2024)]  # cut off, they would be equal
-    assert places(*(run_of(**{"data.path": path}) for path in paths)) == [f"30 rounds, path {path}" for path in paths]
+    assert places(*(run_of(**{"data.path": path}) for path in paths)) == [
+        f"30 rounds, path {path}" for path in paths
+    ]
 
 
 def test_the_latest_of_two_runs_with_the_same_seed_counts():
@@ -37,13 +47,25 @@ def test_the_latest_of_two_runs_with_the_same_seed_counts():
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ([{}, GCFED | {"gc.lam": 0.0}, GCFED | {"gc.lam": 0.5}], ["fedavg", "gcfed, λ 0", "gcfed, λ 0.5"]),
+        (
+            [{}, GCFED | {"gc.lam": 0.0}, GCFED | {"gc.lam": 0.5}],
+            ["fedavg", "gcfed, λ 0", "gcfed, λ 0.5"],
+        ),
         ([{"tags.algorithm": "fedacg", "server.momentum": 0.85}, {}], ["fedacg", "fedavg"]),
-        ([GCFED | {"labels.algorithm": "FedProx", "labels.gc": "Local GC"}], ["FedProx + Local GC"]),
+        (
+            [GCFED | {"labels.algorithm": "FedProx", "labels.gc": "Local GC"}],
+            ["FedProx + Local GC"],
+        ),
         ([GCFED | {"labels.algorithm": "GC-Fed", "labels.gc": "GC-Fed"}], ["GC-Fed"]),
         ([{"methods.own._target_": "mine.Own"}, {}], ["fedavg + mine.Own", "fedavg"]),
-        ([{"client.optimizer.lr": lr} for lr in (0.1, 0.013725923743207623)], ["fedavg, η 0.1", "fedavg, η 0.01373"]),
-        ([{"client.optimizer.lr": lr} for lr in (0.1234561, 0.1234562)], [f"fedavg, η 0.123456{i}" for i in (1, 2)]),
+        (
+            [{"client.optimizer.lr": lr} for lr in (0.1, 0.013725923743207623)],
+            ["fedavg, η 0.1", "fedavg, η 0.01373"],
+        ),
+        (
+            [{"client.optimizer.lr": lr} for lr in (0.1234561, 0.1234562)],
+            [f"fedavg, η 0.123456{i}" for i in (1, 2)],
+        ),
         (
             [
                 {"client.optimizer._target_": "torch.optim.Adam", "client.optimizer.eps": 1e-8},
@@ -52,7 +74,8 @@ def test_the_latest_of_two_runs_with_the_same_seed_counts():
             ["fedavg, Adam", "fedavg, SGD"],  # eps belongs to Adam
         ),
         (
-            [{"client.epochs": e} for e in (1, 1, 1, 2)] + [{"client.epochs": 1, "client.clip_norm": 10}],
+            [{"client.epochs": e} for e in (1, 1, 1, 2)]
+            + [{"client.epochs": 1, "client.clip_norm": 10}],
             ["fedavg", "fedavg", "fedavg", "fedavg, epochs 2", "fedavg, clip norm 10"],
         ),
     ],
@@ -68,5 +91,7 @@ def test_attacks_and_partitions_are_settings():
     frame = frame_of([run_of(), run_of(**flip), run_of(**natural)])
     assert frame["method"].tolist() == ["fedavg"] * 3
     assert [place.removeprefix("digits, mlp, 5 of 20 clients, ") for place in frame["place"]] == [
-        "Dirichlet 0.1, 30 rounds", "Dirichlet 0.1, 30 rounds, Scale", "ByGroup, 30 rounds",
-    ]  # fmt: skip
+        "Dirichlet 0.1, 30 rounds",
+        "Dirichlet 0.1, 30 rounds, Scale",
+        "ByGroup, 30 rounds",
+    ]

@@ -20,9 +20,16 @@ EVIL = "<script>alert(1)</script>"
 def write_runs(root):
     for seed in (1, 2, 3):
         for gc, level in (("none", 0.4), ("gcfed", 0.6)):
-            write_run(root / f"{gc}_{seed}", curve(level, 4, seed), f"data=digits gc={gc} rounds=4", seed=seed)
+            write_run(
+                root / f"{gc}_{seed}",
+                curve(level, 4, seed),
+                f"data=digits gc={gc} rounds=4",
+                seed=seed,
+            )
     failure = f"OSError: {EVIL}\nTraceback"
-    write_run(root / "failed", curve(0.4, 2), "data=digits gc=none rounds=4", failure=failure, seed=4)
+    write_run(
+        root / "failed", curve(0.4, 2), "data=digits gc=none rounds=4", failure=failure, seed=4
+    )
     write_run(root / "debug" / "run", curve(0.1, 4), "data=digits gc=none rounds=4", seed=9)
     (root / "broken").mkdir()
     (root / "broken" / "config.yaml").write_text("a: [")
@@ -37,22 +44,32 @@ def test_the_report_from_the_command_line(tmp_path):
     assert re.search("Not in this report: .*broken: its files cannot be read: ParserError", printed)
     out = tmp_path / "logs" / "report"  # the report lies next to the runs
     assert {*map(str, (path.name for path in (out / "tables").iterdir()))} == {
-        "comparison_1.tex", "targets_1.tex", "runs.csv",
-    }  # fmt: skip
+        "comparison_1.tex",
+        "targets_1.tex",
+        "runs.csv",
+    }
     assert {path.name for path in out.glob("figures/*_1.*")} == {
         f"test_{column}_1.{suffix}" for column in ("acc", "loss") for suffix in ("png", "pdf")
     }
     table = pd.read_csv(out / "tables" / "runs.csv")
     assert table["note"].tolist()[0] == f"after round 2 of 4: OSError: {EVIL}"
-    assert (len(table), table["state"].tolist()[0], table["total:time/round_s"].notna().all()) == (7, "failed", True)
+    assert (len(table), table["state"].tolist()[0], table["total:time/round_s"].notna().all()) == (
+        7,
+        "failed",
+        True,
+    )
     assert [path for path in out.rglob("*.tex") if str(tmp_path) in path.read_text()] == []
 
     page = (out / "index.html").read_text()  # the page needs no other file, and its links are valid
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
-    assert page.index("GC-Fed leads +19.9 points over FedAvg (") < page.index("Test accuracy (%), higher is better")
+    assert page.index("GC-Fed leads +19.9 points over FedAvg (") < page.index(
+        "Test accuracy (%), higher is better"
+    )
     assert page.index("<table") < page.index("<img")
-    assert all(source.startswith("data:image/png;base64,") for source in re.findall('src="([^"]*)"', page))
+    assert all(
+        source.startswith("data:image/png;base64,") for source in re.findall('src="([^"]*)"', page)
+    )
     for link in re.findall('href="([^"]*)"', page):
         assert (out / link).is_file(), link
 
@@ -62,11 +79,18 @@ def test_the_report_from_the_command_line(tmp_path):
     [
         (["nowhere"], {}, FileNotFoundError, "roots=.*nowhere: there is no such folder"),
         ([], {}, ValueError, "There is no run below .*logs"),
-        (["search"], {}, ValueError, "There is no run below .*2 trials of a search, which are not compared"),
+        (
+            ["search"],
+            {},
+            ValueError,
+            "There is no run below .*2 trials of a search, which are not compared",
+        ),
         (["logs"], {"measures": ["median:x"]}, ValueError, "measures='median:x' is not understood"),
     ],
 )
-def test_an_error_names_the_argument_and_nothing_is_written(tmp_path, monkeypatch, roots, changed, error, message):
+def test_an_error_names_the_argument_and_nothing_is_written(
+    tmp_path, monkeypatch, roots, changed, error, message
+):
     monkeypatch.setattr("gcfed.report.build.ROOT", tmp_path)
     (tmp_path / "logs").mkdir()
     for folder in ("trial_0000", "trial_0001/seed_1"):  # the second trial has one run per seed
@@ -79,7 +103,11 @@ def test_an_error_names_the_argument_and_nothing_is_written(tmp_path, monkeypatc
 
 def test_each_algorithm_has_one_colour_and_dash_pattern():
     files = [*CONFIGS.glob("algorithm/*.yaml"), *CONFIGS.glob("gc/*.yaml")]
-    labels = [name for file in files for name in yaml.safe_load(file.read_text()).get("labels", {}).values()]
+    labels = [
+        name
+        for file in files
+        for name in yaml.safe_load(file.read_text()).get("labels", {}).values()
+    ]
     names = {*labels} - {"none", "FedZMG"} | {"FedZMG + Local GC"}  # its name in reports
     together = looks([*names, "GC-Fed, λ 0.5", "Mine"])
     assert len({str(together[name]) for name in names}) == len(names) > 25
@@ -96,7 +124,13 @@ def test_curves_hold_the_data():
     frame["method"] = ["fedavg"] * 3 + ["gcfed"]
     (axes,) = figures.curves(frame, "test/acc", looks(frame["method"])).axes
     mean, dotted, single = axes.lines
-    np.testing.assert_allclose(mean.get_xydata(), [*zip((1, 2, 3), 100 * values.mean(axis=0), strict=True)])
-    assert (dotted.get_linestyle(), [*dotted.get_ydata()], [*single.get_ydata()]) == (":", [90], [30])
+    np.testing.assert_allclose(
+        mean.get_xydata(), [*zip((1, 2, 3), 100 * values.mean(axis=0), strict=True)]
+    )
+    assert (dotted.get_linestyle(), [*dotted.get_ydata()], [*single.get_ydata()]) == (
+        ":",
+        [90],
+        [30],
+    )
     bands = axes.collections[0].get_paths()[0].vertices
     assert bands[:, 1].max() == pytest.approx(100 * (0.7 + np.std([0.6, 0.8], ddof=1)))

@@ -1,4 +1,7 @@
-"""Which methods lead, by how much, and how certain this is. All methods are compared over their common seeds."""
+"""Which methods lead, by how much, and how certain this is.
+
+All methods are compared over their common seeds.
+"""
 
 import re
 from math import isnan
@@ -14,14 +17,19 @@ from gcfed.report.frame import frame_of
 from gcfed.report.tables import comparison, targets
 from gcfed.report.verdict import interval, main_measure, verdict
 
-SCAFFOLD = {"tags.algorithm": "scaffold", "methods.scaffold._target_": "gcfed.methods.scaffold.Scaffold"}
+SCAFFOLD = {
+    "tags.algorithm": "scaffold",
+    "methods.scaffold._target_": "gcfed.methods.scaffold.Scaffold",
+}
 LOCAL = {"tags.gc": "local", "gc._target_": "gcfed.methods.centralization.LocalGC"}
 FEDAVG, BETTER = (0.5, 0.6, 0.7), (0.54, 0.65, 0.73)
 
 
 def runs(values, **config):
     """One run for each value, which is its last accuracy. Seeds count from 1."""
-    return [run_of(seed=seed, values=(value,), **config) for seed, value in enumerate(values, start=1)]
+    return [
+        run_of(seed=seed, values=(value,), **config) for seed, value in enumerate(values, start=1)
+    ]
 
 
 def of(*parts):
@@ -50,10 +58,20 @@ def test_the_interval_equals_students_t(n, t):
             "No method leads clearly; gcfed +3.3 points over fedavg (−11.8 to 18.5), uncertain",
         ),
         (  # only the second-best method is clearly above FedAvg
-            [runs(FEDAVG), runs((0.5, 0.622, 0.744), **SCAFFOLD), runs((0.51, 0.614, 0.718), **GCFED)],
-            "scaffold and gcfed lead; gcfed +1.4 points over fedavg (0.4 to 2.4), scaffold +2.2, uncertain",
+            [
+                runs(FEDAVG),
+                runs((0.5, 0.622, 0.744), **SCAFFOLD),
+                runs((0.51, 0.614, 0.718), **GCFED),
+            ],
+            (
+                "scaffold and gcfed lead; gcfed +1.4 points over fedavg (0.4 to 2.4), scaffold"
+                " +2.2, uncertain"
+            ),
         ),
-        ([runs(BETTER), runs(FEDAVG, **GCFED)], "fedavg leads; gcfed −4.0 points against fedavg (−6.5 to −1.5)"),
+        (
+            [runs(BETTER), runs(FEDAVG, **GCFED)],
+            "fedavg leads; gcfed −4.0 points against fedavg (−6.5 to −1.5)",
+        ),
         (
             [runs(FEDAVG), [run_of(seed=s, values=(0.9,), **GCFED) for s in (3, 4, 5)]],
             "Not ranked: fewer than 3 common seeds",
@@ -61,15 +79,20 @@ def test_the_interval_equals_students_t(n, t):
         ([runs((0.5, 0.6))], "fedavg: test accuracy 55.00 %"),
         ([[run_of("failed", values=(0.1,))]], "fedavg: no result yet"),
     ],
-)  # fmt: skip
+)
 def test_the_headline_agrees_with_the_intervals(parts, headline):
     assert of(*parts).headline == headline
 
 
 def width(latex):
-    """The width of a LaTeX table in points: a Times font of 9 points, 6 points between the columns."""
+    """The width of a LaTeX table in points: a Times font of 9 points, 6 points
+    between the columns.
+    """
     rows = [line.rstrip("\\ ").split("&") for line in latex.splitlines() if line.endswith(r"\\")]
-    words = [[re.sub(r"\\textbf|\\pm|\\lambda|[${}\\~]", " ", cell).strip() for cell in row] for row in rows]
+    words = [
+        [re.sub(r"\\textbf|\\pm|\\lambda|[${}\\~]", " ", cell).strip() for cell in row]
+        for row in rows
+    ]
     size = {"size": 9, "prop": FontProperties(family="STIXGeneral")}
     widths = [[TextPath((0, 0), word, **size).get_extents().width for word in row] for row in words]
     return sum(map(max, zip(*widths, strict=True))) + 6 * (len(rows[0]) - 1)
@@ -78,12 +101,18 @@ def width(latex):
 def test_tables_for_papers_fit_one_column_of_two():
     run = {"targets": [0.1, 0.2, 0.3, 0.4], "rounds": 30}
     parts = [
-        [run_of(seed=seed, values=(value,) * 30, **run, **method) for seed, value in enumerate(FEDAVG, start=1)]
+        [
+            run_of(seed=seed, values=(value,) * 30, **run, **method)
+            for seed, value in enumerate(FEDAVG, start=1)
+        ]
         for method in ({}, {"labels.algorithm": "SCAFFOLD + GC-Fed", "client.optimizer.lr": 0.5})
     ]
     rows = frame_of([run for part in parts for run in part])
     found = verdict(rows)
-    for table in (comparison(found, rows, ["best:test/acc"], "c", "P"), targets(found, rows, "t", "T")):
+    for table in (
+        comparison(found, rows, ["best:test/acc"], "c", "P"),
+        targets(found, rows, "t", "T"),
+    ):
         assert 100 < width(table.latex) < 234, table.latex  # ICML's column; IEEE's has 252
 
 
@@ -110,7 +139,10 @@ def test_differences_are_taken_seed_by_seed_and_leaders_are_bold():
 
 
 def test_a_method_with_fewer_than_three_seeds_is_listed_below():
-    """A method with a single easy seed does not lead. A fourth seed of only one method does not count."""
+    """A method with a single easy seed does not lead.
+
+    A fourth seed of only one method does not count.
+    """
     found = of(runs((*FEDAVG, 0.1)), runs(BETTER, **GCFED), runs((0.9,), **LOCAL))
     assert (found.ranked, found.seeds) == (["gcfed", "fedavg"], [1, 2, 3])
     assert [*found.table.index] == ["gcfed", "fedavg", "local"]
@@ -123,7 +155,9 @@ def test_the_table_shows_how_runs_ended_and_what_differs():
     private = {"privacy._target_": "gcfed.methods.client_dp.ClientDP"}
     lost = [run_of("failed", values=(0.1,), **moon)]
     table = table_of(
-        runs(FEDAVG, **private), [*runs(BETTER[:2], **GCFED), run_of("diverged", seed=3, values=(0.1,), **GCFED)], lost
+        runs(FEDAVG, **private),
+        [*runs(BETTER[:2], **GCFED), run_of("diverged", seed=3, values=(0.1,), **GCFED)],
+        lost,
     )
     assert table.frame.iloc[:, 1].tolist() == ["60.00 ± 10.00", "43.00 ± 29.10 †", "failed"]
     assert "Not ranked, with fewer than 3 common seeds: moon." in table.notes
@@ -140,7 +174,9 @@ def test_the_last_ten_rounds_decide_if_they_are_a_third_of_the_run():
     assert of([long]).direction == "Test accuracy, last 10 rounds (%), higher is better"
 
 
-@pytest.mark.parametrize(("column", "title"), [("test/relative_error", "relative error"), ("test/rmse", "RMSE")])
+@pytest.mark.parametrize(
+    ("column", "title"), [("test/relative_error", "relative error"), ("test/rmse", "RMSE")]
+)
 def test_a_lower_error_is_better(column, title):
     def regression(error, **config):
         run = run_of(**config)
@@ -150,8 +186,13 @@ def test_a_lower_error_is_better(column, title):
         return run
 
     errors = {1: 0.011, 2: 0.0132, 3: 0.0121}
-    found = of(*([regression(e, seed=s, **GCFED), regression(2 * e, seed=s)] for s, e in errors.items()))
-    assert found.headline == f"gcfed leads −0.01210 {title} against fedavg (−0.01483 to −0.00937), lower is better"
+    found = of(
+        *([regression(e, seed=s, **GCFED), regression(2 * e, seed=s)] for s, e in errors.items())
+    )
+    assert (
+        found.headline
+        == f"gcfed leads −0.01210 {title} against fedavg (−0.01483 to −0.00937), lower is better"
+    )
     assert found.direction == f"{title[0].upper()}{title[1:]}, lower is better"
     assert of([regression(0.145)]).headline == f"fedavg: {title} 0.1450, lower is better"
     assert found.scale.text(0.0121) == "0.01210"

@@ -14,7 +14,10 @@ composed = cache(composer)
 
 def plain(overrides):
     """A small config with these values. Reading the files of Hydra's config would take long."""
-    few = "seed=1 rounds=1 eval_every=1 metrics={} callbacks={} client.optimizer.lr=0.01 tags.data=x tags.model=y"
+    few = (
+        "seed=1 rounds=1 eval_every=1 metrics={} callbacks={} client.optimizer.lr=0.01 tags.data=x"
+        " tags.model=y"
+    )
     return OmegaConf.from_dotlist([*few.split(), f"paths.log_dir={plain.logs}", *overrides])
 
 
@@ -22,16 +25,19 @@ def finish(folder, overrides, rounds, compose, *, rows=None, **summary):
     """Writes the files of a finished run. By default its rows are equal."""
     cfg = compose([*overrides, f"rounds={rounds}", "paths.output_dir=run"])
     cfg = OmegaConf.to_container(cfg, resolve=True)
-    run = write_run(folder, rows or accuracies(*[0.5] * rounds), summary={"rounds": rounds, **summary}, **cfg)
+    run = write_run(
+        folder, rows or accuracies(*[0.5] * rounds), summary={"rounds": rounds, **summary}, **cfg
+    )
     (run.folder / "checkpoints").mkdir(exist_ok=True)
     (run.folder / "checkpoints" / "last.ckpt").touch()
 
 
 class Trainer:
-    """Replaces ``table.train``: writes what a run would write, with the accuracy that ``of`` returns.
+    """Replaces ``table.train``: writes what a run would write, with the accuracy that ``of``
+    returns.
 
-    ``of`` takes the job's overrides as a dict and its number. If it returns a string, the run fails for that reason. If
-    it returns a list, these are the rows of the metrics.
+    ``of`` takes the job's overrides as a dict and its number. If it returns a string, the run fails
+    for that reason. If it returns a list, these are the rows of the metrics.
     """
 
     def __init__(self, of=lambda values, number: 0.5, compose=plain):

@@ -1,4 +1,6 @@
-"""A table compares its runs with the printed numbers: the measures of a run and the text of a cell."""
+"""A table compares its runs with the printed numbers: the measures of a run and
+the text of a cell.
+"""
 
 import math
 
@@ -10,33 +12,58 @@ from run_folders import accuracies, run_of, write_run
 from reproductions.compare import measured
 
 TOY = {
-    "paper": "Toy", "table": "1", "title": "Accuracies", "source": "A paper, Table 1", "seeds": 2,
-    "measure": "last:test/acc", "overrides": ["data=digits", "model=mlp", "rounds=4"], "unstated": "the batch size",
+    "paper": "Toy",
+    "table": "1",
+    "title": "Accuracies",
+    "source": "A paper, Table 1",
+    "seeds": 2,
+    "measure": "last:test/acc",
+    "overrides": ["data=digits", "model=mlp", "rounds=4"],
+    "unstated": "the batch size",
     "setting": {"rounds": 4, "client.optimizer.lr": 0.01},
-    "columns": [{"label": c, "overrides": [f"partition.alpha={a}"]} for c, a in (("a", 0.1), ("b", 1))],
+    "columns": [
+        {"label": c, "overrides": [f"partition.alpha={a}"]} for c, a in (("a", 0.1), ("b", 1))
+    ],
     "rows": [
         {"label": "FedAvg", "overrides": ["algorithm=fedavg"]},
         {"label": "FedProx", "overrides": ["algorithm=fedprox"]},
         {"label": "Lost", "overrides": None, "note": "There is no code of it."},
     ],
-    "cells": {"FedAvg": [[50, 3], 60], "FedProx": [{"mean": 10, "note": "failed"}, "1000+"], "Lost": [40, "N/A"]},
-}  # fmt: skip
+    "cells": {
+        "FedAvg": [[50, 3], 60],
+        "FedProx": [{"mean": 10, "note": "failed"}, "1000+"],
+        "Lost": [40, "N/A"],
+    },
+}
 ROWS = accuracies(0.1, 0.6, None, 0.5)
 
 
 @pytest.mark.parametrize(
     ("measure", "expected"),
     [
-        ("max:test/acc", 0.6), ("last:test/acc", 0.5), ("mean:test/acc", 0.4), ("mean:test/acc[3]", 0.55),
-        ("test/acc@3", 0.6), ("test/acc@4", 0.5),
+        ("max:test/acc", 0.6),
+        ("last:test/acc", 0.5),
+        ("mean:test/acc", 0.4),
+        ("mean:test/acc[3]", 0.55),
+        ("test/acc@3", 0.6),
+        ("test/acc@4", 0.5),
         ("test/acc@9", None),
-        ("rounds:test/acc>=0.55", 2), ("rounds:test/acc>=0.9", math.inf), ("rounds:test/rmse>=0.9", None),
-        ("rounds:test/acc[2]>=0.35", 2), ("rounds:test/acc[2]>=0.36", 4), ("last:test/rmse", None),
-        ("best_round", 2), ("client_seconds", 0.2), ("nothing", None),
+        ("rounds:test/acc>=0.55", 2),
+        ("rounds:test/acc>=0.9", math.inf),
+        ("rounds:test/rmse>=0.9", None),
+        ("rounds:test/acc[2]>=0.35", 2),
+        ("rounds:test/acc[2]>=0.36", 4),
+        ("last:test/rmse", None),
+        ("best_round", 2),
+        ("client_seconds", 0.2),
+        ("nothing", None),
     ],
-)  # fmt: skip
+)
 def test_measures_of_a_run_have_the_values_computed_by_hand(tmp_path, measure, expected):
-    """Rounds 1, 2 and 4 have tests. In round 4, the mean of two rounds has only the test of round 4."""
+    """Rounds 1, 2 and 4 have tests.
+
+    In round 4, the mean of two rounds has only the test of round 4.
+    """
     assert measured(write_run(tmp_path, ROWS), measure) == (expected and pytest.approx(expected))
 
 
@@ -47,7 +74,9 @@ def test_an_unknown_measure_is_refused():
 
 @pytest.fixture
 def cells(monkeypatch, tmp_path):
-    """``cells(trainer, *words, **node)``: {(row, column): (ours, paper, difference)}, and the page's Markdown."""
+    """``cells(trainer, *words, **node)``: {(row, column): (ours, paper, difference)}, and the
+    page's Markdown.
+    """
 
     def made(trainer, *words, **node):
         plain.logs = tmp_path / "logs"
@@ -63,10 +92,15 @@ def cells(monkeypatch, tmp_path):
 def test_a_cell_has_our_mean_the_printed_number_and_their_difference(cells):
     found, text = cells(Trainer(lambda values, number: {"1": 0.5, "2": 0.6}[values["seed"]]))
     assert found == {
-        ("FedAvg", "a (%)"): ("55.00 (7.07)", "50.00 (3.00)", "+5.00 (0.7 σ)"),  # √(7.07² + 3²) = 7.68
+        # √(7.07² + 3²) = 7.68
+        ("FedAvg", "a (%)"): ("55.00 (7.07)", "50.00 (3.00)", "+5.00 (0.7 σ)"),
         ("FedProx", "a (%)"): ("55.00 (7.07)", "10.00, failed", "+45.00 (6.4 σ)"),
     }
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line[:1] == "|"
+    ]
     assert [line[0] for line in lines[2:]] == [
         name for row in ("FedAvg", "FedProx") for name in (row, "*paper*", "*difference*")
     ]
@@ -95,8 +129,11 @@ def test_a_bound_has_no_difference_and_departures_say_why(cells):
         "departures": departures,
         "setting": {"client.optimizer.lr": 0.1},
     }
-    found, text = cells(Trainer(lambda values, number: 0.95 if values["seed"] == "1" else 0.5), **node)
-    assert found["FedAvg", "a"] == ("2+", "50 (3)", "")  # one run needs one round, the other more than four
+    found, text = cells(
+        Trainer(lambda values, number: 0.95 if values["seed"] == "1" else 0.5), **node
+    )
+    # one run needs one round, the other more than four
+    assert found["FedAvg", "a"] == ("2+", "50 (3)", "")
     assert "Ours differs in client.optimizer.lr 0.01 (paper 0.1: It is faster)." in text
 
 

@@ -4,15 +4,20 @@ import pytest
 
 from reproductions.tables import Part, Table, plan
 
-ROWS = [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed", "rounds=9"]}]
+ROWS = [
+    {"label": "FedAvg", "overrides": ["gc=none"]},
+    {"label": "GC-Fed", "overrides": ["gc=gcfed", "rounds=9"]},
+]
 TABLE = {
-    "name": "try", "overrides": ["rounds=8"], "rows": ROWS,
+    "name": "try",
+    "overrides": ["rounds=8"],
+    "rows": ROWS,
     "columns": [
         {"label": "i.i.d., λ 0.1", "overrides": ["partition.alpha=0.1"]},
         {"label": "i.i.d., λ 1", "overrides": ["partition.alpha=1"]},
     ],
     "scales": {"small": {"rows": ["FedAvg"], "seeds": [4, 5], "overrides": ["rounds=2"]}},
-}  # fmt: skip
+}
 
 
 def jobs(*arguments, scale="full", table=None, **part):
@@ -27,8 +32,13 @@ def test_rows_columns_and_seeds_become_jobs_in_separate_folders():
     names = [f"{row}_iid-lambda-{value}" for row in ("fedavg", "gc-fed") for value in ("0.1", "1")]
     assert folders(seeds=[1, 2]) == [f"{name}_s{seed}" for seed in (1, 2) for name in names]
     job = jobs(seeds=[1, 2])[6]
-    assert (job.title, job.cell, job.seed) == ("GC-Fed, i.i.d., λ 0.1, seed 2", "gc-fed_iid-lambda-0.1", 2)
-    assert job.overrides == ["partition.alpha=0.1", "rounds=8", "gc=gcfed", "rounds=9", "seed=2"]  # the row wins
+    assert (job.title, job.cell, job.seed) == (
+        "GC-Fed, i.i.d., λ 0.1, seed 2",
+        "gc-fed_iid-lambda-0.1",
+        2,
+    )
+    # the row wins
+    assert job.overrides == ["partition.alpha=0.1", "rounds=8", "gc=gcfed", "rounds=9", "seed=2"]
 
 
 def test_a_scale_and_the_command_line_select_cells():
@@ -36,8 +46,12 @@ def test_a_scale_and_the_command_line_select_cells():
     assert [job.folder for job in found] == [
         f"fedavg_iid-lambda-{value}_s{s}" for s in (4, 5) for value in ("0.1", "1")
     ]
-    assert all(job.overrides[-3:] == ["rounds=2", f"seed={job.folder[-1]}", "rounds=3"] for job in found)
-    assert folders(scale="small", rows=["GC-Fed"], columns=["*-0.1"], seeds=[7]) == ["gc-fed_iid-lambda-0.1_s7"]
+    assert all(
+        job.overrides[-3:] == ["rounds=2", f"seed={job.folder[-1]}", "rounds=3"] for job in found
+    )
+    assert folders(scale="small", rows=["GC-Fed"], columns=["*-0.1"], seeds=[7]) == [
+        "gc-fed_iid-lambda-0.1_s7"
+    ]
     assert jobs(rows=["fedavg", "FedAvg"]) == jobs(rows=["FedAvg"])  # label and short name
 
 
@@ -48,7 +62,9 @@ def test_a_scale_and_the_command_line_select_cells():
         (["model.hidden=[64,32]", "+client.x='a b/c'"], ",client.x=-a-b-c-,model.hidden=[64,32]"),
     ],
 )
-def test_extra_overrides_apply_to_all_jobs_and_are_in_the_folders_name_if_they_change_results(arguments, suffix):
+def test_extra_overrides_apply_to_all_jobs_and_are_in_the_folders_name_if_they_change_results(
+    arguments, suffix
+):
     found = jobs(*arguments, seeds=[1])
     assert all(job.overrides[-len(arguments) :] == arguments for job in found)
     assert found[0].folder == f"fedavg_iid-lambda-0.1_s1{suffix}"
@@ -63,18 +79,30 @@ def test_cells_with_the_same_overrides_are_one_job_named_after_the_first():
     columns = [{"label": f"{rounds}R", "overrides": ["x=1"]} for rounds in (500, 1000)]
     table = {"rows": [{"label": "r", "overrides": []}], "columns": columns}
     assert folders(table=table) == folders(table=table, columns=["1000R"]) == ["r_500r_s1"]
-    ends = [{"label": str(i), "overrides": [f"x={i}"]} for i in (1, 2)]  # different, because the row's value wins
-    turned = {"columns": ends, "rows": [{"label": f"r{i}", "overrides": [f"x={i}"]} for i in (1, 2)]}
+    # different, because the row's value wins
+    ends = [{"label": str(i), "overrides": [f"x={i}"]} for i in (1, 2)]
+    turned = {
+        "columns": ends,
+        "rows": [{"label": f"r{i}", "overrides": [f"x={i}"]} for i in (1, 2)],
+    }
     assert folders(table=turned) == ["r1_1_s1", "r2_1_s1"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "node", "message"),
     [
-        ((), {"rows": ["FedAvgg"]}, r"rows: there is no 'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)"),
+        (
+            (),
+            {"rows": ["FedAvgg"]},
+            r"rows: there is no 'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)",
+        ),
         ((), {"seeds": [1, 1]}, r"seeds=\[1, 1\] must be a list without repetitions"),
         ((), {"scale": "tiny"}, r"scale=tiny must be full or small"),
-        ((), {"table": {"columns": [{"label": "B"}, {"label": "B+"}]}}, r"B and B\+ have the same .* name"),
+        (
+            (),
+            {"table": {"columns": [{"label": "B"}, {"label": "B+"}]}},
+            r"B and B\+ have the same .* name",
+        ),
         (("seed=3",), {}, r"seed=3: say seeds=\[1,2,3\]"),
         (("gc.lam=0.1,0.2",), {}, r"gc\.lam=0\.1,0\.2: a table sweeps over its rows"),
     ],

@@ -1,4 +1,7 @@
-"""DLG: the search recovers a sample from its gradient. In real runs it gets the right gradient and images."""
+"""DLG: the search recovers a sample from its gradient.
+
+In real runs it gets the right gradient and images.
+"""
 
 from functools import partial
 from types import SimpleNamespace
@@ -17,10 +20,18 @@ from gcfed.run import train
 from reproductions.leakage import OPTIMIZERS, Leakage, invert_gradient
 
 TINY = (
-    "model.hidden=[12]", "gc.boundary=fc2", "rounds=1", "participation.num_clients=5", "participation.per_round=3",
-    "client.epochs=1", "client.batch_size=8", "data.limit_train=120", "data.limit_test=40", "precision=64-true",
+    "model.hidden=[12]",
+    "gc.boundary=fc2",
+    "rounds=1",
+    "participation.num_clients=5",
+    "participation.per_round=3",
+    "client.epochs=1",
+    "client.batch_size=8",
+    "data.limit_train=120",
+    "data.limit_test=40",
+    "precision=64-true",
     "client.stack=2",
-)  # fmt: skip
+)
 COLUMNS = {"leakage/mse", "leakage/psnr", "leakage/labels", "leakage/mismatch"}
 
 
@@ -40,10 +51,14 @@ class Smooth(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    "settings", [("algorithm=scaffold",), ("client=adam", "rounds=2", "client.lr_decay=0.5")], ids=" ".join
+    "settings",
+    [("algorithm=scaffold",), ("client=adam", "rounds=2", "client.lr_decay=0.5")],
+    ids=" ".join,
 )
 def test_the_attack_sees_the_gradient_of_the_images(config, tmp_path, monkeypatch, settings):
-    """In the last round, these clients send −η times the gradient that autograd computes on the drawn images."""
+    """In the last round, these clients send −η times the gradient that autograd computes on the
+    drawn images.
+    """
     seen = []
     monkeypatch.setattr(Leakage, "attack", lambda self, *known: seen.append(known) or [0.0] * 4)
     more = ("gc=none", "metrics.leakage.images=3")
@@ -63,10 +78,18 @@ def test_the_attack_sees_the_gradient_of_the_images(config, tmp_path, monkeypatc
 
 
 def test_in_a_subspace_the_attack_sees_the_uploaded_gradient(config, tmp_path, monkeypatch):
-    """It sees the projected gradient, without weight decay. With quantization, the coordinates lie on a grid."""
+    """It sees the projected gradient, without weight decay.
+
+    With quantization, the coordinates lie on a grid.
+    """
     seen = []
     monkeypatch.setattr(Leakage, "attack", lambda self, *known: seen.append(known[3]) or [0.0] * 4)
-    settings = ("gc=none", "algorithm=ssf", "methods.ssf.ratio=0.5", "client.optimizer.weight_decay=0.5")
+    settings = (
+        "gc=none",
+        "algorithm=ssf",
+        "methods.ssf.ratio=0.5",
+        "client.optimizer.weight_decay=0.5",
+    )
     for more in ((), ("quantization=fedpaq", "quantization.bits=4")):
         result, _ = run(config, tmp_path / str(len(more)), "metrics=leakage", *settings, *more)
     (method,) = (m for m in result.loop.server.parts if isinstance(m, ProjectedMean))
@@ -74,13 +97,20 @@ def test_in_a_subspace_the_attack_sees_the_uploaded_gradient(config, tmp_path, m
         for name, projector in method.space.items():
             inside = projector.lift(projector.project(gradient[name]))
             torch.testing.assert_close(gradient[name], inside, rtol=0, atol=1e-12)
-    exact, coarse = (method.space["fc1.weight"].project(gradient["fc1.weight"]) for gradient in seen)
+    exact, coarse = (
+        method.space["fc1.weight"].project(gradient["fc1.weight"]) for gradient in seen
+    )
     levels = coarse / exact.norm() * 7
     torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-5)
 
 
 def test_the_attack_recovers_an_image_from_fedavg_and_changes_no_bit_of_the_run(config, tmp_path):
-    attack = ("metrics=leakage", "metrics.leakage.iterations=40", "metrics.leakage.restarts=2", "gc=none")
+    attack = (
+        "metrics=leakage",
+        "metrics.leakage.iterations=40",
+        "metrics.leakage.restarts=2",
+        "gc=none",
+    )
     attacked, (row,) = run(config, tmp_path / "attacked", *attack, model="Smooth")
     without, _ = run(config, tmp_path / "without", "gc=none", model="Smooth")
     assert torch.equal(final_weights(attacked), final_weights(without))
@@ -103,13 +133,17 @@ def test_data_that_are_no_images_are_refused(tmp_path):
         Leakage(str(tmp_path)).validate(setup)
 
 
-# ------------------------------------------------------------------------------------------------------- the search
+# --------------------------------------------------------------------------------------- the search
 def smooth_net():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1, stride=2), nn.Sigmoid(), nn.Flatten(), nn.Linear(4 * 9, 12), nn.Tanh(),
+        nn.Conv2d(1, 4, 3, padding=1, stride=2),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(4 * 9, 12),
+        nn.Tanh(),
         nn.Linear(12, 5),
-    ).double()  # fmt: skip
+    ).double()
 
 
 def gradient_of(net, x, y):
@@ -157,7 +191,9 @@ def test_the_mismatch_belongs_to_the_returned_sample():
     found = invert_gradient(net, weights_of(net), target, x.shape, 5, random=start(), iterations=3)
     own = gradient_of(net, found.x, found.labels)
     apart = sum((own[n] - target[n]).square().sum() for n in target)
-    assert found.mismatch == pytest.approx(float(apart / sum(t.square().sum() for t in target.values())), rel=1e-9)
+    assert found.mismatch == pytest.approx(
+        float(apart / sum(t.square().sum() for t in target.values())), rel=1e-9
+    )
 
 
 def test_a_search_that_diverges_returns_its_best_sample(monkeypatch):

@@ -1,4 +1,6 @@
-"""The papers' tables: their printed numbers, and settings and overrides that exist in our configs."""
+"""The papers' tables: their printed numbers, and settings and overrides that exist
+in our configs.
+"""
 
 import itertools
 
@@ -22,15 +24,25 @@ def tables():
 
 def runnable(table):
     """(row, column, overrides) of each cell that we can run."""
-    cells = ((r, c, table.overrides_of(r, c)) for r, c in itertools.product(table.rows, table.columns))
+    cells = (
+        (r, c, table.overrides_of(r, c)) for r, c in itertools.product(table.rows, table.columns)
+    )
     return [(row, column, overrides) for row, column, overrides in cells if overrides is not None]
 
 
 def test_the_tables_of_the_four_papers_are_there(tables):
-    wanted = {"GC-Fed": "2 4 5 6 7 8", "FedACG": "1a 1b 2 3 4 5 6 7 8", "FedGC": "1 2 3 4", "SSF": "2 3 4 5"}
+    wanted = {
+        "GC-Fed": "2 4 5 6 7 8",
+        "FedACG": "1a 1b 2 3 4 5 6 7 8",
+        "FedGC": "1 2 3 4",
+        "SSF": "2 3 4 5",
+    }
     numbered = [t for t in tables if t.table.isalnum()]
-    assert {(t.paper, t.table) for t in numbered} == {(p, n) for p, ns in wanted.items() for n in ns.split()}
-    assert {t.name for t in tables if t not in numbered} == {"gcfed_rounds"}  # from the text of a paper
+    assert {(t.paper, t.table) for t in numbered} == {
+        (p, n) for p, ns in wanted.items() for n in ns.split()
+    }
+    # from the text of a paper
+    assert {t.name for t in tables if t not in numbered} == {"gcfed_rounds"}
     for table in tables:
         assert table.source.endswith(table.table)
         if table in numbered:
@@ -51,7 +63,9 @@ def printed(name, row, column):
 
 def test_printed_numbers():
     assert printed("gcfed_table5", "GC-Fed", "CIFAR-10, 5/100, α 0.05") == Cell(66.47, 2.49)
-    assert printed("fedacg_table1a", "FedDecorr", "TinyImageNet, rounds to 35 %") == Cell(1000, note="+")
+    assert printed("fedacg_table1a", "FedDecorr", "TinyImageNet, rounds to 35 %") == Cell(
+        1000, note="+"
+    )
     assert printed("ssf_table4", "ν 2.0, high", "FedSub") == Cell(note="diverged")
 
 
@@ -61,7 +75,10 @@ def test_a_rows_settings_win_and_a_column_has_a_measure_and_a_unit():
     for row, lr in (("FedAvg", 0.05), ("FedGC (with SGC)", 0.1)):
         assert table.settings(rows[row], table.columns[cifar10])["client.optimizer.lr"] == lr
     table = load("fedacg_table1b")
-    words = [[table.of(name, table.rows[0], table.columns[i]) for name in ("measure", "unit")] for i in (0, 2)]
+    words = [
+        [table.of(name, table.rows[0], table.columns[i]) for name in ("measure", "unit")]
+        for i in (0, 2)
+    ]
     assert words == [["test/acc_ema@500", "percent"], ["rounds:test/acc_ema>=0.73", "rounds"]]
 
 
@@ -69,9 +86,16 @@ def test_cells_with_different_numbers_are_different_runs(tables):
     for table in tables:
         runs = {}
         for row, column, overrides in runnable(table):
-            run = (*sorted(dict(o.split("=", 1) for o in overrides).items()), table.of("measure", row, column))
+            run = (
+                *sorted(dict(o.split("=", 1) for o in overrides).items()),
+                table.of("measure", row, column),
+            )
             cell = table.cell(row, column)
-            assert runs.setdefault(run, cell) == cell or row.by_column, (table.name, row.label, column.label)
+            assert runs.setdefault(run, cell) == cell or row.by_column, (
+                table.name,
+                row.label,
+                column.label,
+            )
 
 
 def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_configs(tables):
@@ -83,7 +107,9 @@ def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_co
     for table in tables:
         for row, column, overrides in runnable(table):
             listed = table.settings(row, column)
-            cells.append(({(key, repr(value)) for key, value in listed.items()}, table, overrides, listed))
+            cells.append(
+                ({(key, repr(value)) for key, value in listed.items()}, table, overrides, listed)
+            )
     for table in map(load, NAMES):
         assert f"table.py {table.name}" in (CONFIGS / f"{table.name}.yaml").read_text()
         for scale in {"full", "small", *table.scales}:
@@ -92,7 +118,10 @@ def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_co
             assert len({tuple(sorted(job.overrides)) for job in jobs.values()}) == len(jobs) > 0
             assert {folder for cell in places.values() for folder in cell} == {*jobs}
             for job in jobs.values():
-                chosen = {o if o.startswith(("experiment=", "model=")) else o.split("=")[0] for o in job.overrides}
+                chosen = {
+                    o if o.startswith(("experiment=", "model=")) else o.split("=")[0]
+                    for o in job.overrides
+                }
                 cells.append((chosen, table, job.overrides, {}))
 
     groups = {}  # cells by their config files: Hydra composes new files slowly
@@ -101,20 +130,27 @@ def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_co
     words = {files: set().union(*(cell[0] for cell in own)) for files, own in groups.items()}
     left = set().union(*words.values())
     while left:
-        for shows, table, overrides, listed in groups[max(words, key=lambda files: len(words[files] & left))]:
+        for shows, table, overrides, listed in groups[
+            max(words, key=lambda files: len(words[files] & left))
+        ]:
             if shows & left:
                 left -= shows
                 cfg = composer(overrides)
                 ours = {key: OmegaConf.select(cfg, key, default=ABSENT) for key in listed}
                 assert ABSENT not in ours.values(), (table.name, overrides)
-                assert {key for key in listed if ours[key] != listed[key]} <= {*table.departures}, table.name
+                assert {key for key in listed if ours[key] != listed[key]} <= {*table.departures}, (
+                    table.name
+                )
 
 
 GOOD = {
     "columns": [{"label": "a"}, {"label": "b"}],
-    "rows": [{"label": "r", "by_column": {"b": {"overrides": ["seed=2"]}}}, {"label": "s", "overrides": None}],
+    "rows": [
+        {"label": "r", "by_column": {"b": {"overrides": ["seed=2"]}}},
+        {"label": "s", "overrides": None},
+    ],
     "cells": {"r": [1, [2.5, 0.5]], "s": [{"mean": 3, "note": "failed"}, "1000+"]},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +158,10 @@ GOOD = {
     [
         ({}, ""),
         ({"columns": [{"label": "a", "mach": {}}]}, r"columns\.0\.mach: "),
-        ({"columns": [{"label": "b"}] * 2}, r"each label must occur once: rows \['r', 's'\], columns \['b', 'b'\]"),
+        (
+            {"columns": [{"label": "b"}] * 2},
+            r"each label must occur once: rows \['r', 's'\], columns \['b', 'b'\]",
+        ),
         ({"cells": {"r": [1], "s": []}}, "row r: give one entry for each of the 2 columns"),
         ({"cells": {"r": [1, [2.5]], "s": [1, 2]}}, r"row r, column b: \[2.5\] is no number"),
         ({"budget": 3}, "budget: "),

@@ -1,4 +1,7 @@
-"""The command for a table: which jobs it skips, continues and refuses. No test but the last one trains."""
+"""The command for a table: which jobs it skips, continues and refuses.
+
+No test but the last one trains.
+"""
 
 import os
 import re
@@ -21,7 +24,10 @@ FEDAVG, GCFED = "fedavg_alpha-0.1_s1", "gc-fed_alpha-0.1_s1"
 EVERY, PATIENCE = "metrics.gap.every", "callbacks.early_stopping.patience"
 TABLE = {
     "overrides": ["rounds=4"],
-    "rows": [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}],
+    "rows": [
+        {"label": "FedAvg", "overrides": ["gc=none"]},
+        {"label": "GC-Fed", "overrides": ["gc=gcfed"]},
+    ],
     "columns": [{"label": "α 0.1", "overrides": ["partition.alpha=0.1"]}],
 }
 
@@ -83,7 +89,8 @@ def test_an_equal_run_of_another_table_counts_and_a_longer_one_does_not(table):
         (("metrics.cohorts.folder=${paths.output_dir}",) * 2 + (None,)),  # the run's own folder
         (("metrics.drift.a=1", f"{EVERY}=10"), (f"{EVERY}=10",), None),  # more metrics than needed
         (("eval_every=7",), ("eval_every=4",), None),  # both test only round 4 of 4
-        ((f"{PATIENCE}=3",), ("extras.figures=false", "trainer.devices=1", "targets=[0.3]"), None),  # it never stopped
+        # it never stopped
+        ((f"{PATIENCE}=3",), ("extras.figures=false", "trainer.devices=1", "targets=[0.3]"), None),
     ],
 )
 def test_a_folder_with_another_run_is_named_and_not_changed(table, capsys, then, now, why):
@@ -97,11 +104,20 @@ def test_a_folder_with_another_run_is_named_and_not_changed(table, capsys, then,
 
 
 @pytest.mark.parametrize(("words", "goes_on"), [((f"{PATIENCE}=3",), False), ((), True)])
-def test_a_job_that_stopped_early_is_finished_if_the_table_asks_for_early_stopping(table, words, goes_on):
+def test_a_job_that_stopped_early_is_finished_if_the_table_asks_for_early_stopping(
+    table, words, goes_on
+):
     """The job stopped after two of four rounds."""
     trainer, overrides = Trainer(), ["gc=none", "partition.alpha=0.1", f"{PATIENCE}=3"]
     rows = [{"test/acc": 0.5}] * 2
-    finish(table.root / "try" / "full" / FEDAVG, overrides, 4, trainer.compose, rows=rows, stopped="no better")
+    finish(
+        table.root / "try" / "full" / FEDAVG,
+        overrides,
+        4,
+        trainer.compose,
+        rows=rows,
+        stopped="no better",
+    )
     table(trainer, *words, "rows=[FedAvg]")
     assert len(trainer.jobs) == goes_on
 
@@ -114,7 +130,9 @@ def test_a_mistake_is_named_before_any_job(table):
     assert not trainer.jobs
 
 
-def test_cells_that_an_override_makes_equal_are_one_run_and_other_measurements_are_two(table, capsys):
+def test_cells_that_an_override_makes_equal_are_one_run_and_other_measurements_are_two(
+    table, capsys
+):
     trainer = Trainer()
     table(trainer, "gc=local")
     assert [job[-1] for job in trainer.jobs] == ["gc=local"]
@@ -130,7 +148,12 @@ def test_two_processes_never_run_the_same_job_and_a_failure_is_reported(table, c
     def meanwhile(values, number):
         if not second.jobs:
             assert table(second) == 1
-            finish(table.root / "try" / "full" / GCFED, ["gc=gcfed", "partition.alpha=0.1"], 4, second.compose)
+            finish(
+                table.root / "try" / "full" / GCFED,
+                ["gc=gcfed", "partition.alpha=0.1"],
+                4,
+                second.compose,
+            )
         return 0.5
 
     first = Trainer(meanwhile)
@@ -138,15 +161,25 @@ def test_two_processes_never_run_the_same_job_and_a_failure_is_reported(table, c
     assert [job[2] for job in second.jobs] == ["gc=gcfed"]
     assert [job[2] for job in first.jobs] == ["gc=none"]  # the other job has finished meanwhile
     said = capsys.readouterr().out
-    assert f"skipped: FedAvg, α 0.1, seed 1; process {os.getpid()} on {socket.gethostname()} is running it" in said
+    assert (
+        f"skipped: FedAvg, α 0.1, seed 1; process {os.getpid()} on {socket.gethostname()} is"
+        " running it" in said
+    )
     assert "GC-Fed, α 0.1, seed 1: out of\nmemory\n    " in said
     assert "2 of 2 jobs are not finished" in said
 
 
 def test_hours_are_steps_times_seconds(monkeypatch):
     """The digits have 20 equal clients, 5 per round, 2 epochs in batches of 10."""
-    steps = type("Steps", (dict,), {"__contains__": lambda self, key: True, "__missing__": lambda self, key: 36.0})
-    overrides = "client.epochs=2 client.batch_size=10 data.limit_train=1000 data.limit_test=300 rounds=3 eval_every=2"
+    steps = type(
+        "Steps",
+        (dict,),
+        {"__contains__": lambda self, key: True, "__missing__": lambda self, key: 36.0},
+    )
+    overrides = (
+        "client.epochs=2 client.batch_size=10 data.limit_train=1000 data.limit_test=300 rounds=3"
+        " eval_every=2"
+    )
     cfg = composed(("gc=none", "partition=iid", *overrides.split()))
     assert cost.seconds_a_round(cfg, steps()) == pytest.approx(36 * (5 * 2 * 5 + 300 / 10 / 3 / 2))
     assert 0 < cost.seconds_a_round(cfg, {}) < 36
@@ -156,9 +189,19 @@ def test_hours_are_steps_times_seconds(monkeypatch):
 
 @pytest.mark.slow
 def test_a_table_from_the_command_line_names_failed_jobs_and_continues_with_more_rounds(tmp_path):
-    words = ["rounds=2", "client.epochs=1", "participation.num_clients=8", "data.limit_train=200", "data.limit_test=50",
-             "extras.figures=false", "trainer.devices=1"]  # fmt: skip
-    rows = [{"label": "broken", "overrides": ["gc=gcfed", "gc.lam=2"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}]
+    words = [
+        "rounds=2",
+        "client.epochs=1",
+        "participation.num_clients=8",
+        "data.limit_train=200",
+        "data.limit_test=50",
+        "extras.figures=false",
+        "trainer.devices=1",
+    ]
+    rows = [
+        {"label": "broken", "overrides": ["gc=gcfed", "gc.lam=2"]},
+        {"label": "GC-Fed", "overrides": ["gc=gcfed"]},
+    ]
     node = {"overrides": words, "rows": rows, "columns": [{"label": "digits"}]}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(node))
 

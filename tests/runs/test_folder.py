@@ -18,10 +18,15 @@ def test_an_empty_cell_is_missing_and_nan_is_not_finite(tmp_path):
     table = read_metrics(path)
     nan, inf = math.nan, math.inf
     assert list(table.index) == [1, 2, 3, 4]
-    for name, wanted in {"a": [nan, 0.1, nan, inf], "b": [nan, nan, inf, -inf], "c": [nan, 1e-3, nan, 5]}.items():
+    for name, wanted in {
+        "a": [nan, 0.1, nan, inf],
+        "b": [nan, nan, inf, -inf],
+        "c": [nan, 1e-3, nan, 5],
+    }.items():
         np.testing.assert_array_equal(table[name], wanted)
 
-    for text, rounds in (("", []), ("round,a", []), ("round,a\n1,2\n2,3", [1])):  # a kill cut the last line short
+    # a kill cut the last line short
+    for text, rounds in (("", []), ("round,a", []), ("round,a\n1,2\n2,3", [1])):
         path.write_text(text)
         assert list(read_metrics(path).index) == rounds
 
@@ -29,7 +34,11 @@ def test_an_empty_cell_is_missing_and_nan_is_not_finite(tmp_path):
 def test_a_resumed_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
     path = tmp_path / "metrics.csv"
     first = RoundCSVLogger(str(path))
-    for row in ({"round": 1, "a": 0.1}, {"round": 2, "a": 1e-30, "b": math.nan}, {"round": 3, "a": 7.0, "b": 1}):
+    for row in (
+        {"round": 1, "a": 0.1},
+        {"round": 2, "a": 1e-30, "b": math.nan},
+        {"round": 3, "a": 7.0, "b": 1},
+    ):
         first.log_metrics(row)
     second = RoundCSVLogger(str(path), resume_round=2)
     second.log_metrics({"round": 3, "a": 8.0, "c": 2})
@@ -63,10 +72,30 @@ LOSSES = [{"test/loss": 1.0}] * 2
     [
         (LOSSES, {}, "finished", ""),
         (LOSSES, {"rounds": 5}, "unfinished", "after round 2 of 5"),
-        ([], {"rounds": 5, "failure": ""}, "failed", "after round 0 of 5: an error without a message"),
-        (LOSSES, {"rounds": 5, "failure": "ValueError: x\ntrace"}, "failed", "after round 2 of 5: ValueError: x"),
-        ([{"test/loss": 1.0}, {"test/loss": "nan"}, {}], {}, "diverged", "the test loss of round 2 is not finite"),
-        ([{}, {"train/nonfinite_clients": 5}], {}, "diverged", "no client of round 2 sent finite numbers"),
+        (
+            [],
+            {"rounds": 5, "failure": ""},
+            "failed",
+            "after round 0 of 5: an error without a message",
+        ),
+        (
+            LOSSES,
+            {"rounds": 5, "failure": "ValueError: x\ntrace"},
+            "failed",
+            "after round 2 of 5: ValueError: x",
+        ),
+        (
+            [{"test/loss": 1.0}, {"test/loss": "nan"}, {}],
+            {},
+            "diverged",
+            "the test loss of round 2 is not finite",
+        ),
+        (
+            [{}, {"train/nonfinite_clients": 5}],
+            {},
+            "diverged",
+            "no client of round 2 sent finite numbers",
+        ),
         ([{"train/nonfinite_clients": 5}, {"train/nonfinite_clients": 4}], {}, "finished", ""),
     ],
 )
@@ -82,6 +111,9 @@ def test_runs_are_found_once(tmp_path):
     (tmp_path / "logs" / "no_run" / "config.yaml").write_text("a: 1")
     (tmp_path / "latest").symlink_to(tmp_path / "logs" / "a")
     roots = [tmp_path / "logs", tmp_path, tmp_path / "latest", str(tmp_path / "logs" / "b" / "x")]
-    assert [run.folder for run in find_runs(roots)] == [tmp_path / "logs" / "a", tmp_path / "logs" / "b" / "x"]
+    assert [run.folder for run in find_runs(roots)] == [
+        tmp_path / "logs" / "a",
+        tmp_path / "logs" / "b" / "x",
+    ]
     with pytest.raises(FileNotFoundError, match=r"roots=.*nowhere: there is no such folder"):
         find_runs([tmp_path / "nowhere"])

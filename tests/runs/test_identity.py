@@ -18,21 +18,51 @@ def base():
 
 
 def test_settings_that_change_no_result_keep_the_identity(base):
-    cfg = composed("gc.lam=null", "server.lr=1", "metrics=drift", "debug=profiler", "~logger.csv", "+tags.note=mine")
+    cfg = composed(
+        "gc.lam=null",
+        "server.lr=1",
+        "metrics=drift",
+        "debug=profiler",
+        "~logger.csv",
+        "+tags.note=mine",
+    )
     assert differences(leaves(base), leaves(cfg)) == ""
     assert identity(cfg) == identity(base)
 
 
-#: The keys that change no result. A new key changes the identity unless it is listed here and in the module.
-SECTIONS = ("paths", "extras", "trainer", "logger", "callbacks", "metrics", "federation", "tags", "labels")
+#: The keys that change no result. A new key changes the identity unless it is listed here and in
+#: the module.
+SECTIONS = (
+    "paths",
+    "extras",
+    "trainer",
+    "logger",
+    "callbacks",
+    "metrics",
+    "federation",
+    "tags",
+    "labels",
+)
 LEAVES = {
-    "name", "rounds", "eval_every", "ckpt_path", "targets", "optimized_metric", "client.stack", "client.graphs",
-    "client_store._target_", "client_store.folder", "data.eval_batch_size", "data.dataset.data_dir",
-    "data.dataset.download", "participation.faults._target_",
-}  # fmt: skip
+    "name",
+    "rounds",
+    "eval_every",
+    "ckpt_path",
+    "targets",
+    "optimized_metric",
+    "client.stack",
+    "client.graphs",
+    "client_store._target_",
+    "client_store.folder",
+    "data.eval_batch_size",
+    "data.dataset.data_dir",
+    "data.dataset.download",
+    "participation.faults._target_",
+}
 SAMPLE = (
-    "data=cifar10 model=resnet18 algorithm=scaffold quantization=fedpaq attack=alie participation=dynamic metrics=all "
-    "logger=many callbacks=[best,early_stopping] federation=wire aggregator=krum server=fedadam partition=rotation"
+    "data=cifar10 model=resnet18 algorithm=scaffold quantization=fedpaq attack=alie"
+    " participation=dynamic metrics=all logger=many callbacks=[best,early_stopping] federation=wire"
+    " aggregator=krum server=fedadam partition=rotation"
 )
 
 
@@ -66,7 +96,10 @@ def test_each_leaf_of_a_config_changes_the_identity_unless_it_is_listed():
         differ[key] = (digest(after) != digests[0], digest(after, "seed") != digests[1])
         OmegaConf.update(cfg, key, value, merge=False)
     assert leaves(cfg) == before
-    neutral = {key for key in differ if key in LEAVES or key.split(".")[0] in SECTIONS} | {"gc.boundary"}  # gc=none
+    # gc=none
+    neutral = {key for key in differ if key in LEAVES or key.split(".")[0] in SECTIONS} | {
+        "gc.boundary"
+    }
     assert differ == {key: (key not in neutral, key not in neutral | {"seed"}) for key in differ}
     assert differ.keys() >= LEAVES
     assert len(differ) > 150
@@ -81,7 +114,10 @@ def test_runs_that_differ_by_seed_are_repetitions(base):
     assert setting(composed("seed=2")) == setting(base)
     assert identity(composed("seed=2")) != identity(base)
     drawn = "data.dataset.seed=1"
-    one, two, other = (composed("experiment=matrix_regression_ssf", *o) for o in ([], ["seed=2"], ["seed=2", drawn]))
+    one, two, other = (
+        composed("experiment=matrix_regression_ssf", *o)
+        for o in ([], ["seed=2"], ["seed=2", drawn])
+    )
     assert setting(one) == setting(two) != setting(other)
 
 
@@ -94,12 +130,32 @@ def test_settings_of_an_absent_method_do_not_count(base):
 def test_the_file_in_the_folder_has_the_identity_of_the_config():
     cfg = composed("experiment=matrix_regression_ssf", "paths.output_dir=there")
     text = OmegaConf.to_yaml(cfg, resolve=True)
-    assert identity(yaml.safe_load(text)) == identity(cfg) == identity(composed("experiment=matrix_regression_ssf"))
+    assert (
+        identity(yaml.safe_load(text))
+        == identity(cfg)
+        == identity(composed("experiment=matrix_regression_ssf"))
+    )
 
 
 def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
-    table = hyperparameters(composed("algorithm=fedprox", "gc=gcfed", "gc.lam=0.5", "+task.gamma=3", "server=fedadam"))
-    wanted = {"data": "digits", "algorithm": "fedprox", "gc.lam": 0.5, "client.optimizer": "SGD", "rounds": 100}
+    table = hyperparameters(
+        composed("algorithm=fedprox", "gc=gcfed", "gc.lam=0.5", "+task.gamma=3", "server=fedadam")
+    )
+    wanted = {
+        "data": "digits",
+        "algorithm": "fedprox",
+        "gc.lam": 0.5,
+        "client.optimizer": "SGD",
+        "rounds": 100,
+    }
     assert (wanted | {"server.betas": "[0.9, 0.99]"}).items() <= table.items()
     sections = {key.partition(".")[0] for key in table if "." in key}  # no data, model or task
-    assert sections == {"aggregator", "client", "gc", "methods", "participation", "partition", "server"}
+    assert sections == {
+        "aggregator",
+        "client",
+        "gc",
+        "methods",
+        "participation",
+        "partition",
+        "server",
+    }

@@ -12,7 +12,8 @@ from gcfed.runs.summary import summary_of
 
 
 def test_a_moving_mean_equals_its_definition():
-    values, rounds = np.random.default_rng(0).random(25), np.array([1, 2, *range(4, 48, 2), 70])  # 70 stands alone
+    # 70 stands alone
+    values, rounds = np.random.default_rng(0).random(25), np.array([1, 2, *range(4, 48, 2), 70])
     curve = pd.Series(values, index=rounds)
     wanted = [values[(rounds > t - 10) & (rounds <= t)].mean() for t in rounds]
     np.testing.assert_allclose(smooth(curve), wanted, rtol=1e-13)
@@ -20,18 +21,29 @@ def test_a_moving_mean_equals_its_definition():
 
 @pytest.fixture
 def run(tmp_path):
-    rows = accuracies(0.1, None, 0.5, None, 0.25, 0.75, **{"test/perplexity": [6, 2, 3, 4, 5, "inf"]})
+    rows = accuracies(
+        0.1, None, 0.5, None, 0.25, 0.75, **{"test/perplexity": [6, 2, 3, 4, 5, "inf"]}
+    )
     return write_run(tmp_path / "a", rows)
 
 
 @pytest.mark.parametrize(
     ("measure", "wanted"),
     [
-        ("final:test/acc", 0.75), ("test/acc", 0.75), ("best:test/acc", 0.75), ("best:test/loss", 1.0),
-        ("last10:test/acc", 0.4), ("total:comm/up_bytes", 30000), ("rounds:0.5", 3), ("rounds:0.76", None),
-        ("final:test/perplexity", None), ("best:test/perplexity", 2), ("best:cka/fc1", None), ("nothing", None),
+        ("final:test/acc", 0.75),
+        ("test/acc", 0.75),
+        ("best:test/acc", 0.75),
+        ("best:test/loss", 1.0),
+        ("last10:test/acc", 0.4),
+        ("total:comm/up_bytes", 30000),
+        ("rounds:0.5", 3),
+        ("rounds:0.76", None),
+        ("final:test/perplexity", None),
+        ("best:test/perplexity", 2),
+        ("best:cka/fc1", None),
+        ("nothing", None),
     ],
-)  # fmt: skip
+)
 def test_measure(run, measure, wanted):
     assert value(run, measure) == (wanted if wanted is None else pytest.approx(wanted, abs=1e-12))
 
@@ -43,12 +55,16 @@ def test_the_last_ten_rounds_count_rounds_and_not_tests():
 
 @pytest.mark.parametrize("measure", ["median:test/acc", "rounds:80 %", "final:"])
 def test_an_invalid_measure_is_named(measure):
-    with pytest.raises(ValueError, match=rf"measure={measure!r} is not understood.*last10:<column>"):
+    with pytest.raises(
+        ValueError, match=rf"measure={measure!r} is not understood.*last10:<column>"
+    ):
         value(run_of(), measure)
 
 
 def test_a_diverged_run_has_no_final_value(tmp_path):
-    run = write_run(tmp_path / "a", accuracies(0.1, 0.5, 0.2, 0.1, **{"test/loss": [2.0, 1.0, "inf", "nan"]}))
+    run = write_run(
+        tmp_path / "a", accuracies(0.1, 0.5, 0.2, 0.1, **{"test/loss": [2.0, 1.0, "inf", "nan"]})
+    )
     assert run.state == "diverged"
     assert value(run, "final:test/loss") is value(run, "last10:test/loss") is None
     assert (value(run, "best:test/loss"), value(run, "final:test/acc")) == (1, 0.1)
@@ -56,11 +72,23 @@ def test_a_diverged_run_has_no_final_value(tmp_path):
 
 #: In these rounds, each client sends 10 bytes and receives 30.
 ROWS = [
-    ROW | {"test/acc": acc, "time/train_s": seconds, "train/clients": clients, "comm/down_bytes": 30 * clients,
-           "comm/up_bytes": 10 * clients}
-    for acc, seconds, clients in ((None, 2.0, 4), (0.4, 8.0, 4), (None, 2.0, 4), (0.6, 3.0, 2), (None, 2.0, 4),
-                                  (0.5, 2.0, 4))
-]  # fmt: skip
+    ROW
+    | {
+        "test/acc": acc,
+        "time/train_s": seconds,
+        "train/clients": clients,
+        "comm/down_bytes": 30 * clients,
+        "comm/up_bytes": 10 * clients,
+    }
+    for acc, seconds, clients in (
+        (None, 2.0, 4),
+        (0.4, 8.0, 4),
+        (None, 2.0, 4),
+        (0.6, 3.0, 2),
+        (None, 2.0, 4),
+        (0.5, 2.0, 4),
+    )
+]
 
 
 @pytest.fixture
@@ -83,6 +111,7 @@ def test_the_summary_of_a_curve(table):
     assert (found["test/acc"], found["test/acc_best"], found["best_round"]) == (0.5, 0.6, 4)
     assert found["test/acc_smooth10"] == pytest.approx(0.5)
     assert found["test/acc_ema"] == pytest.approx(0.9 * (0.9 * 0.4 + 0.1 * 0.6) + 0.1 * 0.5)
-    assert found["rounds_to_target"] == {"0.41": 4, "0.425": 4, "0.45": 4}  # also for the mean of ten rounds
+    # also for the mean of ten rounds
+    assert found["rounds_to_target"] == {"0.41": 4, "0.425": 4, "0.45": 4}
     changes = [found[f"acc_diff/{name}"] for name in ("mean", "std", "min")]
     assert changes == pytest.approx([0.05, 0.15, -0.1])

@@ -14,7 +14,13 @@ from omegaconf import OmegaConf
 from gcfed.run import train
 from gcfed.runs.folder import check_folder, job_dir, new_folder, read_run, run_dir, sweep_dir
 
-FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
+FAST = (
+    "rounds=2",
+    "participation.num_clients=8",
+    "client.epochs=1",
+    "data.limit_train=100",
+    "data.limit_test=40",
+)
 
 
 def test_the_newest_run_of_the_same_identity_with_a_checkpoint_continues(tmp_path, caplog):
@@ -23,7 +29,9 @@ def test_the_newest_run_of_the_same_identity_with_a_checkpoint_continues(tmp_pat
 
     for stamp, seed, begun in (("1", 1, True), ("2", 2, True), ("3", 1, False), ("4", 5, True)):
         (tmp_path / stamp / "checkpoints").mkdir(parents=True)
-        OmegaConf.save(OmegaConf.create({"seed": seed, "rounds": 3}), tmp_path / stamp / "config.yaml")
+        OmegaConf.save(
+            OmegaConf.create({"seed": seed, "rounds": 3}), tmp_path / stamp / "config.yaml"
+        )
         if begun:  # its first round was finished before a kill
             (tmp_path / stamp / "checkpoints/last.ckpt").touch()
     (tmp_path / "4" / "config.yaml").write_text("a: [")
@@ -39,7 +47,9 @@ def test_the_name_of_a_folder_lists_the_overrides_and_is_valid_in_ckpt_path(tmp_
         return run_dir(str(tmp_path), None, "now", changed, _root_={})
 
     folder = named("data.root=/home/me/flowers,gc.lam=0.5,'methods=[a]',targets=[0.5,0.9]")
-    assert Path(folder).name == "now_data.root-home-me-flowers_gc.lam-0.5_-methods-a-_targets-0.5_0.9"
+    assert (
+        Path(folder).name == "now_data.root-home-me-flowers_gc.lam-0.5_-methods-a-_targets-0.5_0.9"
+    )
     assert OverridesParser.create().parse_override(f"ckpt_path={folder}").value() == folder
 
 
@@ -55,7 +65,9 @@ def test_the_name_of_a_folder_lists_the_overrides_and_is_valid_in_ckpt_path(tmp_
         ("targets=[0.5,0.9],data.root=" + "日" * 99, "targets=[0.5,0.9]", "targets-0.5_0.9"),
     ],
 )
-def test_a_long_name_has_whole_overrides_no_dicts_and_80_bytes_before_its_digest(tmp_path, changed, kept, named):
+def test_a_long_name_has_whole_overrides_no_dicts_and_80_bytes_before_its_digest(
+    tmp_path, changed, kept, named
+):
     job, run = job_dir(changed), Path(run_dir(str(tmp_path), None, "now", changed, _root_={})).name
     assert re.fullmatch(re.escape(kept) + "-[0-9a-f]{12}", job)
     assert re.fullmatch(rf"now_{named}-[0-9a-f]{{12}}", run)
@@ -88,7 +100,9 @@ def test_only_one_of_several_processes_trains_in_a_folder(config, tmp_path):
         process.join(120)
     said = [path.read_text() for path in tmp_path.glob("refused_*")]
     assert len(said) == 2
-    assert all(re.search(r"/run (is in use by |holds this run already)", sentence) for sentence in said)
+    assert all(
+        re.search(r"/run (is in use by |holds this run already)", sentence) for sentence in said
+    )
     run = read_run(tmp_path / "run")
     assert (run.state, run.metrics.index.tolist()) == ("finished", [1, 2])
 
@@ -96,10 +110,14 @@ def test_only_one_of_several_processes_trains_in_a_folder(config, tmp_path):
 @pytest.mark.parametrize(
     ("left", "goes"),
     [
-        (("failure.txt", "partition.npz"), True), (("metrics.csv",), True), (("metrics.csv", "seed"), False),
-        (("checkpoints/best.ckpt",), False), (("summary.json",), False), (("global_model.safetensors",), False),
+        (("failure.txt", "partition.npz"), True),
+        (("metrics.csv",), True),
+        (("metrics.csv", "seed"), False),
+        (("checkpoints/best.ckpt",), False),
+        (("summary.json",), False),
+        (("global_model.safetensors",), False),
     ],
-)  # fmt: skip
+)
 def test_a_folder_is_refused_if_results_would_be_lost(tmp_path, left, goes):
     """Rounds without a checkpoint may be lost: the same run repeats them with the same numbers."""
     (tmp_path / "checkpoints").mkdir()
@@ -107,10 +125,18 @@ def test_a_folder_is_refused_if_results_would_be_lost(tmp_path, left, goes):
         (tmp_path / name).write_text("round,test/acc\n1,0.5\n")
     cfg, config = OmegaConf.create({"seed": 1, "ckpt_path": None}), tmp_path / "config.yaml"
     OmegaConf.save(OmegaConf.create({"seed": 2 if "seed" in left else 1}), config)
-    with nullcontext() if goes else pytest.raises(ValueError, match=r"holds (another run: seed is 2|this run already)"):
+    with (
+        nullcontext()
+        if goes
+        else pytest.raises(ValueError, match=r"holds (another run: seed is 2|this run already)")
+    ):
         check_folder(cfg, tmp_path)
     config.unlink()
-    with nullcontext() if goes and "metrics.csv" not in left else pytest.raises(ValueError, match=r"no config\.yaml"):
+    with (
+        nullcontext()
+        if goes and "metrics.csv" not in left
+        else pytest.raises(ValueError, match=r"no config\.yaml")
+    ):
         check_folder(cfg, tmp_path)
 
 
@@ -120,15 +146,23 @@ def test_a_job_of_a_sweep_is_one_folder_named_by_its_overrides():
 
 
 def test_the_newest_sweep_with_the_same_overrides_continues(tmp_path, monkeypatch):
-    for stamp, overrides in (("2026-01-01", ["seed=1,2", "trainer=cpu"]), ("2026-01-02", ["gc.lam=0,1"])):
+    for stamp, overrides in (
+        ("2026-01-01", ["seed=1,2", "trainer=cpu"]),
+        ("2026-01-02", ["gc.lam=0,1"]),
+    ):
         (tmp_path / f"multirun_{stamp}").mkdir()
         sweep = OmegaConf.create({"hydra": {"overrides": {"task": overrides}}})
         OmegaConf.save(sweep, tmp_path / f"multirun_{stamp}" / "multirun.yaml")
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=1,2", "ckpt_path=last"])
-    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the newer sweep was over λ
-    assert Path(sweep_dir(str(tmp_path), None)).name.startswith("multirun_20")  # a later start searches for this
-    monkeypatch.setattr("sys.argv", ["train.py", "-m", "hydra/launcher=joblib", "seed=1,2", "ckpt_path=last"])
-    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the launcher does not count
+    # the newer sweep was over λ
+    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")
+    # a later start searches for this
+    assert Path(sweep_dir(str(tmp_path), None)).name.startswith("multirun_20")
+    monkeypatch.setattr(
+        "sys.argv", ["train.py", "-m", "hydra/launcher=joblib", "seed=1,2", "ckpt_path=last"]
+    )
+    # the launcher does not count
+    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "~gc", "seed=1,2", "ckpt_path=last"])
     assert not Path(sweep_dir(str(tmp_path), "last")).exists()
 
@@ -137,13 +171,23 @@ def test_the_newest_sweep_with_the_same_overrides_continues(tmp_path, monkeypatc
     ("environment", "folder"),
     [
         ({"TORCHELASTIC_RUN_ID": "abc", "WORLD_SIZE": "2"}, "job_abc"),
-        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, "job_7-1"),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"},
+            "job_7-1",
+        ),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "now"),  # a batch script without srun
         ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}, None),
     ],
 )
 def test_processes_of_one_job_write_into_one_folder(monkeypatch, tmp_path, environment, folder):
-    for key in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_PROCID"):
+    for key in (
+        "TORCHELASTIC_RUN_ID",
+        "WORLD_SIZE",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_NTASKS",
+        "SLURM_PROCID",
+    ):
         monkeypatch.delenv(key, raising=False)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)

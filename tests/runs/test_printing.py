@@ -9,22 +9,39 @@ from gcfed.run import train
 from gcfed.runs.folder import read_run
 from gcfed.utils.compose import shorthand
 
-FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
+FAST = (
+    "participation.num_clients=8",
+    "client.epochs=1",
+    "data.limit_train=200",
+    "data.limit_test=60",
+)
 
 
 class Adapted(nn.Sequential):
     """It trains 132 of its 902 parameters."""
 
     def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(64, 10), nn.Linear(10, 12), nn.Linear(12, 10, bias=False))
+        super().__init__(
+            nn.Flatten(), nn.Linear(64, 10), nn.Linear(10, 12), nn.Linear(12, 10, bias=False)
+        )
         super().requires_grad_(False)
         self[2].requires_grad_()
 
 
 def test_a_run_prints_what_it_trains_and_its_results(config, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    asked = ("metrics=[personal,drift]", "data.client_test=0.3", "data.validation=0.1", "targets=[0.01]", "rounds=3")
-    faults = ("participation.per_round=5", "participation.faults.extra=2", "participation.faults.stragglers=0.9")
+    asked = (
+        "metrics=[personal,drift]",
+        "data.client_test=0.3",
+        "data.validation=0.1",
+        "targets=[0.01]",
+        "rounds=3",
+    )
+    faults = (
+        "participation.per_round=5",
+        "participation.faults.extra=2",
+        "participation.faults.stragglers=0.9",
+    )
     own = shorthand([f"model._target_={__name__}.Adapted"])
     folder = tmp_path / "metrics=[personal]"  # rich must not read this as markup
     with caplog.at_level(logging.INFO):

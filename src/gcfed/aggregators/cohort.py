@@ -20,10 +20,12 @@ COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 class CohortRule:
     """Reduces the finite updates of a cohort by a rule; each client is one row.
 
-    The same rule reduces entries that are no optimizer steps (:func:`~gcfed.methods.local_norm.no_steps`) separately:
-    the large running statistics of batch norms would dominate distances and norms.
+    The same rule reduces entries that are no optimizer steps
+    (:func:`~gcfed.methods.local_norm.no_steps`) separately: the large running statistics of batch
+    norms would dominate distances and norms.
 
-    Memory: each process holds the updates of the whole cohort, and twice as much while it gathers them.
+    Memory: each process holds the updates of the whole cohort, and twice as much while it gathers
+        them.
     """
 
     _table: Tensor | None = None  # [|S|, D + 1]; the last column is 1 for finite clients
@@ -31,7 +33,9 @@ class CohortRule:
     narrow = None
 
     def rule(self, updates_nD: Tensor) -> Tensor:
-        """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → the aggregate, ``[D]``."""
+        """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → the aggregate,
+        ``[D]``.
+        """
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
@@ -42,7 +46,10 @@ class CohortRule:
 
     def add(self, upload: Upload, round: Round) -> None:
         """Keeps the updates of K clients, in the rows of their positions in the cohort."""
-        columns = [upload.delta[name].reshape(len(upload.clients), -1) for name in self._ordered(upload.delta)]
+        columns = [
+            upload.delta[name].reshape(len(upload.clients), -1)
+            for name in self._ordered(upload.delta)
+        ]
         updates = torch.cat([*columns, upload.finite.unsqueeze(1).to(columns[0].dtype)], 1)
         if self._table is None:
             self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
@@ -57,10 +64,21 @@ class CohortRule:
         (table,) = round.reduce([table])  # each row is zero on all processes except one
         table = table[table[:, -1] > 0, :-1]
         separate = sum(size for name, size in sizes.items() if name in self._no_steps)
-        blocks = [block for block in table.split([table.shape[1] - separate, separate], 1) if block.shape[1]]
-        update = torch.cat([self.rule(block) if len(table) else block.new_zeros(block.shape[1]) for block in blocks])
+        blocks = [
+            block
+            for block in table.split([table.shape[1] - separate, separate], 1)
+            if block.shape[1]
+        ]
+        update = torch.cat(
+            [
+                self.rule(block) if len(table) else block.new_zeros(block.shape[1])
+                for block in blocks
+            ]
+        )
         parts = dict(zip(sizes, update.split(list(sizes.values())), strict=True))
-        return {name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()}
+        return {
+            name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()
+        }
 
     def _ordered(self, names: Iterable[str]) -> list[str]:
         """In the order of the columns: entries that are no steps come last."""
@@ -72,8 +90,8 @@ class BoundedRule(CohortRule):
     """A rule that tolerates a known number f of hostile clients.
 
     Args:
-        hostile: share of a cohort that may be hostile. f is this share of a round's finite clients, rounded up, but at
-            most the number that so many clients can tolerate.
+        hostile: share of a cohort that may be hostile. f is this share of a round's finite clients,
+            rounded up, but at most the number that so many clients can tolerate.
     """
 
     per_hostile, spare = 2, 1  # the rule needs a cohort of per_hostile · f + spare clients
@@ -95,13 +113,16 @@ class BoundedRule(CohortRule):
         f, cohort, name = self.wanted(setup.cohort), setup.cohort, type(self).__name__
         if f > self.f(cohort):
             raise ValueError(
-                f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort} clients, and {name} "
-                f"needs {self.per_hostile}·{f} + {self.spare} to tolerate them: raise per_round or lower hostile."
+                f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort}"
+                f" clients, and {name} needs {self.per_hostile}·{f} + {self.spare} to tolerate"
+                " them: raise per_round or lower hostile."
             )
 
 
 def by_coordinates(rule: Callable[[Tensor], Tensor], updates_nD: Tensor) -> Tensor:
-    """Applies a rule ``[n, d] → [d]`` to a million coordinates at a time: sorting takes several times their memory."""
+    """Applies a rule ``[n, d] → [d]`` to a million coordinates at a time: sorting takes several
+    times their memory.
+    """
     return torch.cat([rule(part) for part in updates_nD.split(COLUMNS, 1)])
 
 

@@ -1,8 +1,11 @@
-"""The point with the least sum of distances to all updates: RFA (Pillutla et al., IEEE TSP 2022, Algorithm 2).
+"""The point with the least sum of distances to all updates: RFA (Pillutla et al., IEEE TSP 2022,
+Algorithm 2).
 
-The smoothed Weiszfeld algorithm, which starts at the coordinate-wise median: no single client can move that far. Two
-differences: the paper weights clients by their samples, about which a hostile client could lie, and here all clients
-have equal weights; the paper recommends about three iterations, and here there are ten.
+The smoothed Weiszfeld algorithm, which starts at the coordinate-wise median: no single client can
+move that far. Two
+differences: the paper weights clients by their samples, about which a hostile client could lie, and
+here all clients have equal weights; the paper recommends about three iterations, and here there are
+ten.
 """
 
 import torch
@@ -22,7 +25,9 @@ class GeometricMedian(Median):
     def rule(self, updates_nD: Tensor) -> Tensor:
         point = super().rule(updates_nD)
         for _ in range(self.iterations):
-            distances = torch.cdist(updates_nD, point[None], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
+            distances = torch.cdist(
+                updates_nD, point[None], compute_mode="donot_use_mm_for_euclid_dist"
+            )[:, 0]
             weights = 1 / distances.clamp(min=self.nu)
             point = (weights / weights.sum()) @ updates_nD
         return point

@@ -1,5 +1,5 @@
-"""Rules by distances: Krum (Blanchard et al., NeurIPS 2017, Section 4) and multi-Krum (Section 6), Bulyan (El Mhamdi et
-al., ICML 2018, Section 4).
+"""Rules by distances: Krum (Blanchard et al., NeurIPS 2017, Section 4) and multi-Krum (Section 6),
+Bulyan (El Mhamdi et al., ICML 2018, Section 4).
 
 An update's score is the sum of its squared distances to the n − f − 2 nearest others.
 """
@@ -11,7 +11,10 @@ from gcfed.aggregators.cohort import BoundedRule, by_coordinates, median
 
 
 def squared_distances(updates_nD: Tensor) -> Tensor:
-    """``[n, D]`` → ``[n, n]``. Not by a matrix product, which would round small distances to zero."""
+    """``[n, D]`` → ``[n, n]``.
+
+    Not by a matrix product, which would round small distances to zero.
+    """
     return torch.cdist(updates_nD, updates_nD, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
@@ -39,7 +42,10 @@ class MultiKrum(Krum):
 
 
 class Bulyan(BoundedRule):
-    """Krum chooses n − 2f updates one by one. A coordinate is the mean of its n − 4f values nearest to the median."""
+    """Krum chooses n − 2f updates one by one.
+
+    A coordinate is the mean of its n − 4f values nearest to the median.
+    """
 
     per_hostile, spare = 4, 3
 

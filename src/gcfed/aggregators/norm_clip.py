@@ -1,6 +1,8 @@
-"""The mean of updates of bounded norm (Sun et al. 2019, "Can you really backdoor federated learning?", Section 5).
+"""The mean of updates of bounded norm (Sun et al. 2019, "Can you really backdoor federated
+learning?", Section 5).
 
-With a fixed bound it streams. A bound in units of the cohort's median norm (ours) needs the whole cohort.
+With a fixed bound it streams. A bound in units of the cohort's median norm (ours) needs the whole
+cohort.
 """
 
 from collections.abc import Set
@@ -19,11 +21,13 @@ from gcfed.utils.checked import Positive, checked
 
 @checked
 class NormClip:
-    """``Δ = Σ_k Δ_k min(1, b / ‖Δ_k‖) / K``. Other messages and running statistics have the same bound separately.
+    """``Δ = Σ_k Δ_k min(1, b / ‖Δ_k‖) / K``.
+
+    Other messages and running statistics have the same bound separately.
 
     Args:
-        max_norm: b. The server applies it, so it also holds for hostile clients. ``methods.clip_update`` is applied by
-            honest clients only.
+        max_norm: b. The server applies it, so it also holds for hostile clients.
+            ``methods.clip_update`` is applied by honest clients only.
     """
 
     _no_steps: Set[str] = frozenset()
@@ -42,7 +46,9 @@ class NormClip:
         """Adds the updates of K clients, except those that are not finite."""
         clipped: Params = {}
         for separate in (False, True):
-            part = {name: t for name, t in upload.delta.items() if (name in self._no_steps) == separate}
+            part = {
+                name: t for name, t in upload.delta.items() if (name in self._no_steps) == separate
+            }
             if part:
                 norms = client_norms(list(part.values())).clamp(min=1e-30)
                 scale = (self.max_norm / norms).clamp(max=1.0)  # 0 if the norm overflows

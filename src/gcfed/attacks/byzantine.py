@@ -1,9 +1,12 @@
-"""Hostile clients. A run draws them once. What they send replaces everything that an honest client would send.
+"""Hostile clients.
 
-``sign_flip`` and ``scale`` multiply their messages (sign flip: Li et al., RSA, AAAI 2019, Section 5, with factor −4).
-``gaussian`` sends noise (Blanchard et al., NeurIPS 2017, Section 6). ``label_flip`` trains on wrong labels, C − 1 − y
-instead of y (Fang et al., USENIX Security 2020, Section 4). An attack edits the finished upload, in the coordinates in
-which it is sent. Quantization comes after it.
+A run draws them once. What they send replaces everything that an honest client would send.
+
+``sign_flip`` and ``scale`` multiply their messages (sign flip: Li et al., RSA, AAAI 2019, Section
+5, with factor −4). ``gaussian`` sends noise (Blanchard et al., NeurIPS 2017, Section 6).
+``label_flip`` trains on wrong labels, C − 1 − y instead of y (Fang et al., USENIX Security 2020,
+Section 4). An attack edits the finished upload, in the coordinates in which it is sent.
+Quantization comes after it.
 """
 
 import logging
@@ -16,7 +19,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, Download, Order, Own, Received, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Order,
+    Own,
+    Received,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
@@ -35,7 +47,11 @@ class Attack(ClientPart, ServerPart):
     def validate(self, setup: Setup) -> None:
         self.num_clients = setup.data.num_clients
         if self.clients and not len(hostile(self.clients, self.num_clients, 0)):
-            log.warning("attack.clients=%s of %d clients is nobody: raise it.", self.clients, self.num_clients)
+            log.warning(
+                "attack.clients=%s of %d clients is nobody: raise it.",
+                self.clients,
+                self.num_clients,
+            )
 
     def is_hostile(self, clients: np.ndarray, seed: int) -> np.ndarray:
         """Which of these clients, ``[K]``, are hostile."""
@@ -49,27 +65,43 @@ class Attack(ClientPart, ServerPart):
             self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
-        """Counts the hostile clients of the cohort, ``train/hostile_clients``. A real server could not do this."""
+        """Counts the hostile clients of the cohort, ``train/hostile_clients``.
+
+        A real server could not do this.
+        """
         row["train/hostile_clients"] = int(self.is_hostile(round.cohort, round.seed).sum())
 
 
 @lru_cache(maxsize=8)
 def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
     """Ids of a run's hostile clients, ascending. Each upload needs them, so they are cached."""
-    ids = np.sort(generator(seed, "hostile").choice(num_clients, int(share * num_clients + 0.5), replace=False))
+    ids = np.sort(
+        generator(seed, "hostile").choice(
+            num_clients, int(share * num_clients + 0.5), replace=False
+        )
+    )
     ids.flags.writeable = False
     return ids
 
 
 def messages(upload: Upload) -> list[Tensor]:
-    """All floating-point tensors that clients send, ``[K, *shape]``: Δ and the messages of methods."""
-    return [t for ts in (upload.delta, *upload.extra.values()) for t in ts.values() if t.is_floating_point()]
+    """All floating-point tensors that clients send, ``[K, *shape]``: Δ and the
+    messages of methods.
+    """
+    return [
+        t
+        for ts in (upload.delta, *upload.extra.values())
+        for t in ts.values()
+        if t.is_floating_point()
+    ]
 
 
 @checked
 @dataclass(eq=False)
 class Scale(Attack):
-    """Hostile clients multiply what they send: by −4 in the sign-flip attack, by 10¹⁰ for a broken client."""
+    """Hostile clients multiply what they send: by −4 in the sign-flip attack, by 10¹⁰ for a broken
+    client.
+    """
 
     factor: Annotated[float, Field(ge=-1e30, le=1e30)] = 10.0
 
@@ -80,7 +112,9 @@ class Scale(Attack):
 @checked
 @dataclass(eq=False)
 class Gaussian(Attack):
-    """Hostile clients send normal noise instead of each tensor, ``factor`` times as large (root mean square)."""
+    """Hostile clients send normal noise instead of each tensor, ``factor`` times as large (root
+    mean square).
+    """
 
     factor: Weight = 10.0
 
@@ -104,6 +138,9 @@ class LabelFlip(Attack):
 
     def on_download(self, download: Download) -> None:
         if not self._flipped:
-            last, ids = self.data.num_classes - 1, hostile(self.clients, self.num_clients, download.seed)
+            last, ids = (
+                self.data.num_classes - 1,
+                hostile(self.clients, self.num_clients, download.seed),
+            )
             self.data.relabel(ids, lambda y: np.where(y >= 0, last - y, y))
             self._flipped = True

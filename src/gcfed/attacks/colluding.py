@@ -1,4 +1,5 @@
-"""Hostile clients that know the honest updates of their cohort: ALIE and inner-product manipulation.
+"""Hostile clients that know the honest updates of their cohort: ALIE and inner-product
+manipulation.
 
 The whole cohort must train in one stack (``client.stack``) on one process.
 """
@@ -18,18 +19,25 @@ from gcfed.utils.checked import Weight, checked
 
 
 class Collusion(Attack):
-    """Hostile clients send a function of the honest clients' messages, tensor by tensor: :meth:`together`."""
+    """Hostile clients send a function of the honest clients' messages, tensor by tensor:
+    :meth:`together`.
+    """
 
     facts = {"sees the cohort"}
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
-        """The tensors of the n honest clients, ``[n, *shape]`` → the tensor of each hostile client, ``[*shape]``."""
+        """The tensors of the n honest clients, ``[n, *shape]`` → the tensor of each hostile client,
+        ``[*shape]``.
+        """
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if isinstance(setup.sampler, PoissonSampler):
-            raise ValueError(f"attack={self.title} needs participation=uniform: a stack has at most per_round clients.")
+            raise ValueError(
+                f"attack={self.title} needs participation=uniform: a stack has at most per_round"
+                " clients."
+            )
         if setup.solver.stack != "auto":
             self._see_all(int(setup.solver.stack), setup.cohort)
 
@@ -41,7 +49,9 @@ class Collusion(Attack):
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Raises ValueError if the cohort trains in several stacks or processes."""
         self._see_all(len(upload.clients), len(download.cohort))
-        hostile = torch.from_numpy(self.is_hostile(upload.clients, download.seed)).to(upload.finite.device)
+        hostile = torch.from_numpy(self.is_hostile(upload.clients, download.seed)).to(
+            upload.finite.device
+        )
         honest, number = ~hostile & upload.finite, int(hostile.sum())
         if number and honest.any():
             for t in messages(upload):
@@ -52,13 +62,15 @@ class Collusion(Attack):
 @checked
 @dataclass(eq=False)
 class ALIE(Collusion):
-    """A little is enough: μ − zσ of the honest clients, by coordinate (Baruch et al., NeurIPS 2019, Algorithm 3).
+    """A little is enough: μ − zσ of the honest clients, by coordinate (Baruch et al., NeurIPS 2019,
+    Algorithm 3).
 
-    Stronger than its authors' attack, which takes μ and σ from what the hostile clients themselves would have sent.
+    Stronger than its authors' attack, which takes μ and σ from what the hostile clients themselves
+    would have sent.
 
     Args:
-        z: standard deviations; None: the paper's z_max, the largest with Φ(z) < (n − m − s)/(n − m), where m of n
-            clients are hostile and s = ⌊n/2 + 1⌋ − m.
+        z: standard deviations; None: the paper's z_max, the largest with Φ(z) < (n − m − s)/(n −
+            m), where m of n clients are hostile and s = ⌊n/2 + 1⌋ − m.
     """
 
     z: Annotated[float, Field(ge=0, le=1e6)] | None = 1.5
@@ -77,7 +89,9 @@ def z_max(n: int, m: int) -> float:
 @checked
 @dataclass(eq=False)
 class IPM(Collusion):
-    """Inner-product manipulation: −ε times the honest mean (Xie et al., UAI 2019, Section 4); ``epsilon`` is ε."""
+    """Inner-product manipulation: −ε times the honest mean (Xie et al., UAI 2019, Section 4);
+    ``epsilon`` is ε.
+    """
 
     epsilon: Weight = 0.5
 

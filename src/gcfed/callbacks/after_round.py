@@ -16,16 +16,27 @@ from gcfed.runs.measures import DECAY, WINDOW
 
 def why_stopped(callbacks: Iterable[Callback]) -> str:
     """Why early stopping has ended the run; "" if it has not."""
-    reasons = (callback.stopping_reason_message for callback in callbacks if isinstance(callback, EarlyStopping))
+    reasons = (
+        callback.stopping_reason_message
+        for callback in callbacks
+        if isinstance(callback, EarlyStopping)
+    )
     return next(filter(None, reasons), "").removesuffix(" Signaling Trainer to stop.")
 
 
 class EarlyStop(EarlyStopping):
-    """Lightning's early stopping. A stopped run continues if it is resumed with a larger patience."""
+    """Lightning's early stopping.
+
+    A stopped run continues if it is resumed with a larger patience.
+    """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict | {"patience": self.patience})  # the setting may have changed
-        if self.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED and self.wait_count < self.patience:
+        # the setting may have changed
+        super().load_state_dict(state_dict | {"patience": self.patience})
+        if (
+            self.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED
+            and self.wait_count < self.patience
+        ):
             self.stopping_reason_message = None
 
 
@@ -37,9 +48,14 @@ class RoundProgressBar(TQDMProgressBar):
     def init_train_tqdm(self) -> Tqdm:
         done, rounds = self.trainer.global_step, self.trainer.max_steps
         return Tqdm(
-            initial=done, total=rounds, bar_format=self.BAR_FORMAT, disable=self.is_disabled, file=sys.stdout,
-            dynamic_ncols=True, smoothing=0,
-        )  # fmt: skip
+            initial=done,
+            total=rounds,
+            bar_format=self.BAR_FORMAT,
+            disable=self.is_disabled,
+            file=sys.stdout,
+            dynamic_ncols=True,
+            smoothing=0,
+        )
 
     def on_train_epoch_start(self, *_: Any) -> None: ...
 
@@ -48,11 +64,17 @@ class RoundProgressBar(TQDMProgressBar):
 
     def get_metrics(self, trainer: Trainer, *_: Any) -> dict[str, Any]:
         last = trainer.callback_metrics
-        return {name.split("/")[1]: f"{last[name]:.3f}" for name in ("train/loss", "test/acc") if name in last}
+        return {
+            name.split("/")[1]: f"{last[name]:.3f}"
+            for name in ("train/loss", "test/acc")
+            if name in last
+        }
 
 
 class SmoothedAccuracy(ServerPart):
-    """Papers' accuracies: ``test/acc_smooth10``, the mean over ten rounds (GC-Fed), and ``test/acc_ema`` (FedACG)."""
+    """Papers' accuracies: ``test/acc_smooth10``, the mean over ten rounds (GC-Fed), and
+    ``test/acc_ema`` (FedACG).
+    """
 
     def __init__(self) -> None:
         self.last: dict[int, float] = {}  # round → its test

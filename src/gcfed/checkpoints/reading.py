@@ -48,7 +48,8 @@ class RunRecord(Callback):
 
 
 def fingerprint(data: FederatedDataModule) -> dict[str, str]:
-    """Part of the data → checksum: the samples and labels of each split, and which client holds which sample.
+    """Part of the data → checksum: the samples and labels of each split, and which client holds
+    which sample.
 
     The samples are those before standardisation, because its last bits differ between machines.
     """
@@ -68,25 +69,38 @@ def checksum(*arrays: np.ndarray) -> str:
 
 
 def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
-    """The checkpoint to continue from; None to start anew. ``ckpt_path=last`` is ``last.ckpt`` in the run's folder."""
+    """The checkpoint to continue from; None to start anew.
+
+    ``ckpt_path=last`` is ``last.ckpt`` in the run's folder.
+    """
     path = folder / CHECKPOINT if cfg.ckpt_path == "last" else cfg.ckpt_path and Path(cfg.ckpt_path)
     if cfg.ckpt_path == "last" and not path.is_file():
         if not in_sweep():
             raise FileNotFoundError(
-                f"ckpt_path=last: no earlier run with these settings has a checkpoint (its folder would be {folder}). "
-                f"Repeat the overrides of the run to continue, or set ckpt_path=<run>/{CHECKPOINT}."
+                "ckpt_path=last: no earlier run with these settings has a checkpoint (its folder"
+                f" would be {folder}). Repeat the overrides of the run to continue, or set"
+                f" ckpt_path=<run>/{CHECKPOINT}."
             )
-        log.warning("ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder)
+        log.warning(
+            "ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder
+        )
         return None
     if path is not None and not path.is_file():
         raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
     return path
 
 
-def resume(cfg: DictConfig, path: Path | None, record: RunRecord, module: FederatedModule, loop: FederatedLoop) -> int:
+def resume(
+    cfg: DictConfig,
+    path: Path | None,
+    record: RunRecord,
+    module: FederatedModule,
+    loop: FederatedLoop,
+) -> int:
     """The number of rounds in the checkpoint from which this run continues; 0 if it starts anew.
 
-    Raises ValueError if it belongs to another model, run or data set, or has more rounds than this run.
+    Raises ValueError if it belongs to another model, run or data set, or has more rounds than this
+    run.
     """
     if path is None:
         return 0
@@ -95,10 +109,15 @@ def resume(cfg: DictConfig, path: Path | None, record: RunRecord, module: Federa
     there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
     if there["identity"] != here["identity"]:
         raise ValueError(
-            f"ckpt_path={path} belongs to another run: {differences(there['leaves'], here['leaves'])}. "
-            "Repeat that run's overrides, or start anew without ckpt_path."
+            f"ckpt_path={path} belongs to another run:"
+            f" {differences(there['leaves'], here['leaves'])}. Repeat that run's overrides, or"
+            " start anew without ckpt_path."
         )
-    if changed := [name for name, checksum in here["checksums"].items() if there["checksums"].get(name) != checksum]:
+    if changed := [
+        name
+        for name, checksum in here["checksums"].items()
+        if there["checksums"].get(name) != checksum
+    ]:
         raise ValueError(
             f"ckpt_path={path}: the data have changed since: {', '.join(changed)}. "
             "Put the old files back, or start anew without ckpt_path."
@@ -114,7 +133,8 @@ def resume(cfg: DictConfig, path: Path | None, record: RunRecord, module: Federa
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Reads a checkpoint of this project. Nothing in it is called.
 
-    Raises FileNotFoundError if it does not exist; ValueError if it is damaged, or no checkpoint of this project.
+    Raises FileNotFoundError if it does not exist; ValueError if it is damaged, or no checkpoint of
+    this project.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums
@@ -124,14 +144,20 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         if not {"state_dict", "global_step", "gcfed"} <= checkpoint.keys():
             raise ValueError("gcfed did not write it")
     except FileNotFoundError:
-        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.") from None
+        raise FileNotFoundError(
+            f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}."
+        ) from None
     except Exception as error:
-        raise ValueError(f"ckpt_path={path} is damaged, or no checkpoint of this project: {error}") from error
+        raise ValueError(
+            f"ckpt_path={path} is damaged, or no checkpoint of this project: {error}"
+        ) from error
     return checkpoint
 
 
 def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
-    """The global network's tensors in a checkpoint or an exported model, and the number of its rounds."""
+    """The global network's tensors in a checkpoint or an exported model, and the number of its
+    rounds.
+    """
     if path is None or Path(path).suffix != EXPORT.suffix:
         checkpoint = load_checkpoint(str(path))
         return net_of(checkpoint), checkpoint["global_step"]
@@ -140,17 +166,28 @@ def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
             rounds = int((file.metadata() or {}).get("round", 0))
             return {name: file.get_tensor(name) for name in file.keys()}, rounds  # noqa: SIM118  (no dict)
     except (SafetensorError, ValueError) as error:
-        raise ValueError(f"ckpt_path={path} is damaged, or no model of this project: {error}") from error
+        raise ValueError(
+            f"ckpt_path={path} is damaged, or no model of this project: {error}"
+        ) from error
 
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items() if k.startswith("net.")}
+    return {
+        k.removeprefix("net."): v
+        for k, v in checkpoint["state_dict"].items()
+        if k.startswith("net.")
+    }
 
 
 def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Returns ``theirs``, a file's tensors. Raises ValueError if names or shapes differ from the network's."""
+    """Returns ``theirs``, a file's tensors.
+
+    Raises ValueError if names or shapes differ from the network's.
+    """
     states = theirs, module.net.state_dict()  # a module's extra state may be no tensor
-    there, here = ({k: tuple(v.shape) for k, v in state.items() if isinstance(v, Tensor)} for state in states)
+    there, here = (
+        {k: tuple(v.shape) for k, v in state.items() if isinstance(v, Tensor)} for state in states
+    )
     if odd := differences(there, here, most=4):
         raise ValueError(
             f"ckpt_path={path} holds another model than {type(module.net).__name__}: {odd}. "

@@ -23,16 +23,20 @@ log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a temporary file and renames it, so that a kill leaves either the old checkpoint or the new one.
+    """Writes a temporary file and renames it, so that a kill leaves either the old checkpoint or
+    the new one.
 
-    A thread writes while the next round trains. The next checkpoint and the end of the run wait for it.
+    A thread writes while the next round trains. The next checkpoint and the end of the run wait for
+    it.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._task: Future | None = None  # the last one
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
         self.wait()
         content = io.BytesIO()
         torch.save(checkpoint, content)
@@ -50,13 +54,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self._task = self._thread.submit(delete, self._task)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until the last checkpoint is on the disk, at most ``timeout`` seconds. Raises OSError if it failed."""
+        """Waits until the last checkpoint is on the disk, at most ``timeout`` seconds.
+
+        Raises OSError if it failed.
+        """
         if self._task is not None and wait([self._task], timeout).done:
             task, self._task = self._task, None
             task.result()
 
     def teardown(self) -> None:
-        """Waits. Logs an error instead of raising it, because that would hide the error that ended the run."""
+        """Waits.
+
+        Logs an error instead of raising it, because that would hide the error that ended the run.
+        """
         try:
             self.wait()
         except OSError as error:
@@ -75,7 +85,9 @@ def _write(content: io.BytesIO, path: Path) -> None:
 
 @checked
 class RoundCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` to the folder ``dirpath`` after each ``every`` rounds and after the last one."""
+    """Writes ``last.ckpt`` to the folder ``dirpath`` after each ``every`` rounds and after the last
+    one.
+    """
 
     def __init__(self, dirpath: str, every: Count = 1) -> None:
         self.dirpath, self.every = Path(dirpath), every

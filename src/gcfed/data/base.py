@@ -1,4 +1,6 @@
-"""A data set as NumPy arrays: images, tokens or vectors, with classes or targets of a regression."""
+"""A data set as NumPy arrays: images, tokens or vectors, with classes or targets
+of a regression.
+"""
 
 from dataclasses import dataclass
 
@@ -12,9 +14,10 @@ FLOATS = (np.float32, np.float64)
 class Split:
     """Samples and labels of one split.
 
-    x: images, uint8 [n, C, H, W]; tokens, uint8 or int32 [n, T]; or vectors, float32 or float64 [n, d]. May be mapped.
-    y: class indices, int64 [n]. Tokens may have one each, int64 [n, T], with −100 for none. Vectors may have targets of
-        a regression, floats [n, C].
+    x: images, uint8 [n, C, H, W]; tokens, uint8 or int32 [n, T]; or vectors, float32 or float64 [n,
+        d]. May be mapped.
+    y: class indices, int64 [n]. Tokens may have one each, int64 [n, T], with −100 for none. Vectors
+        may have targets of a regression, floats [n, C].
     groups: the natural client (writer, domain, speaker) of each sample, int64 [n] or None.
 
     Raises ValueError for another type or shape, or for floats that are not finite.
@@ -26,21 +29,45 @@ class Split:
 
     def __post_init__(self) -> None:
         x, y, n = self.x, self.y, self.x.shape[:1]
-        vectors, tokens = x.dtype in FLOATS and x.ndim == 2, x.dtype in (np.uint8, np.int32) and x.ndim == 2
+        vectors, tokens = (
+            x.dtype in FLOATS and x.ndim == 2,
+            x.dtype in (np.uint8, np.int32) and x.ndim == 2,
+        )
         targets = vectors and y.dtype in FLOATS and y.ndim == 2 and len(y) == len(x)
-        samples = "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 or int32 [n, T], or floats [n, d]"
+        samples = (
+            "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 or int32 [n, T], or floats [n, d]"
+        )
         numbers = x.ndim in (3, 4) and x.dtype != np.uint8 and x.dtype.kind in "iufb" and len(x) > 0
         if numbers and 0 <= x.min() <= x.max() <= 255:
             samples += f" ((x * {255 if x.max() <= 1 else 1}).round().astype('uint8') makes images)"
-        labels = f"int64 [{len(x)}]{f' or {[*x.shape]}' * tokens}{f' or floats [{len(x)}, C]' * vectors}"
+        labels = (
+            f"int64 [{len(x)}]{f' or {[*x.shape]}' * tokens}{f' or floats [{len(x)}, C]' * vectors}"
+        )
         for name, values, right, wanted in (
             ("samples", x, vectors or tokens or (x.dtype == np.uint8 and x.ndim == 4), samples),
-            ("labels", y, targets or (y.dtype == np.int64 and y.shape in [n] + [x.shape] * tokens), labels),
-            ("groups", g := self.groups, g is None or (g.dtype, g.shape) == (np.int64, n), f"int64 [{len(x)}]"),
+            (
+                "labels",
+                y,
+                targets or (y.dtype == np.int64 and y.shape in [n] + [x.shape] * tokens),
+                labels,
+            ),
+            (
+                "groups",
+                g := self.groups,
+                g is None or (g.dtype, g.shape) == (np.int64, n),
+                f"int64 [{len(x)}]",
+            ),
         ):
             if values is not None and not right:
-                raise ValueError(f"{name} must be {wanted}, not {values.dtype} {[*values.shape]}{label_fix(values)}")
-            if values is not None and values.dtype in FLOATS and (bad := np.count_nonzero(~np.isfinite(values))):
+                raise ValueError(
+                    f"{name} must be {wanted}, not {values.dtype}"
+                    f" {[*values.shape]}{label_fix(values)}"
+                )
+            if (
+                values is not None
+                and values.dtype in FLOATS
+                and (bad := np.count_nonzero(~np.isfinite(values)))
+            ):
                 raise ValueError(f"{name} must be finite numbers; {bad} are NaN or infinite")
 
     def __len__(self) -> int:
@@ -52,7 +79,9 @@ class Split:
 
     @property
     def classes(self) -> np.ndarray:
-        """The class indices of all labels, int64 [m], without padding; empty for targets of a regression."""
+        """The class indices of all labels, int64 [m], without padding; empty for targets of a
+        regression.
+        """
         if self.y.dtype in FLOATS:
             return np.zeros(0, np.int64)
         return self.y if self.y.ndim == 1 else self.y[self.y != IGNORE]
@@ -60,12 +89,15 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class FederatedDataset:
-    """A data set before it is partitioned. Clients get ``train``; the global model is tested on ``test``.
+    """A data set before it is partitioned.
+
+    Clients get ``train``; the global model is tested on ``test``.
 
     num_classes: C; the number of components, for targets of a regression.
     optimum: the network's parameters at the global minimum, name → array, if known.
 
-    Raises ValueError for labels outside 0 … num_classes − 1, an empty split, or another number of names than classes.
+    Raises ValueError for labels outside 0 … num_classes − 1, an empty split, or another number of
+    names than classes.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""The clients' data: tensors on the device (uint8 for images and text). A batch is one gather, without workers."""
+"""The clients' data: tensors on the device (uint8 for images and text).
+
+A batch is one gather, without workers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ log = logging.getLogger(__name__)
 class FederatedDataModule(LightningDataModule):
     """A data set, partitioned into clients, on the training device.
 
-    For Lightning, a training batch is the number of a round, and a validation batch is a slice of the test split.
+    For Lightning, a training batch is the number of a round, and a validation batch is a slice of
+    the test split.
 
     Args:
         dataset: returns the :class:`FederatedDataset`; called once, in ``setup``.
@@ -41,26 +45,43 @@ class FederatedDataModule(LightningDataModule):
         num_clients: N; None: all natural clients of the data set.
         rounds: length of the training loader.
         seed: of the partition and of the subsets.
-        num_classes, input_shape: what the model is built for; the data must match. None: those of the data.
-        eval_batch_size: test samples per batch. ``auto``: as large as 250 colour images of 32×32, for a CPU's cache,
-            and at most 2,000 samples; on a GPU 2,000 such images, and at most 10,000 samples.
-        limit_train, limit_test: number of samples to keep, drawn by the seed, for quick tests; None: all.
+        num_classes, input_shape: what the model is built for; the data must match. None: those of
+            the data.
+        eval_batch_size: test samples per batch. ``auto``: as large as 250 colour images of 32×32,
+            for a CPU's cache, and at most 2,000 samples; on a GPU 2,000 such images, and at most
+            10,000 samples.
+        limit_train, limit_test: number of samples to keep, drawn by the seed, for quick tests;
+            None: all.
         client_test: share of each client's samples that is held out for its own test.
-        validation: share of the training samples held out before the partition, for tests too; the same for all seeds.
-        standardize: scale float vectors and regression targets by the mean and deviation of the training samples.
-        feature_noise: σ of :func:`noisy_samples`, after ``standardize``, also for the samples of ``client_test``.
+        validation: share of the training samples held out before the partition, for tests too; the
+            same for all seeds.
+        standardize: scale float vectors and regression targets by the mean and deviation of the
+            training samples.
+        feature_noise: σ of :func:`noisy_samples`, after ``standardize``, also for the samples of
+            ``client_test``.
         label_noise: (ρ, τ) of :func:`noisy_labels`, for the training labels.
     """
 
     def __init__(
-        self, *, dataset: Callable[[], FederatedDataset], transform: Callable[..., Any],
-        partitioner: Callable[..., Partition], num_clients: Count | None, rounds: Count, seed: Whole,
-        num_classes: Count | None, input_shape: Annotated[Sequence[Count], Field(min_length=1)] | None,
-        eval_batch_size: Count | Literal["auto"] = "auto", limit_train: Count | None = None,
-        limit_test: Count | None = None, validation: Inside | None = None, client_test: Inside | None = None,
-        standardize: bool = False, feature_noise: Weight | None = None,
+        self,
+        *,
+        dataset: Callable[[], FederatedDataset],
+        transform: Callable[..., Any],
+        partitioner: Callable[..., Partition],
+        num_clients: Count | None,
+        rounds: Count,
+        seed: Whole,
+        num_classes: Count | None,
+        input_shape: Annotated[Sequence[Count], Field(min_length=1)] | None,
+        eval_batch_size: Count | Literal["auto"] = "auto",
+        limit_train: Count | None = None,
+        limit_test: Count | None = None,
+        validation: Inside | None = None,
+        client_test: Inside | None = None,
+        standardize: bool = False,
+        feature_noise: Weight | None = None,
         label_noise: Annotated[Sequence[Share], Field(min_length=2, max_length=2)] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.load, self.partitioner = dataset, partitioner
         self.transform: Any = transform
@@ -79,7 +100,8 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions the data, once.
 
-        Raises ValueError if data and model do not match, or the partition is impossible; FileNotFoundError.
+        Raises ValueError if data and model do not match, or the partition is impossible;
+        FileNotFoundError.
         """
         if self._tests:
             return
@@ -96,16 +118,22 @@ class FederatedDataModule(LightningDataModule):
         self._fit(train, test)
         tests = [test, *held]
         self.splits = dict(zip(("training", "test", "validation"), (train, *tests), strict=False))
-        self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
+        self.partition = self.partitioner(
+            train.y, self.num_clients, seed=self.seed, groups=train.groups
+        )
         if isinstance(self.partitioner, Shift):
             change, owner_n = self.partitioner.shifted, self.partition.owners(len(train))
             x = change(train.x, owner_n, self.partition.num_clients, generator(self.seed, "shift"))
             train = replace(train, x=x)
             for i, s in enumerate(tests):  # the same for all seeds
-                tests[i] = replace(s, x=change(s.x, np.arange(len(s)), len(s), generator(0, "shift_test", i)))
+                tests[i] = replace(
+                    s, x=change(s.x, np.arange(len(s)), len(s), generator(0, "shift_test", i))
+                )
         aside, whole = np.zeros(0, np.int64), self.partition
         if self.client_test:
-            self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
+            self.partition, self.tests_of_clients = self.partition.parted(
+                self.client_test, self.seed
+            )
             aside = self.tests_of_clients.indices
         if isinstance(self.transform, AutoTransform):
             self.transform = self.transform(train.x, aside)
@@ -118,50 +146,92 @@ class FederatedDataModule(LightningDataModule):
             train = replace(train, y=y)
         self.labels = train.y
         self.num_clients = self.partition.num_clients
-        self.test_labels, self.num_test, self.smallest_test = tests[0].y, len(tests[0]), min(map(len, tests))
+        self.test_labels, self.num_test, self.smallest_test = (
+            tests[0].y,
+            len(tests[0]),
+            min(map(len, tests)),
+        )
         self._train, *self._tests = map(_tensors, (train, *tests))
 
     def _fit(self, *splits: Split) -> None:
-        """Checks the shape and the number of classes of the data, or takes them from the data if they are not set."""
+        """Checks the shape and the number of classes of the data, or takes them from the data if
+        they are not set.
+        """
         self.num_classes = self.num_classes or self.dataset.num_classes
         self.input_shape = self.input_shape or splits[0].x.shape[1:]
         for name, split in zip(("training", "test"), splits, strict=True):
-            key, wrong, last = f"data.num_classes={self.num_classes}", "", split.classes.max(initial=0)
+            key, wrong, last = (
+                f"data.num_classes={self.num_classes}",
+                "",
+                split.classes.max(initial=0),
+            )
             if split.x.shape[1:] != self.input_shape:
-                key, wrong = f"data.input_shape={[*self.input_shape]}", f"samples have the shape {split.x.shape[1:]}"
+                key, wrong = (
+                    f"data.input_shape={[*self.input_shape]}",
+                    f"samples have the shape {split.x.shape[1:]}",
+                )
             elif split.y.dtype in FLOATS and split.y.shape[1] != self.num_classes:
                 wrong = f"targets have {split.y.shape[1]} components"
             elif last >= self.num_classes:
                 wrong = f"labels run from 0 to {last}"
             if wrong:
-                raise ValueError(f"{self.dataset.name}: {name} {wrong}, and the model is built for {key}.")
+                raise ValueError(
+                    f"{self.dataset.name}: {name} {wrong}, and the model is built for {key}."
+                )
 
     def check_samples(self) -> None:
-        """Refuses data from which nothing can be learned, and warns of classes that are tested but not trained."""
+        """Refuses data from which nothing can be learned, and warns of classes that are tested but
+        not trained.
+        """
         if len(empty := np.flatnonzero(self.partition.sizes == 0)):
-            who = f"{len(empty)} of {self.num_clients} clients without a sample, such as client {empty[0]}: give it one"
-            raise ValueError(f"partition: {type(self.partitioner).__name__} leaves {who}, or lower num_clients.")
+            who = (
+                f"{len(empty)} of {self.num_clients} clients without a sample, such as client"
+                f" {empty[0]}: give it one"
+            )
+            raise ValueError(
+                f"partition: {type(self.partitioner).__name__} leaves {who}, or lower num_clients."
+            )
         if self.labels.dtype.kind == "i":
-            trained, tested = ({*np.unique(y[y >= 0]).tolist()} for y in (self.labels, self.test_labels))
+            trained, tested = (
+                {*np.unique(y[y >= 0]).tolist()} for y in (self.labels, self.test_labels)
+            )
             if len(trained) < 2:
-                raise ValueError(f"data={self.dataset.name}: all training samples are of class {[*trained]}.")
-            if (strange := sorted(tested - trained)) and self.labels.ndim == 1:  # some characters are rare
-                log.warning("%d classes, such as %s, are tested and have no training sample", len(strange), strange[0])
+                raise ValueError(
+                    f"data={self.dataset.name}: all training samples are of class {[*trained]}."
+                )
+            # some characters are rare
+            if (strange := sorted(tested - trained)) and self.labels.ndim == 1:
+                log.warning(
+                    "%d classes, such as %s, are tested and have no training sample",
+                    len(strange),
+                    strange[0],
+                )
 
     def check_labels(self, net: nn.Module, task: Task) -> None:
         """Refuses inputs that the network cannot read, and labels that the task cannot use."""
         name, model = f"data ({self.dataset.name})", type(net).__name__
         is_text = len(self.input_shape) == 1 and self.dataset.train.x.dtype.kind in "iu"
         if is_text != hasattr(net, "last_only"):
-            kind, take = ("text", "model=lstm or gpt, or make them floats") if is_text else ("no text", "model=mlp")
+            kind, take = (
+                ("text", "model=lstm or gpt, or make them floats")
+                if is_text
+                else ("no text", "model=mlp")
+            )
             raise ValueError(f"{name} is {kind}, which {model} cannot read: take {take}.")
         if task.has_classes != (self.labels.dtype.kind == "i"):
-            kinds = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
+            kinds = (
+                "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes,"
+                " which are integers"
+            )
             fix = label_fix(self.dataset.train.y)
-            raise ValueError(f"task: {type(task).__name__} is not for labels of {self.labels.dtype}: {kinds}{fix}.")
+            raise ValueError(
+                f"task: {type(task).__name__} is not for labels of {self.labels.dtype}:"
+                f" {kinds}{fix}."
+            )
 
     def _standardized(self, splits: list[Split], aside: np.ndarray) -> list[Split]:
-        """Scales float samples and targets by the mean and deviation of the first split, without the rows ``aside``.
+        """Scales float samples and targets by the mean and deviation of the first split, without
+        the rows ``aside``.
 
         Columns of 0 and 1 stay as they are; constant columns get a deviation of 1.
         """
@@ -173,14 +243,25 @@ class FederatedDataModule(LightningDataModule):
                 mean = np.where(switches, 0.0, values.mean(0, np.float64))
                 std = np.where(switches | (np.ptp(values, 0) == 0), 1.0, values.std(0, np.float64))
                 self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
-                splits = [replace(s, **{key: ((getattr(s, key) - mean) / std).astype(values.dtype)}) for s in splits]
+                splits = [
+                    replace(s, **{key: ((getattr(s, key) - mean) / std).astype(values.dtype)})
+                    for s in splits
+                ]
         return splits
 
-    def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
-        """Moves the splits to the device, once. Batches have this ``dtype`` and ``memory_format``."""
+    def to_device(
+        self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format
+    ) -> None:
+        """Moves the splits to the device, once.
+
+        Batches have this ``dtype`` and ``memory_format``.
+        """
 
         def move(t: Tensor) -> Tensor:
-            return t.to(device, torch.promote_types(dtype, torch.float32) if t.dtype == torch.float64 else t.dtype)
+            return t.to(
+                device,
+                torch.promote_types(dtype, torch.float32) if t.dtype == torch.float64 else t.dtype,
+            )
 
         self._train, *self._tests = [(move(x), move(y)) for x, y in (self._train, *self._tests)]
         self._dtype, self._memory_format = dtype, memory_format
@@ -205,7 +286,9 @@ class FederatedDataModule(LightningDataModule):
         self._train = (self._train[0], torch.from_numpy(self.labels).to(self._train[1].device))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Random numbers for the augmentation of ``shape`` samples, integers ``[*shape, A]``, or None."""
+        """Random numbers for the augmentation of ``shape`` samples, integers ``[*shape, A]``, or
+        None.
+        """
         return self.transform.draw(rng, shape)
 
     def fetch(self, index: Tensor, augment: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -220,21 +303,28 @@ class FederatedDataModule(LightningDataModule):
         x, y = (t[slice(*bounds)] for t in self._tests[of])
         return self.transform(x, None, self._dtype, self._memory_format), y
 
-    # --------------------------------------------------------------------------------------------- for Lightning
+    # -------------------------------------------------------------------------------- for Lightning
     def train_dataloader(self) -> DataLoader:
         return DataLoader(range(self.rounds), batch_size=None)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> list[DataLoader]:
-        """Slices of the test split, and of the validation split if there is one. Each process gets its share."""
+        """Slices of the test split, and of the validation split if there is one.
+
+        Each process gets its share.
+        """
         assert self.trainer is not None
         size = self.eval_batch_size
         if size == "auto":
-            images, most = (250, 2_000) if self.trainer.strategy.root_device.type == "cpu" else (2_000, 10_000)
+            images, most = (
+                (250, 2_000) if self.trainer.strategy.root_device.type == "cpu" else (2_000, 10_000)
+            )
             size = max(1, min(images * 3 * 32 * 32 // math.prod(self.input_shape), most))
         world, loaders = self.trainer.world_size, list[DataLoader]()
         for (_, y), key in zip(self._tests, ("limit_test", "validation"), strict=False):
             if (n := len(y)) < world:
-                raise ValueError(f"data.{key} leaves {n} test samples for {world} processes; each needs one.")
+                raise ValueError(
+                    f"data.{key} leaves {n} test samples for {world} processes; each needs one."
+                )
             step = min(int(size), n // world)  # every process must have a slice
             slices = [(start, min(start + step, n)) for start in range(0, n, step)]
             loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
@@ -249,5 +339,6 @@ def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")  # memory maps, which are not changed
+        # memory maps, which are not changed
+        warnings.filterwarnings("ignore", message=".*not writable.*")
         return torch.from_numpy(split.x), torch.from_numpy(split.y)

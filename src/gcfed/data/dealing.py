@@ -1,4 +1,6 @@
-"""The arithmetic of the partitioners: Dirichlet draws without underflow, and which client gets which sample."""
+"""The arithmetic of the partitioners: Dirichlet draws without underflow, and which client gets
+which sample.
+"""
 
 from bisect import bisect_left
 
@@ -10,8 +12,9 @@ from gcfed.utils.rng import generator
 def log_gamma(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Logarithms of Gamma(α) draws. Their softmax is a Dirichlet(α) draw.
 
-    Gamma(α) = Gamma(α + 1) · U^(1/α), so the logarithms are finite even if the draws would underflow to zeros. The
-    softmax of a subset is the renormalised draw, even if the subset has no mass left in floating point.
+    Gamma(α) = Gamma(α + 1) · U^(1/α), so the logarithms are finite even if the draws would
+    underflow to zeros. The softmax of a subset is the renormalised draw, even if the subset has no
+    mass left in floating point.
     """
     return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
 
@@ -49,18 +52,26 @@ def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) ->
     class_sizes = np.unique(labels, return_counts=True)[1]
     counts_CN = np.column_stack([counts_CN, class_sizes - counts_CN.sum(1)])
     clients = np.append(np.arange(counts_CN.shape[1] - 1), -1)
-    return placed(np.repeat(np.tile(clients, len(class_sizes)), counts_CN.ravel()), in_order(labels, rng))
+    return placed(
+        np.repeat(np.tile(clients, len(class_sizes)), counts_CN.ravel()), in_order(labels, rng)
+    )
 
 
 def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator) -> None:
-    """Fills clients up to ``min_size`` samples, in place. The largest clients give them, down to one common level."""
+    """Fills clients up to ``min_size`` samples, in place.
+
+    The largest clients give them, down to one common level.
+    """
     sizes_N = np.bincount(owner_n, minlength=num_clients)
     lacking_N = np.maximum(min_size - sizes_N, 0)
     levels = range(sizes_N.max(), min_size - 1, -1)
-    first = bisect_left(levels, lacking_N.sum(), key=lambda level: np.maximum(sizes_N - level, 0).sum())
+    first = bisect_left(
+        levels, lacking_N.sum(), key=lambda level: np.maximum(sizes_N - level, 0).sum()
+    )
     surplus_N = np.maximum(sizes_N - levels[first], 0)
     excess = surplus_N.sum() - lacking_N.sum()
-    surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1  # less than one each, or the level could be higher
+    # less than one each, or the level could be higher
+    surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1
 
     by_owner = in_order(owner_n, rng)
     place = np.arange(len(owner_n)) - np.repeat(np.cumsum(sizes_N) - sizes_N, sizes_N)
@@ -69,11 +80,13 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
 
 
 def held_out(labels: np.ndarray, share: float, purpose: str) -> np.ndarray:
-    """Which samples are held out, bool [n]: this share of each class, up to one sample, if labels are [n].
+    """Which samples are held out, bool [n]: this share of each class, up to one sample, if labels
+    are [n].
 
     At least one sample is held out, and at least one stays. The draw is the same for all seeds.
     """
     n = len(labels)
     count = min(max(round(share * n), 1), n - 1)
     order = in_order(labels if labels.ndim == 1 else np.zeros(n), generator(0, purpose))
-    return placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # evenly spaced in the order of classes
+    # evenly spaced in the order of classes
+    return placed(np.diff(np.arange(n + 1) * count // n) == 1, order)

@@ -1,4 +1,7 @@
-"""Clients that drop out, are late, or do fewer steps. Each draw depends only on (seed, round, client)."""
+"""Clients that drop out, are late, or do fewer steps.
+
+Each draw depends only on (seed, round, client).
+"""
 
 from dataclasses import dataclass
 
@@ -11,17 +14,19 @@ from gcfed.utils.rng import generator
 @checked
 @dataclass(frozen=True)
 class Faults:
-    """Faults between the server's broadcast and the clients' uploads. A client that drops out or is late gets the
-    broadcast and sends nothing. Its useless training is not simulated.
+    """Faults between the server's broadcast and the clients' uploads. A client that drops out or is
+    late gets the broadcast and sends nothing. Its useless training is not simulated.
 
     Args:
         dropout: probability that a client of the cohort does not answer.
-        stragglers: probability that a client does only a random number of its local steps, uniform from 1 to all of
-            them, as in FedProx (Li et al., MLSys 2020, Section 5.2, with epochs instead of steps).
+        stragglers: probability that a client does only a random number of its local steps, uniform
+            from 1 to all of them, as in FedProx (Li et al., MLSys 2020, Section 5.2, with epochs
+            instead of steps).
         deadline: the largest number of local steps of a client.
-        extra: number of clients that are drawn in addition to ``participation.per_round``. The uploads of the first
-            ``per_round`` clients to finish count (Bonawitz et al., MLSys 2019, Section 2.2). A client's time is its
-            number of local steps times a factor, exponential with mean 1, drawn anew each round.
+        extra: number of clients that are drawn in addition to ``participation.per_round``. The
+            uploads of the first ``per_round`` clients to finish count (Bonawitz et al., MLSys 2019,
+            Section 2.2). A client's time is its number of local steps times a factor, exponential
+            with mean 1, drawn anew each round.
     """
 
     dropout: ShareBelow1 | None = None
@@ -34,16 +39,24 @@ class Faults:
         steps = planned if self.deadline is None else np.minimum(planned, self.deadline)
         if not self.stragglers:
             return steps
-        draws = np.array([generator(seed, "straggler", round, k).random(2) for k in clients.tolist()]).reshape(-1, 2)
+        draws = np.array(
+            [generator(seed, "straggler", round, k).random(2) for k in clients.tolist()]
+        ).reshape(-1, 2)
         part = 1 + (draws[:, 1] * planned).astype(np.int64)
         return np.where(draws[:, 0] < self.stragglers, np.minimum(part, steps), steps)
 
-    def survivors(self, drawn: np.ndarray, steps: np.ndarray, round: int, seed: int, most: int) -> np.ndarray:
-        """The drawn clients whose uploads count, in their order; with ``extra`` at most ``most``. There may be none."""
+    def survivors(
+        self, drawn: np.ndarray, steps: np.ndarray, round: int, seed: int, most: int
+    ) -> np.ndarray:
+        """The drawn clients whose uploads count, in their order; with ``extra`` at most ``most``.
+
+        There may be none.
+        """
         if not self.dropout and not self.extra:
             return drawn
         draws = [generator(seed, "fault", round, k) for k in drawn.tolist()]
-        answers = np.array([draw.random() >= (self.dropout or 0) for draw in draws], bool)  # Poisson: perhaps nobody
+        # Poisson: perhaps nobody
+        answers = np.array([draw.random() >= (self.dropout or 0) for draw in draws], bool)
         times = np.where(answers, steps * np.array([draw.exponential() for draw in draws]), np.inf)
         first = np.lexsort((drawn, times))[: most if self.extra else None]
         return drawn[np.sort(first[answers[first]])]

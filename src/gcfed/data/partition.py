@@ -1,4 +1,6 @@
-"""Which client holds which training sample, at most one for each: a pure function of (labels, seed, parameters)."""
+"""Which client holds which training sample, at most one for each: a pure function of (labels, seed,
+parameters).
+"""
 
 import logging
 from dataclasses import dataclass, field
@@ -16,7 +18,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The sample indices of all clients: client k holds ``indices[offsets[k]:offsets[k + 1]]``, in ascending order.
+    """The sample indices of all clients: client k holds ``indices[offsets[k]:offsets[k + 1]]``, in
+    ascending order.
 
     indices: int64 [number of assigned samples].  offsets: int64 [N + 1].
     """
@@ -27,7 +30,8 @@ class Partition:
     @classmethod
     def from_owners(cls, owner_n: np.ndarray, num_clients: int) -> "Partition":
         """From the owner of each sample, int64 [n], −1 for none."""
-        ends = np.cumsum(np.bincount(owner_n + 1, minlength=num_clients + 1))  # of those without an owner first
+        # of those without an owner first
+        ends = np.cumsum(np.bincount(owner_n + 1, minlength=num_clients + 1))
         return cls(np.argsort(owner_n, kind="stable")[ends[0] :], ends - ends[0])
 
     @property
@@ -50,11 +54,15 @@ class Partition:
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
     def parted(self, share: float, seed: int) -> tuple["Partition", "Partition"]:
-        """Splits each client's samples into those that it keeps and a random share that is held out.
+        """Splits each client's samples into those that it keeps and a random share that is held
+        out.
 
         The share is rounded; a client with samples keeps at least one.
         """
-        draws, is_aside = generator(seed, "client_test").random(len(self.indices)), np.zeros(len(self.indices), bool)
+        draws, is_aside = (
+            generator(seed, "client_test").random(len(self.indices)),
+            np.zeros(len(self.indices), bool),
+        )
         for start, size in zip(self.offsets, self.sizes, strict=False):
             count = min(round(share * size), max(size - 1, 0))
             is_aside[start + np.argsort(draws[start : start + size], kind="stable")[:count]] = True
@@ -62,12 +70,18 @@ class Partition:
         kept = Partition(self.indices[~is_aside], self.offsets - offsets)
         return kept, Partition(self.indices[is_aside], offsets)
 
-    def label_counts(self, labels: np.ndarray, num_classes: int, clients: np.ndarray | None = None) -> np.ndarray:
-        """How many labels of each class each client has (all clients, or ``clients`` in this order), int64 [N, C].
+    def label_counts(
+        self, labels: np.ndarray, num_classes: int, clients: np.ndarray | None = None
+    ) -> np.ndarray:
+        """How many labels of each class each client has (all clients, or ``clients`` in this
+        order), int64 [N, C].
 
         ``labels``: of all samples, [n], or [n, T] with negative labels for padding.
         """
-        held = [labels[self.client(k)] for k in (range(self.num_clients) if clients is None else clients)]
+        held = [
+            labels[self.client(k)]
+            for k in (range(self.num_clients) if clients is None else clients)
+        ]
         counts = [np.bincount(y[y >= 0], minlength=num_classes) for y in held]
         return np.array(counts, np.int64).reshape(-1, num_classes)
 
@@ -75,36 +89,62 @@ class Partition:
 class Partitioner:
     """Checks its arguments and calls :meth:`owners`, which a subclass implements.
 
-    ``labels`` are [n], or [n, T] for sequences and [n, C] for targets of a regression. A partition by class takes one
-    target per sample, [n, 1], in ``bins`` of equal size, from the smallest to the largest, as classes.
+    ``labels`` are [n], or [n, T] for sequences and [n, C] for targets of a regression. A partition
+    by class takes one target per sample, [n, 1], in ``bins`` of equal size, from the smallest to
+    the largest, as classes.
 
     A call raises ValueError if the parameters or the data cannot give each client its samples.
     """
 
     by_class: ClassVar[bool] = True  # needs one class, or one target, per sample
     bins: int | None = 10  # None: the targets themselves
-    least: ClassVar[str] = ""  # the setting with the least number of samples of a client; "": one sample
+    # the setting with the least number of samples of a client; "": one sample
+    least: ClassVar[str] = ""
 
     def __call__(
-        self, labels: np.ndarray, num_clients: int | None, *, seed: int, groups: np.ndarray | None = None
+        self,
+        labels: np.ndarray,
+        num_clients: int | None,
+        *,
+        seed: int,
+        groups: np.ndarray | None = None,
     ) -> Partition:
         if self.by_class and labels.dtype.kind == "f" and labels.shape[1] == 1:
-            rank_n = np.searchsorted(np.sort(labels[:, 0]), labels[:, 0])  # equal targets have one rank
+            # equal targets have one rank
+            rank_n = np.searchsorted(np.sort(labels[:, 0]), labels[:, 0])
             labels = rank_n * self.bins // len(labels) if self.bins else rank_n
         if self.by_class and labels.ndim > 1:
-            several = "these data have several (y.argmax(1) makes classes of one-hot rows): take natural, sizes or iid"
-            raise ValueError(f"partition: {type(self).__name__} needs one class per sample, and {several}.")
+            several = (
+                "these data have several (y.argmax(1) makes classes of one-hot rows): take natural,"
+                " sizes or iid"
+            )
+            raise ValueError(
+                f"partition: {type(self).__name__} needs one class per sample, and {several}."
+            )
         if not num_clients:
-            raise ValueError(f"participation.num_clients={num_clients} must be set: null is for partition=natural.")
+            raise ValueError(
+                f"participation.num_clients={num_clients} must be set: null is for"
+                " partition=natural."
+            )
         least = getattr(self, self.least) if self.least else 1
         if num_clients * least > len(labels):
             remedy = "lower it" + (f" or partition.{self.least}" if least > 1 else "")
             need = f"needs {num_clients * least} training samples, and there are {len(labels)}"
             raise ValueError(f"participation.num_clients={num_clients} {need}: {remedy}.")
-        made, n = np.asarray(self.owners(labels, num_clients, generator(seed, "partition"))), len(labels)
-        if made.dtype.kind not in "iu" or made.shape != (n,) or made.min() < -1 or made.max() >= num_clients:
+        made, n = (
+            np.asarray(self.owners(labels, num_clients, generator(seed, "partition"))),
+            len(labels),
+        )
+        if (
+            made.dtype.kind not in "iu"
+            or made.shape != (n,)
+            or made.min() < -1
+            or made.max() >= num_clients
+        ):
             wanted = f"integers [{n}], of clients 0 … {num_clients - 1}, or -1 for none"
-            raise ValueError(f"partition: {type(self).__name__}.owners must return {wanted}: it returned {made}.")
+            raise ValueError(
+                f"partition: {type(self).__name__}.owners must return {wanted}: it returned {made}."
+            )
         return Partition.from_owners(made, num_clients)
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -126,11 +166,13 @@ class IID(Partitioner):
 @checked
 @dataclass(frozen=True)
 class Dirichlet(Partitioner):
-    """Unequal sizes and label mixes, as in GC-Fed's experiments: a Dirichlet(α) draw splits each class.
+    """Unequal sizes and label mixes, as in GC-Fed's experiments: a Dirichlet(α) draw splits each
+    class.
 
-    Class after class, the draw is renormalised over the clients that have fewer than n/N samples. Draws repeat until
-    every client has ``min_size`` samples, at most ``max_tries`` times. If the last draw fails too, the largest clients
-    give random samples to those that have too few. Every sample is assigned.
+    Class after class, the draw is renormalised over the clients that have fewer than n/N samples.
+    Draws repeat until every client has ``min_size`` samples, at most ``max_tries`` times. If the
+    last draw fails too, the largest clients give random samples to those that have too few. Every
+    sample is assigned.
     """
 
     least = "min_size"
@@ -141,8 +183,9 @@ class Dirichlet(Partitioner):
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         class_sizes = np.unique(labels, return_counts=True)[1]
-        # If the number of short clients is Poisson with mean m, a draw succeeds with probability exp(−m). Far above
-        # ln(max_tries) all tries would fail, so the first draw is repaired at once.
+        # If the number of short clients is Poisson with mean m, a draw succeeds with probability
+        # exp(−m). Far above ln(max_tries) all tries would fail, so the first draw is repaired at
+        # once.
         hopeless = 10 + 3 * np.log(self.max_tries)
         for _ in range(self.max_tries):
             counts_CN = self._draw(class_sizes, num_clients, rng)
@@ -151,17 +194,26 @@ class Dirichlet(Partitioner):
                 break
         owner_n = deal(counts_CN, labels, rng)
         if short:
-            log.info("Dirichlet(%g): %d of %d clients were short and are filled up", self.alpha, short, num_clients)
+            log.info(
+                "Dirichlet(%g): %d of %d clients were short and are filled up",
+                self.alpha,
+                short,
+                num_clients,
+            )
             fill_up(owner_n, num_clients, self.min_size, rng)
         return owner_n
 
-    def _draw(self, class_sizes: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def _draw(
+        self, class_sizes: np.ndarray, num_clients: int, rng: np.random.Generator
+    ) -> np.ndarray:
         counts_CN = np.zeros((len(class_sizes), num_clients), np.int64)
         held_N = np.zeros(num_clients, np.int64)
         for counts_N, size in zip(counts_CN, class_sizes, strict=True):
             # Never empty: if all clients had the mean size, no sample would be left.
             open_N = held_N * num_clients < class_sizes.sum()
-            counts_N[:] = cut(softmax(np.where(open_N, log_gamma(self.alpha, (num_clients,), rng), -np.inf)), size)
+            counts_N[:] = cut(
+                softmax(np.where(open_N, log_gamma(self.alpha, (num_clients,), rng), -np.inf)), size
+            )
             held_N += counts_N
         return counts_CN
 
@@ -169,10 +221,12 @@ class Dirichlet(Partitioner):
 @checked
 @dataclass(frozen=True)
 class DirichletBalanced(Partitioner):
-    """Equal sizes, unequal label mixes (FedACG, after Hsu et al. 2019): each client's mix is a Dirichlet(α) draw.
+    """Equal sizes, unequal label mixes (FedACG, after Hsu et al. 2019): each client's mix is a
+    Dirichlet(α) draw.
 
-    Each client gets n // N samples; n mod N samples have no owner. If clients ask for more samples of a class than are
-    left, random ones of them get these. The others draw again from the remaining classes, by their renormalised mixes.
+    Each client gets n // N samples; n mod N samples have no owner. If clients ask for more samples
+    of a class than are left, random ones of them get these. The others draw again from the
+    remaining classes, by their renormalised mixes.
     """
 
     alpha: Positive
@@ -186,7 +240,9 @@ class DirichletBalanced(Partitioner):
         # At most C iterations: if a client still misses samples, a class has been used up.
         while (asking := np.flatnonzero(missing_N)).size:
             classes = np.flatnonzero(left_C)
-            wanted = rng.multinomial(missing_N[asking], softmax(log_mix_NC[np.ix_(asking, classes)]))
+            wanted = rng.multinomial(
+                missing_N[asking], softmax(log_mix_NC[np.ix_(asking, classes)])
+            )
             for left, wants in zip(left_C[classes], wanted.T, strict=True):
                 if wants.sum() > left:
                     wants[:] = rng.multivariate_hypergeometric(wants, left, method="marginals")
@@ -199,11 +255,13 @@ class DirichletBalanced(Partitioner):
 @checked
 @dataclass(frozen=True)
 class ClassesPerClient(Partitioner):
-    """Each client holds ``classes`` different classes. Each class is cut into equal shards, one per holder.
+    """Each client holds ``classes`` different classes.
 
-    The numbers of holders of two classes differ by at most one. With ``classes=1`` client k holds class k mod C
-    (FedGC's CIFAR10-10 for N = C); otherwise classes are dealt from shuffled decks. With N · classes < C some classes
-    have no client, and a warning says so.
+    Each class is cut into equal shards, one per holder.
+
+    The numbers of holders of two classes differ by at most one. With ``classes=1`` client k holds
+    class k mod C (FedGC's CIFAR10-10 for N = C); otherwise classes are dealt from shuffled decks.
+    With N · classes < C some classes have no client, and a warning says so.
     """
 
     classes: Count = 1
@@ -217,15 +275,25 @@ class ClassesPerClient(Partitioner):
         held = self._hands(len(present), num_clients, rng)
         holders_C = np.bincount(held, minlength=len(present))
         if (scarce := np.flatnonzero(holders_C > class_sizes)).size:
-            few = f"class {present[scarce[0]]} has fewer samples than the clients that would hold it"
-            raise ValueError(f"partition.classes={self.classes}: {few}; lower it or participation.num_clients")
+            few = (
+                f"class {present[scarce[0]]} has fewer samples than the clients that would hold it"
+            )
+            raise ValueError(
+                f"partition.classes={self.classes}: {few}; lower it or participation.num_clients"
+            )
         if (holders_C == 0).any():
-            log.warning("%d of %d classes belong to no client", np.count_nonzero(holders_C == 0), len(present))
+            log.warning(
+                "%d of %d classes belong to no client",
+                np.count_nonzero(holders_C == 0),
+                len(present),
+            )
         counts_CN = np.zeros((len(present), num_clients), np.int64)
         client = np.repeat(np.arange(num_clients), self.classes)
         for c, (size, holders) in enumerate(zip(class_sizes, holders_C, strict=True)):
             if holders:
-                counts_CN[c, client[held == c]] = size // holders + (np.arange(holders) < size % holders)
+                counts_CN[c, client[held == c]] = size // holders + (
+                    np.arange(holders) < size % holders
+                )
         return deal(counts_CN, labels, rng)
 
     def _hands(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -236,7 +304,8 @@ class ClassesPerClient(Partitioner):
         dealt = np.empty(-(-cards // num_classes) * num_classes, np.int64)
         for start in range(0, cards, num_classes):
             deck = rng.permutation(num_classes)
-            # The last hand may go on with this deck. Its classes go to the bottom, so that it gets none twice.
+            # The last hand may go on with this deck. Its classes go to the bottom, so that it gets
+            # none twice.
             twice = np.isin(deck, dealt[start - start % self.classes : start])
             dealt[start : start + num_classes] = np.concatenate([deck[~twice], deck[twice]])
         return dealt[:cards]
@@ -247,8 +316,8 @@ class ClassesPerClient(Partitioner):
 class ByGroup(Partitioner):
     """Natural clients: one for each value of ``groups`` (writer, domain), in ascending order.
 
-    If there are fewer clients than groups, the seed draws the groups. Samples of other groups have no owner; the test
-    split stays whole. ``num_clients=None`` uses all groups.
+    If there are fewer clients than groups, the seed draws the groups. Samples of other groups have
+    no owner; the test split stays whole. ``num_clients=None`` uses all groups.
 
     by: the column of the groups, for data sets in which the user chooses it.
     """
@@ -256,20 +325,34 @@ class ByGroup(Partitioner):
     by: str | None = field(default=None, repr=False)
 
     def __call__(
-        self, labels: np.ndarray, num_clients: int | None, *, seed: int = 0, groups: np.ndarray | None = None
+        self,
+        labels: np.ndarray,
+        num_clients: int | None,
+        *,
+        seed: int = 0,
+        groups: np.ndarray | None = None,
     ) -> Partition:
         if groups is None:
             raise ValueError(
-                "partition=natural needs client groups, and this data set has none. Set partition.by=<column> (csv, "
-                "huggingface), data.clients=true (image_folder) or a groups array (arrays)."
+                "partition=natural needs client groups, and this data set has none. Set"
+                " partition.by=<column> (csv, huggingface), data.clients=true (image_folder) or a"
+                " groups array (arrays)."
             )
         values, rank_n = np.unique(groups, return_inverse=True)
         num_clients = len(values) if num_clients is None else num_clients
         if num_clients > len(values):
             remedy = f"set participation.num_clients={len(values)} or null"
-            raise ValueError(f"participation.num_clients={num_clients}, but there are {len(values)} groups: {remedy}")
+            raise ValueError(
+                f"participation.num_clients={num_clients}, but there are {len(values)} groups:"
+                f" {remedy}"
+            )
         kept = np.sort(generator(seed, "partition").choice(len(values), num_clients, replace=False))
         owner_n = np.where(np.isin(rank_n, kept), np.searchsorted(kept, rank_n), -1)
         if spare := np.count_nonzero(owner_n < 0):
-            log.info("%d of %d groups are clients; %d samples have no client", num_clients, len(values), spare)
+            log.info(
+                "%d of %d groups are clients; %d samples have no client",
+                num_clients,
+                len(values),
+                spare,
+            )
         return Partition.from_owners(owner_n, num_clients)

@@ -1,4 +1,6 @@
-"""More differences between clients: shards of sorted samples, unequal sizes, changed images, noise and wrong labels."""
+"""More differences between clients: shards of sorted samples, unequal sizes, changed images, noise
+and wrong labels.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +16,16 @@ from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator
 
 Order = Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]
-Change = Callable[[np.ndarray], np.ndarray]  # of images, uint8 [m, C, H, W], to images of the same shape
+# of images, uint8 [m, C, H, W], to images of the same shape
+Change = Callable[[np.ndarray], np.ndarray]
 
 
 @checked
 @dataclass(frozen=True)
 class Shards(Partitioner):
-    """Samples are sorted by class and cut into shards; each client gets ``shards`` random ones. FedAvg's pathological
-    split (McMahan et al., AISTATS 2017) has 100 clients and 2 shards of 300 images.
+    """Samples are sorted by class and cut into shards; each client gets ``shards`` random ones.
+    FedAvg's pathological split (McMahan et al., AISTATS 2017) has 100 clients and 2 shards of 300
+    images.
 
     Sizes of shards differ by at most one sample. A shard can have samples of two classes.
     """
@@ -39,8 +43,9 @@ class Shards(Partitioner):
 @checked
 @dataclass(frozen=True)
 class DirichletSizes(Partitioner):
-    """Unequal sizes, equal mixes: a Dirichlet(α) draw gives each client's share of the samples, which are random
-    ("quantity skew" in Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022).
+    """Unequal sizes, equal mixes: a Dirichlet(α) draw gives each client's share of the samples,
+    which are random ("quantity skew" in Li et al., "Federated Learning on Non-IID Data Silos", ICDE
+    2022).
 
     Clients below ``min_size`` are filled up from the largest clients. Every sample is assigned.
     """
@@ -62,7 +67,8 @@ class DirichletSizes(Partitioner):
 class Shift:
     """Divides the clients into G random groups and changes all images of a group in the same way.
 
-    Groups have equal sizes, up to one client, and do not depend on the classes. A test image has a random group.
+    Groups have equal sizes, up to one client, and do not depend on the classes. A test image has a
+    random group.
 
     of: the partition of the samples. A subclass adds a list with one entry per group.
     """
@@ -72,13 +78,17 @@ class Shift:
     def __call__(self, *labels_and_clients: Any, **seed_and_groups: Any) -> Partition:
         return self.of(*labels_and_clients, **seed_and_groups)
 
-    def shifted(self, x_nCHW: np.ndarray, owner_n: np.ndarray, owners: int, rng: np.random.Generator) -> np.ndarray:
-        """A changed copy of the images, uint8 [n, C, H, W], with owners [n]; ``rng`` draws the owners' groups.
+    def shifted(
+        self, x_nCHW: np.ndarray, owner_n: np.ndarray, owners: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """A changed copy of the images, uint8 [n, C, H, W], with owners [n]; ``rng`` draws the
+        owners' groups.
 
         Raises ValueError for samples that cannot be changed like this.
         """
         x_nCHW, changes = np.array(x_nCHW), self.changes(x_nCHW.shape[1:])
-        group_n = (rng.permutation(owners) % len(changes))[owner_n]  # −1, without an owner, gets any group
+        # −1, without an owner, gets any group
+        group_n = (rng.permutation(owners) % len(changes))[owner_n]
         for group, change in enumerate(changes):
             x_nCHW[group_n == group] = change(x_nCHW[group_n == group])
         return x_nCHW
@@ -91,44 +101,63 @@ class Shift:
 @checked
 @dataclass(frozen=True)
 class Rotation(Shift):
-    """Images rotated counter-clockwise by quarters: IFCA's rotated MNIST and CIFAR (Ghosh et al., NeurIPS 2020)."""
+    """Images rotated counter-clockwise by quarters: IFCA's rotated MNIST and CIFAR (Ghosh et al.,
+    NeurIPS 2020).
+    """
 
     degrees: Annotated[Sequence[Literal[0, 90, 180, 270]], Field(min_length=1)] = (0, 90, 180, 270)
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
         if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
-            raise ValueError(f"partition=rotation rotates square images, not samples of the shape {[*input_shape]}.")
+            raise ValueError(
+                "partition=rotation rotates square images, not samples of the shape"
+                f" {[*input_shape]}."
+            )
         return [partial(np.rot90, k=degree // 90, axes=(2, 3)) for degree in self.degrees]
 
 
 @checked
 @dataclass(frozen=True)
 class Colour(Shift):
-    """Images with their colour channels in another order: those in the place of red, green and blue, for each group."""
+    """Images with their colour channels in another order: those in the place of red, green and
+    blue, for each group.
+    """
 
     orders: Annotated[Sequence[Order], Field(min_length=1)] = ("rgb", "gbr", "brg")
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
         if len(input_shape) != 3 or input_shape[0] != 3:
-            raise ValueError(f"partition=colour is for colour images, not for samples of the shape {[*input_shape]}.")
-        return [partial(np.take, indices=["rgb".index(channel) for channel in order], axis=1) for order in self.orders]
+            raise ValueError(
+                "partition=colour is for colour images, not for samples of the shape"
+                f" {[*input_shape]}."
+            )
+        return [
+            partial(np.take, indices=["rgb".index(channel) for channel in order], axis=1)
+            for order in self.orders
+        ]
 
 
 def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) -> np.ndarray:
-    """A copy of the samples [n, …] in which client k = 1 … N has Gaussian noise of standard deviation σ·k/N.
+    """A copy of the samples [n, …] in which client k = 1 … N has Gaussian noise of standard
+    deviation σ·k/N.
 
-    "Noise-based feature imbalance" in Li et al., "Federated Learning on Non-IID Data Silos", ICDE 2022, which draws new
-    noise in every epoch. Here each sample has one draw. σ is in units of the range 0 … 1 of images, whose pixels are
-    rounded and clipped, and in units of the network's inputs for vectors.
+    "Noise-based feature imbalance" in Li et al., "Federated Learning on Non-IID Data Silos", ICDE
+    2022, which draws new noise in every epoch. Here each sample has one draw. σ is in units of the
+    range 0 … 1 of images, whose pixels are rounded and clipped, and in units of the network's
+    inputs for vectors.
 
     Raises ValueError for texts.
     """
     if x.dtype.kind in "iu" and x.ndim == 2:
-        raise ValueError(f"data.feature_noise={sigma} is for images and vectors, not for texts: set it to null.")
+        raise ValueError(
+            f"data.feature_noise={sigma} is for images and vectors, not for texts: set it to null."
+        )
     x, are_images = np.array(x), x.dtype == np.uint8
     for k in range(partition.num_clients):
         held = partition.client(k)
-        noise = generator(seed, "feature_noise", k).standard_normal((len(held), *x.shape[1:]), np.float32)
+        noise = generator(seed, "feature_noise", k).standard_normal(
+            (len(held), *x.shape[1:]), np.float32
+        )
         noise *= (255 if are_images else 1) * sigma * (k + 1) / partition.num_clients
         x[held] = np.rint(x[held] + noise).clip(0, 255) if are_images else x[held] + noise
     return x
@@ -137,15 +166,19 @@ def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) 
 def noisy_labels(
     y: np.ndarray, num_classes: int, partition: Partition, levels: Sequence[float], seed: int
 ) -> np.ndarray:
-    """A copy of the labels, int64 [n]. ``levels`` are (ρ, τ): a client is noisy with probability ρ. A noisy client
-    draws a share from U(τ, 1), and random other classes replace this share of its labels, rounded.
+    """A copy of the labels, int64 [n]. ``levels`` are (ρ, τ): a client is noisy with probability ρ.
+    A noisy client draws a share from U(τ, 1), and random other classes replace this share of its
+    labels, rounded.
 
     Xu et al., "FedCorr", CVPR 2022, whose random classes include the true one.
 
     Raises ValueError for other labels than one class per sample.
     """
     if y.ndim > 1 or num_classes < 2:
-        what = "replaces one of several classes of a sample, which these data do not have: set it to null"
+        what = (
+            "replaces one of several classes of a sample, which these data do not have: set it to"
+            " null"
+        )
         raise ValueError(f"data.label_noise={[*levels]} {what}.")
     y, (probability, least) = np.array(y), levels
     for k in range(partition.num_clients):

@@ -16,14 +16,18 @@ from gcfed.utils.device import on_device
 
 
 class Aggregator(Protocol):
-    """Turns the uploads of one round into one update. State that outlives a round belongs to a method.
+    """Turns the uploads of one round into one update.
 
-    ``validate`` gets the run's ``Setup`` before the first round, and refuses a cohort that is too small. ``beside``
-    makes an aggregator for what clients send in addition to Δ. ``reduce`` ends the round on every process.
+    State that outlives a round belongs to a method.
+
+    ``validate`` gets the run's ``Setup`` before the first round, and refuses a cohort that is too
+    small. ``beside`` makes an aggregator for what clients send in addition to Δ. ``reduce`` ends
+    the round on every process.
 
     Attributes:
-        narrow: names of the tensors whose entries must be below 2¹¹, so that the sums can add them; all others must be
-            below 2⁴¹. A client with a larger number counts as not finite. None: all finite numbers are allowed.
+        narrow: names of the tensors whose entries must be below 2¹¹, so that the sums can add them;
+            all others must be below 2⁴¹. A client with a larger number counts as not finite. None:
+            all finite numbers are allowed.
     """
 
     narrow: Set[str] | None
@@ -35,19 +39,25 @@ class Aggregator(Protocol):
 
 
 def narrow_of(aggregator: Any) -> Set[str] | None:
-    """Its ``narrow``. An aggregator without one may use a mean, so it gets only numbers that sums can add."""
+    """Its ``narrow``.
+
+    An aggregator without one may use a mean, so it gets only numbers that sums can add.
+    """
     return getattr(aggregator, "narrow", frozenset())
 
 
 @checked
 class MeanAggregator:
-    """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017, Algorithm 1).
+    """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017,
+    Algorithm 1).
 
-    The result does not depend on the order of the updates, nor on the processes that trained the clients: Δ of trained
-    parameters is summed in steps of 2⁻⁴⁰, all else of 2⁻⁶⁰, float64 as it is (:mod:`~gcfed.federated.parallel.sums`).
+    The result does not depend on the order of the updates, nor on the processes that trained the
+    clients: Δ of trained parameters is summed in steps of 2⁻⁴⁰, all else of 2⁻⁶⁰, float64 as it is
+    (:mod:`~gcfed.federated.parallel.sums`).
 
     Args:
-        weighting: ``"uniform"``: p_k = 1 (GC-Fed, Algorithm 1, line 19). ``"samples"``: p_k = n_k (FedAvg).
+        weighting: ``"uniform"``: p_k = 1 (GC-Fed, Algorithm 1, line 19). ``"samples"``: p_k = n_k
+            (FedAvg).
     """
 
     narrow: Set[str] | None = frozenset()
@@ -55,14 +65,19 @@ class MeanAggregator:
     def __init__(self, weighting: Literal["uniform", "samples"] = "uniform") -> None:
         self.weighting = weighting
         self._room = 1.0  # the largest weight for which the cohort's sum fits
-        self._unit = 2.0**-24 if weighting == "samples" else 1.0  # the unit of weights, which must be at most 1
+        # the unit of weights, which must be at most 1
+        self._unit = 2.0**-24 if weighting == "samples" else 1.0
         self._sums: Sums | None = None
 
     def validate(self, setup: Any) -> None:
         self._room = 2.0 ** -max(0, setup.cohort.bit_length() - TERMS)
         if self.weighting == "samples" and setup.transport.own_data:
             return  # the largest n_k is not known yet, so sums stay on the wide grid
-        sizes = setup.data.sizes(np.arange(setup.data.num_clients)) if self.weighting == "samples" else [0]
+        sizes = (
+            setup.data.sizes(np.arange(setup.data.num_clients))
+            if self.weighting == "samples"
+            else [0]
+        )
         self._unit = self._room * 2.0 ** -int(max(sizes)).bit_length()
         long = any("long updates" in part.facts for part in setup.parts)
         self.narrow = frozenset() if long else frozenset(setup.names)

@@ -53,9 +53,12 @@ class ClientProgram:
             part.on_download(download)
 
     def train(
-        self, download: Download, clients: np.ndarray, in_turn: Callable[[], AbstractContextManager] = nullcontext,
+        self,
+        download: Download,
+        clients: np.ndarray,
+        in_turn: Callable[[], AbstractContextManager] = nullcontext,
         sends: bool = True,
-    ) -> Upload:  # fmt: skip
+    ) -> Upload:
         """Trains the clients ``[K]`` side by side, and returns their uploads.
 
         Args:
@@ -69,15 +72,27 @@ class ClientProgram:
             plan = plan.cut(done)
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
         others = [c for c in module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
-        recordable = all(part.recordable for part in in_steps) and not any(map(hears_of_steps, others))
-        recorder = self.solver.recorder(module.net, device) if recordable and not module.lent.traits.assigns else None
-        if recorder is not None and not module.lent.traits.alone:  # padding would change the statistics of a batch
+        recordable = all(part.recordable for part in in_steps) and not any(
+            map(hears_of_steps, others)
+        )
+        recorder = (
+            self.solver.recorder(module.net, device)
+            if recordable and not module.lent.traits.assigns
+            else None
+        )
+        # padding would change the statistics of a batch
+        if recorder is not None and not module.lent.traits.alone:
             plan = plan.padded()
-        seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
+        seed_generators(
+            device, torch_seed(download.seed, "dropout", download.round, int(clients[0]))
+        )
         reads = {read for part in parts for read in part.reads}
         make = partial(ClientStack, module.net, reads=reads, task=module.task, lent=module.lent)
         # Not inherited, because the hooks of a subclass may differ.
-        lasting = all(vars(part).get("recordable", vars(type(part)).get("recordable")) == "run" for part in in_steps)
+        lasting = all(
+            vars(part).get("recordable", vars(type(part)).get("recordable")) == "run"
+            for part in in_steps
+        )
         steps = self.solver.begin(make, download, clients, plan, data, recorder, lasting)
         stack = steps.stack
         try:
@@ -85,14 +100,18 @@ class ClientProgram:
             owns = {part: self._own(part, clients, download) for part in parts}
             for part in parts:
                 prepared = part.prepare(stack, owns[part], download) or {}
-                stack.prepared[part] = steps.prepare(part, prepared) if part in in_steps else prepared
+                stack.prepared[part] = (
+                    steps.prepare(part, prepared) if part in in_steps else prepared
+                )
             stack.count_from_full()  # a part may have changed ``full``
             autocast = module.trainer.precision_plugin.forward_context
             hook = module.after_backward()
             loss_K = self.solver.train(steps, data, download.lr, parts, hook, autocast)
             del steps  # frees the optimizer's state
             module.clients = None
-            owns = {part: own if part.overrides("send", "keep") else Own() for part, own in owns.items()}
+            owns = {
+                part: own if part.overrides("send", "keep") else Own() for part, own in owns.items()
+            }
             with in_turn():
                 return self._pack(stack, owns, download, loss_K, plan.counts.sum(1), sends)
         finally:
@@ -107,29 +126,49 @@ class ClientProgram:
         return own
 
     def _pack(
-        self, stack: ClientStack, owns: Mapping[ClientPart, Own], download: Download, loss_K: Tensor,
-        num_seen: np.ndarray, sends: bool,
-    ) -> Upload:  # fmt: skip
-        """Makes the uploads of a stack. If it ``sends`` them, also writes the clients' new states."""
+        self,
+        stack: ClientStack,
+        owns: Mapping[ClientPart, Own],
+        download: Download,
+        loss_K: Tensor,
+        num_seen: np.ndarray,
+        sends: bool,
+    ) -> Upload:
+        """Makes the uploads of a stack.
+
+        If it ``sends`` them, also writes the clients' new states.
+        """
         for part in self.parts:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
                     finite = finite_clients(stack.full) & finite_clients(values)
                     part.stores.write(name, stack.clients, values, download.round, finite)
-        notes = {part.title: note for part in self.parts if (note := part.observe(stack, download)) is not None}
+        notes = {
+            part.title: note
+            for part in self.parts
+            if (note := part.observe(stack, download)) is not None
+        }
         stack.prepared.clear()
         delta, narrow = stack.delta(), narrow_of(self.aggregator)
         upload = Upload(
-            stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta, narrow), download.round,
-            loss_K, num_seen, notes=notes,
-        )  # fmt: skip
+            stack.clients,
+            stack.num_samples,
+            stack.num_steps,
+            delta,
+            finite_clients(delta, narrow),
+            download.round,
+            loss_K,
+            num_seen,
+            notes=notes,
+        )
         for part in self.parts:
             part.send(upload, owns[part], download)
         if any(part.overrides("send") for part in self.parts):
             upload.finite = upload.finite & sendable(upload, narrow)
         for part in self.parts if sends else ():
             for name, values in (part.keep(upload, owns[part], download) or {}).items():
-                # A part that edits a state in place leaves out clients itself, without a wait for the device.
+                # A part that edits a state in place leaves out clients itself, without a wait for
+                # the device.
                 counts = None if values is owns[part].get(name) else upload.finite
                 part.stores.write(name, stack.clients, values, download.round, counts)
         if sends:

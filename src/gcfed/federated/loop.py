@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class FederatedLoop(Callback):
-    """Runs a round in each of Lightning's training steps (:func:`~gcfed.federated.round.run_round`).
+    """Runs a round in each of Lightning's training steps
+    (:func:`~gcfed.federated.round.run_round`).
 
     The parts of methods are those callbacks of the trainer that are a :class:`Part`.
     """
@@ -43,12 +44,16 @@ class FederatedLoop(Callback):
     aggregator: Aggregator
     rounds: int  # R, the number of communication rounds
     seed: int  # every draw derives from it
-    eval_every: int = 1  # rounds between two tests of the global model; the last round is always tested
-    stores: ClientStores = field(default_factory=ClientStores)  # by default in a temporary folder, without checkpoints
+    # rounds between two tests of the global model; the last round is always tested
+    eval_every: int = 1
+    # by default in a temporary folder, without checkpoints
+    stores: ClientStores = field(default_factory=ClientStores)
     faults: Faults = field(default_factory=Faults)
-    federation: Callable[[Stacks], Stacks] | None = None  # takes the simulation in memory; returns another transport
+    # takes the simulation in memory; returns another transport
+    federation: Callable[[Stacks], Stacks] | None = None
     data: Any = field(default=None, init=False)
-    _row: dict[str, Any] = field(default_factory=dict, init=False)  # of the last round in this process
+    # of the last round in this process
+    _row: dict[str, Any] = field(default_factory=dict, init=False)
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -61,7 +66,9 @@ class FederatedLoop(Callback):
         self.stacks.__dict__.pop("layout", None)  # it depends on the device, which is known now
         why = pl_module.lent.traits.functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
-            raise ValueError(f"model: a recurrent network that has {why} cannot train on a GPU: set trainer=cpu.")
+            raise ValueError(
+                f"model: a recurrent network that has {why} cannot train on a GPU: set trainer=cpu."
+            )
         self.transport.start()
         self.stores.start(trainer)
         trainer.strategy.barrier()
@@ -80,14 +87,25 @@ class FederatedLoop(Callback):
         parts = [part for part in callbacks if isinstance(part, Part)]
         cohort = self.sampler.per_round - (self.faults.extra or 0)
         setup = Setup(
-            self.sampler, self.solver, self.aggregator, self.stores, data, module, parts, self.rounds, cohort,
+            self.sampler,
+            self.solver,
+            self.aggregator,
+            self.stores,
+            data,
+            module,
+            parts,
+            self.rounds,
+            cohort,
             self.transport,
-        )  # fmt: skip
+        )
         self.aggregator.validate(setup)
         set_traits(module, data, self.solver.stack)
         self.solver.check(module.lent.traits, data)
         if self.solver.accumulate > 1 and "statistics" in module.lent.traits.alone:
-            log.warning("client.accumulate changes the results: the network uses the statistics of a part of a batch")
+            log.warning(
+                "client.accumulate changes the results: the network uses the statistics of a part"
+                " of a batch"
+            )
         validate_parts(setup)
         self.data = data
         self.server = Server(setup, self.faults, self.seed)
@@ -114,11 +132,21 @@ class FederatedLoop(Callback):
             before = dict(row)
             part.on_round_end(row, received)
             for name in before:
-                if row[name] is not before[name] and name != "time/train_s":  # measurements take their time off
-                    raise ValueError(f"{part.title} gives the row a second {name}: take another name for its column.")
-        row = {name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t for name, t in row.items()}
+                # measurements take their time off
+                if row[name] is not before[name] and name != "time/train_s":
+                    raise ValueError(
+                        f"{part.title} gives the row a second {name}: take another name for its"
+                        " column."
+                    )
+        row = {
+            name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t
+            for name, t in row.items()
+        }
         if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
-            raise ValueError(f"column {odd}: a row of metrics takes numbers, and a part has given it {row[odd]!r}.")
+            raise ValueError(
+                f"column {odd}: a row of metrics takes numbers, and a part has given it"
+                f" {row[odd]!r}."
+            )
         return row | {"time/round_s": time.perf_counter() - started}
 
     def on_train_batch_end(
@@ -135,26 +163,41 @@ class FederatedLoop(Callback):
             if isinstance(callback, EarlyStopping | ModelCheckpoint):
                 if (monitor := callback.monitor) in (None, *outputs):
                     callback.on_validation_end(trainer, pl_module)
-                elif all(getattr(part, "every", 1) == 1 for part in self.server.parts):  # no later row has it either
-                    raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(outputs)}.")
+                elif all(
+                    getattr(part, "every", 1) == 1 for part in self.server.parts
+                ):  # no later row has it either
+                    raise ValueError(
+                        f"monitor={monitor} is no column of this run. There are"
+                        f" {', '.join(outputs)}."
+                    )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round without a test."""
+        """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round
+        without a test.
+        """
         if trainer.global_step < self.rounds and self._row and "test/loss" not in self._row:
             self._log(trainer, {"round": self._row["round"]} | self.server.setup.module.test())
 
     def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
-        trainer.callback_metrics.update({n: torch.tensor(float(x), dtype=torch.float64) for n, x in row.items()})
+        trainer.callback_metrics.update(
+            {n: torch.tensor(float(x), dtype=torch.float64) for n, x in row.items()}
+        )
 
 
 def _warn(row: dict[str, Any]) -> None:
     if lost := row["train/nonfinite_clients"]:
         rest = "they are left out" if lost < row["train/clients"] else "the model stays as it was"
         log.warning(
-            "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
-            "client.clip_norm.", row["round"], lost, row["train/clients"], rest,
-        )  # fmt: skip
+            "round %d: %d of %d clients sent numbers that are not finite; %s. Lower"
+            " client.optimizer.lr or set client.clip_norm.",
+            row["round"],
+            lost,
+            row["train/clients"],
+            rest,
+        )
     if row["train/refused_steps"]:
-        log.warning("round %d: the server's step was not finite; the model stays as it was.", row["round"])
+        log.warning(
+            "round %d: the server's step was not finite; the model stays as it was.", row["round"]
+        )

@@ -21,29 +21,42 @@ from gcfed.utils.checked import validated
 
 
 class FederatedModule(LightningModule):
-    """Wraps the global network. Its optimizer is the server's, its batch is a round, and its validation is the test.
+    """Wraps the global network.
 
-    A training step is a round of the :class:`~gcfed.federated.loop.FederatedLoop`: the clients train, the server's
-    optimizer steps along the pseudo-gradient −Δ, and the new model is tested. So ``trainer.global_step`` counts
-    finished rounds. The step returns the row of metrics, which callbacks receive as ``outputs``.
+    Its optimizer is the server's, its batch is a round, and its validation is the test.
+
+    A training step is a round of the :class:`~gcfed.federated.loop.FederatedLoop`: the clients
+    train, the server's optimizer steps along the pseudo-gradient −Δ, and the new model is tested.
+    So ``trainer.global_step`` counts finished rounds. The step returns the row of metrics, which
+    callbacks receive as ``outputs``.
 
     Args:
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
         channels_last: store convolution weights and images in channels_last, the faster layout.
         eval_precision: of tests: ``bf16-mixed``, or None for the run's.
 
-    Raises ValueError if the task's columns do not include ``test/loss``, or do not begin with ``test/``.
+    Raises ValueError if the task's columns do not include ``test/loss``, or do not begin with
+    ``test/``.
     """
 
     def __init__(
-        self, net: nn.Module, server: Callable[[Iterable[nn.Parameter]], Optimizer], *, task: Task = CLASSIFICATION,
-        channels_last: bool = True, eval_precision: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        net: nn.Module,
+        server: Callable[[Iterable[nn.Parameter]], Optimizer],
+        *,
+        task: Task = CLASSIFICATION,
+        channels_last: bool = True,
+        eval_precision: str | None = None,
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.eval_precision = eval_precision
-        images = any(isinstance(m, nn.Conv2d) for m in net.modules()) and all(t.dim() < 5 for t in net.parameters())
-        self.memory_format = torch.channels_last if channels_last and images else torch.contiguous_format
+        images = any(isinstance(m, nn.Conv2d) for m in net.modules()) and all(
+            t.dim() < 5 for t in net.parameters()
+        )
+        self.memory_format = (
+            torch.channels_last if channels_last and images else torch.contiguous_format
+        )
         self.net = net.to(memory_format=self.memory_format)
         self.travels = travelling(self.net)  # before statistics may become infinite
         self.lent = Lent(self.net)
@@ -51,10 +64,16 @@ class FederatedModule(LightningModule):
         self.clients: ClientStack | None = None
         self.run: Callable[[int], dict[str, Any]]  # the loop's round; see ``FederatedLoop.bind``
         self.task = task
-        if "test/loss" not in task.columns or not all(column.startswith("test/") for column in task.columns):
+        if "test/loss" not in task.columns or not all(
+            column.startswith("test/") for column in task.columns
+        ):
             kind = f"columns of task={type(task).__name__}"
-            raise ValueError(f"{kind} must begin with test/, and one be test/loss: they are {list(task.columns)}.")
-        self.sums: dict[str, Tensor] = {}  # of the present test: a column's scores, and their number
+            raise ValueError(
+                f"{kind} must begin with test/, and one be test/loss: they are"
+                f" {list(task.columns)}."
+            )
+        # of the present test: a column's scores, and their number
+        self.sums: dict[str, Tensor] = {}
 
     def adopt(self, traits: Traits) -> None:
         """Prepares for what :mod:`gcfed.federated.training.probe` has found about the network."""
@@ -78,14 +97,17 @@ class FederatedModule(LightningModule):
     def set_update(self, update: Params | None) -> None:
         """Sets ``.grad = −Δ`` for the server optimizer, and adds Δ to buffers.
 
-        Without an update there is no gradient: optimizers then change neither parameters nor their own state.
+        Without an update there is no gradient: optimizers then change neither parameters nor their
+        own state.
         """
         update = update or {}
         for name, t in [*self.net.named_parameters(), *self.net.named_buffers()]:
             if t.requires_grad:
                 t.grad = update[name].neg() if name in update else None
             elif name in update:
-                t.data.add_(update[name] if t.is_floating_point() else update[name].round().to(t.dtype))
+                t.data.add_(
+                    update[name] if t.is_floating_point() else update[name].round().to(t.dtype)
+                )
 
     def after_backward(self) -> Callable[[], None]:
         """Returns a function that calls ``on_after_backward`` of the callbacks that implement it.
@@ -107,21 +129,25 @@ class FederatedModule(LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         dtype = first_weight(self.net).dtype
         data.to_device(self.device, dtype, self.memory_format)
-        if (scale := getattr(data, "scaling", {}).get("y_std")) is not None:  # errors are in the user's units
+        # errors are in the user's units
+        if (scale := getattr(data, "scaling", {}).get("y_std")) is not None:
             self.task.scale = torch.as_tensor(scale, dtype=dtype, device=self.device)  # type: ignore[attr-defined]
 
     on_fit_start = on_validation_start
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
         """One round; returns its row of metrics."""
-        with torch.autocast(self.device.type, enabled=False):  # on again in local training and tests
+        # on again in local training and tests
+        with torch.autocast(self.device.type, enabled=False):
             return self.run(self.trainer.global_step)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
-        """Tests the global model on the test split, and on the validation split if there is one, over all processes.
+        """Tests the global model on the test split, and on the validation split if there is one,
+        over all processes.
 
         Args:
-            watchers: called with outputs ``[B, …, C]`` and labels ``[B, …]`` of each batch of the test split.
+            watchers: called with outputs ``[B, …, C]`` and labels ``[B, …]`` of each batch of the
+                test split.
 
         Returns:
             The values of the task's columns.
@@ -136,32 +162,50 @@ class FederatedModule(LightningModule):
         return self.scores()
 
     def scores(self) -> dict[str, float]:
-        """The means of the present test over all processes, by column, with the task's roots and exponentials."""
+        """The means of the present test over all processes, by column, with the task's roots and
+        exponentials.
+        """
         means = [total / number for total, number in sum_over_processes([*self.sums.values()])]
         for last, kind in ((torch.sqrt, "roots"), (torch.exp, "exponentials")):
-            chosen = [column.replace("val/", "test/") in getattr(self.task, kind, ()) for column in self.sums]
-            means = [last(mean) if found else mean for mean, found in zip(means, chosen, strict=True)]
+            chosen = [
+                column.replace("val/", "test/") in getattr(self.task, kind, ())
+                for column in self.sums
+            ]
+            means = [
+                last(mean) if found else mean for mean, found in zip(means, chosen, strict=True)
+            ]
         return dict(zip(self.sums, torch.stack(means).double().tolist(), strict=True))
 
     def step(self, update: Params | None, before: Params) -> bool:
-        """Makes the server optimizer's step along ``update``, Δ by name. Without an update the model does not change.
+        """Makes the server optimizer's step along ``update``, Δ by name.
+
+        Without an update the model does not change.
 
         Args:
             before: the model before the step, name → ``[*shape]``.
 
         Returns:
-            False if the model or the optimizer's state would not be finite. Both are then as before.
+            False if the model or the optimizer's state would not be finite. Both are then as
+            before.
         """
         self.set_update(update)
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         state = optimizer.optimizer.state
-        kept = {p: {k: v.clone() if isinstance(v, Tensor) else v for k, v in own.items()} for p, own in state.items()}
-        optimizer.step()  # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
+        kept = {
+            p: {k: v.clone() if isinstance(v, Tensor) else v for k, v in own.items()}
+            for p, own in state.items()
+        }
+        # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
+        optimizer.step()
         self.net.zero_grad()
         if update is None:
             return True
-        model = {n: t for n, t in [*self.net.named_parameters(), *self.net.named_buffers()] if n in before}
+        model = {
+            n: t
+            for n, t in [*self.net.named_parameters(), *self.net.named_buffers()]
+            if n in before
+        }
         own = [value for values in state.values() for value in values.values()]
         if not _all_finite([*model.values(), *own]):
             with torch.no_grad():
@@ -173,18 +217,25 @@ class FederatedModule(LightningModule):
         restore_unit_norms(self.net)
         return True
 
-    def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
+    def validation_step(
+        self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0
+    ) -> Any:
         """Tests a batch. Returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
-        with torch.autocast(x.device.type, torch.bfloat16) if self.eval_precision else nullcontext():
+        with (
+            torch.autocast(x.device.type, torch.bfloat16) if self.eval_precision else nullcontext()
+        ):
             with unedited(x):
                 outputs = self.net(x)
             real, scores = self.task.real(y), self.task.scores(outputs, y)
-        zeros = torch.zeros(2, device=x.device)  # in the run's type: float64 counts exactly in a float64 run
+        # in the run's type: float64 counts exactly in a float64 run
+        zeros = torch.zeros(2, device=x.device)
         for column in self.task.columns:
             values, weight = scores[column], real.to(scores[column].dtype)
             column = column.replace("test/", "val/") if dataloader_idx else column
-            self.sums[column] = self.sums.get(column, zeros) + torch.stack([(values * weight).sum(), weight.sum()])
+            self.sums[column] = self.sums.get(column, zeros) + torch.stack(
+                [(values * weight).sum(), weight.sum()]
+            )
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:
@@ -192,11 +243,16 @@ class FederatedModule(LightningModule):
 
 
 def hears_of_steps(callback: Callback) -> bool:
-    """Whether it implements ``on_after_backward``, in its class or, like ``LambdaCallback``, in the object."""
+    """Whether it implements ``on_after_backward``, in its class or, like ``LambdaCallback``, in the
+    object.
+    """
     return getattr(callback.on_after_backward, "__func__", None) is not Callback.on_after_backward
 
 
 def _all_finite(values: Iterable[object]) -> bool:
-    """Whether all tensors are finite. Waits for the device, which has only the server's step left to do."""
+    """Whether all tensors are finite.
+
+    Waits for the device, which has only the server's step left to do.
+    """
     sums = [t.detach().sum() for t in values if isinstance(t, Tensor) and t.is_floating_point()]
     return bool(torch.stack([s.to(sums[0].device, torch.float64) for s in sums]).isfinite().all())

@@ -1,4 +1,6 @@
-"""What the server knows about a round: at its beginning (Round), and after its uploads (Received)."""
+"""What the server knows about a round: at its beginning (Round), and after its
+uploads (Received).
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,21 @@ class Round:
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
-        asked: ids of the clients that are asked, ``[K]``, sorted; rows of a round's tables have this order.
-        cohort: ids of those that take part, sorted: all that are asked, and after the uploads those that answered.
+        asked: ids of the clients that are asked, ``[K]``, sorted; rows of a round's tables have
+            this order.
+        cohort: ids of those that take part, sorted: all that are asked, and after the uploads those
+            that answered.
         num_clients: N, the size of the population.
-        start: the broadcast model, name → ``[*shape]``: the download's ``model``, in which parts may replace entries.
+        start: the broadcast model, name → ``[*shape]``: the download's ``model``, in which parts
+            may replace entries.
         lr: η_l, the clients' learning rate in this round.
         model: the server's own model, name → ``[*shape]``.
-        reduce: sums over all processes. Every process must call it, so do not call it in ``on_receive``.
-        server: the server's optimizer, whose momentum a method may read; None in a loop without one.
-        drawn: number of drawn clients, including those that ``participation.faults`` removes from the cohort.
+        reduce: sums over all processes. Every process must call it, so do not call it in
+            ``on_receive``.
+        server: the server's optimizer, whose momentum a method may read; None in a loop without
+            one.
+        drawn: number of drawn clients, including those that ``participation.faults`` removes from
+            the cohort.
     """
 
     index: int
@@ -51,7 +59,9 @@ class Round:
 
     def zeros(self, *shape: int) -> Tensor:
         """Float64 zeros on the device of the model, for sums over the round."""
-        return torch.zeros(shape, dtype=torch.float64, device=next(iter(self.start.values())).device)
+        return torch.zeros(
+            shape, dtype=torch.float64, device=next(iter(self.start.values())).device
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,16 +70,17 @@ class Received(Round):
 
     Attributes:
         update: the aggregated Δ, name → ``[*shape]``; ``on_aggregate_end`` may edit it.
-        received: what clients sent in addition to Δ, by the name given to ``Upload.send``: the mean over the finite
-            clients, or another aggregator's result, name → ``[*shape]``.
+        received: what clients sent in addition to Δ, by the name given to ``Upload.send``: the mean
+            over the finite clients, or another aggregator's result, name → ``[*shape]``.
         sums: the sums of each server part (``ServerPart.sums``).
-        reply: the server's message to the cohort after the round, by name; ``on_aggregate_end`` fills it.
+        reply: the server's message to the cohort after the round, by name; ``on_aggregate_end``
+            fills it.
         num_finite: number of clients that count: those that sent finite numbers only.
         loss: mean of the finite training losses, over the clients that count.
         up_bytes, samples, steps: of all uploads.
         overflowed: whether the aggregate of finite uploads is not finite.
-        usable: whether the server steps along the update: it is finite, and comes from at least one client, which a
-            part with the fact "steps without clients" does not require.
+        usable: whether the server steps along the update: it is finite, and comes from at least one
+            client, which a part with the fact "steps without clients" does not require.
     """
 
     update: Params = field(default_factory=dict)

@@ -18,7 +18,8 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     round = server.draw(t)
     download = server.broadcast(round)
     sums = server.begin(round)
-    for upload in transport.fit(download, round.cohort, sums.expected):  # K clients at a time, in any order
+    # K clients at a time, in any order
+    for upload in transport.fit(download, round.cohort, sums.expected):
         server.receive(upload, sums, round)
         del upload  # nothing holds it while the next clients train
     received = server.reduce(sums, round)
@@ -27,11 +28,14 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     refused = not server.step(received)  # in every round: Lightning counts rounds by it
     if received.reply:
         transport.reply(received.reply)
-        server.setup.module.trainer.strategy.barrier()  # before any process reads a state that another writes
+        # before any process reads a state that another writes
+        server.setup.module.trainer.strategy.barrier()
     return row_of(received, download, server, refused, started), received
 
 
-def row_of(round: Received, download: Download, server: Server, refused: bool, started: float) -> dict[str, Any]:
+def row_of(
+    round: Received, download: Download, server: Server, refused: bool, started: float
+) -> dict[str, Any]:
     """The round's row of metrics, as far as it is known before the test."""
     answered, sent = len(round.cohort), round.drawn - server.setup.transport.unasked
     return {
@@ -42,7 +46,9 @@ def row_of(round: Received, download: Download, server: Server, refused: bool, s
         "train/refused_steps": int(round.overflowed) + int(refused),
         "train/samples": round.samples,
         "train/steps": round.steps,
-        "comm/down_bytes": sent * download.nbytes + answered * sum(map(nbytes, round.reply.values())),
+        "comm/down_bytes": (
+            sent * download.nbytes + answered * sum(map(nbytes, round.reply.values()))
+        ),
         "comm/up_bytes": round.up_bytes,
         "time/train_s": time.perf_counter() - started,
         **server.row(round),

@@ -24,8 +24,10 @@ class Setup:
         module: the global model and its server optimizer.
         parts: of all methods of the run, in the order of their hooks.
         rounds: R, the number of communication rounds.
-        cohort: how many clients train in a round, at most. The sampler also draws ``participation.faults.extra``.
-        transport: carries messages (``federated/stacks.py``). A server part may ask it what clients would send.
+        cohort: how many clients train in a round, at most. The sampler also draws
+            ``participation.faults.extra``.
+        transport: carries messages (``federated/stacks.py``). A server part may ask it what clients
+            would send.
     """
 
     sampler: UniformSampler

@@ -1,4 +1,6 @@
-"""The transport: carries messages between the server and its clients, which train in stacks in this process."""
+"""The transport: carries messages between the server and its clients, which train in stacks in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ from gcfed.utils.device import free_memory
 
 
 class Stacks:
-    """The transport of a simulation, which passes messages by reference. Other transports inherit from it.
+    """The transport of a simulation, which passes messages by reference.
+
+    Other transports inherit from it.
 
     Args:
         per_round: the most clients of a cohort.
 
     Attributes:
-        remote: whether clients run on other machines, which may disappear and which keep the clients' states.
-        separate_clients: whether clients are built from the config a second time, without the callbacks.
+        remote: whether clients run on other machines, which may disappear and which keep the
+            clients' states.
+        separate_clients: whether clients are built from the config a second time, without the
+            callbacks.
         own_data: whether the server does not know the clients' data.
         missing: clients of the last ``fit`` that did not answer.
         unasked: how many of them were sent nothing.
@@ -51,7 +57,9 @@ class Stacks:
         """How many local steps are asked of these clients in a round, ``[K]``."""
         return self.program.solver.num_steps(self.program.data.sizes(clients))
 
-    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
+    def fit(
+        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+    ) -> Iterator[Upload]:
         """Trains those of the clients that this process has, and yields their uploads, K at a time.
 
         Args:
@@ -67,7 +75,11 @@ class Stacks:
                     yield trained.pop()  # so that its memory is free while the next stack trains
 
     def rehearse(
-        self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
+        self,
+        download: Download,
+        clients: np.ndarray,
+        solver: LocalSolver | None = None,
+        here: bool = False,
     ) -> Iterator[Upload]:
         """Yields what these clients would send. They keep nothing, and measurements do not see it.
 
@@ -78,7 +90,11 @@ class Stacks:
         program = self.program
         if self.separate_clients:
             raise ValueError("metrics=gap and metrics=leakage work with federation=none only.")
-        parts = [p for p in program.parts if p.order is not Order.MEASURES and "sees the cohort" not in p.facts]
+        parts = [
+            p
+            for p in program.parts
+            if p.order is not Order.MEASURES and "sees the cohort" not in p.facts
+        ]
         alone = replace(program, solver=solver or program.solver, parts=parts)
         alone.receive(download)
         for ids in [clients] if here else self.share(download, clients):
@@ -90,7 +106,9 @@ class Stacks:
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
         """The ids of the clients of each stack that this process trains."""
-        work = self.program.faults.steps(self.planned(clients), clients, download.round, download.seed)
+        work = self.program.faults.steps(
+            self.planned(clients), clients, download.round, download.seed
+        )
         mine = assign(clients, work, *rank_and_world())
         return [mine[i : i + self.layout.k] for i in range(0, len(mine), self.layout.k)]
 
@@ -98,37 +116,59 @@ class Stacks:
     def layout(self) -> Layout:
         """How stacks use the device; the network and the data must be there.
 
-        With ``client.stack=auto`` on a GPU, networks with convolutions (slow in a stack) or dropout train one client at
-        a time. Networks that draw random numbers, as a user's may, use one stream: all streams share a generator.
+        With ``client.stack=auto`` on a GPU, networks with convolutions (slow in a stack) or dropout
+        train one client at a time. Networks that draw random numbers, as a user's may, use one
+        stream: all streams share a generator.
         """
-        solver, module, data, cohort = self.program.solver, self.program.module, self.program.data, self.per_round
-        net, device, chosen = module.net, module.device, None if solver.stack == "auto" else min(solver.stack, cohort)
+        solver, module, data, cohort = (
+            self.program.solver,
+            self.program.module,
+            self.program.data,
+            self.per_round,
+        )
+        net, device, chosen = (
+            module.net,
+            module.device,
+            None if solver.stack == "auto" else min(solver.stack, cohort),
+        )
         if device.type != "cuda":
             return Layout(chosen or 1, device, 0)
-        # A client needs memory for weights, gradients, momentum, a method's terms, and twice a pass's activations.
-        batch_size = -(-min(solver.batch_size, int(data.sizes(np.arange(data.num_clients)).max())) // solver.accumulate)
+        # A client needs memory for weights, gradients, momentum, a method's terms, and twice a
+        # pass's activations.
+        batch_size = -(
+            -min(solver.batch_size, int(data.sizes(np.arange(data.num_clients)).max()))
+            // solver.accumulate
+        )
         sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
         with evaluating(net):
-            client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
+            client = 16 * sum(
+                p.nbytes for p in net.parameters()
+            ) + 2 * batch_size * activation_bytes(net, sample)
         fit = max(1, min(cohort, free_memory(device) // client))
-        # Dropout in a stack depends on K, and K depends on the free memory, which must not change a run.
+        # Dropout in a stack depends on K, and K depends on the free memory, which must not change a
+        # run.
         alone = module.lent.traits.alone or has_dropout(net) or has_convolutions(net)
         k = chosen or (1 if alone else fit)
         draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
-        return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, 8)))  # a GPU runs 8 at once
+        # a GPU runs 8 at once
+        return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, 8)))
 
 
 class Layout:
-    """K clients in a stack, and the streams of a GPU, on which the stacks of a round train in turn; on a CPU, none.
+    """K clients in a stack, and the streams of a GPU, on which the stacks of a round train in turn;
+    on a CPU, none.
 
-    Each stack trains on one stream. The hooks after local training and the sums of uploads run on the round's stream,
-    in the host's order, so equal runs have equal numbers. The stack's stream waits for them, because the next stack
-    reuses the memory. A single stack also has a stream: no CUDA graph can be recorded on the default one.
+    Each stack trains on one stream. The hooks after local training and the sums of uploads run on
+    the round's stream, in the host's order, so equal runs have equal numbers. The stack's stream
+    waits for them, because the next stack reuses the memory. A single stack also has a stream: no
+    CUDA graph can be recorded on the default one.
     """
 
     def __init__(self, k: int, device: torch.device, streams: int) -> None:
         self.k = k
-        self.streams = [torch.cuda.Stream(device) for _ in range(streams)] if device.type == "cuda" else []
+        self.streams = (
+            [torch.cuda.Stream(device) for _ in range(streams)] if device.type == "cuda" else []
+        )
 
     def begin_round(self) -> None:
         """The present stream becomes the round's. The stacks wait for its earlier work."""
@@ -158,9 +198,14 @@ class Layout:
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
     """The clients that process ``rank`` of ``world`` trains, most work first.
 
-    Each client, largest first, goes to the process with the least work so far. All processes compute the same result.
+    Each client, largest first, goes to the process with the least work so far. All processes
+    compute the same result.
     """
-    order, load, owner = np.lexsort((clients, -work)), np.zeros(world), np.zeros(len(clients), dtype=np.int64)
+    order, load, owner = (
+        np.lexsort((clients, -work)),
+        np.zeros(world),
+        np.zeros(len(clients), dtype=np.int64),
+    )
     for i in order:
         owner[i] = load.argmin()
         load[owner[i]] += work[i]

@@ -2,8 +2,9 @@
 
 A message is a safetensors file with the tensors. Its header has everything else as JSON.
 
-The clients are separate objects, built from the run's config. So a method that reads something of the server without
-sending it fails there. If a run over the wire equals the run in memory, its messages are complete.
+The clients are separate objects, built from the run's config. So a method that reads something of
+the server without sending it fails there. If a run over the wire equals the run in memory, its
+messages are complete.
 """
 
 from __future__ import annotations
@@ -38,17 +39,27 @@ class ClientEnd:
         accelerator, devices: as for Lightning's trainer; one device.
     """
 
-    def __init__(self, cfg: DictConfig, assemble: Callable[..., Any], accelerator: str, devices: Any = 1) -> None:
+    def __init__(
+        self, cfg: DictConfig, assemble: Callable[..., Any], accelerator: str, devices: Any = 1
+    ) -> None:
         torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
         parts = assemble(cfg, clients_only=True)
         self.stacks: Stacks = parts.loop.stacks
         self.module, self.data, self.stores = parts.module, parts.data, parts.loop.stores
         self.module.trainer = Trainer(
-            accelerator=accelerator, devices=devices, precision=cfg.precision, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, callbacks=list(self.stacks.program.parts),
-        )  # fmt: skip
+            accelerator=accelerator,
+            devices=devices,
+            precision=cfg.precision,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=list(self.stacks.program.parts),
+        )
         self.module.to(self.module.trainer.strategy.root_device)
-        self.data.to_device(self.module.device, first_weight(self.module.net).dtype, self.module.memory_format)
+        self.data.to_device(
+            self.module.device, first_weight(self.module.net).dtype, self.module.memory_format
+        )
 
     def fit(self, download: Download, clients: np.ndarray) -> Iterator[dict[str, Any]]:
         """Trains these clients. Yields their uploads, as contents of a message."""
@@ -57,13 +68,16 @@ class ClientEnd:
 
     def reply(self, message: bytes) -> None:
         """Gives the server's reply to the clients of the last round."""
-        self.stacks.reply(tree_map_only(Tensor, lambda t: t.to(self.module.device), unpack(message)))
+        self.stacks.reply(
+            tree_map_only(Tensor, lambda t: t.to(self.module.device), unpack(message))
+        )
 
 
 class Wire(Stacks):
     """The transport to clients that are separate objects. All messages become bytes.
 
-    Replaces the transport of a simulation, ``stacks``. The other arguments are those of :class:`ClientEnd`.
+    Replaces the transport of a simulation, ``stacks``. The other arguments are those of
+    :class:`ClientEnd`.
     """
 
     separate_clients = True
@@ -73,24 +87,34 @@ class Wire(Stacks):
         self.cfg, self.assemble = cfg, assemble
 
     def start(self) -> None:
-        cfg: Any = OmegaConf.merge(self.cfg, {"federation": None, "callbacks": None, "logger": None})
+        cfg: Any = OmegaConf.merge(
+            self.cfg, {"federation": None, "callbacks": None, "logger": None}
+        )
         device = self.program.module.device
         with isolate_rng(include_cuda=device.type == "cuda"):
-            self.end = ClientEnd(cfg, self.assemble, device.type, 1 if device.index is None else [device.index])
+            self.end = ClientEnd(
+                cfg, self.assemble, device.type, 1 if device.index is None else [device.index]
+            )
         for part in self.end.stacks.program.parts:  # so that checkpoints contain their states
             part.stores = self.stores
 
-    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
+    def fit(
+        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+    ) -> Iterator[Upload]:
         assert expected is not None
         for content in self.end.fit(unpack_download(pack(vars(download))), clients):
-            yield read_upload(unpack(pack(content)), expected.shapes["delta"]).to(self.program.module.device)
+            yield read_upload(unpack(pack(content)), expected.shapes["delta"]).to(
+                self.program.module.device
+            )
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         self.end.reply(pack(reply))
 
 
 def pack(content: Mapping[str, Any]) -> bytes:
-    """Makes a message of numbers, texts, arrays and tensors, and of dicts and lists of them, by name."""
+    """Makes a message of numbers, texts, arrays and tensors, and of dicts and lists of them, by
+    name.
+    """
     tensors: Params = {}
 
     def encoded(value: Tensor | np.ndarray) -> Any:
@@ -142,14 +166,18 @@ def upload_content(upload: Upload) -> dict[str, Any]:
 def read_upload(content: Mapping[str, Any], like: Params) -> Upload:
     """The upload with this content; ``like`` has tensors shaped like one client's Δ."""
     levels = {name: Levels(*own) for name, own in content["levels"].items()}
-    delta = {name: from_bits(content["delta"][name], own, like[name]) for name, own in levels.items()}
+    delta = {
+        name: from_bits(content["delta"][name], own, like[name]) for name, own in levels.items()
+    }
     lists = ("clients", "num_samples", "num_steps", "num_seen")
     arrays = {name: np.array(content[name], dtype=np.int64) for name in lists}
     return Upload(**{**content, **arrays, "delta": content["delta"] | delta, "levels": levels})
 
 
 def to_bits(values_K: Tensor, levels: Levels) -> Tensor:
-    """Quantized values ``[K, *shape]`` as uint8 ``[K, ⌈d·bits/8⌉]``, where d is the number of entries of one client."""
+    """Quantized values ``[K, *shape]`` as uint8 ``[K, ⌈d·bits/8⌉]``, where d is the number of
+    entries of one client.
+    """
     flat = values_K.reshape(len(values_K), -1).double()
     level = (flat / levels.unit.to(flat).unsqueeze(1)).nan_to_num(0.0).round().to(torch.int64)
     shifted = (level + 2 ** (levels.bits - 1) - 1).cpu().numpy()
@@ -160,7 +188,9 @@ def to_bits(values_K: Tensor, levels: Levels) -> Tensor:
 def from_bits(sent: Tensor, levels: Levels, like: Tensor) -> Tensor:
     """The inverse of :func:`to_bits`, in the shape and type of one client's tensor."""
     bits = levels.bits
-    ones = np.unpackbits(sent.numpy(), axis=1, count=like.numel() * bits).reshape(len(sent), -1, bits)
+    ones = np.unpackbits(sent.numpy(), axis=1, count=like.numel() * bits).reshape(
+        len(sent), -1, bits
+    )
     level = (ones.astype(np.int64) << np.arange(bits)).sum(-1) - (2 ** (bits - 1) - 1)
     values = torch.from_numpy(level).to(like.dtype) * levels.unit.to(like.dtype).unsqueeze(1)
     return torch.stack([torch.empty_like(like).copy_(row.view(like.shape)) for row in values])

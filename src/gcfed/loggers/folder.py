@@ -1,4 +1,7 @@
-"""Loggers that write to the run's folder. ``resume_round``: the last round of the checkpoint that the run continues."""
+"""Loggers that write to the run's folder.
+
+``resume_round``: the last round of the checkpoint that the run continues.
+"""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +19,10 @@ FIRST = ("algorithm", "gc", "model", "rounds", "seed")  # columns of TensorBoard
 
 
 class RoundCSVLogger(Logger):
-    """Appends one row per round to ``path``. A resumed run first drops the rows after its checkpoint."""
+    """Appends one row per round to ``path``.
+
+    A resumed run first drops the rows after its checkpoint.
+    """
 
     name, version = "csv", ""
 
@@ -28,7 +34,9 @@ class RoundCSVLogger(Logger):
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Starts the file: empty, or with the rows up to the checkpoint."""
-        self._write([row for row in self._read() if int(row["round"]) <= self.resume_round], ["round"])
+        self._write(
+            [row for row in self._read() if int(row["round"]) <= self.resume_round], ["round"]
+        )
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -48,7 +56,8 @@ class RoundCSVLogger(Logger):
 
     def _read(self) -> list[dict[str, str]]:
         text = self.path.read_text() if self.path.is_file() else ""
-        return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))  # a kill may have cut the last line
+        # a kill may have cut the last line
+        return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
 
     def _write(self, rows: list[dict[str, str]], new: Iterable[str]) -> None:
         self.columns = list(dict.fromkeys([*(rows[0] if rows else ()), *self.columns, *new]))
@@ -59,31 +68,42 @@ class RoundCSVLogger(Logger):
 
 
 class RoundTensorBoardLogger(TensorBoardLogger):
-    """Lightning's logger, without a subfolder. A resumed run drops the events of rounds after its checkpoint.
+    """Lightning's logger, without a subfolder.
 
-    TensorBoard sorts by name: a dot in front puts a column behind the accuracy and the hyperparameters of ``FIRST``.
+    A resumed run drops the events of rounds after its checkpoint.
+
+    TensorBoard sorts by name: a dot in front puts a column behind the accuracy and the
+    hyperparameters of ``FIRST``.
     """
 
     def __init__(self, save_dir: str, resume_round: int = 0) -> None:
-        super().__init__(save_dir, name="", version="", purge_step=resume_round and resume_round + 1)
+        super().__init__(
+            save_dir, name="", version="", purge_step=resume_round and resume_round + 1
+        )
         self.resume_round = resume_round
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        table = hparams_pb({k if k in FIRST else f"·{k}": v for k, v in params.items()}, trial_id="")
+        table = hparams_pb(
+            {k if k in FIRST else f"·{k}": v for k, v in params.items()}, trial_id=""
+        )
         if not self.resume_round:  # TensorBoard reads the first table only
             self.experiment._get_file_writer().add_summary(table, 0)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics({k if k >= "test/" else f"·{k}": v for k, v in metrics.items() if k != "round"}, step)
+        super().log_metrics(
+            {k if k >= "test/" else f"·{k}": v for k, v in metrics.items() if k != "round"}, step
+        )
         self.experiment.flush()
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[str], step: int | None = None) -> None:
-        self.experiment.add_image(f"·{key}", np.asarray(Image.open(images[0])), step, dataformats="HWC")
+        self.experiment.add_image(
+            f"·{key}", np.asarray(Image.open(images[0])), step, dataformats="HWC"
+        )
 
     def save(self) -> None:
         """Writes no ``hparams.yaml``: the folder has ``config.yaml``."""

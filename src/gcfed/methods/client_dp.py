@@ -1,14 +1,17 @@
-"""Differential privacy for clients: DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, with equal weights).
+"""Differential privacy for clients: DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, with equal
+weights).
 
-Each client takes part with probability q, independently of the others. It sends its update Δ_k, clipped to the norm C.
-The server adds noise to the sum, and divides by the expected size of the cohort (their estimator f̃_f):
+Each client takes part with probability q, independently of the others. It sends its update Δ_k,
+clipped to the norm C. The server adds noise to the sum, and divides by the expected size of the
+cohort (their estimator f̃_f):
 
     Δ = (Σ_k Δ_k + N(0, σ²C²)) / (qN)
 
-The noise is a function of (seed, round). The models of all rounds together are (ε, δ)-differentially private for the
-addition or removal of one client with all its samples. docs/privacy.md lists what ε does not cover. opacus computes ε
-from Rényi divergences (RDP, Mironov et al. 2019), which is fast, and from the distribution of the privacy loss (PRV,
-Gopi et al., NeurIPS 2021), which is tighter and takes about a second.
+The noise is a function of (seed, round). The models of all rounds together are (ε,
+δ)-differentially private for the addition or removal of one client with all its samples.
+docs/privacy.md lists what ε does not cover. opacus computes ε from Rényi divergences (RDP, Mironov
+et al. 2019), which is fast, and from the distribution of the privacy loss (PRV, Gopi et al.,
+NeurIPS 2021), which is tighter and takes about a second.
 """
 
 import logging
@@ -19,7 +22,18 @@ import torch
 from pydantic import Field
 
 from gcfed.data.sampling import PoissonSampler
-from gcfed.federated.method import ClientPart, Download, Method, Order, Own, Params, Received, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Method,
+    Order,
+    Own,
+    Params,
+    Received,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.methods.clip_update import clip_
 from gcfed.methods.local_norm import no_steps
 from gcfed.methods.requirements import mean_aggregator
@@ -28,13 +42,14 @@ from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)
 LARGE = 100.0  # PRV would take minutes for a larger ε
-READS = ("uploads", "notes", "on_receive", "on_aggregate_end", "decode")  # hooks that see what clients send
+# hooks that see what clients send
+READS = ("uploads", "notes", "on_receive", "on_aggregate_end", "decode")
 
 
 @checked
 class ClientDP(Method):
-    """Clips updates and adds noise to their sum. Each row has ``privacy/epsilon_rdp``, the ε so far; the last row also
-    has ``privacy/epsilon_prv``.
+    """Clips updates and adds noise to their sum. Each row has ``privacy/epsilon_rdp``, the ε so
+    far; the last row also has ``privacy/epsilon_prv``.
 
     Args:
         max_norm: C.
@@ -44,11 +59,18 @@ class ClientDP(Method):
     """
 
     def __init__(
-        self, max_norm: Positive = 1.0, *, noise_multiplier: Weight | None = None,
-        epsilon: Annotated[float, Field(ge=0.1, le=LARGE)] | None = None, delta: Inside = 1e-5,
-    ) -> None:  # fmt: skip
+        self,
+        max_norm: Positive = 1.0,
+        *,
+        noise_multiplier: Weight | None = None,
+        epsilon: Annotated[float, Field(ge=0.1, le=LARGE)] | None = None,
+        delta: Inside = 1e-5,
+    ) -> None:
         if (noise_multiplier is None) == (epsilon is None):
-            what = f"={epsilon} and noise_multiplier={noise_multiplier}: set one of them, and leave the other null."
+            what = (
+                f"={epsilon} and noise_multiplier={noise_multiplier}: set one of them, and leave"
+                " the other null."
+            )
             raise SettingError("epsilon", what)
         super().__init__(ClipAll(max_norm), Noise(max_norm, noise_multiplier, epsilon, delta))
 
@@ -67,9 +89,15 @@ class ClipAll(ClientPart):
 
 class Noise(ServerPart):
     facts = {"steps without clients"}
-    needs = [mean_aggregator("with another rule, a client can change the sum by more than C", uniform=True)]
+    needs = [
+        mean_aggregator(
+            "with another rule, a client can change the sum by more than C", uniform=True
+        )
+    ]
 
-    def __init__(self, max_norm: float, sigma: float | None, epsilon: float | None, delta: float) -> None:
+    def __init__(
+        self, max_norm: float, sigma: float | None, epsilon: float | None, delta: float
+    ) -> None:
         self.max_norm, self.epsilon, self.delta = max_norm, epsilon, delta
         self.sigma: float = sigma  # type: ignore[assignment]  # None until ``validate``
 
@@ -79,9 +107,13 @@ class Noise(ServerPart):
         try:
             self._account(self.expected / setup.data.num_clients)
         except ImportError as error:
-            raise ValueError("privacy=client_dp needs a package: uv pip install -e '.[privacy]'") from error
+            raise ValueError(
+                "privacy=client_dp needs a package: uv pip install -e '.[privacy]'"
+            ) from error
         except (ValueError, RuntimeError) as error:  # of opacus
-            raise ValueError(f"privacy.epsilon={self.epsilon} and delta={self.delta}: {error}") from error
+            raise ValueError(
+                f"privacy.epsilon={self.epsilon} and delta={self.delta}: {error}"
+            ) from error
 
     def _account(self, rate: float) -> None:
         """Finds σ, if it is not given, and the ε of all rounds; ``rate``: q."""
@@ -92,11 +124,18 @@ class Noise(ServerPart):
         if self.epsilon is not None:
             tolerance = min(0.01, self.epsilon / 100)
             self.sigma = get_noise_multiplier(
-                target_epsilon=self.epsilon, target_delta=self.delta, sample_rate=rate, steps=self.rounds,
-                accountant="prv", epsilon_tolerance=tolerance, eps_error=tolerance,
-            )  # fmt: skip
+                target_epsilon=self.epsilon,
+                target_delta=self.delta,
+                sample_rate=rate,
+                steps=self.rounds,
+                accountant="prv",
+                epsilon_tolerance=tolerance,
+                eps_error=tolerance,
+            )
         self.orders = RDPAccountant.DEFAULT_ALPHAS
-        self.divergences = compute_rdp(q=rate, noise_multiplier=self.sigma, steps=1, orders=self.orders)
+        self.divergences = compute_rdp(
+            q=rate, noise_multiplier=self.sigma, steps=1, orders=self.orders
+        )
         self.total = {"privacy/epsilon_rdp": (rdp := self.spent(self.rounds))}
         if self.epsilon or rdp < LARGE:
             prv, error = PRVAccountant(), min(0.01, (self.epsilon or rdp) / 100)
@@ -110,13 +149,18 @@ class Noise(ServerPart):
 
         if not self.sigma:
             return math.inf
-        return float(get_privacy_spent(orders=self.orders, rdp=rounds * self.divergences, delta=self.delta)[0])
+        return float(
+            get_privacy_spent(orders=self.orders, rdp=rounds * self.divergences, delta=self.delta)[
+                0
+            ]
+        )
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         random = torch.Generator(update[self.trained_names[0]].device)
         random.manual_seed(torch_seed(round.seed, "privacy", round.index))
         for name in self.trained_names:
-            t = update[name].mul_(round.num_finite / self.expected)  # the mean becomes the sum divided by qN
+            # the mean becomes the sum divided by qN
+            t = update[name].mul_(round.num_finite / self.expected)
             noise = torch.randn(t.shape, generator=random, device=t.device, dtype=torch.float64)
             t.add_(noise, alpha=self.sigma * self.max_norm / self.expected)
 
@@ -129,26 +173,58 @@ class Noise(ServerPart):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if (known := state_dict["sigma"]) != self.sigma:
-            needs = f"privacy.epsilon={self.epsilon} needs σ={self.sigma:.5g}, and finished rounds had σ={known:.5g}"
+            needs = (
+                f"privacy.epsilon={self.epsilon} needs σ={self.sigma:.5g}, and finished rounds had"
+                f" σ={known:.5g}"
+            )
             raise ValueError(f"rounds={self.rounds}: {needs}. Keep the number of rounds.")
 
 
 def check_assumptions(setup: Setup, title: str) -> None:
     """Raises ValueError for a run whose models ε would not cover."""
-    poisson, replaced = isinstance(setup.sampler, PoissonSampler), setup.sampler.per_round - setup.cohort
+    poisson, replaced = (
+        isinstance(setup.sampler, PoissonSampler),
+        setup.sampler.per_round - setup.cohort,
+    )
     for wrong, key, reason in (
         (setup.transport.remote, "federation=none", "no site can be forced to clip"),
         (not poisson, "participation=poisson", "ε assumes that clients are drawn independently"),
-        (replaced, "participation.faults.extra=null", "ε assumes that no client replaces another one"),
+        (
+            replaced,
+            "participation.faults.extra=null",
+            "ε assumes that no client replaces another one",
+        ),
     ):
         if wrong:
             raise ValueError(f"{title} needs {key}: {reason}.")
     for part in setup.parts:
-        reads = [hook for hook in READS if getattr(type(part), hook, None) not in (None, getattr(ServerPart, hook))]
-        edits = isinstance(part, ClientPart) and part.order >= Order.SHORTENS and part.overrides("send")
-        if (reads or edits) and not isinstance(part, ClipAll | Noise) and part.order is not Order.MEASURES:
-            does = "reads more than the noisy sum of updates" if reads else "changes updates that are already clipped"
-            raise ValueError(f"{title} does not combine with {part.title}, which {does}: set privacy=none.")
+        reads = [
+            hook
+            for hook in READS
+            if getattr(type(part), hook, None) not in (None, getattr(ServerPart, hook))
+        ]
+        edits = (
+            isinstance(part, ClientPart) and part.order >= Order.SHORTENS and part.overrides("send")
+        )
+        if (
+            (reads or edits)
+            and not isinstance(part, ClipAll | Noise)
+            and part.order is not Order.MEASURES
+        ):
+            does = (
+                "reads more than the noisy sum of updates"
+                if reads
+                else "changes updates that are already clipped"
+            )
+            raise ValueError(
+                f"{title} does not combine with {part.title}, which {does}: set privacy=none."
+            )
     if averaged := sorted(no_steps(setup)):
-        sends = f"model={type(setup.module.net).__name__}, which sends {averaged[0]}, and noise may make it negative"
-        raise ValueError(f"{title} does not combine with {sends}: use another normalisation (model.norm_policy=group).")
+        sends = (
+            f"model={type(setup.module.net).__name__}, which sends {averaged[0]}, and noise may"
+            " make it negative"
+        )
+        raise ValueError(
+            f"{title} does not combine with {sends}: use another normalisation"
+            " (model.norm_policy=group)."
+        )

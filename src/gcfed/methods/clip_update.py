@@ -1,10 +1,13 @@
-"""Updates of bounded norm: each client sends Δ_k · min(1, C / ‖Δ_k‖), with C fixed or following a quantile.
+"""Updates of bounded norm: each client sends Δ_k · min(1, C / ‖Δ_k‖), with C fixed or following a
+quantile.
 
-C fixed is the clipping of DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, flat clipping). Adaptive (Andrew et al.,
-NeurIPS 2021, Section 2.1, without noise): each client sends one bit, whether ‖Δ_k‖ ≤ C. With b̄ the share of ones, C ←
-C · exp(−η_C (b̄ − γ)), which converges to the γ-quantile of the norms.
+C fixed is the clipping of DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, flat clipping).
+Adaptive (Andrew et al., NeurIPS 2021, Section 2.1, without noise): each client sends one bit,
+whether ‖Δ_k‖ ≤ C. With b̄ the share of ones, C ← C · exp(−η_C (b̄ − γ)), which converges to the
+γ-quantile of the norms.
 
-Running statistics of batch norm are not clipped and do not count in the norm: they are no steps, and often larger.
+Running statistics of batch norm are not clipped and do not count in the norm: they are no steps,
+and often larger.
 """
 
 from collections.abc import Sequence
@@ -14,7 +17,17 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Method, Order, Own, Params, Received, Round, ServerPart, Setup
+from gcfed.federated.method import (
+    ClientPart,
+    Method,
+    Order,
+    Own,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+)
 from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.methods.local_norm import no_steps
 from gcfed.utils.checked import Positive, Share, checked
@@ -22,7 +35,8 @@ from gcfed.utils.checked import Positive, Share, checked
 
 @checked
 class ClipUpdate(Method):
-    """Clips each client's update; adds its bound and the share of clipped clients to the row of metrics.
+    """Clips each client's update; adds its bound and the share of clipped clients to the row of
+    metrics.
 
     Args:
         max_norm: C, or with a quantile the C of the first round.
@@ -30,7 +44,9 @@ class ClipUpdate(Method):
         lr: η_C, of the adaptive C.
     """
 
-    def __init__(self, max_norm: Positive = 1.0, *, quantile: Share | None = None, lr: Positive = 0.2) -> None:
+    def __init__(
+        self, max_norm: Positive = 1.0, *, quantile: Share | None = None, lr: Positive = 0.2
+    ) -> None:
         super().__init__(Clip(), Bound(max_norm, quantile, lr))
 
 
@@ -47,7 +63,10 @@ class Clip(ClientPart):
 
 
 def clip_(tensors_K: Sequence[Tensor], bound: Tensor) -> Tensor:
-    """Clips the norm of each client's tensors, ``[K, *shape]``, in place. Returns the norms before, ``[K]``."""
+    """Clips the norm of each client's tensors, ``[K, *shape]``, in place.
+
+    Returns the norms before, ``[K]``.
+    """
     norms = client_norms(tensors_K)
     scale = (bound / norms.double()).clamp(max=1.0)
     for t in tensors_K:
@@ -60,7 +79,8 @@ class Bound(ServerPart):
         self.max_norm, self.quantile, self.lr = max_norm, quantile, lr
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self._log = self.server_state("clip_update", {"log": round.zeros()})["log"]  # log (C / max_norm)
+        # log (C / max_norm)
+        self._log = self.server_state("clip_update", {"log": round.zeros()})["log"]
         self._bound = self.max_norm * self._log.exp()
         download.extra["clip_update"] = {"bound": self._bound}
 

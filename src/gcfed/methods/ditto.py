@@ -1,13 +1,16 @@
-"""A personal model beside the global one, drawn towards it: Ditto (Li et al., ICML 2021, Algorithm 1).
+"""A personal model beside the global one, drawn towards it: Ditto (Li et al., ICML 2021, Algorithm
+1).
 
-    local step     v ← v − η (∇F_k(v) + λ (v − w₀)),   and FedAvg's on w, both on the same mini-batch
+    local step     v ← v − η (∇F_k(v) + λ (v − w₀)),   and FedAvg's on w, both on the same
+    mini-batch
 
-w₀ is the broadcast model. A client keeps v, with its own running statistics; it starts at the w₀ of the client's first
-round, in the paper at a given v⁰. v's steps are SGD with the clients' learning rate and weight decay. Losses of other
-methods count for v too; what they add to gradients, gradient clipping and Local GC are for w only.
+w₀ is the broadcast model. A client keeps v, with its own running statistics; it starts at the w₀ of
+the client's first round, in the paper at a given v⁰. v's steps are SGD with the clients' learning
+rate and weight decay. Losses of other methods count for v too; what they add to gradients, gradient
+clipping and Local GC are for w only.
 
-Which model is tested: ``test/*`` is the global model. ``personal/local_*`` (``metrics=personal``) is each client's v
-after local training, on its own test split; ``personal/global_*`` is w₀ there.
+Which model is tested: ``test/*`` is the global model. ``personal/local_*`` (``metrics=personal``)
+is each client's v after local training, on its own test split; ``personal/global_*`` is w₀ there.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +18,17 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Kept, Order, Own, Params, Setup
+from gcfed.federated.method import (
+    Batch,
+    ClientPart,
+    ClientStack,
+    Download,
+    Kept,
+    Order,
+    Own,
+    Params,
+    Setup,
+)
 from gcfed.methods.requirements import local_sgd
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Weight, checked
@@ -40,11 +53,15 @@ class SecondModel(ClientPart):
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         return own["second_model"] | rate(download)
 
-    def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
+    def before_step(
+        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
+    ) -> None:
         """Makes v's step: the network has v's tensors meanwhile, and then w's again."""
         stack.settle()
         w = {name: t[: stack.active].clone() for name, t in stack.full.items()}
-        here, there = ([t[name][: stack.active] for name in w] for t in (stack.full, stack.prepared[self]))
+        here, there = (
+            [t[name][: stack.active] for name in w] for t in (stack.full, stack.prepared[self])
+        )
         torch._foreach_copy_(here, there)
         stack.count_from_full()
         grads = self.gradients(stack, objective, w)
@@ -57,8 +74,12 @@ class SecondModel(ClientPart):
         torch._foreach_copy_(here, list(w.values()))
         stack.count_from_full()
 
-    def gradients(self, stack: ClientStack, objective: Callable[[], Tensor], w: Params) -> list[Tensor]:
-        """v's gradients, ``[n, *shape]`` each; v is in ``stack.leaves``, before and after the call."""
+    def gradients(
+        self, stack: ClientStack, objective: Callable[[], Tensor], w: Params
+    ) -> list[Tensor]:
+        """v's gradients, ``[n, *shape]`` each; v is in ``stack.leaves``, before
+        and after the call.
+        """
         raise NotImplementedError
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
@@ -76,7 +97,9 @@ class Ditto(SecondModel):
     def __init__(self, lam: Weight = 0.1) -> None:
         self.lam = lam
 
-    def gradients(self, stack: ClientStack, objective: Callable[[], Tensor], w: Params) -> list[Tensor]:
+    def gradients(
+        self, stack: ClientStack, objective: Callable[[], Tensor], w: Params
+    ) -> list[Tensor]:
         grads = list(stack.gradients(objective()).values())
         drift = [leaf.detach() - stack.start[name] for name, leaf in stack.leaves.items()]
         torch._foreach_add_(grads, drift, alpha=self.lam)

@@ -14,9 +14,11 @@ from gcfed.utils.device import on_device
 
 
 def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Params:
-    """The mean local gradient of each client, −Δ_k / ``distance``, minus ``known``: name → ``[K, *shape]``.
+    """The mean local gradient of each client, −Δ_k / ``distance``, minus ``known``: name → ``[K,
+    *shape]``.
 
-    ``known`` has ``[*shape]`` or ``[K, *shape]``. ``distance``, ``[K]``, is τ_k η, the sum of a client's step sizes.
+    ``known`` has ``[*shape]`` or ``[K, *shape]``. ``distance``, ``[K]``, is τ_k η, the sum of a
+    client's step sizes.
     """
     like = next(iter(known.values()))
     scale = on_device(-1 / distance, like.device, like.dtype)
@@ -30,7 +32,8 @@ def inner_products(a: list[Tensor], b: list[Tensor]) -> Tensor:
 
 
 def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = False) -> np.ndarray:
-    """The number of plain steps that move as far along a constant gradient as these with momentum ρ, ``[K] → [K]``.
+    """The number of plain steps that move as far along a constant gradient as these with momentum
+    ρ, ``[K] → [K]``.
 
     ``(τ − ρ (1 − ρ^τ) / (1 − ρ)) / (1 − ρ)``, the sum of τ velocities; a Nesterov step is g + ρ v.
     """
@@ -46,13 +49,16 @@ def step_counter(sgd: MakeOptimizer) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
-    """Scales each client's gradient to the norm ``length``, a number or ``[n]``, over all its tensors."""
+    """Scales each client's gradient to the norm ``length``, a number or ``[n]``, over all its
+    tensors.
+    """
     scale = length / client_norms(grads).clamp(min=1e-12)
     return [g * per_client(scale, g).to(g.dtype) for g in grads]
 
 
 def along_ones(tensors: Sequence[Tensor], length: float) -> list[Tensor]:
-    """FedLESAM's code: one number per client and tensor, ``[n, 1, …]``, along the direction that GC removes.
+    """FedLESAM's code: one number per client and tensor, ``[n, 1, …]``, along the direction that GC
+    removes.
 
     Tensor i moves by entry i of all flattened tensors; the absolute numbers add up to ``length``.
     """

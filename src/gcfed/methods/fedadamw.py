@@ -1,11 +1,15 @@
-"""Local AdamW steps with the cohort's second moment: FedAdamW (Liu et al., AAAI 2026, arXiv 2510.27486).
+"""Local AdamW steps with the cohort's second moment: FedAdamW (Liu et al., AAAI 2026, arXiv
+2510.27486).
 
-    local step k    m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   w ← w − η (m̂/(√v̂ + ε) + α Δ + λ w)
+    local step k    m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   w ← w − η (m̂/(√v̂ + ε) + α Δ
+    + λ w)
                     with m̂ = m/(1 − β₁ᵏ) and v̂ = v/(1 − β₂ᵗ)
-    server          Δ, FedCM's mean local step of the last round, and v̄, the mean of the clients' last v
+    server          Δ, FedCM's mean local step of the last round, and v̄, the mean of the clients'
+    last v
 
-In each round m starts at 0 and v at v̄; t counts the steps of all rounds. A block of the paper is a tensor here: clients
-send the mean of each tensor's v. λ is the client's weight decay. The authors' code sends v in full and clips at 10.
+In each round m starts at 0 and v at v̄; t counts the steps of all rounds. A block of the paper is a
+tensor here: clients send the mean of each tensor's v. λ is the client's weight decay. The authors'
+code sends v in full and clips at 10.
 """
 
 from typing import Any
@@ -21,10 +25,17 @@ from gcfed.utils.checked import ShareBelow1, Weight, checked
 
 @checked
 class FedAdamW(Method):
-    """Replaces each client's gradients by Adam's steps plus α Δ; ``beta1``, ``beta2``, ``eps``: β₁, β₂, ε."""
+    """Replaces each client's gradients by Adam's steps plus α Δ; ``beta1``, ``beta2``, ``eps``: β₁,
+    β₂, ε.
+    """
 
     def __init__(
-        self, alpha: Weight = 0.5, *, beta1: ShareBelow1 = 0.9, beta2: ShareBelow1 = 0.999, eps: Weight = 1e-8
+        self,
+        alpha: Weight = 0.5,
+        *,
+        beta1: ShareBelow1 = 0.9,
+        beta2: ShareBelow1 = 0.999,
+        eps: Weight = 1e-8,
     ) -> None:
         super().__init__(AdamSteps(alpha, beta1, beta2, eps), MeanStep(), MeanMoment("fedadamw"))
 
@@ -37,7 +48,9 @@ class AdamSteps(MomentumSteps):
         self.alpha, self.beta1, self.beta2, self.eps = alpha, beta1, beta2, eps
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        """m and v, ``[K, *shape]``, k and t, ``[K]``, all edited by the steps, and Δ, ``[*shape]``."""
+        """m and v, ``[K, *shape]``, k and t, ``[K]``, all edited by the steps, and
+        Δ, ``[*shape]``.
+        """
         means, n = download.extra["fedadamw"], len(stack)
         found = {"k": means["t"].new_zeros(n), "t": means["t"].repeat(n)}
         for name, direction in download.extra["fedcm"].items():
@@ -62,7 +75,8 @@ class AdamSteps(MomentumSteps):
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         tensors = stack.prepared[self]
         v = {name: tensors[f"v {name}"].reshape(len(stack), -1) for name in stack.leaves}
-        means = {name: t.mean(1) if t.numel() else t.sum(1) for name, t in v.items()}  # the mean of no entries is NaN
+        # the mean of no entries is NaN
+        means = {name: t.mean(1) if t.numel() else t.sum(1) for name, t in v.items()}
         self._sent = means | {"t": tensors["t"].clone()}
 
 

@@ -1,9 +1,9 @@
 """Client-level momentum: FedCM (Xu et al. 2021, arXiv 2106.10874).
 
-Δ is the mean local step of the last round's cohort, as a gradient: ``Δ = −mean_k(w_k − w) / (η_l τ)``, with the mean
-number τ of local steps. In the first round Δ is 0 and steps are α times as long as FedAvg's. Momentum builds up over
-1/α rounds. Weight decay is added after the scaling by α and is also part of Δ. So in the long run it is 1/α times as
-strong as in FedAvg.
+Δ is the mean local step of the last round's cohort, as a gradient: ``Δ = −mean_k(w_k − w) / (η_l
+τ)``, with the mean number τ of local steps. In the first round Δ is 0 and steps are α times as long
+as FedAvg's. Momentum builds up over 1/α rounds. Weight decay is added after the scaling by α and is
+also part of Δ. So in the long run it is 1/α times as strong as in FedAvg.
 """
 
 from typing import Any
@@ -11,7 +11,16 @@ from typing import Any
 import torch
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, ClientStack, Method, Own, Params, Received, Round, ServerPart
+from gcfed.federated.method import (
+    ClientPart,
+    ClientStack,
+    Method,
+    Own,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+)
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import PositiveShare, checked
 from gcfed.utils.device import on_device
@@ -48,10 +57,16 @@ class ClientMomentum(ClientPart):
 
 class MeanStep(ServerPart):
     facts = {"edits the mean"}
-    needs = [mean_aggregator("with other weights Δ is not the mean of local steps and can grow", uniform=True)]
+    needs = [
+        mean_aggregator(
+            "with other weights Δ is not the mean of local steps and can grow", uniform=True
+        )
+    ]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.direction = self.server_state("delta", {name: round.start[name] for name in self.trained_names})
+        self.direction = self.server_state(
+            "delta", {name: round.start[name] for name in self.trained_names}
+        )
         download.extra["fedcm"] = self.direction
 
     def sums(self, round: Round) -> Params:
@@ -61,7 +76,8 @@ class MeanStep(ServerPart):
         return {"steps": (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        steps = float(round.sums[self]["steps"]) / round.num_finite  # of the clients that are in the mean
+        # of the clients that are in the mean
+        steps = float(round.sums[self]["steps"]) / round.num_finite
         direction = list(self.direction.values())
         torch._foreach_copy_(direction, [update[name] for name in self.trained_names])
         torch._foreach_mul_(direction, -1 / (round.lr * steps))

@@ -1,13 +1,16 @@
-"""Curvature penalties against forgetting: FedCurv (Shoham et al., NeurIPS 2019 workshop, arXiv 1910.07796).
+"""Curvature penalties against forgetting: FedCurv (Shoham et al., NeurIPS 2019 workshop, arXiv
+1910.07796).
 
-    local objective    L_k(w) + λ Σ_{j≠k} (w − ŵ_j)ᵀ F_j (w − ŵ_j)        over the clients j of the last round
-    up                 Δ_k, F_k and F_k ŵ_k, with F_k the diagonal of the Fisher information at k's own ŵ_k
-    down               w, Σ_j F_j and Σ_j F_j ŵ_j; client k subtracts its own part if it is included
+    local objective    L_k(w) + λ Σ_{j≠k} (w − ŵ_j)ᵀ F_j (w − ŵ_j)        over the clients j of the
+    last round up                 Δ_k, F_k and F_k ŵ_k, with F_k the diagonal of the Fisher
+    information at k's own ŵ_k down               w, Σ_j F_j and Σ_j F_j ŵ_j; client k subtracts its
+    own part if it is included
 
-So the penalty's gradient is 2λ (A w − B), with A and B the sums over the others; ``train/loss`` contains the task's
-loss only. The sums are over the last cohort with a finite upload; 8 more bytes give its round. FedReg and FedGC report
-2.5 |w| in each direction: their server may compute F_k ŵ_k from F_k and Δ_k, (3 + 2)/2. Memory: two more models per
-client in training, and ``chunk`` models for F_k.
+So the penalty's gradient is 2λ (A w − B), with A and B the sums over the others; ``train/loss``
+contains the task's loss only. The sums are over the last cohort with a finite upload; 8 more bytes
+give its round. FedReg and FedGC report 2.5 |w| in each direction: their server may compute F_k ŵ_k
+from F_k and Δ_k, (3 + 2)/2. Memory: two more models per client in training, and ``chunk`` models
+for F_k.
 """
 
 from collections.abc import Mapping
@@ -19,7 +22,17 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Kept, Method, Own, Params, Prepared, ServerPart, Setup, like_trained
+from gcfed.federated.method import (
+    ClientPart,
+    Kept,
+    Method,
+    Own,
+    Params,
+    Prepared,
+    ServerPart,
+    Setup,
+    like_trained,
+)
 from gcfed.federated.received import Received, Round
 from gcfed.federated.training.forward import Tap
 from gcfed.federated.training.stack import ClientStack, per_client
@@ -35,12 +48,13 @@ PARTS = ("fedcurv_fisher", "fedcurv_center")  # F_k and F_k ŵ_k
 class FedCurv(Method):
     """Adds 2λ (A w − B) to each client's gradients.
 
-    F_k is the empirical Fisher information, as in FedReg's code: the samples' mean squared gradient with true labels,
-    in evaluation mode, without augmentation. A sequence is one sample; its loss is the mean over its labels.
+    F_k is the empirical Fisher information, as in FedReg's code: the samples' mean squared gradient
+    with true labels, in evaluation mode, without augmentation. A sequence is one sample; its loss
+    is the mean over its labels.
 
     Args:
-        lam: λ, of a sum over the cohort. FedReg's code, for its FedCurv: 1e-4 (MNIST, 10 clients a round), 1e-5
-            (CIFAR-10, 100), 1e-3 (CIFAR-100, 100).
+        lam: λ, of a sum over the cohort. FedReg's code, for its FedCurv: 1e-4 (MNIST, 10 clients a
+            round), 1e-5 (CIFAR-10, 100), 1e-3 (CIFAR-100, 100).
         chunk: samples whose gradients are computed at once; changes only memory and speed.
     """
 
@@ -63,7 +77,10 @@ class CurvaturePenalty(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if is_recurrent(setup.module.net):
-            raise ValueError("methods.fedcurv takes gradients by sample, which recurrent layers lack: use another net.")
+            raise ValueError(
+                "methods.fedcurv takes gradients by sample, which recurrent layers lack: use"
+                " another net."
+            )
         self.data = setup.data
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
@@ -71,19 +88,26 @@ class CurvaturePenalty(ClientPart):
         included = torch.from_numpy(own.version == last)
         for part, kept in own.items():  # zeros where the client has none
             for name, t in kept.items():
-                torch.sub(download.extra[part][name], t.mul_(per_client(included.to(t.device), t)), out=t)
+                torch.sub(
+                    download.extra[part][name], t.mul_(per_client(included.to(t.device), t)), out=t
+                )
         return own
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
-        grads, weights, curvature, center = stack.with_grads(stack.full, *stack.prepared[self].values())
+        grads, weights, curvature, center = stack.with_grads(
+            stack.full, *stack.prepared[self].values()
+        )
         pull = torch._foreach_mul(weights, curvature)
         torch._foreach_sub_(pull, center)
         torch._foreach_add_(grads, pull, alpha=2 * self.lam)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         with evaluating(stack.net):
-            each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
+            each = [
+                self._fisher(stack, row, self.data.client(k))
+                for row, k in enumerate(stack.clients.tolist())
+            ]
         fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained_names}
         center = {name: t * stack.full[name] for name, t in fisher.items()}
         self._own = dict(zip(PARTS, (fisher, center), strict=True))
@@ -99,9 +123,14 @@ class CurvaturePenalty(ClientPart):
 
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))
         total = {name: torch.zeros_like(t) for name, t in params.items()}
-        for part in torch.from_numpy(samples).to(next(iter(params.values())).device).split(self.chunk):
+        for part in (
+            torch.from_numpy(samples).to(next(iter(params.values())).device).split(self.chunk)
+        ):
             x, y = self.data.fetch(part, None)
-            squares = [g.square().sum(0) for g in gradients(params, x.unsqueeze(1), y.unsqueeze(1)).values()]
+            squares = [
+                g.square().sum(0)
+                for g in gradients(params, x.unsqueeze(1), y.unsqueeze(1)).values()
+            ]
             torch._foreach_add_(list(total.values()), squares)
         torch._foreach_div_(list(total.values()), len(samples))
         return total
@@ -111,7 +140,9 @@ class CurvaturePenalty(ClientPart):
         self._own = {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
-        """If its upload does not count, a client keeps its old part; the server's sums may contain it."""
+        """If its upload does not count, a client keeps its old part; the server's sums may contain
+        it.
+        """
         return {part: upload.extra[part] for part in PARTS}
 
 

@@ -5,10 +5,10 @@
     server's state    h⁺ = h − α (1/N) Σ_{k∈S} Δ_k
     server's model    w⁺ = mean_{k∈S} w_k − h⁺/α
 
-The code stores the sums of updates u_k = −h_k/α and u = −h/α, so α appears once. A client adds α (w − (w₀ − u_k)) to
-its gradient, a proximal term around a shifted point. The update is mean Δ_k + u, and u is the mean of all u_k.
-``train/loss`` contains the task's loss only. All clients have the same α, as in the paper. The authors' code divides it
-by a client's share of the data.
+The code stores the sums of updates u_k = −h_k/α and u = −h/α, so α appears once. A client adds α (w
+− (w₀ − u_k)) to its gradient, a proximal term around a shifted point. The update is mean Δ_k + u,
+and u is the mean of all u_k. ``train/loss`` contains the task's loss only. All clients have the
+same α, as in the paper. The authors' code divides it by a client's share of the data.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,16 @@ from typing import Literal
 import torch
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientStack, Kept, Method, Own, Params, Received, ServerPart, like_trained
+from gcfed.federated.method import (
+    ClientStack,
+    Kept,
+    Method,
+    Own,
+    Params,
+    Received,
+    ServerPart,
+    like_trained,
+)
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
@@ -28,12 +37,16 @@ class FedDyn(Method):
     """Adds −h_k + α (w − w₀) to each client's gradients, and −h/α to the aggregated update.
 
     Args:
-        alpha: α, strength of the regularization. 0 would not give FedAvg, because h/α does not depend on α.
-        divide_by: divisor of the sum in h: ``clients``, N; or ``authors``, |S|², as in GC-Fed's published code (h ← h −
-            α/|S| · mean Δ). h then moves N/|S|² times as far: 4 times for 5 of 100 clients, equally far for 10 of 100.
+        alpha: α, strength of the regularization. 0 would not give FedAvg, because h/α does not
+            depend on α.
+        divide_by: divisor of the sum in h: ``clients``, N; or ``authors``, |S|², as in GC-Fed's
+            published code (h ← h − α/|S| · mean Δ). h then moves N/|S|² times as far: 4 times for 5
+            of 100 clients, equally far for 10 of 100.
     """
 
-    def __init__(self, alpha: Positive = 0.1, *, divide_by: Literal["clients", "authors"] = "clients") -> None:
+    def __init__(
+        self, alpha: Positive = 0.1, *, divide_by: Literal["clients", "authors"] = "clients"
+    ) -> None:
         super().__init__(DynamicPull(alpha), UpdateSum(by_clients=divide_by == "clients"))
 
 

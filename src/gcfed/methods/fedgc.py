@@ -1,20 +1,24 @@
-"""Gradient constraints for clients and server: FedGC (anonymous, "… under Gradient Constraint", Algorithm 1).
+"""Gradient constraints for clients and server: FedGC (anonymous, "… under Gradient Constraint",
+Algorithm 1).
 
-Not related to GC-Fed. Its gradients are descent directions. B mini-batches of SGD (PGD, ``client.steps=B``) make client
-k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the aggregator's mean, and g' the server's gradient of the last
-round. The paper weights ḡ by samples: by all data of a client, or, as its Section 3 may mean, by the B mini-batches
-(``aggregator.weighting=uniform``).
+Not related to GC-Fed. Its gradients are descent directions. B mini-batches of SGD (PGD,
+``client.steps=B``) make client k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the aggregator's
+mean, and g' the server's gradient of the last round. The paper weights ḡ by samples: by all data of
+a client, or, as its Section 3 may mean, by the B mini-batches (``aggregator.weighting=uniform``).
 
     CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C                 eq. 5
-    SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ if there is none
+    SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ
+    if there is none
 
-Both are solved through their duals (A.1, A.2). The code stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with
-the η' of g'). η'g' is the change of the model between two broadcasts, including the server's optimizer and Global GC. A
-tensor that did not change (in the first round: all) gives no constraint.
+Both are solved through their duals (A.1, A.2). The code stays in units of Δ = ηg, where C is η²C
+(for CGC ηη'C, with the η' of g'). η'g' is the change of the model between two broadcasts, including
+the server's optimizer and Global GC. A tensor that did not change (in the first round: all) gives
+no constraint.
 
-As printed, CGC has no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², has a norm of at least C/‖g'‖, however small
-g' is; and the update of a single scalar never changes its sign. Networks with scalars, such as the paper's ResNet-9
-with Fixup, may diverge. ``layerwise`` delays this, but does not always prevent it (reproductions/results/fedgc.md).
+As printed, CGC has no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², has a norm of at least
+C/‖g'‖, however small g' is; and the update of a single scalar never changes its sign. Networks with
+scalars, such as the paper's ResNet-9 with Fixup, may diverge. ``layerwise`` delays this, but does
+not always prevent it (reproductions/results/fedgc.md).
 
 Memory: SGC holds the whole cohort's updates, each on the process that trained the client.
 """
@@ -28,7 +32,18 @@ import torch
 from torch import Tensor, nn
 
 from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import ClientPart, Download, Method, Own, Params, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Method,
+    Own,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.federated.parallel.sums import Sums
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.requirements import local_sgd, mean_aggregator
@@ -49,22 +64,30 @@ class FedGC(Method):
 
     Args:
         margin: C.
-        layerwise: the unit that CGC projects: a ``tensor``; a ``layer`` (weight and bias; a Fixup block with its
-            scalars); or the ``model``, as in eq. 5 (the paper avoids it to save memory).
+        layerwise: the unit that CGC projects: a ``tensor``; a ``layer`` (weight and bias; a Fixup
+            block with its scalars); or the ``model``, as in eq. 5 (the paper avoids it to save
+            memory).
         cgc, sgc: whether clients and server project; without both this is FedAvg.
     """
 
     def __init__(
-        self, margin: Weight = 1e-3, *, layerwise: Literal["tensor", "layer", "model"] = "tensor",
-        cgc: bool = True, sgc: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__(ClientConstraint(margin, layerwise, cgc), ServerConstraint(margin, cgc, sgc))
+        self,
+        margin: Weight = 1e-3,
+        *,
+        layerwise: Literal["tensor", "layer", "model"] = "tensor",
+        cgc: bool = True,
+        sgc: bool = True,
+    ) -> None:
+        super().__init__(
+            ClientConstraint(margin, layerwise, cgc), ServerConstraint(margin, cgc, sgc)
+        )
 
 
 class ClientConstraint(ClientPart):
     """CGC, along g' as the server sent it.
 
-    A layer that hardly moved, such as a bias before batch normalisation, needs a large update to reach the margin.
+    A layer that hardly moved, such as a bias before batch normalisation, needs a large update to
+    reach the margin.
     """
 
     facts = {"corrects drift", "edits the mean", "long updates"}
@@ -77,7 +100,9 @@ class ClientConstraint(ClientPart):
         self.lr = setup.solver.lr
         layers: dict[str, list[str]] = {}
         for name in self.trained_names:
-            key = {"tensor": name, "layer": layer_of(setup.module.net, name), "model": ""}[self.layerwise]
+            key = {"tensor": name, "layer": layer_of(setup.module.net, name), "model": ""}[
+                self.layerwise
+            ]
             layers.setdefault(key, []).append(name)
         self.layers = list(layers.values())
 
@@ -88,7 +113,9 @@ class ClientConstraint(ClientPart):
         margin = self.margin * download.lr * self.lr(download.round - 1)
         pairs = [[(upload.delta[name], moves[name]) for name in layer] for layer in self.layers]
         v_LK = torch.stack([constrain_(layer, margin) for layer in pairs])
-        upload.notes["fedgc"] = {"projected": torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])}
+        upload.notes["fedgc"] = {
+            "projected": torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])
+        }
 
 
 class ServerConstraint(ServerPart):
@@ -109,16 +136,19 @@ class ServerConstraint(ServerPart):
         start = {name: download.model[name] for name in self.trained_names}
         first = "previous" not in self._server
         previous = self.server_state("previous", start, zeros=False)
-        download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}  # η'g'
+        # η'g'
+        download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
         if first or (len(round.cohort) == round.num_clients and not self.may_miss):
-            download.packed["fedgc"] = 0  # zeros, or the difference of two broadcasts that all clients received
+            # zeros, or the difference of two broadcasts that all clients received
+            download.packed["fedgc"] = 0
         torch._foreach_copy_(list(previous.values()), list(start.values()))
 
     def notes(self, round: Round) -> dict[str, Params]:
         return {"fedgc": {"projected": torch.zeros(2, dtype=torch.int64)}} if self.cgc else {}
 
     def sums(self, round: Round) -> Params:
-        return {"projected": round.zeros(2)} if self.cgc else {}  # tensors that CGC projected, and all
+        # tensors that CGC projected, and all
+        return {"projected": round.zeros(2)} if self.cgc else {}
 
     def on_receive(self, upload: Upload, round: Round) -> Params | None:
         if self.sgc:
@@ -137,7 +167,8 @@ class ServerConstraint(ServerPart):
         weights = np.zeros(len(here))
         weights[here] = 0.0 if solution is None else solution
         self._active, self._failed = int((weights > 0).sum()), int(solution is None)
-        # Also for zeros, so that no process waits for another whose multipliers are zero by rounding.
+        # Also for zeros, so that no process waits for another whose multipliers are zero by
+        # rounding.
         add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
         self._uploads = []
 
@@ -150,20 +181,28 @@ class ServerConstraint(ServerPart):
 
 
 def layer_of(net: nn.Module, name: str) -> str:
-    """The layer of a parameter: the outermost module around it, except the network, with own parameters."""
+    """The layer of a parameter: the outermost module around it, except the network, with own
+    parameters.
+    """
     modules = name.split(".")[:-1]
     around = [".".join(modules[:i]) for i in range(1, len(modules) + 1)] or [""]
-    return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
+    return next(
+        place
+        for place in around
+        if next(net.get_submodule(place).parameters(recurse=False), None) is not None
+    )
 
 
 def constrain_(pairs: Sequence[tuple[Tensor, Tensor]], margin: float) -> Tensor:
-    """CGC: replaces each client's Δ_k in place by the nearest with ⟨Δ_k, move⟩ ≥ margin, over all ``pairs`` of tensors,
-    Δ_k, ``[K, *shape]``, and the move, ``[*shape]``.
+    """CGC: replaces each client's Δ_k in place by the nearest with ⟨Δ_k, move⟩ ≥ margin, over all
+    ``pairs`` of tensors, Δ_k, ``[K, *shape]``, and the move, ``[*shape]``.
 
-    Returns v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``. With v = 0, as for a ``move`` of zeros, Δ_k
-    does not change, bit for bit.
+    Returns v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``. With v = 0, as for a
+    ``move`` of zeros, Δ_k does not change, bit for bit.
     """
-    inner_K = torch.stack([(t * move).reshape(len(t), -1).sum(1, dtype=torch.float64) for t, move in pairs]).sum(0)
+    inner_K = torch.stack(
+        [(t * move).reshape(len(t), -1).sum(1, dtype=torch.float64) for t, move in pairs]
+    ).sum(0)
     square = torch.stack([move.square().sum(dtype=torch.float64) for _, move in pairs]).sum()
     v_K = torch.where(square > 0, (margin - inner_K).clamp(min=0) / square, 0.0)
     for t, move in pairs:
@@ -172,10 +211,11 @@ def constrain_(pairs: Sequence[tuple[Tensor, Tensor]], margin: float) -> Tensor:
 
 
 def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarray | None:
-    """SGC: λ ≥ 0, ``[K]``, of ``z = ḡ + Gᵀλ``, the nearest to ḡ with ``Gz ≥ margin``; None if no such z exists.
+    """SGC: λ ≥ 0, ``[K]``, of ``z = ḡ + Gᵀλ``, the nearest to ḡ with ``Gz ≥ margin``; None if no
+    such z exists.
 
-    Solves the dual, eq. 10, for λ_k ‖g_k‖, so that short and long gradients have the same numerical accuracy.
-    ``gram`` is GGᵀ, ``[K, K]``, and ``inner`` Gḡ, ``[K]``.
+    Solves the dual, eq. 10, for λ_k ‖g_k‖, so that short and long gradients have the same numerical
+    accuracy. ``gram`` is GGᵀ, ``[K, K]``, and ``inner`` Gḡ, ``[K]``.
     """
     if (inner >= margin).all():
         return np.zeros(len(inner))
@@ -183,21 +223,27 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     cosines, lacking = gram / np.outer(norms, norms), (margin - inner) / norms
     identity = np.eye(len(inner))
     try:
-        scaled, *_, zeros = quadprog.solve_qp(cosines + RIDGE * identity, lacking, identity, np.zeros(len(inner)))
+        scaled, *_, zeros = quadprog.solve_qp(
+            cosines + RIDGE * identity, lacking, identity, np.zeros(len(inner))
+        )
     except ValueError:
         return None
     scaled[zeros - 1] = 0.0  # where λ_k ≥ 0 binds; quadprog counts from 1
-    # If no z exists, some α ≥ 0 with Σ α_k = 1 has Gᵀα = 0, so Σ α_k (margin − ⟨z, g_k⟩) = margin for every z: one
-    # client lacks the whole margin. With the ridge, a solution lacks only a small part of it.
+    # If no z exists, some α ≥ 0 with Σ α_k = 1 has Gᵀα = 0, so Σ α_k (margin − ⟨z, g_k⟩) = margin
+    # for every z: one client lacks the whole margin. With the ridge, a solution lacks only a small
+    # part of it.
     missing = lacking - cosines @ scaled
-    solved = (missing <= margin / norms / 2 + 1e-9 * np.abs(lacking).max()).all()  # not so where it is NaN
+    # not so where it is NaN
+    solved = (missing <= margin / norms / 2 + 1e-9 * np.abs(lacking).max()).all()
     return scaled / norms if solved else None
 
 
 def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tensor:
-    """``[|S|, |S| + 2]`` in float64, equal on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 if client k is finite.
+    """``[|S|, |S| + 2]`` in float64, equal on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 if
+    client k is finite.
 
-    ``uploads`` are those of this process, with zeros for clients that are not finite; ``update`` is Δ.
+    ``uploads`` are those of this process, with zeros for clients that are not finite; ``update`` is
+    Δ.
     """
     size, like = len(round.asked), next(iter(update.values()))
     rows = [on_device(round.places(upload.clients), like.device) for upload in uploads]
@@ -206,7 +252,10 @@ def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tens
         table[rows_K, -1] = upload.finite.double()
     (table,) = round.reduce([table])
     for name, mean in update.items():
-        deltas = [upload.delta[name].reshape(len(upload.clients), -1).split(COLUMNS, dim=1) for upload in uploads]
+        deltas = [
+            upload.delta[name].reshape(len(upload.clients), -1).split(COLUMNS, dim=1)
+            for upload in uploads
+        ]
         for i, columns in enumerate(mean.reshape(-1).split(COLUMNS)):
             g = mean.new_zeros(size, len(columns))
             for rows_K, blocks in zip(rows, deltas, strict=True):
@@ -217,14 +266,23 @@ def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tens
     return table
 
 
-def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, round: Received) -> None:
-    """``Δ ← Δ + Σ_k weight_k Δ_k`` in place, over the clients of all processes; ``weights`` is ``[|S|]``."""
+def add_weighted_(
+    update: Params, uploads: Sequence[Upload], weights: Tensor, round: Received
+) -> None:
+    """``Δ ← Δ + Σ_k weight_k Δ_k`` in place, over the clients of all processes; ``weights`` is
+    ``[|S|]``.
+    """
     sums = Sums(update)
     for upload in uploads:
         weights_K = weights[round.places(upload.clients)].to(upload.finite.device)
-        terms_K = {n: t * per_client(weights_K.to(t.dtype), t) for n, t in upload.delta.items() if n in update}
+        terms_K = {
+            n: t * per_client(weights_K.to(t.dtype), t)
+            for n, t in upload.delta.items()
+            if n in update
+        }
         sums.add(terms_K, finite_clients(terms_K, frozenset()).double())
     total, terms = sums.total(round.reduce)
-    whole = terms == len(round.cohort)  # else a term is too large for the sum, and the step is refused
+    # else a term is too large for the sum, and the step is refused
+    whole = terms == len(round.cohort)
     for name, mean in update.items():
         mean.add_(torch.where(whole, total[name], torch.nan).to(mean.dtype))

@@ -1,8 +1,9 @@
 """Logit calibration: rare classes get a margin inside the softmax. FedLC (Zhang et al., ICML 2022).
 
-In the paper, the sum in the softmax is over c ≠ y, so the loss is unbounded below. The public implementations
-(FedDecorr, FedACG, GC-Fed) and this one sum over all classes. A class without samples at the client has an infinite
-margin, also in those implementations. It drops out of the softmax, and its logit gets no gradient from the task.
+In the paper, the sum in the softmax is over c ≠ y, so the loss is unbounded below. The public
+implementations (FedDecorr, FedACG, GC-Fed) and this one sum over all classes. A class without
+samples at the client has an infinite margin, also in those implementations. It drops out of the
+softmax, and its logit gets no gradient from the task.
 """
 
 import torch
@@ -16,7 +17,8 @@ from gcfed.utils.device import on_device
 
 @checked
 class FedLC(ClientPart):
-    """The task's loss is the cross-entropy of ``logits_c − τ n_{k,c}^(−exponent)``; ``train/loss`` is that loss.
+    """The task's loss is the cross-entropy of ``logits_c − τ n_{k,c}^(−exponent)``; ``train/loss``
+    is that loss.
 
     Args:
         tau: τ; 0 is FedAvg. GC-Fed: 0.1.
@@ -31,9 +33,14 @@ class FedLC(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         self._data = setup.data
-        absent = torch.zeros(1, setup.data.num_classes).index_fill_(1, torch.tensor([1]), -torch.inf)
+        absent = torch.zeros(1, setup.data.num_classes).index_fill_(
+            1, torch.tensor([1]), -torch.inf
+        )
         if self.tau and not setup.module.task.losses(absent, torch.tensor([0])).isfinite().all():
-            task = f"task={type(setup.module.task).__name__} is then infinite (as with label smoothing)"
+            task = (
+                f"task={type(setup.module.task).__name__} is then infinite (as with label"
+                " smoothing)"
+            )
             does = f"{self.title} removes classes that a client lacks from the softmax"
             raise ValueError(f"{does}, and the loss of {task}: use the cross-entropy.")
 
@@ -45,5 +52,6 @@ class FedLC(ClientPart):
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
         if not self.tau:  # avoids 0 · ∞ for a class that the client lacks
             return logits_KBC
-        margins = stack.prepared[self]["margins"][: stack.active]  # [n, C]; the logits are [n, B, C] or [n, B, T, C]
+        # [n, C]; the logits are [n, B, C] or [n, B, T, C]
+        margins = stack.prepared[self]["margins"][: stack.active]
         return logits_KBC - margins.view(len(margins), *[1] * (logits_KBC.dim() - 2), -1)

@@ -1,7 +1,7 @@
 """Multi-level branches: FedMLB (Kim et al., ICML 2022, eq. 8).
 
-The network is cut into M stages (``net.stages()``); hybrid path m = 1 … M − 1 uses the client's stages 1 … m and then
-the broadcast model's stages, which are frozen but pass the gradient.
+The network is cut into M stages (``net.stages()``); hybrid path m = 1 … M − 1 uses the client's
+stages 1 … m and then the broadcast model's stages, which are frozen but pass the gradient.
 """
 
 import torch
@@ -16,10 +16,12 @@ from gcfed.utils.checked import Positive, Weight, checked
 
 @checked
 class FedMLB(ClientPart):
-    """Adds λ₁ times the hybrid paths' mean cross-entropy and λ₂ times their mean KL(hybrid path ‖ client's network).
+    """Adds λ₁ times the hybrid paths' mean cross-entropy and λ₂ times their mean KL(hybrid path ‖
+    client's network).
 
-    ``ce`` and ``kl`` are λ₁ and λ₂, ``tau`` is the temperature τ of the divergence. As in the authors' code, it has no
-    factor τ², and its gradient reaches both the client's network and, through its first stages, the hybrid paths.
+    ``ce`` and ``kl`` are λ₁ and λ₂, ``tau`` is the temperature τ of the divergence. As in the
+    authors' code, it has no factor τ², and its gradient reaches both the client's network and,
+    through its first stages, the hybrid paths.
     """
 
     recordable = "run"
@@ -31,14 +33,23 @@ class FedMLB(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         net = setup.module.net
-        others = [part.title for part in setup.parts if isinstance(part, ClientPart) and "features" in part.reads]
-        if others and (batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())):
+        others = [
+            part.title
+            for part in setup.parts
+            if isinstance(part, ClientPart) and "features" in part.reads
+        ]
+        if others and (
+            batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())
+        ):
             raise ValueError(
-                f"{self.title} and {others[0]} call model={type(net).__name__} twice a step. Batch statistics would "
-                "change twice, and dropout would draw two masks: use model.norm=group and no dropout, or one method."
+                f"{self.title} and {others[0]} call model={type(net).__name__} twice a step. Batch"
+                " statistics would change twice, and dropout would draw two masks: use"
+                " model.norm=group and no dropout, or one method."
             )
         if len(net.stages()) < 2:  # type: ignore[operator]
-            raise ValueError(f"methods.fedmlb needs two stages; model={type(net).__name__} has one: add a layer.")
+            raise ValueError(
+                f"methods.fedmlb needs two stages; model={type(net).__name__} has one: add a layer."
+            )
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         client = (out.logits_KBC / self.tau).log_softmax(-1)
@@ -47,5 +58,7 @@ class FedMLB(ClientPart):
             logits = stack.reference(h, first=m).logits_KBC
             hybrid = (logits / self.tau).log_softmax(-1)
             divergence = F.kl_div(client, hybrid, reduction="none", log_target=True).sum(-1)
-            terms.append(batch.mean(self.ce * stack.task.losses(logits, batch.y) + self.kl * divergence))
+            terms.append(
+                batch.mean(self.ce * stack.task.losses(logits, batch.y) + self.kl * divergence)
+            )
         return torch.stack(terms).mean(0)

@@ -1,11 +1,12 @@
 """Local steps along orthogonal matrices: FedMuon (Liu et al. 2025, arXiv 2510.27403).
 
-    local step    M ← β M + g,   w ← w − η ((1 − α) UVᵀ + α Δ)    with M = UΣVᵀ
-    server        Δ, FedCM's mean local step of the last round, and M̄, the mean of the clients' last M
+    local step    M ← β M + g,   w ← w − η ((1 − α) UVᵀ + α Δ)    with M = UΣVᵀ server        Δ,
+    FedCM's mean local step of the last round, and M̄, the mean of the clients' last M
 
-A client's M starts at M̄. Newton and Schulz's iteration with torch.optim.Muon's coefficients approximates UVᵀ, as in
-the authors' code. A weight ``[out, in, …]`` is a matrix of its outputs. Tensors with one axis step along M itself. The
-authors' code trains these with Adam, adds Nesterov's step, and lengthens the steps of tall matrices by √(out/in).
+A client's M starts at M̄. Newton and Schulz's iteration with torch.optim.Muon's coefficients
+approximates UVᵀ, as in the authors' code. A weight ``[out, in, …]`` is a matrix of its outputs.
+Tensors with one axis step along M itself. The authors' code trains these with Adam, adds Nesterov's
+step, and lengthens the steps of tall matrices by √(out/in).
 """
 
 from typing import Any
@@ -13,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Order, Own, Params, Received, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    ClientStack,
+    Download,
+    Method,
+    Order,
+    Own,
+    Params,
+    Received,
+    Upload,
+)
 from gcfed.methods.fedcm import MeanStep
 from gcfed.methods.requirements import full_uploads, local_sgd
 from gcfed.methods.scaffold import MeanVariate
@@ -22,7 +33,9 @@ from gcfed.utils.checked import Share, ShareBelow1, checked
 
 @checked
 class FedMuon(Method):
-    """Replaces each client's gradients by orthogonal matrices, mixed with Δ; ``momentum`` is β, ``alpha`` α."""
+    """Replaces each client's gradients by orthogonal matrices, mixed with Δ; ``momentum`` is β,
+    ``alpha`` α.
+    """
 
     def __init__(self, momentum: ShareBelow1 = 0.98, *, alpha: Share = 0.5) -> None:
         super().__init__(MomentumSteps(momentum, alpha), MeanStep(), MeanMomentum("fedmuon"))
@@ -32,7 +45,10 @@ class MomentumSteps(ClientPart):
     recordable = "run"
     facts = {"corrects drift"}
     order = Order.PROJECTS  # after GC: nothing may change the step
-    needs = [local_sgd("its steps have their own momentum"), full_uploads("its momentum would still be sent in full")]
+    needs = [
+        local_sgd("its steps have their own momentum"),
+        full_uploads("its momentum would still be sent in full"),
+    ]
     message = "fedmuon"
 
     def __init__(self, momentum: float, alpha: float) -> None:
@@ -42,11 +58,15 @@ class MomentumSteps(ClientPart):
         """M, ``[K, *shape]``, which the steps edit, and Δ, ``[*shape]``."""
         means, k = download.extra["fedmuon"], len(stack)
         momenta = {f"M {name}": mean.expand(k, *mean.shape).clone() for name, mean in means.items()}
-        return momenta | {f"Δ {name}": direction for name, direction in download.extra["fedcm"].items()}
+        return momenta | {
+            f"Δ {name}": direction for name, direction in download.extra["fedcm"].items()
+        }
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
-        tensors = ({name: stack.prepared[self][f"{kind} {name}"] for name in stack.leaves} for kind in "MΔ")
+        tensors = (
+            {name: stack.prepared[self][f"{kind} {name}"] for name in stack.leaves} for kind in "MΔ"
+        )
         grads, momenta, directions = stack.with_grads(*tensors)
         torch._foreach_mul_(momenta, self.momentum)
         torch._foreach_add_(momenta, grads)
@@ -76,4 +96,6 @@ class MeanMomentum(MeanVariate):
     """M̄, which is sent and stored as SCAFFOLD's c is."""
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        torch._foreach_copy_(list(self.control.values()), [round.received[self.message][n] for n in self.control])
+        torch._foreach_copy_(
+            list(self.control.values()), [round.received[self.message][n] for n in self.control]
+        )

@@ -13,13 +13,17 @@ from gcfed.utils.device import on_device
 
 
 class FedNova(ServerPart):
-    """Δ ← τ̄ · mean_k Δ_k / τ_k, with τ_k client k's number of local steps and τ̄ its mean over the cohort.
+    """Δ ← τ̄ · mean_k Δ_k / τ_k, with τ_k client k's number of local steps and τ̄ its mean over the
+    cohort.
 
     With local momentum, τ_k is the paper's ‖a_k‖₁, the number of plain steps that move as far.
     """
 
     facts = {"edits the mean"}
-    needs = [local_sgd("it counts steps", momentum=True), uniform_weights("τ̄ is the plain mean over clients")]
+    needs = [
+        local_sgd("it counts steps", momentum=True),
+        uniform_weights("τ̄ is the plain mean over clients"),
+    ]
 
     def validate(self, setup: Setup) -> None:
         self.count = step_counter(setup.solver.optimizer)

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 @checked
 class FedNTD(ClientPart):
-    """Adds β τ² KL(teacher ‖ client) over the C − 1 classes other than the label; the teacher is the broadcast model.
+    """Adds β τ² KL(teacher ‖ client) over the C − 1 classes other than the label; the teacher is
+    the broadcast model.
 
     FedNTD's and GC-Fed's code have the factor τ²; FedACG's has not. At τ = 1 they agree.
 
@@ -43,6 +44,8 @@ class FedNTD(ClientPart):
         return self.beta * self.tau**2 * batch.mean(divergence)
 
     def _not_true(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Logits ``[…, C]`` and labels ``[…]`` → log-probabilities over the classes other than y, ``[…, C − 1]``."""
+        """Logits ``[…, C]`` and labels ``[…]`` → log-probabilities over the classes other than y,
+        ``[…, C − 1]``.
+        """
         others = torch.arange(logits.shape[-1] - 1, device=y.device)
         return (logits.gather(-1, others + (others >= y.unsqueeze(-1))) / self.tau).log_softmax(-1)

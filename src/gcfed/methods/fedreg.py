@@ -1,16 +1,18 @@
 """Local steps that keep the broadcast model's loss on pseudo data: FedReg (Xu et al., ICLR 2022).
 
-    pseudo data       x_s: ``iterations`` times x ← x + η_s sign(∇_x L(w₀; x, y)), labelled p_s = softmax of w₀ at x_s
-    perturbed data    x_p: the same with η_p ≪ η_s, labelled y
-    local step        w⁺ = w − η ∇L(γ w + (1 − γ) w₀; x, y)
-    regularization    d = w⁺ − w₀;  g_s, g_p = ∇L_s, ∇L_p at w₀ + β d, so that d·g is the growth of a loss from w₀ to w⁺
-                      w ← w⁺ − v g_s − v' g_p,   v = max(0, d·g_s/‖g_s‖²),   v' = max(0, (d − v g_s)·g_p/‖g_p‖²)
+    pseudo data       x_s: ``iterations`` times x ← x + η_s sign(∇_x L(w₀; x, y)), labelled p_s =
+    softmax of w₀ at x_s perturbed data    x_p: the same with η_p ≪ η_s, labelled y local step
+    w⁺ = w − η ∇L(γ w + (1 − γ) w₀; x, y) regularization    d = w⁺ − w₀;  g_s, g_p = ∇L_s, ∇L_p at
+    w₀ + β d, so that d·g is the growth of a loss from w₀ to w⁺
+                      w ← w⁺ − v g_s − v' g_p,   v = max(0, d·g_s/‖g_s‖²),   v' = max(0, (d − v
+                      g_s)·g_p/‖g_p‖²)
 
-To first order, neither loss exceeds its value at w₀. The paper's text was not available. This is the rule of its
-authors' code (Zoesgithub/FedReg, last version), where clamping x to its range has no effect; a first version clamps.
-Clients create these data at the start of a round, in one pass over their samples, and use one batch per step, again and
-again, in evaluation mode. Memory: the inputs of one epoch per client, twice. Local GC projects the step's ∇L, not the
-regularization after it.
+To first order, neither loss exceeds its value at w₀. The paper's text was not available. This is
+the rule of its authors' code (Zoesgithub/FedReg, last version), where clamping x to its range has
+no effect; a first version clamps. Clients create these data at the start of a round, in one pass
+over their samples, and use one batch per step, again and again, in evaluation mode. Memory: the
+inputs of one epoch per client, twice. Local GC projects the step's ∇L, not the regularization after
+it.
 """
 
 from collections.abc import Callable
@@ -22,7 +24,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Order, Own, Prepared, Setup
+from gcfed.federated.method import (
+    Batch,
+    ClientPart,
+    ClientStack,
+    Download,
+    Order,
+    Own,
+    Prepared,
+    Setup,
+)
 from gcfed.federated.training.batches import Kind
 from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.methods.estimates import inner_products
@@ -34,7 +45,8 @@ from gcfed.utils.rng import torch_seed
 @checked
 @dataclass(eq=False)
 class FedReg(ClientPart):
-    """After each local step, moves a client back so that its losses on pseudo and perturbed data do not grow.
+    """After each local step, moves a client back so that its losses on pseudo and perturbed data do
+    not grow.
 
     The defaults are the authors' values for CIFAR-10 (ResNet-9, η = 0.1, batches of 5, 30 epochs).
 
@@ -44,7 +56,8 @@ class FedReg(ClientPart):
         eta_s: η_s, in units of the network's input. MNIST: 0.2, EMNIST: 0.05.
         eta_p: η_p. The authors take η_s/100.
         iterations: sign steps per sample.
-        pseudo, perturbed: whether to keep the loss on these data. With both false and γ = 1 this is FedAvg.
+        pseudo, perturbed: whether to keep the loss on these data. With both false and γ = 1 this is
+            FedAvg.
     """
 
     recordable = "stack"
@@ -63,18 +76,25 @@ class FedReg(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if any(isinstance(m, nn.Embedding) for m in setup.module.net.modules()):
-            raise ValueError("methods.fedreg needs gradients of the inputs, and tokens have none: use image data.")
+            raise ValueError(
+                "methods.fedreg needs gradients of the inputs, and tokens have none: use image"
+                " data."
+            )
         self.data, self.solver = setup.data, setup.solver
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         return {"pass": PseudoPass(self, stack, download)} if self.pseudo or self.perturbed else {}
 
-    def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
+    def before_step(
+        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
+    ) -> None:
         self._unmoved: list[Tensor] = []
         if self.gamma < 1:
             weights = _weights(stack)
             self._unmoved = [t.clone() for t in weights]
-            torch._foreach_lerp_(weights, [stack.start[name] for name in stack.leaves], 1 - self.gamma)
+            torch._foreach_lerp_(
+                weights, [stack.start[name] for name in stack.leaves], 1 - self.gamma
+            )
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
@@ -92,11 +112,17 @@ class FedReg(ClientPart):
         params = {name: t.requires_grad_() for name, t in zip(stack.leaves, middle, strict=True)}
         terms = []
         if self.pseudo:
-            terms.append(-(labels * stack.reference(pseudo, params=params).logits_KBC.log_softmax(-1)).sum(-1))
+            terms.append(
+                -(labels * stack.reference(pseudo, params=params).logits_KBC.log_softmax(-1)).sum(
+                    -1
+                )
+            )
         if self.perturbed:
             terms.append(stack.task.losses(stack.reference(perturbed, params=params).logits_KBC, y))
         for term in terms:
-            grads = torch.autograd.grad((term * weight).sum(), list(params.values()), materialize_grads=True)
+            grads = torch.autograd.grad(
+                (term * weight).sum(), list(params.values()), materialize_grads=True
+            )
             with torch.no_grad():
                 dot = inner_products(drift, list(grads))
                 share = dot / client_norms(grads).square().clamp(min=torch.finfo(dot.dtype).tiny)
@@ -106,7 +132,8 @@ class FedReg(ClientPart):
 
 
 class PseudoPass:
-    """Pseudo and perturbed samples of one pass over each client's samples, which the client uses cyclically.
+    """Pseudo and perturbed samples of one pass over each client's samples, which the client uses
+    cyclically.
 
     The pass has its own order and augmentation, drawn from (seed, ``pseudo``, round, client).
     """
@@ -115,16 +142,21 @@ class PseudoPass:
         device, data = next(iter(stack.full.values())).device, method.data
         once = copy(method.solver)
         once.epochs, once.steps = 1, None
-        plan = once.plan(data, stack.clients, replace(download, seed=torch_seed(download.seed, "pseudo")), device)
+        plan = once.plan(
+            data, stack.clients, replace(download, seed=torch_seed(download.seed, "pseudo")), device
+        )
         self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
         self._turns = torch.from_numpy(plan.steps).to(device)
         self._made: list[Tensor] = []
         used, width = min(plan.counts.shape[1], int(stack.num_steps.max())), int(plan.counts.max())
         for t in range(used):
-            n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())  # the other clients have fewer batches
+            # the other clients have fewer batches
+            n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())
             batch = plan.batch(data, t, Kind(n, width, even=False))
             etas = (method.eta_s, method.eta_p)
-            pseudo, perturbed = (climb(stack, batch.x, batch.y, eta, method.iterations) for eta in etas)
+            pseudo, perturbed = (
+                climb(stack, batch.x, batch.y, eta, method.iterations) for eta in etas
+            )
             with torch.no_grad():
                 labels = stack.reference(pseudo).logits_KBC.softmax(-1)
             assert batch.mask is not None
@@ -136,8 +168,9 @@ class PseudoPass:
                 kept[:n, t] = part
 
     def next(self, n: int) -> tuple[Tensor, ...]:
-        """The next batch of each of the first n clients: pseudo inputs ``[n, B, *input]``, the broadcast model's
-        probabilities for them, ``[n, B, C]``, perturbed inputs, labels, and weights for the mean over real labels.
+        """The next batch of each of the first n clients: pseudo inputs ``[n, B, *input]``, the
+        broadcast model's probabilities for them, ``[n, B, C]``, perturbed inputs, labels, and
+        weights for the mean over real labels.
         """
         turn = self._next[:n]
         rows = torch.arange(n, device=turn.device)
@@ -147,7 +180,9 @@ class PseudoPass:
 
 
 def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int) -> Tensor:
-    """Inputs ``[n, B, *input]`` after so many steps ``x + η sign(∇_x L(w₀; x, y))`` up the broadcast model's loss."""
+    """Inputs ``[n, B, *input]`` after so many steps ``x + η sign(∇_x L(w₀; x, y))`` up the
+    broadcast model's loss.
+    """
     for _ in range(iterations):
         x = x.detach().requires_grad_()
         (grad,) = torch.autograd.grad(stack.task.losses(stack.reference(x).logits_KBC, y).sum(), x)

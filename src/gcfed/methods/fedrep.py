@@ -1,11 +1,14 @@
-"""A personal head and a shared body, trained in turn: FedRep (Collins et al., ICML 2021, Algorithm 1); FedBABU.
+"""A personal head and a shared body, trained in turn: FedRep (Collins et al., ICML 2021, Algorithm
+1); FedBABU.
 
-In each round a client first trains its head alone, then the body alone. In FedBABU (Oh et al., ICLR 2022, Algorithm 1)
-it trains the body alone (``head_share=0``), and the head has its initial values. Frozen tensors do not move, but weight
-decay enters their momentum. In FedRep's code they have no gradient at all.
+In each round a client first trains its head alone, then the body alone. In FedBABU (Oh et al., ICLR
+2022, Algorithm 1) it trains the body alone (``head_share=0``), and the head has its initial values.
+Frozen tensors do not move, but weight decay enters their momentum. In FedRep's code they have no
+gradient at all.
 
-Which model is tested: as in :mod:`~gcfed.methods.personal`. FedBABU's ``test/*`` is the paper's global accuracy, and
-its personal models are fine-tuned from the last global model: docs/methods.md has the command.
+Which model is tested: as in :mod:`~gcfed.methods.personal`. FedBABU's ``test/*`` is the paper's
+global accuracy, and its personal models are fine-tuned from the last global model: docs/methods.md
+has the command.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +30,8 @@ class FedRep(Method):
     """Clients keep the head and send the body.
 
     Args:
-        head_share: share of a client's local steps for the head, rounded down. The paper: 10 of 11 epochs.
+        head_share: share of a client's local steps for the head, rounded down. The paper: 10 of 11
+            epochs.
         head: as in :class:`~gcfed.methods.personal.Personal`.
     """
 
@@ -47,12 +51,17 @@ class InTurn(Private):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         super().prepare(stack, own, download)
-        steps = np.floor(self.head_share * stack.num_steps + 1e-9)  # 0.29 · 100 is 28.999… in floating point
+        # 0.29 · 100 is 28.999… in floating point
+        steps = np.floor(self.head_share * stack.num_steps + 1e-9)
         return {"left": on_device(steps, next(iter(stack.full.values())).device)}
 
-    def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
+    def before_step(
+        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
+    ) -> None:
         of_head = stack.prepared[self]["left"][: stack.active] > 0
-        self._frozen = {n: per_client(of_head != (n in self.kept), leaf) for n, leaf in stack.leaves.items()}
+        self._frozen = {
+            n: per_client(of_head != (n in self.kept), leaf) for n, leaf in stack.leaves.items()
+        }
         self._before = {name: leaf.detach().clone() for name, leaf in stack.leaves.items()}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

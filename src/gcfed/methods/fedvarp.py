@@ -3,9 +3,9 @@
     update         v = y + mean_{k∈S} (Δ_k − y_k)
     server's table y_k⁺ = Δ_k for k ∈ S;   y⁺ = y + (|S|/N) · mean_{k∈S} (Δ_k − y_k)
 
-y_k is client k's last update and y the mean of all y_k. This reduces the variance from partial participation. Clients
-train as in FedAvg. The paper divides Δ_k by η_l τ and multiplies v by it. With equal steps and a constant rate this is
-the same as here, where y_k is the update itself.
+y_k is client k's last update and y the mean of all y_k. This reduces the variance from partial
+participation. Clients train as in FedAvg. The paper divides Δ_k by η_l τ and multiplies v by it.
+With equal steps and a constant rate this is the same as here, where y_k is the update itself.
 """
 
 import torch
@@ -24,8 +24,13 @@ class FedVARP(ServerPart):
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Replaces Δ_k by Δ_k − y_k. A client whose numbers are not finite keeps its y_k."""
-        table = self.stores.read("fedvarp", upload.clients, {name: round.start[name] for name in self.trained_names})
-        new = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
+        table = self.stores.read(
+            "fedvarp", upload.clients, {name: round.start[name] for name in self.trained_names}
+        )
+        new = {
+            n: torch.where(per_client(upload.finite, y), upload.delta[n], y)
+            for n, y in table.items()
+        }
         for name, old in table.items():
             upload.delta[name] = new[name] - old
         self.stores.write("fedvarp", upload.clients, new, round.index)

@@ -1,8 +1,9 @@
-"""Batch normalisation that stays on the client: FedBN (Li et al., ICLR 2021, Algorithm 1); ``model.norm_policy=local``.
+"""Batch normalisation that stays on the client: FedBN (Li et al., ICLR 2021, Algorithm 1);
+``model.norm_policy=local``.
 
-A client trains with the statistics, scales and shifts from its last round, instead of the broadcast ones. In the paper
-clients do not send them. Here the global model is tested and needs some: it gets the aggregate of the last cohort's,
-without Global GC.
+A client trains with the statistics, scales and shifts from its last round, instead of the broadcast
+ones. In the paper clients do not send them. Here the global model is tested and needs some: it gets
+the aggregate of the last cohort's, without Global GC.
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,17 @@ from gcfed.models.own import batch_norms
 
 
 class LocalNorm(ClientPart):
-    """Keeps some tensors on the client. A subclass chooses other tensors, and must name its own store in ``keeps``."""
+    """Keeps some tensors on the client.
+
+    A subclass chooses other tensors, and must name its own store in ``keeps``.
+    """
 
     method = "model.norm_policy=local"
-    keeps = {"batch_norm": Kept(lambda part, download: {n: download.model[n] for n in part.kept}, starts_at_model=True)}
+    keeps = {
+        "batch_norm": Kept(
+            lambda part, download: {n: download.model[n] for n in part.kept}, starts_at_model=True
+        )
+    }
     needs = [plain_server("the global model has the mean of the clients' batch norms")]
 
     def choose(self, setup: Setup) -> list[str]:
@@ -25,7 +33,9 @@ class LocalNorm(ClientPart):
         return [name for name in setup.module.net.state_dict() if name.rpartition(".")[0] in layers]
 
     def validate(self, setup: Setup) -> None:
-        if others := [part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts]:
+        if others := [
+            part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts
+        ]:
             why = "compares a client with the broadcast model: clients start from other values"
             raise ValueError(f"{self.title} does not combine with {others[0]}, which {why}.")
         self.kept = [name for name in self.choose(setup) if name in setup.module.travels]
@@ -42,6 +52,10 @@ class LocalNorm(ClientPart):
 
 
 def no_steps(setup: Setup) -> set[str]:
-    """Entries of Δ that are no optimizer steps and often larger: running statistics, and entries that clients keep."""
-    kept = {name for part in setup.parts if isinstance(part, LocalNorm) for name in part.choose(setup)}
+    """Entries of Δ that are no optimizer steps and often larger: running statistics, and entries
+    that clients keep.
+    """
+    kept = {
+        name for part in setup.parts if isinstance(part, LocalNorm) for name in part.choose(setup)
+    }
     return {*setup.module.travels} - {*setup.names} | kept

@@ -1,7 +1,7 @@
 """Model-contrastive learning: MOON (Li et al., CVPR 2021, Algorithm 1).
 
-The paper puts a two-layer projection head between features and classifier; here z is the input of the model's own head,
-so that all methods use the same network.
+The paper puts a two-layer projection head between features and classifier; here z is the input of
+the model's own head, so that all methods use the same network.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Kept, Output, Own, Params
+from gcfed.federated.method import (
+    Batch,
+    ClientPart,
+    ClientStack,
+    Download,
+    Kept,
+    Output,
+    Own,
+    Params,
+)
 from gcfed.methods.requirements import check_learned, network_parts, teacher
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -19,10 +28,12 @@ KNOWN = "/known"  # an extra entry: which clients have a previous model
 
 @checked
 class Moon(ClientPart):
-    """Adds μ · −log(e^(s_glob/T) / (e^(s_glob/T) + e^(s_prev/T))), with s the cosine between z and another model's z.
+    """Adds μ · −log(e^(s_glob/T) / (e^(s_glob/T) + e^(s_prev/T))), with s the cosine between z and
+    another model's z.
 
-    The other models are the broadcast model and the client's model from its last round. In a client's first round there
-    is no previous model and no term: with the broadcast model instead, the gradient would be zero.
+    The other models are the broadcast model and the client's model from its last round. In a
+    client's first round there is no previous model and no term: with the broadcast model instead,
+    the gradient would be zero.
 
     Args:
         mu: μ, weight of the term. The authors' code: 1.
@@ -53,8 +64,13 @@ class Moon(ClientPart):
         with torch.no_grad():
             of_global = stack.reference(batch.x, features=True)
             of_previous = stack.reference(batch.x, params=previous, features=True)
-        terms = F.softplus((_similarity(features, of_previous) - _similarity(features, of_global)) / self.temperature)
-        mean = terms.mean(1) if batch.rows is None else (terms * batch.rows).sum(1) / batch.rows.sum(1)
+        terms = F.softplus(
+            (_similarity(features, of_previous) - _similarity(features, of_global))
+            / self.temperature
+        )
+        mean = (
+            terms.mean(1) if batch.rows is None else (terms * batch.rows).sum(1) / batch.rows.sum(1)
+        )
         return self.mu * known * mean
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
@@ -65,5 +81,6 @@ class Moon(ClientPart):
 def _similarity(features_nBF: Tensor, other: Output) -> Tensor:
     """Cosines between features and those of another network, ``[n, B]``."""
     assert other.features_KBF is not None
-    at_least = torch.promote_types(features_nBF.dtype, torch.float32)  # bfloat16 is too coarse near 1
+    # bfloat16 is too coarse near 1
+    at_least = torch.promote_types(features_nBF.dtype, torch.float32)
     return F.cosine_similarity(features_nBF.to(at_least), other.features_KBF.to(at_least), dim=-1)

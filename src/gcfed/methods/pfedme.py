@@ -3,9 +3,9 @@
     inner steps    θ ← θ − η_p (∇F_k(θ) + λ (θ − w)),   ``inner_steps`` times on the same mini-batch
     local step     w ← w − ηλ (w − θ)
 
-θ starts at the broadcast model and goes on from one mini-batch to the next, as in the authors' code. η_p is the
-clients' learning rate, and the paper's β is ``server.lr``. Clients send w and keep nothing. Weight decay, GC and terms
-of other methods act on each inner step. ``train/loss`` is θ's.
+θ starts at the broadcast model and goes on from one mini-batch to the next, as in the authors'
+code. η_p is the clients' learning rate, and the paper's β is ``server.lr``. Clients send w and keep
+nothing. Weight decay, GC and terms of other methods act on each inner step. ``train/loss`` is θ's.
 
 Which model is tested: as in Ditto, with θ instead of v.
 """
@@ -44,7 +44,10 @@ class PFedMe(Proximal):
 
     def validate(self, setup: Setup) -> None:
         if setup.solver.clip_norm is not None:
-            raise ValueError(f"{self.title} needs client.clip_norm=null, which would bound one inner step of each K.")
+            raise ValueError(
+                f"{self.title} needs client.clip_norm=null, which would bound one inner step of"
+                " each K."
+            )
         self.module = setup.module
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
 
@@ -52,8 +55,12 @@ class PFedMe(Proximal):
         self.after_backward = self.module.after_backward()
         return {name: stack.full[name].clone() for name in self.trained_names} | rate(download)
 
-    def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
-        """Makes the last batch's step of w, and all inner steps but the last, which is the engine's step."""
+    def before_step(
+        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
+    ) -> None:
+        """Makes the last batch's step of w, and all inner steps but the last, which is the engine's
+        step.
+        """
         self.move(stack, stack.active)
         for _ in range(self.inner_steps - 1):
             torch.clear_autocast_cache()  # it has older weights
@@ -66,7 +73,10 @@ class PFedMe(Proximal):
             stack.drop_grads()
 
     def move(self, stack: ClientStack, n: int) -> None:
-        """The step of w, of the first n clients. It does nothing before the first batch, where θ = w."""
+        """The step of w, of the first n clients.
+
+        It does nothing before the first batch, where θ = w.
+        """
         for name in self.trained_names:
             stack.prepared[self][name][:n].lerp_(stack.full[name][:n], self.rate)
 

@@ -16,7 +16,8 @@ class Proximal(ClientPart):
     """Adds μ (w − w₀) to each client's gradients, with the broadcast model w₀.
 
     Args:
-        mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is μ = 2β.
+        mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is
+            μ = 2β.
     """
 
     recordable = "run"

@@ -1,9 +1,10 @@
 """Uploads with a few bits per coordinate: unbiased stochastic rounding.
 
-FedPAQ (Reisizadeh et al., AISTATS 2020, Algorithm 1) with its low-precision quantizer, which is QSGD's (Alistarh et
-al., NeurIPS 2017): Q(x) = ‖x‖ sign(x) ξ, where sξ is s|x|/‖x‖ rounded up with the probability of its fraction and down
-otherwise. So E Q(x) = x and E ‖Q(x) − x‖² ≤ min(d/s², √d/s) ‖x‖². Each tensor is quantized with its own norm. d
-coordinates take ⌈d·bits/8⌉ + 4 bytes; the 4 are the norm.
+FedPAQ (Reisizadeh et al., AISTATS 2020, Algorithm 1) with its low-precision quantizer, which is
+QSGD's (Alistarh et al., NeurIPS 2017): Q(x) = ‖x‖ sign(x) ξ, where sξ is s|x|/‖x‖ rounded up with
+the probability of its fraction and down otherwise. So E Q(x) = x and E ‖Q(x) − x‖² ≤ min(d/s²,
+√d/s) ‖x‖². Each tensor is quantized with its own norm. d coordinates take ⌈d·bits/8⌉ + 4 bytes; the
+4 are the norm.
 """
 
 from typing import Annotated
@@ -23,7 +24,8 @@ class Quantization(ClientPart):
     """Quantizes each client's update Δ; messages of other methods are not quantized.
 
     Args:
-        bits: per coordinate: a sign and a level 0 … s, s = 2^(bits−1) − 1; at most what float32 can represent.
+        bits: per coordinate: a sign and a level 0 … s, s = 2^(bits−1) − 1; at most what float32 can
+            represent.
     """
 
     order = Order.QUANTIZES
@@ -39,12 +41,15 @@ class Quantization(ClientPart):
             random.manual_seed(torch_seed(download.seed, "quantization", download.round, client))
             norms.append(quantize_([t[row] for t in tensors], self.levels, random))
         upload.levels |= {
-            n: Levels(self.bits, own) for n, own in zip(self.trained_names, torch.stack(norms, 1), strict=True)
+            n: Levels(self.bits, own)
+            for n, own in zip(self.trained_names, torch.stack(norms, 1), strict=True)
         }
 
 
 def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Tensor:
-    """Rounds each tensor of a client in place, at random, to a multiple of its norm / ``levels``. Returns the norms.
+    """Rounds each tensor of a client in place, at random, to a multiple of its norm / ``levels``.
+
+    Returns the norms.
 
     A tensor with a number that is not finite becomes NaN.
     """

@@ -1,6 +1,9 @@
-"""Requirements that a part declares, each with a reason. A run that does not meet one is refused by name.
+"""Requirements that a part declares, each with a reason.
 
-needs = [local_sgd("it counts plain steps"), full_uploads("its variates would still travel in full")]
+A run that does not meet one is refused by name.
+
+needs = [local_sgd("it counts plain steps"), full_uploads("its variates would still travel in
+full")]
 """
 
 from collections.abc import Callable
@@ -17,8 +20,12 @@ from gcfed.optim.partial import probe_optimizer
 Options = ParamSpec("Options")
 
 
-def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concatenate[str, Options], Need]:
-    """Turns a rule, which returns what a setup lacks or an empty string, into: reason and options → need."""
+def _need(
+    lack: Callable[Concatenate[Setup, Options], str],
+) -> Callable[Concatenate[str, Options], Need]:
+    """Turns a rule, which returns what a setup lacks or an empty string, into: reason and options →
+    need.
+    """
 
     @wraps(lack)
     def declared(reason: str, *args: Options.args, **options: Options.kwargs) -> Need:
@@ -33,21 +40,33 @@ def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concaten
 
 @_need
 def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False) -> str:
-    """The server's step is w ← w + Δ (with ``any_lr``, w ← w + lr Δ), and clients start at w (unless ``any_start``)."""
+    """The server's step is w ← w + Δ (with ``any_lr``, w ← w + lr Δ), and clients start at w
+    (unless ``any_start``).
+    """
     others = [part.title for part in setup.parts if "moves the start" in part.facts]
     if others and not any_start:
-        return f"does not combine with {others[0]}, whose clients do not start at the server's model"
+        return (
+            f"does not combine with {others[0]}, whose clients do not start at the server's model"
+        )
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
-    if not isinstance(optimizer, SGD) or wrong_lr or settings["momentum"] or settings["weight_decay"]:
+    if (
+        not isinstance(optimizer, SGD)
+        or wrong_lr
+        or settings["momentum"]
+        or settings["weight_decay"]
+    ):
         return f"needs server=sgd{'' if any_lr else ' with server.lr=1'}"
     return ""
 
 
 @_need
 def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
-    """The clients' optimizer is SGD, and no other method moves the weights. ``momentum`` allows undamped momentum."""
+    """The clients' optimizer is SGD, and no other method moves the weights.
+
+    ``momentum`` allows undamped momentum.
+    """
     for other in setup.parts:
         if isinstance(other, ClientPart) and type(other).after_step is not ClientPart.after_step:
             return f"does not combine with {other.title}, which also moves the weights"
@@ -56,7 +75,11 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
         return f"needs client=sgd, not {type(optimizer).__name__}"
     if optimizer.defaults["momentum"] and optimizer.defaults["dampening"]:
         return "needs client.optimizer.dampening=0"
-    return "needs client.optimizer.momentum=0" if optimizer.defaults["momentum"] and not momentum else ""
+    return (
+        "needs client.optimizer.momentum=0"
+        if optimizer.defaults["momentum"] and not momentum
+        else ""
+    )
 
 
 def _weights_clients(setup: Setup) -> str:
@@ -66,7 +89,9 @@ def _weights_clients(setup: Setup) -> str:
 
 
 uniform_weights = _need(_weights_clients)
-whole_batches = _need(lambda setup: "needs client.accumulate=null" if setup.solver.accumulate > 1 else "")
+whole_batches = _need(
+    lambda setup: "needs client.accumulate=null" if setup.solver.accumulate > 1 else ""
+)
 
 
 @_need
@@ -81,7 +106,11 @@ def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
 def functional_network(setup: Setup) -> str:
     """The network can be called on other tensors than its own."""
     reason = setup.module.lent.traits.functional
-    return f"does not combine with model={type(setup.module.net).__name__}, which has {reason}" if reason else ""
+    return (
+        f"does not combine with model={type(setup.module.net).__name__}, which has {reason}"
+        if reason
+        else ""
+    )
 
 
 teacher = functional_network("it runs a second model")
@@ -90,14 +119,20 @@ teacher = functional_network("it runs a second model")
 @_need
 def full_uploads(setup: Setup) -> str:
     """Uploads are not quantized."""
-    return "needs quantization=none" if any(part.order is Order.QUANTIZES for part in setup.parts) else ""
+    return (
+        "needs quantization=none"
+        if any(part.order is Order.QUANTIZES for part in setup.parts)
+        else ""
+    )
 
 
 def class_logits(setup: Setup, title: str) -> None:
     """Labels are classes and outputs their logits."""
     if not setup.module.task.has_classes:
         task = f"task={type(setup.module.task).__name__}"
-        raise ValueError(f"{title} works on the logits of classes, and {task} has none: leave it out.")
+        raise ValueError(
+            f"{title} works on the logits of classes, and {task} has none: leave it out."
+        )
 
 
 @_need
@@ -105,21 +140,38 @@ def _network_parts(setup: Setup, *parts: str) -> str:
     """The network has these methods, such as ``features`` and ``head``."""
     net = setup.module.net
     missing = " and no ".join(f"{part}()" for part in parts if not has_part(net, part))
-    return f"works on parts of the network, but model={type(net).__name__} has no {missing}" if missing else ""
+    return (
+        f"works on parts of the network, but model={type(net).__name__} has no {missing}"
+        if missing
+        else ""
+    )
 
 
-network_parts = partial(_network_parts, "define these methods, or use a network from src/gcfed/models")
+network_parts = partial(
+    _network_parts, "define these methods, or use a network from src/gcfed/models"
+)
 
 
 def check_learned(out: Output, title: str) -> Tensor:
-    """Returns the features. Raises ValueError if no trained weight comes before the head: a term would do nothing."""
+    """Returns the features.
+
+    Raises ValueError if no trained weight comes before the head: a term would do nothing.
+    """
     assert out.features_KBF is not None
     if not out.features_KBF.requires_grad:
-        raise ValueError(f"{title} changes features, but no trained weight comes before the head: add a hidden layer.")
+        raise ValueError(
+            f"{title} changes features, but no trained weight comes before the head: add a hidden"
+            " layer."
+        )
     return out.features_KBF
 
 
 def has_part(net: nn.Module, part: str) -> bool:
     """Whether a network has such a part; torchvision and timm use these names for other things."""
-    found, theirs = getattr(net, part, None), type(net).__module__.startswith(("torchvision.", "timm."))
-    return callable(found) and not theirs and not (part == "stages" and isinstance(found, nn.Module))
+    found, theirs = (
+        getattr(net, part, None),
+        type(net).__module__.startswith(("torchvision.", "timm.")),
+    )
+    return (
+        callable(found) and not theirs and not (part == "stages" and isinstance(found, nn.Module))
+    )

@@ -1,13 +1,15 @@
 """Sharpness-aware local steps: w ← w − η ∇F_k(w̃), with w̃ = w + ρ d/‖d‖ and a direction d.
 
-    own            d = ∇F_k(w) on the same batch: FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al. 2022)
-    last_update    d = w_old − w₀: FedLESAM (Fan et al., ICML 2024, Algorithm 1)
-    constant       FedLESAM's code: all entries of tensor i move by ρ d_i / Σ_j |d_j|, with entry i of the flattened d
+    own            d = ∇F_k(w) on the same batch: FedSAM (Qu et al., ICML 2022, Algorithm 1;
+    Caldarola et al. 2022) last_update    d = w_old − w₀: FedLESAM (Fan et al., ICML 2024, Algorithm
+    1) constant       FedLESAM's code: all entries of tensor i move by ρ d_i / Σ_j |d_j|, with entry
+    i of the flattened d
 
-``own`` takes two passes per step, the others one. w_old is the model that the client last received; in its first round
-w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
+``own`` takes two passes per step, the others one. w_old is the model that the client last received;
+in its first round w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
 
-FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has α = 1.
+FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has
+α = 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,16 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Kept, Order, Own, Params, like_trained
+from gcfed.federated.method import (
+    Batch,
+    ClientPart,
+    ClientStack,
+    Kept,
+    Order,
+    Own,
+    Params,
+    like_trained,
+)
 from gcfed.methods.estimates import along, along_ones
 from gcfed.utils.checked import PositiveShare, SettingError, Weight, checked
 
@@ -28,8 +39,8 @@ Direction = Literal["own", "last_update", "constant"]
 class Sam(ClientPart):
     """Computes each client's gradient at w + ρ d/‖d‖; the norm is over all tensors.
 
-    F_k includes the losses of other methods. What methods add to the gradient (Proximal, SCAFFOLD, …) is computed at w
-    and does not change d. Running statistics come from the first pass.
+    F_k includes the losses of other methods. What methods add to the gradient (Proximal, SCAFFOLD,
+    …) is computed at w and does not change d. Running statistics come from the first pass.
 
     Args:
         rho: ρ. 0.5 is FedSAM's value in FedSOL's code, which has the same local solver.
@@ -39,10 +50,20 @@ class Sam(ClientPart):
     recordable = "run"
     order = Order.MOVES_WEIGHTS
 
-    def __init__(self, rho: Weight = 0.5, *, direction: Direction = "own", alpha: PositiveShare = 1.0) -> None:
+    def __init__(
+        self, rho: Weight = 0.5, *, direction: Direction = "own", alpha: PositiveShare = 1.0
+    ) -> None:
         if alpha < 1 and direction != "own":
-            raise SettingError("alpha", f"={alpha} needs direction=own: direction={direction} has no gradient at w.")
-        self.rho, self.direction, self.alpha, self.two_passes = rho, direction, alpha, direction == "own"
+            raise SettingError(
+                "alpha",
+                f"={alpha} needs direction=own: direction={direction} has no gradient at w.",
+            )
+        self.rho, self.direction, self.alpha, self.two_passes = (
+            rho,
+            direction,
+            alpha,
+            direction == "own",
+        )
         if direction != "own":
             self.keeps = {"sam": Kept(like_trained, starts_at_model=True)}  # w_old
 
@@ -54,7 +75,9 @@ class Sam(ClientPart):
         back = {name: old - stack.start[name] for name, old in own["sam"].items()}
         return dict(zip(back, move(list(back.values()), self.rho), strict=True))
 
-    def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
+    def before_step(
+        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
+    ) -> None:
         moves = self.perturbation(stack, batch, objective)
         if self.two_passes:  # the first has updated the running statistics, so they come back too
             stack.settle()
@@ -63,7 +86,9 @@ class Sam(ClientPart):
         with torch.no_grad():
             torch._foreach_add_(list(stack.leaves.values()), list(moves))
 
-    def perturbation(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> Sequence[Tensor]:
+    def perturbation(
+        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
+    ) -> Sequence[Tensor]:
         """How far to move the weights ``stack.leaves``, ``[n, *shape]`` each."""
         if self.direction != "own":
             return [move[: stack.active] for move in stack.prepared[self].values()]
@@ -86,4 +111,7 @@ class Sam(ClientPart):
         self._unmoved, self._at_w = {}, {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
-        return {name: {n: download.model[n].expand_as(t) for n, t in old.items()} for name, old in own.items()}
+        return {
+            name: {n: download.model[n].expand_as(t) for n, t in old.items()}
+            for name, old in own.items()
+        }

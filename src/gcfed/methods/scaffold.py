@@ -1,11 +1,12 @@
-"""Control variates that cancel client drift: SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1, option II).
+"""Control variates that cancel client drift: SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1,
+option II).
 
     local step        g − c_k + c
     client's variate  c_k⁺ = c_k − c + (w₀ − w_k) / (τ_k η)
     server's variate  c⁺ = c + (|S|/N) · mean_{k∈S} (c_k⁺ − c_k)
 
-So c is always the mean of all c_k. Clients send Δ_k and c_k⁺ − c_k. The server's learning rate is the paper's global
-one. c_k includes weight decay, because torch's SGD adds it to the gradient.
+So c is always the mean of all c_k. Clients send Δ_k and c_k⁺ − c_k. The server's learning rate is
+the paper's global one. c_k includes weight decay, because torch's SGD adds it to the gradient.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,17 @@ from typing import Any
 import torch
 
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, ClientStack, Kept, Method, Own, Params, ServerPart, Setup, like_trained
+from gcfed.federated.method import (
+    ClientPart,
+    ClientStack,
+    Kept,
+    Method,
+    Own,
+    Params,
+    ServerPart,
+    Setup,
+    like_trained,
+)
 from gcfed.federated.received import Received, Round
 from gcfed.methods.estimates import gradients_beyond, step_counter
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
@@ -26,8 +37,9 @@ class Scaffold(Method):
     """Adds c − c_k to each client's gradients and keeps both variates up to date.
 
     Args:
-        momentum_correction: divide w₀ − w_k by :func:`~gcfed.methods.estimates.effective_steps` instead of τ_k, because
-            local momentum moves a client further. Without momentum both are equal. False: the paper's rule as printed.
+        momentum_correction: divide w₀ − w_k by :func:`~gcfed.methods.estimates.effective_steps`
+            instead of τ_k, because local momentum moves a client further. Without momentum both are
+            equal. False: the paper's rule as printed.
     """
 
     def __init__(self, *, momentum_correction: bool = True) -> None:
@@ -58,7 +70,9 @@ class ControlVariates(ClientPart):
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         steps = self.count(upload.num_steps) if self.momentum_correction else upload.num_steps
-        upload.send("scaffold", gradients_beyond(download.extra["scaffold"], upload, steps * download.lr))
+        upload.send(
+            "scaffold", gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
+        )
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old c_k, so that c stays the mean."""
@@ -74,7 +88,9 @@ class MeanVariate(ServerPart):
         self.message = message
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.control = self.server_state("c", {name: round.start[name] for name in self.trained_names})
+        self.control = self.server_state(
+            "c", {name: round.start[name] for name in self.trained_names}
+        )
         download.extra[self.message] = self.control
 
     def uploads(self, round: Round) -> dict[str, Params]:
@@ -82,4 +98,6 @@ class MeanVariate(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         change = [round.received[self.message][name] for name in self.trained_names]
-        torch._foreach_add_(list(self.control.values()), change, alpha=round.num_finite / round.num_clients)
+        torch._foreach_add_(
+            list(self.control.values()), change, alpha=round.num_finite / round.num_clients
+        )

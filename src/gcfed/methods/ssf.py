@@ -1,22 +1,33 @@
 """SCAFFOLD in a random subspace: SSF (Zhu et al. 2026, arXiv 2604.25467, Section 3).
 
-    local step    z ← z − η (Pᵀ∇F_k − Pᵀc_k + Pᵀc)                               everything else: see subspace.py
-    up            z_τ − z₀ and ḡ_k − Pᵀc_k, where ḡ_k is the mean of the Pᵀ∇F_k
+    local step    z ← z − η (Pᵀ∇F_k − Pᵀc_k + Pᵀc)                               everything else:
+    see subspace.py up            z_τ − z₀ and ḡ_k − Pᵀc_k, where ḡ_k is the mean of the Pᵀ∇F_k
     backfill      c_k⁺ = (I − Π)c_k + Pḡ_k                                         equation 7
                   c⁺   = c + (|S|/N) · mean_{k∈S} (c_k⁺ − c_k)                     equation 6
 
-c_k and c keep their parts outside the subspace for later rounds. c is always the mean of all c_k. r = d is SCAFFOLD,
-option II. ḡ_k follows from z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
+c_k and c keep their parts outside the subspace for later rounds. c is always the mean of all c_k. r
+= d is SCAFFOLD, option II. ḡ_k follows from z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
 
-The full variates stay on the CPU. The device holds their projections and one full tensor at a time. Quantization
-applies to the first of the two uploads.
+The full variates stay on the CPU. The device holds their projections and one full tensor at a time.
+Quantization applies to the first of the two uploads.
 """
 
 from collections.abc import Mapping
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Part, Received, Round, Upload
+from gcfed.federated.method import (
+    ClientStack,
+    Download,
+    Kept,
+    Method,
+    Own,
+    Params,
+    Part,
+    Received,
+    Round,
+    Upload,
+)
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.estimates import gradients_beyond
 from gcfed.methods.requirements import uniform_weights
@@ -26,7 +37,8 @@ from gcfed.utils.checked import Count, PositiveShare, checked
 
 @checked
 class SSF(Method):
-    """Adds Pᵀ(c − c_k) to each client's projected gradients and refreshes both variates inside the subspace.
+    """Adds Pᵀ(c − c_k) to each client's projected gradients and refreshes both variates inside the
+    subspace.
 
     Args: as :class:`~gcfed.methods.subspace.Subspaces`.
     """
@@ -51,12 +63,16 @@ class ProjectedVariates(SubspaceClient):
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         super().send(upload, own, download)
-        upload.send("ssf", gradients_beyond(download.extra["ssf"], upload, upload.num_steps * download.lr))
+        upload.send(
+            "ssf", gradients_beyond(download.extra["ssf"], upload, upload.num_steps * download.lr)
+        )
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """If the upload does not count, c_k does not change, so that c stays the mean."""
         for name, change in upload.extra["ssf"].items():
-            own["ssf"][name] += self.space[name].lift(change.where(per_client(upload.finite, change), 0.0)).cpu()
+            own["ssf"][name] += (
+                self.space[name].lift(change.where(per_client(upload.finite, change), 0.0)).cpu()
+            )
         return {"ssf": own["ssf"]}
 
 
@@ -67,7 +83,9 @@ class ProjectedMean(SubspaceServer):
         super().on_broadcast(download, round)
         self.control = self.server_state("c", _on_cpu(self, download))
         device = next(iter(download.model.values())).device
-        self._projected = {name: self.space[name].project(c.to(device)) for name, c in self.control.items()}
+        self._projected = {
+            name: self.space[name].project(c.to(device)) for name, c in self.control.items()
+        }
         download.extra["ssf"] = self._projected
 
     def uploads(self, round: Round) -> dict[str, Params]:

@@ -1,20 +1,22 @@
-"""Training in a random subspace, which server and clients draw from the same seed. Used by SSF and FedSub.
+"""Training in a random subspace, which server and clients draw from the same seed.
 
-Every trained weight of two or more axes, as a matrix ``[out, in·kh·kw]``, has a P ``[d, r]`` with PᵀP = I for the
-larger of its two axes, of length d. Its coordinates are W P, ``[out, r]``, or PᵀW, ``[r, in·kh·kw]``. Vectors and
-buffers are sent whole. P is the Q of a Gaussian matrix drawn from (seed, layer, epoch) and is never sent; an epoch is
-``refresh`` rounds. With Π = PPᵀ:
+Used by SSF and FedSub.
 
-    local step   z ← z − η (Pᵀ∇F_k(w_k) + correction),   w_k = Pz + (I − Π)w
-    up           z_τ − z₀                                down           z₀ = Pᵀw
-    server       w ← w + γ P mean(z_τ − z₀), which leaves (I − Π)w as it is (backfill); γ is ``server.lr``
+Every trained weight of two or more axes, as a matrix ``[out, in·kh·kw]``, has a P ``[d, r]`` with
+PᵀP = I for the larger of its two axes, of length d. Its coordinates are W P, ``[out, r]``, or PᵀW,
+``[r, in·kh·kw]``. Vectors and buffers are sent whole. P is the Q of a Gaussian matrix drawn from
+(seed, layer, epoch) and is never sent; an epoch is ``refresh`` rounds. With Π = PPᵀ:
 
-Clients make steps on the model's weights: P lifts the projected gradient back, and torch's SGD then does the same
-iteration. Weight decay is part of ∇F_k. Terms of other methods and Local GC are projected too. Global GC acts on the
-lifted update.
+    local step   z ← z − η (Pᵀ∇F_k(w_k) + correction),   w_k = Pz + (I − Π)w up           z_τ − z₀
+    down           z₀ = Pᵀw server       w ← w + γ P mean(z_τ − z₀), which leaves (I − Π)w as it is
+    (backfill); γ is ``server.lr``
 
-The papers do not say how a client that missed rounds gets (I − Π)w: it needs the coordinates of each missed round. As
-in the papers, bytes are counted only for rounds in which a client takes part.
+Clients make steps on the model's weights: P lifts the projected gradient back, and torch's SGD then
+does the same iteration. Weight decay is part of ∇F_k. Terms of other methods and Local GC are
+projected too. Global GC acts on the lifted update.
+
+The papers do not say how a client that missed rounds gets (I − Π)w: it needs the coordinates of
+each missed round. As in the papers, bytes are counted only for rounds in which a client takes part.
 """
 
 from collections.abc import Sequence
@@ -24,21 +26,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, Download, Order, Own, Params, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Order,
+    Own,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed
 
 
 class Projector:
-    """Coordinates of one tensor ``[*shape]``, or of a stack of such tensors with a leading client axis.
+    """Coordinates of one tensor ``[*shape]``, or of a stack of such tensors with a leading client
+    axis.
 
     ``basis`` is P, orthonormal, ``[d, r]``; None: the tensor is its own coordinates.
     """
 
     def __init__(self, shape: Sequence[int], basis: Tensor | None) -> None:
         self.shape, self.basis = tuple(shape), basis
-        self.by_rows = basis is not None and prod(shape[1:]) >= shape[0]  # at least as many inputs as outputs
+        # at least as many inputs as outputs
+        self.by_rows = basis is not None and prod(shape[1:]) >= shape[0]
 
     def project(self, tensor: Tensor) -> Tensor:
         """``[…, *shape]`` → ``[…, out, r]`` or ``[…, r, in·kh·kw]``."""
@@ -56,7 +71,9 @@ class Projector:
 
 
 def random_basis(seed: int, epoch: int, name: str, d: int, r: int, like: Tensor) -> Tensor:
-    """A uniformly random orthonormal P, ``[d, r]``; drawn on the CPU, so it is the same on every device."""
+    """A uniformly random orthonormal P, ``[d, r]``; drawn on the CPU, so it is the same on every
+    device.
+    """
     random = torch.Generator().manual_seed(torch_seed(seed, f"projector of {name}", epoch))
     gaussian = torch.randn(d, r, generator=random, dtype=torch.float64)
     q, upper = torch.linalg.qr(gaussian.to(like.device, like.dtype))
@@ -84,16 +101,22 @@ class Subspaces:
         r = max(1, int(d * self.ratio + 0.5))
         return Projector(like.shape, random_basis(seed, epoch, name, d, r, like))
 
-    def space(self, seed: int, round: int, model: Params, names: Sequence[str]) -> dict[str, Projector]:
+    def space(
+        self, seed: int, round: int, model: Params, names: Sequence[str]
+    ) -> dict[str, Projector]:
         """The projectors of a round, drawn once per epoch at the first call."""
         if (wanted := (round // self.refresh, seed)) != self._drawn:
             self._drawn, self._space = wanted, {}  # free the old projectors first
-            self._space = {name: self.projector(seed, wanted[0], name, model[name]) for name in names}
+            self._space = {
+                name: self.projector(seed, wanted[0], name, model[name]) for name in names
+            }
         return self._space
 
 
 class SubspaceClient(ClientPart):
-    """Trains and uploads in the subspace of an epoch; a subclass prepares the correction of each stack."""
+    """Trains and uploads in the subspace of an epoch; a subclass prepares the correction of each
+    stack.
+    """
 
     recordable = "stack"
     order = Order.PROJECTS
@@ -106,17 +129,25 @@ class SubspaceClient(ClientPart):
     def validate(self, setup: Setup) -> None:
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
-            why = f"would move {self.title} out of its subspace: weight decay is added after clipping"
-            raise ValueError(f"client.clip_norm={setup.solver.clip_norm} {why}. Set client.optimizer.weight_decay=0.")
+            why = (
+                f"would move {self.title} out of its subspace: weight decay is added after clipping"
+            )
+            raise ValueError(
+                f"client.clip_norm={setup.solver.clip_norm} {why}. Set"
+                " client.optimizer.weight_decay=0."
+            )
 
     def on_download(self, download: Download) -> None:
-        self.space = self.spaces.space(download.seed, download.round, download.model, self.trained_names)
+        self.space = self.spaces.space(
+            download.seed, download.round, download.model, self.trained_names
+        )
 
     @torch.no_grad()
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
         for name, grad in stack.named_grads():
-            if self.weight_decay:  # SGD adds it after the hooks: add its projection, subtract what SGD will add
+            # SGD adds it after the hooks: add its projection, subtract what SGD will add
+            if self.weight_decay:
                 grad.add_(stack.leaves[name], alpha=self.weight_decay)
             z = self.space[name].project(grad).add_(stack.prepared[self][name][: stack.active])
             grad.copy_(self.space[name].lift(z))
@@ -124,14 +155,16 @@ class SubspaceClient(ClientPart):
                 grad.sub_(stack.leaves[name], alpha=self.weight_decay)
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for name in self.trained_names:  # one at a time, to avoid a second copy of a stack's updates
+        # one at a time, to avoid a second copy of a stack's updates
+        for name in self.trained_names:
             upload.delta[name] = self.space[name].project(upload.delta[name])
 
 
 class SubspaceServer(ServerPart):
     """Sends coordinates, and lifts their mean.
 
-    The download has the whole model, for the part outside the subspace. Only the coordinates are counted.
+    The download has the whole model, for the part outside the subspace. Only the coordinates are
+    counted.
     """
 
     order = Order.PROJECTS
@@ -146,7 +179,9 @@ class SubspaceServer(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.space = self.spaces.space(round.seed, round.index, download.model, self.trained_names)
-        self.coordinates = {name: self.space[name].project(download.model[name]) for name in self.trained_names}
+        self.coordinates = {
+            name: self.space[name].project(download.model[name]) for name in self.trained_names
+        }
         download.packed |= {name: z.nbytes for name, z in self.coordinates.items()}
 
     def uploads(self, round: Round) -> dict[str, Params]:
@@ -157,4 +192,6 @@ class SubspaceServer(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         for name in self.trained_names:
-            update[name] = torch.empty_like(round.start[name]).copy_(self.space[name].lift(update[name]))
+            update[name] = torch.empty_like(round.start[name]).copy_(
+                self.space[name].lift(update[name])
+            )

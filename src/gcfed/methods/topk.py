@@ -1,24 +1,37 @@
-"""Uploads with the largest entries only, and the rest kept for later: Top-k with error feedback, the classic variant.
+"""Uploads with the largest entries only, and the rest kept for later: Top-k with error feedback,
+the classic variant.
 
     send   C(e_k + Δ_k), the k entries of each tensor that are largest in absolute value
     keep   e_k ← e_k + Δ_k − C(e_k + Δ_k), the residual
 
-This is Qsparse-local-SGD (Basu et al., NeurIPS 2019, Algorithm 1) without its quantizer: Sparsified SGD with memory
-(Stich et al., NeurIPS 2018) after local steps. It is not EF21, whose server keeps an estimate of each gradient.
-``comm/up_bytes`` counts each entry's own bytes and 4 for its place; a real wire also carries the zeros.
+This is Qsparse-local-SGD (Basu et al., NeurIPS 2019, Algorithm 1) without its quantizer: Sparsified
+SGD with memory (Stich et al., NeurIPS 2018) after local steps. It is not EF21, whose server keeps
+an estimate of each gradient. ``comm/up_bytes`` counts each entry's own bytes and 4 for its place; a
+real wire also carries the zeros.
 """
 
 from collections.abc import Mapping
 
 import torch
 
-from gcfed.federated.method import ClientPart, Download, Kept, Order, Own, Params, Setup, Upload, like_trained
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Kept,
+    Order,
+    Own,
+    Params,
+    Setup,
+    Upload,
+    like_trained,
+)
 from gcfed.utils.checked import PositiveShare, checked
 
 
 @checked
 class TopK(ClientPart):
-    """Makes each client's update Δ sparse; messages of other methods and running statistics are sent whole.
+    """Makes each client's update Δ sparse; messages of other methods and running statistics are
+    sent whole.
 
     Args:
         ratio: k/d, the share of the d entries of each tensor that is sent; at least one entry.
@@ -32,8 +45,13 @@ class TopK(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         orders = Order.PROJECTS, Order.QUANTIZES
-        if others := [part.title for part in setup.parts if part.order in orders and part is not self]:
-            raise ValueError(f"TopK does not combine with {others[0]}: its residual is one of whole, exact updates.")
+        if others := [
+            part.title for part in setup.parts if part.order in orders and part is not self
+        ]:
+            raise ValueError(
+                f"TopK does not combine with {others[0]}: its residual is one of whole, exact"
+                " updates."
+            )
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Also makes the new residuals, in ``own``."""
@@ -42,8 +60,13 @@ class TopK(ClientPart):
             if delta.numel():  # not of a tensor that stays on the client
                 flat = residual.add_(delta).reshape(len(delta), -1)
                 count = max(1, round(self.ratio * flat.shape[1]))
-                places = flat.abs().float().topk(count, 1).indices  # with GC, ±x are equal but for rounding
-                sent = torch.zeros_like(flat).scatter_(1, places, flat.gather(1, places)).view(delta.shape)
+                # with GC, ±x are equal but for rounding
+                places = flat.abs().float().topk(count, 1).indices
+                sent = (
+                    torch.zeros_like(flat)
+                    .scatter_(1, places, flat.gather(1, places))
+                    .view(delta.shape)
+                )
                 delta.copy_(sent)
                 residual.sub_(sent)
                 upload.packed[name] = count * (delta.element_size() + 4)

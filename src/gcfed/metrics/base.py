@@ -1,4 +1,6 @@
-"""Base classes of the measurements: their rounds, what clients send for them, means over the cohort."""
+"""Base classes of the measurements: their rounds, what clients send for them, means over the
+cohort.
+"""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -11,7 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, Download, Order, Params, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Order,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.local_norm import no_steps
@@ -25,7 +37,8 @@ AT_ONCE = 500  # samples per forward pass
 class ServerMetric(ServerPart):
     """A part that only measures, in the rounds that are due. It does not change one bit of the run.
 
-    Hooks are called in the order of their definitions. ``begin`` and the sum ``"seconds"`` do not count as training.
+    Hooks are called in the order of their definitions. ``begin`` and the sum ``"seconds"`` do not
+    count as training.
 
     Args:
         every: rounds between two measurements; the last round is always measured.
@@ -66,7 +79,8 @@ class ServerMetric(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.seconds = 0.0
-        if self.due_in(round) and type(self).begin is not ServerMetric.begin:  # the clock waits for the device
+        # the clock waits for the device
+        if self.due_in(round) and type(self).begin is not ServerMetric.begin:
             started = now(device := device_of(download.model))
             self.begin(download, round)
             self.seconds = now(device) - started
@@ -91,14 +105,18 @@ class ServerMetric(ServerPart):
         return {name: start[name] for name in self.names}
 
     def as_sent(self, upload: Upload, names: Sequence[str]) -> Params:
-        """The clients' updates as they were uploaded, lifted from any subspace, name → ``[K, *shape]``."""
+        """The clients' updates as they were uploaded, lifted from any subspace, name → ``[K,
+        *shape]``.
+        """
         sent = {name: upload.delta[name] for name in names}
         for part in self.server_parts:
             sent = {name: part.decode(name, t) for name, t in sent.items()}
         return sent
 
     def show(self, picture: Path, round: Round) -> None:
-        """Gives a PNG file to the loggers that accept pictures, under its name up to the first ``_``."""
+        """Gives a PNG file to the loggers that accept pictures, under its name up to the first
+        ``_``.
+        """
         for logger in self.module.trainer.loggers:
             if hasattr(logger, "log_image"):  # TensorBoard's, W&B's
                 logger.log_image(picture.stem.split("_")[0], [str(picture)], step=round.index + 1)
@@ -107,11 +125,15 @@ class ServerMetric(ServerPart):
 class ClientMetric(ServerMetric, ClientPart):
     """Measures on the clients after their local training. The server adds up their notes.
 
-    A metric of your own needs :meth:`note`, :meth:`zeros` and :meth:`columns`, or is one of :class:`OwnNumbers`.
+    A metric of your own needs :meth:`note`, :meth:`zeros` and :meth:`columns`, or is one of
+    :class:`OwnNumbers`.
     """
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """The sums over the K clients of a stack, like ``zeros``. Runs on the clients, with its arguments only."""
+        """The sums over the K clients of a stack, like ``zeros``.
+
+        Runs on the clients, with its arguments only.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
@@ -129,32 +151,41 @@ class ClientMetric(ServerMetric, ClientPart):
 class OwnNumbers(ClientMetric):
     """Numbers of each single client; the columns are their means over the cohort.
 
-    Clients are measured one by one, in evaluation mode, so that a number does not depend on the stack. The mean leaves
-    out numbers that are not finite; if all are, there is no column. A subclass needs ``numbers`` and :meth:`measure`.
+    Clients are measured one by one, in evaluation mode, so that a number does not depend on the
+    stack. The mean leaves out numbers that are not finite; if all are, there is no column. A
+    subclass needs ``numbers`` and :meth:`measure`.
     """
 
     numbers: tuple[str, ...]
     """The columns, one for each number of ``measure``; known from ``validate`` on."""
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        """The values of ``numbers``, float64 on the device, ``[V]``, for the client in this row of the stack.
+        """The values of ``numbers``, float64 on the device, ``[V]``, for the client in this row of
+        the stack.
 
         ``own`` is its model after training, ``stack.start`` its model before.
         """
         raise NotImplementedError
 
     def zeros(self, round: Round) -> Params:
-        return {"values": round.zeros(len(round.cohort), len(self.numbers)), "seconds": round.zeros()}
+        return {
+            "values": round.zeros(len(round.cohort), len(self.numbers)),
+            "seconds": round.zeros(),
+        }
 
     def on_download(self, download: Download) -> None:
         self._first = True
 
     def compare(self, stack: ClientStack, download: Download) -> None:
-        """Called once a round before the first client is measured, to prepare what clients are compared with."""
+        """Called once a round before the first client is measured, to prepare what clients are
+        compared with.
+        """
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         started = now(device := device_of(stack.full))
-        table = torch.zeros(len(download.cohort), len(self.numbers), dtype=torch.float64, device=device)
+        table = torch.zeros(
+            len(download.cohort), len(self.numbers), dtype=torch.float64, device=device
+        )
         with evaluating(stack.net):
             if self._first:
                 self.compare(stack, download)
@@ -163,10 +194,16 @@ class OwnNumbers(ClientMetric):
                 own = {name: t[row] for name, t in stack.full.items()}
                 values = self.measure(stack, row, own, download)
                 if values.shape != table[place].shape:  # it would be broadcast
-                    shapes = f"{[*values.shape]}, not [{len(self.numbers)}], for {', '.join(self.numbers)}"
+                    shapes = (
+                        f"{[*values.shape]}, not [{len(self.numbers)}], for"
+                        f" {', '.join(self.numbers)}"
+                    )
                     raise ValueError(f"{self.title}.measure returns a tensor of shape {shapes}.")
                 table[place] = values
-        return {"values": table, "seconds": torch.tensor(now(device) - started, dtype=torch.float64)}
+        return {
+            "values": table,
+            "seconds": torch.tensor(now(device) - started, dtype=torch.float64),
+        }
 
     def values(self, round: Received) -> Tensor:
         """The numbers of the clients that came, ``[K, V]``."""
@@ -176,13 +213,19 @@ class OwnNumbers(ClientMetric):
         values_KV = self.values(round)
         finite = values_KV.isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
-        return {name: total / count for name, total, count in zip(self.numbers, *totals, strict=True) if count}
+        return {
+            name: total / count
+            for name, total, count in zip(self.numbers, *totals, strict=True)
+            if count
+        }
 
 
 @checked
 @dataclass(eq=False)
 class RoundTable(ServerMetric):
-    """Writes a metric's lines of each round to ``<name>.csv``; a resumed run drops lines after its checkpoint."""
+    """Writes a metric's lines of each round to ``<name>.csv``; a resumed run drops lines after its
+    checkpoint.
+    """
 
     folder: str
     every: Count = 1
@@ -198,8 +241,14 @@ class RoundTable(ServerMetric):
         path, number = Path(self.folder) / f"{self.name}.csv", round.index + 1
         if not self._started:
             self._started = True
-            old = path.read_text().splitlines(keepends=True)[1:] if path.exists() and number > 1 else []
-            kept = [line for line in old if line.endswith("\n") and int(line.split(",")[0]) < number]
+            old = (
+                path.read_text().splitlines(keepends=True)[1:]
+                if path.exists() and number > 1
+                else []
+            )
+            kept = [
+                line for line in old if line.endswith("\n") and int(line.split(",")[0]) < number
+            ]
             with replacing(path) as temporary:
                 temporary.write_text(",".join(["round", *self.header]) + "\n" + "".join(kept))
         with path.open("a", newline="") as file:

@@ -18,18 +18,21 @@ from gcfed.utils.checked import Count, checked
 
 
 class ByName(OwnNumbers):
-    """Metrics of torchmetrics of the global model on the test split: ``test/<name>``, in each tested round.
+    """Metrics of torchmetrics of the global model on the test split: ``test/<name>``, in each
+    tested round.
 
-    With ``data.client_test`` also of the global model and of each client's own model on the client's test split:
-    ``personal/global_<name>`` and ``personal/local_<name>``, means over the cohort. Where torchmetrics leaves the
-    choice, all classes have the same weight (``average="macro"``).
+    With ``data.client_test`` also of the global model and of each client's own model on the
+    client's test split: ``personal/global_<name>`` and ``personal/local_<name>``, means over the
+    cohort. Where torchmetrics leaves the choice, all classes have the same weight
+    (``average="macro"``).
 
-    A model with an output that is not finite has no value. Numbers are in the units of ``test/rmse``; several targets
-    of a sample count as one vector.
+    A model with an output that is not finite has no value. Numbers are in the units of
+    ``test/rmse``; several targets of a sample count as one vector.
 
     Args:
         names: such as ``auroc``, ``f1``, ``calibration_error``, ``cohen_kappa``; of numbers ``r2``,
-            ``mean_absolute_error``: a class of torchmetrics in lower case, with or without ``_`` and ``score``.
+            ``mean_absolute_error``: a class of torchmetrics in lower case, with or without ``_``
+            and ``score``.
 
     Raises ValueError at ``validate`` for a name that gives no number for the task's labels.
     """
@@ -45,7 +48,9 @@ class ByName(OwnNumbers):
         models = () if getattr(self.data, "client_test", None) is None else ("global", "local")
         self.numbers = tuple(f"personal/{model}_{name}" for model in models for name in self.chosen)
         # All samples of a client are on this process, so nothing is synchronized.
-        self.own = [make(name, classes, sync_on_compute=False) for _ in models for name in self.chosen]
+        self.own = [
+            make(name, classes, sync_on_compute=False) for _ in models for name in self.chosen
+        ]
         self._tested = torch.zeros(0)
 
     def begin(self, download: Download, round: Round) -> None:
@@ -55,19 +60,27 @@ class ByName(OwnNumbers):
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         if len(self._tested):
-            self._tested += torch.stack([torch.tensor(len(y), device=y.device), (~outputs.isfinite()).sum()])
+            self._tested += torch.stack(
+                [torch.tensor(len(y), device=y.device), (~outputs.isfinite()).sum()]
+            )
             for metric in self.metrics.values():
                 metric.update(*self.pairs(outputs, y, metric))
 
     def pairs(self, outputs: Tensor, y: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
-        """Probabilities ``[B, C]`` and classes ``[B]`` without padding; or numbers, ``[B]`` both."""
+        """Probabilities ``[B, C]`` and classes ``[B]`` without padding; or
+        numbers, ``[B]`` both.
+        """
         task = self.module.task
         if not task.has_classes:
-            mean = torch.as_tensor(metric.reads_zero and getattr(self.data, "scaling", {}).get("y_mean", 0.0)).to(y)
+            mean = torch.as_tensor(
+                metric.reads_zero and getattr(self.data, "scaling", {}).get("y_mean", 0.0)
+            ).to(y)
             scale = getattr(task, "scale", 1.0)  # of targets that were standardized
             return (outputs * scale + mean).flatten(), (y * scale + mean).flatten()
         # torchmetrics would take logits for probabilities if those of a batch are from 0 to 1.
-        shares = outputs.flatten(0, -2).softmax(-1, torch.promote_types(outputs.dtype, torch.float32))
+        shares = outputs.flatten(0, -2).softmax(
+            -1, torch.promote_types(outputs.dtype, torch.float32)
+        )
         return shares[real := y.flatten() >= 0], y.flatten()[real]
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
@@ -90,12 +103,20 @@ class ByName(OwnNumbers):
     def columns(self, round: Received) -> dict[str, float]:
         (counts,), self._tested = round.reduce([self._tested]), torch.zeros(0)
         tested, odd = counts.tolist()
-        found = {f"test/{name}": float(metric.compute()) for name, metric in self.metrics.items() if tested}
-        return {name: math.nan if odd else value for name, value in found.items()} | super().columns(round)
+        found = {
+            f"test/{name}": float(metric.compute())
+            for name, metric in self.metrics.items()
+            if tested
+        }
+        return {
+            name: math.nan if odd else value for name, value in found.items()
+        } | super().columns(round)
 
 
 class Auroc(torchmetrics.classification.MulticlassAUROC):
-    """The mean over classes that some samples have, and others have not. torchmetrics counts all others as 0."""
+    """The mean over classes that some samples have, and others have not. torchmetrics counts all
+    others as 0.
+    """
 
     def compute(self) -> Tensor:  # type: ignore[override]
         classes = len(torchmetrics.utilities.dim_zero_cat(self.target).unique())
@@ -106,8 +127,9 @@ KINDS = {name.lower(): getattr(torchmetrics, name) for name in torchmetrics.__al
 
 
 def make(name: str, classes: int | None, **sync: Any) -> Metric:
-    """A metric of torchmetrics, for so many classes; None: for numbers. Raises ValueError if it gives no number.
-    ``reads_zero`` says whether it changes if outputs and targets are shifted, as an error in percent does.
+    """A metric of torchmetrics, for so many classes; None: for numbers. Raises ValueError if it
+    gives no number. ``reads_zero`` says whether it changes if outputs and targets are shifted, as
+    an error in percent does.
     """
     wanted = name.replace("_", "").lower()
     kind = KINDS.get(wanted) or KINDS.get(f"{wanted}score")
@@ -118,15 +140,22 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
         raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
     x, y, how = torch.arange(8.0).flip(0), torch.arange(8.0), dict(sync)
     if classes is not None:
-        how |= {"task": "multiclass", "num_classes": classes} | ({"average": "macro"} if "average" in options else {})
+        how |= {"task": "multiclass", "num_classes": classes} | (
+            {"average": "macro"} if "average" in options else {}
+        )
         x, y = torch.eye(classes).repeat(2, 1), torch.arange(classes).repeat(2)
     try:
-        metric, values = Auroc(classes or 0, **sync) if kind is torchmetrics.AUROC else kind(**how), []
+        metric, values = (
+            Auroc(classes or 0, **sync) if kind is torchmetrics.AUROC else kind(**how),
+            [],
+        )
         for shift in (0, 8 * (classes is None)):
             metric.update(x + shift, y + shift)
             values.append(metric.compute().reshape(()))
             metric.reset()
     except Exception as error:
-        raise ValueError(f"metrics.torchmetrics.names: {name} gives no single number here: {error}") from error
+        raise ValueError(
+            f"metrics.torchmetrics.names: {name} gives no single number here: {error}"
+        ) from error
     metric.reads_zero = not torch.allclose(*values)
     return metric

@@ -1,4 +1,6 @@
-"""Measurements of the global model beyond accuracy and loss: per class, and against a known optimum."""
+"""Measurements of the global model beyond accuracy and loss: per class, and against a known
+optimum.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,8 @@ from gcfed.utils.files import replacing
 @checked
 @dataclass(eq=False)
 class Classes(RoundTable):
-    """Accuracy on each class of the test split, and the confusion matrix: ``classes/*`` and three files.
+    """Accuracy on each class of the test split, and the confusion matrix: ``classes/*`` and three
+    files.
 
     =====================  =======================================================================
     ``classes/worst_acc``  lowest accuracy of a class that the split contains
@@ -30,9 +33,10 @@ class Classes(RoundTable):
     ``classes/best_acc``   highest accuracy of a class
     =====================  =======================================================================
 
-    ``classes.csv`` has a line for each class of each measured round. At the end ``confusion.csv`` counts the samples of
-    a class (row) by the predicted class (column), and ``confusion.png`` shows their shares. The metric reads the
-    outputs of the round's test, so a round without a test is not measured.
+    ``classes.csv`` has a line for each class of each measured round. At the end ``confusion.csv``
+    counts the samples of a class (row) by the predicted class (column), and ``confusion.png`` shows
+    their shares. The metric reads the outputs of the round's test, so a round without a test is not
+    measured.
     """
 
     figures: bool = True
@@ -43,7 +47,8 @@ class Classes(RoundTable):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self._counts: Tensor | None = None  # [C² + 1], by class · C + prediction; the last is padding
+        # [C² + 1], by class · C + prediction; the last is padding
+        self._counts: Tensor | None = None
         self._last: tuple[Round, np.ndarray] | None = None
 
     def begin(self, download: Download, round: Round) -> None:
@@ -52,7 +57,9 @@ class Classes(RoundTable):
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         if self._counts is not None:
-            cell = torch.where(y >= 0, y * self.data.num_classes + outputs.argmax(-1), len(self._counts) - 1).flatten()
+            cell = torch.where(
+                y >= 0, y * self.data.num_classes + outputs.argmax(-1), len(self._counts) - 1
+            ).flatten()
             self._counts.index_add_(0, cell, torch.ones_like(cell))
 
     def columns(self, round: Received) -> dict[str, float]:
@@ -64,7 +71,13 @@ class Classes(RoundTable):
             return {}
         self._last, present = (round, matrix_CC), np.flatnonzero(tested)
         acc = matrix_CC.diagonal()[present] / tested[present]
-        lines = zip(present.tolist(), self.class_names[present], tested[present].tolist(), acc.tolist(), strict=True)
+        lines = zip(
+            present.tolist(),
+            self.class_names[present],
+            tested[present].tolist(),
+            acc.tolist(),
+            strict=True,
+        )
         self.append(round, lines)
         if round.index + 1 >= self.rounds:
             self._draw()  # before the checkpoint of the last round, so that a kill does not lose it
@@ -84,7 +97,9 @@ class Classes(RoundTable):
             return
         (round, matrix_CC), self._last, names = self._last, None, self.class_names
         with replacing(Path(self.folder) / "confusion.csv") as temporary:
-            pd.DataFrame(matrix_CC, pd.Index(names, name="class"), names).to_csv(temporary, lineterminator="\n")
+            pd.DataFrame(matrix_CC, pd.Index(names, name="class"), names).to_csv(
+                temporary, lineterminator="\n"
+            )
         if self.figures:
             from gcfed.plots.pictures import plot_confusion  # matplotlib
 
@@ -95,9 +110,11 @@ class Classes(RoundTable):
 
 
 class RelativeError(ServerMetric):
-    """‖W − W*‖ / ‖W*‖ over all parameters, for a known optimum W*: ``test/relative_error`` (SSF, eq. 132).
+    """‖W − W*‖ / ‖W*‖ over all parameters, for a known optimum W*: ``test/relative_error`` (SSF,
+    eq. 132).
 
-    Raises ValueError at ``validate`` if the optimum is unknown or is not the optimum of the clients' data.
+    Raises ValueError at ``validate`` if the optimum is unknown or is not the optimum of the
+    clients' data.
     """
 
     def validate(self, setup: Setup) -> None:
@@ -109,20 +126,34 @@ class RelativeError(ServerMetric):
         changed = [key for key in keys if getattr(self.data, key)]
         self.network, wrong = dict(self.module.net.named_parameters()), ""
         if optimum is None:
-            wrong = f"needs a known optimum, and data={self.data.dataset.name} has none: take data=matrix_regression"
+            wrong = (
+                f"needs a known optimum, and data={self.data.dataset.name} has none: take"
+                " data=matrix_regression"
+            )
         elif changed:
             wrong = f"knows the optimum of all samples: remove data.{changed[0]}"
-        elif sizes.sum() < len(self.data.labels) or (weighting == "uniform" and sizes.min() < sizes.max()):
-            wrong = "knows the optimum of all samples with equal weights: take partition=natural with all groups, "
+        elif sizes.sum() < len(self.data.labels) or (
+            weighting == "uniform" and sizes.min() < sizes.max()
+        ):
+            wrong = (
+                "knows the optimum of all samples with equal weights: take partition=natural with"
+                " all groups, "
+            )
             wrong += "or aggregator=weighted_mean for clients of several sizes"
-        elif {n: (*p.shape,) for n, p in self.network.items()} != {n: v.shape for n, v in optimum.items()}:
-            wrong = f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
+        elif {n: (*p.shape,) for n, p in self.network.items()} != {
+            n: v.shape for n, v in optimum.items()
+        }:
+            wrong = (
+                f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
+            )
         if wrong:
             raise ValueError(f"metrics=relative_error {wrong}.")
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 
     def columns(self, round: Received) -> dict[str, float]:
-        self._optimum = optimum = {name: t.to(self.network[name].device) for name, t in self._optimum.items()}
+        self._optimum = optimum = {
+            name: t.to(self.network[name].device) for name, t in self._optimum.items()
+        }
         gaps = [(self.network[name] - t).flatten() for name, t in optimum.items()]
         error = torch.cat(gaps).norm() / torch.cat([t.flatten() for t in optimum.values()]).norm()
         return {"test/relative_error": error.item()}

@@ -1,6 +1,7 @@
 """The clients' own models after local training, compared with the broadcast model.
 
-Samples are not augmented, networks are in evaluation mode, and losses are without terms and calibrations of methods.
+Samples are not augmented, networks are in evaluation mode, and losses are without terms and
+calibrations of methods.
 """
 
 import math
@@ -22,15 +23,22 @@ from gcfed.utils.rng import generator
 @checked
 @dataclass(eq=False)
 class Clients(OwnNumbers):
-    """The broadcast model and each client's own model on its training data: ``clients/{acc,loss}_{before,after}``.
+    """The broadcast model and each client's own model on its training data:
+    ``clients/{acc,loss}_{before,after}``.
 
-    Padding labels of sequences do not count. A client whose loss is not finite is left out of all four.
+    Padding labels of sequences do not count. A client whose loss is not finite is left out of all
+    four.
     """
 
     every: Count = 10
 
     needs = [class_logits]
-    numbers = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
+    numbers = (
+        "clients/acc_before",
+        "clients/loss_before",
+        "clients/acc_after",
+        "clients/loss_after",
+    )
 
     def samples(self, client: int) -> np.ndarray:
         """The indices of the samples on which a client is measured."""
@@ -54,13 +62,17 @@ class Clients(OwnNumbers):
 
 
 class Personal(Clients):
-    """Accuracy of the global model and of each client's own model on its own test split: ``personal/*``.
+    """Accuracy of the global model and of each client's own model on its own test split:
+    ``personal/*``.
 
-    The own model is the one after local training, or the personal model of a method that trains one besides.
+    The own model is the one after local training, or the personal model of a method that trains one
+    besides.
 
-    ``{global,local}_{acc,worst10,std}``: mean, mean of the worst tenth (at least one client) and standard deviation of
-    a client's accuracy on its test split (``data.client_test``), over the cohort's clients that have one and finite
-    losses: the usual fairness measures (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020).
+    ``{global,local}_{acc,worst10,std}``: mean, mean of the worst tenth (at least one client) and
+    standard deviation of a client's accuracy on its test split (``data.client_test``), over the
+    cohort's clients that have one and finite
+    losses: the usual fairness measures (Li et al., "Fair Resource Allocation in Federated
+        Learning", ICLR 2020).
 
     Raises ValueError at ``validate`` for clients without a test split.
     """
@@ -68,7 +80,9 @@ class Personal(Clients):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if getattr(self.data, "client_test", None) is None:
-            raise ValueError("metrics=personal tests clients on their own test splits: set data.client_test=0.2.")
+            raise ValueError(
+                "metrics=personal tests clients on their own test splits: set data.client_test=0.2."
+            )
 
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
@@ -79,8 +93,13 @@ class Personal(Clients):
 
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)
-        finite_KV, found = values_KV[values_KV.isfinite().all(1)].sort(0).values, dict[str, Tensor]()
-        for model, acc_K in (("global", finite_KV[:, 0]), ("local", finite_KV[:, 2])) if len(finite_KV) else ():
+        finite_KV, found = (
+            values_KV[values_KV.isfinite().all(1)].sort(0).values,
+            dict[str, Tensor](),
+        )
+        for model, acc_K in (
+            (("global", finite_KV[:, 0]), ("local", finite_KV[:, 2])) if len(finite_KV) else ()
+        ):
             worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
             figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
             found |= {f"personal/{model}_{name}": figure for name, figure in figures.items()}
@@ -90,10 +109,12 @@ class Personal(Clients):
 @checked
 @dataclass(eq=False)
 class Forgetting(OwnNumbers):
-    """What clients forget about each other's data: ``forgetting/*``, FedGC's Figure 7 (gradient constraint, A.10).
+    """What clients forget about each other's data: ``forgetting/*``, FedGC's Figure 7 (gradient
+    constraint, A.10).
 
-    w is the broadcast model and w_k the model that client k of the cohort S trains from it. L(·, D_i) is the mean loss
-    on the data of client i of the same cohort (in the paper, all clients take part):
+    w is the broadcast model and w_k the model that client k of the cohort S trains from it. L(·,
+    D_i) is the mean loss on the data of client i of the same cohort (in the paper, all clients take
+    part):
 
     =====================  =========================================================  =============
     ``forgetting/before``  L(w, D), with D the data of all i together                 equation 34
@@ -102,7 +123,8 @@ class Forgetting(OwnNumbers):
     ``forgetting/others``  mean over k and i ≠ k: the loss on others' data
     =====================  =========================================================  =============
 
-    A measured round costs |S| + 1 passes over the drawn samples. A client with a loss that is not finite is left out.
+    A measured round costs |S| + 1 passes over the drawn samples. A client with a loss that is not
+    finite is left out.
     """
 
     every: Count = 10
@@ -114,10 +136,15 @@ class Forgetting(OwnNumbers):
     def compare(self, stack: ClientStack, download: Download) -> None:
         cohort = download.cohort
         rngs = (generator(download.seed, "forgetting", download.round, int(i)) for i in cohort)
-        chosen = [drawn(self.data.client(int(i)), self.samples, rng) for i, rng in zip(cohort, rngs, strict=True)]
+        chosen = [
+            drawn(self.data.client(int(i)), self.samples, rng)
+            for i, rng in zip(cohort, rngs, strict=True)
+        ]
         sizes = [len(samples) for samples in chosen]
         owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(stack.full)
-        self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner))
+        self._index, self._owner = (
+            torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner)
+        )
         sums = self._sums_of(stack, stack.start, len(cohort))
         weight = self.data.sizes(cohort) / sizes  # the drawn samples represent all
         loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
@@ -126,17 +153,24 @@ class Forgetting(OwnNumbers):
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         losses = torch.div(*self._sums_of(stack, own, len(download.cohort)))
         home = np.searchsorted(download.cohort, stack.clients[row])
-        others = torch.cat([losses[:home], losses[home + 1 :]])  # empty for a cohort of one: the mean is NaN
+        # empty for a cohort of one: the mean is NaN
+        others = torch.cat([losses[:home], losses[home + 1 :]])
         values = torch.stack([self._before, losses.mean(), losses[home], others.mean()])
         return torch.where(losses.isfinite().all(), values, torch.nan)
 
     def _sums_of(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:
-        """The sum of one network's losses on each client's drawn samples, and the number of labels, ``[2, |S|]``."""
+        """The sum of one network's losses on each client's drawn samples, and the number of labels,
+        ``[2, |S|]``.
+        """
         sums = torch.zeros(2, cohort, dtype=torch.float64, device=self._index.device)
-        for index, owner in zip(self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True):
+        for index, owner in zip(
+            self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True
+        ):
             x, y = self.data.fetch(index, None)
             losses = stack.task.losses(stack.on(state, x), y)
-            per_sample = [t.double().reshape(len(owner), -1).sum(1) for t in (losses, stack.task.real(y))]
+            per_sample = [
+                t.double().reshape(len(owner), -1).sum(1) for t in (losses, stack.task.real(y))
+            ]
             sums.index_add_(1, owner, torch.stack(per_sample))
         return sums
 
@@ -144,8 +178,8 @@ class Forgetting(OwnNumbers):
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """Linear CKA of two representations of the same samples, ``[n, …]`` each → a number in [0, 1].
 
-    Kornblith et al., ICML 2019, eq. 3: for centred X and Y ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` (Frobenius norms), 1 if they
-    agree up to rotation and scale. NaN if one of them is equal for all samples.
+    Kornblith et al., ICML 2019, eq. 3: for centred X and Y ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` (Frobenius
+    norms), 1 if they agree up to rotation and scale. NaN if one of them is equal for all samples.
     """
     x, y = (t.flatten(1) - t.flatten(1).mean(0) for t in (x, y))
     if max(x.shape[1], y.shape[1]) > len(x):  # ‖XᵀY‖² = ⟨XXᵀ, YYᵀ⟩: the smaller matrices
@@ -159,7 +193,8 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 @checked
 @dataclass(eq=False)
 class CKA(OwnNumbers):
-    """Similarity of client and broadcast model: ``cka/<stage>`` for each of the network's stages (GC-Fed, Figure 7).
+    """Similarity of client and broadcast model: ``cka/<stage>`` for each of the network's stages
+    (GC-Fed, Figure 7).
 
     Raises ValueError at ``validate`` for a network without ``stages()``.
     """
@@ -171,7 +206,9 @@ class CKA(OwnNumbers):
         super().validate(setup)
         net: Any = setup.module.net
         if not has_part(net, "stages"):
-            raise ValueError(f"metrics=cka needs a network with stages(), and {type(net).__name__} has none.")
+            raise ValueError(
+                f"metrics=cka needs a network with stages(), and {type(net).__name__} has none."
+            )
         self.numbers = tuple(f"cka/{stage}" for stage in net.stages())
 
     def compare(self, stack: ClientStack, download: Download) -> None:

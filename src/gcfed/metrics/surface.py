@@ -1,14 +1,14 @@
 """The loss around three clients of a round, as in FedACG's Figure 2(a): ``surface_round_<t>.npz``.
 
-==============================  =======================================================================================
-``x``, ``y`` ``[G]``            the grid's axes
-``loss``, ``acc`` ``[G, G]``    at y (row) and x (column); ``acc`` only with classes
-``names`` ``[6]``               ``client <id>`` three times, ``mean`` (of the three), ``broadcast``, ``global``
-``points`` ``[6, 2]``           their positions, x and y
-``point_loss``, ``point_acc``   ``[6]``, of the models themselves
-``distance`` ``[6]``            from the plane
-``round``, ``split``            rounds finished; where the samples are from
-==============================  =======================================================================================
+==============================
+======================================================================================= ``x``, ``y``
+``[G]``            the grid's axes ``loss``, ``acc`` ``[G, G]``    at y (row) and x (column);
+``acc`` only with classes ``names`` ``[6]``               ``client <id>`` three times, ``mean`` (of
+the three), ``broadcast``, ``global`` ``points`` ``[6, 2]``           their positions, x and y
+``point_loss``, ``point_acc``   ``[6]``, of the models themselves ``distance`` ``[6]``
+from the plane ``round``, ``split``            rounds finished; where the samples are from
+==============================
+=======================================================================================
 """
 
 import logging
@@ -36,15 +36,18 @@ THREE = 3
 @checked
 @dataclass(eq=False)
 class Surface(ClientMetric):
-    """Evaluates the network on the plane through three clients' models, at the nodes of a square grid.
+    """Evaluates the network on the plane through three clients' models, at the nodes of a square
+    grid.
 
-    w₁, w₂ and w₃ are the local models of the cohort's first three clients, by id. There is no file if one of them is
-    not finite or missing. The origin is w₁ and the first axis is along w₂ − w₁. The second is orthogonal to it, towards
-    w₃, in the same unit (Euclidean distance over all parameters). The broadcast and the new global model are off the
-    plane; their projections are marked. Floating-point buffers follow the same combinations; a running variance below 0
-    becomes 0. All models are evaluated in the precision of their weights.
+    w₁, w₂ and w₃ are the local models of the cohort's first three clients, by id. There is no file
+    if one of them is not finite or missing. The origin is w₁ and the first axis is along w₂ − w₁.
+    The second is orthogonal to it, towards w₃, in the same unit (Euclidean distance over all
+    parameters). The broadcast and the new global model are off the plane; their projections are
+    marked. Floating-point buffers follow the same combinations; a running variance below 0 becomes
+    0. All models are evaluated in the precision of their weights.
 
-    A measured round costs grid² + 6 passes over the samples, divided among the processes. It adds nothing to the rows.
+    A measured round costs grid² + 6 passes over the samples, divided among the processes. It adds
+    nothing to the rows.
 
     Raises ValueError at ``validate`` if the cohort has fewer than three clients.
     """
@@ -60,13 +63,17 @@ class Surface(ClientMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if setup.cohort < THREE:
-            raise ValueError(f"metrics=surface needs three clients, not participation.per_round={setup.cohort}.")
+            raise ValueError(
+                f"metrics=surface needs three clients, not participation.per_round={setup.cohort}."
+            )
 
     def zeros(self, round: Round) -> Params:
         return {name: t.new_zeros(THREE, *t.shape) for name, t in round.start.items()}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """Name → ``[3, *shape]``: the models of the three clients; zeros for a client that is not in this stack."""
+        """Name → ``[3, *shape]``: the models of the three clients; zeros for a client that is not
+        in this stack.
+        """
         rows, places = np.nonzero(stack.clients[:, None] == np.sort(download.cohort)[:THREE])
         note = {name: t.new_zeros(THREE, *t.shape[1:]) for name, t in stack.full.items()}
         for name, t in note.items():
@@ -78,20 +85,27 @@ class Surface(ClientMetric):
         if rank_and_world()[0] != 0:
             return {}
         if not found:
-            log.warning("round %d: no three finite local models that span a plane; no loss surface", round.index + 1)
+            log.warning(
+                "round %d: no three finite local models that span a plane; no loss surface",
+                round.index + 1,
+            )
             return {}
         path = Path(self.folder) / f"surface_round_{round.index + 1}.npz"
         with replacing(path) as temporary:
             np.savez(temporary, **found)  # type: ignore[arg-type]
         if self.figures:
-            from gcfed.plots.pictures import plot_surface  # matplotlib: only in the rounds that draw
+            # matplotlib: only in the rounds that draw
+            from gcfed.plots.pictures import plot_surface
 
             plot_surface(found, picture := path.with_suffix(".png"))
             self.show(picture, round)
         return {}
 
     def _measure(self, round: Received) -> dict[str, np.ndarray]:
-        """The file's contents; {} if there is no plane. Every process computes some of the points."""
+        """The file's contents; {} if there is no plane.
+
+        Every process computes some of the points.
+        """
         models_3, clients = round.sums[self], np.sort(round.asked)[:THREE]
         if np.isin(clients, round.cohort).sum() < THREE or not finite_clients(models_3).all():
             return {}
@@ -120,7 +134,9 @@ class Surface(ClientMetric):
         return {name: np.array(value) for name, value in found.items()}
 
     def _score(self, state: Params, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Mean loss of the network with these tensors, and accuracy if there are classes; float64."""
+        """Mean loss of the network with these tensors, and accuracy if there are
+        classes; float64.
+        """
         task, parts, labels = self.module.task, [], []
         state = {name: t.to(samples[0][1].device) for name, t in state.items()}
         with self.module.lent.holding(state):
@@ -133,7 +149,11 @@ class Surface(ClientMetric):
 
     def _samples(self, seed: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         """The samples of every measurement, in batches."""
-        known = np.arange(self.data.num_test) if self.split == "test" else np.sort(self.data.partition.indices)
+        known = (
+            np.arange(self.data.num_test)
+            if self.split == "test"
+            else np.sort(self.data.partition.indices)
+        )
         chosen = drawn(known, self.samples, generator(seed, "surface"))
         parts = np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE))
         if self.split == "test":
@@ -142,7 +162,9 @@ class Surface(ClientMetric):
 
 
 class Plane:
-    """The plane through three models. Its origin is the first model; its axes are orthonormal over all parameters.
+    """The plane through three models.
+
+    Its origin is the first model; its axes are orthonormal over all parameters.
 
     Args:
         models: three models, name → ``[*shape]``, on the CPU.
@@ -173,7 +195,9 @@ class Plane:
         return {n: t.clamp(min=0.0) if n.endswith("running_var") else t for n, t in model.items()}
 
     def project(self, state: Params) -> tuple[float, float, float]:
-        """The position of a model's projection, and its distance from the plane; NaN if the model is not finite."""
+        """The position of a model's projection, and its distance from the plane; NaN if the model
+        is not finite.
+        """
         difference = self._flat(state) - self.origin
         x, y = (self.axes @ difference).tolist()
         distance = (difference - x * self.axes[0] - y * self.axes[1]).norm().item()
@@ -184,9 +208,11 @@ class Plane:
 
 
 def square(points: np.ndarray, grid: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
-    """The x and y coordinates, ``[grid]`` each, of a square grid around the finite ones of the points ``[P, 2]``.
+    """The x and y coordinates, ``[grid]`` each, of a square grid around the finite ones of the
+    points ``[P, 2]``.
 
-    The side of the square is the larger extent of the points, plus ``margin`` times this extent at both ends.
+    The side of the square is the larger extent of the points, plus ``margin`` times this extent at
+    both ends.
     """
     low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
     half = (0.5 + margin) * (high - low).max()

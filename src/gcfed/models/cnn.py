@@ -1,4 +1,6 @@
-"""GC-Fed's CNN, also LEAF's for FEMNIST and FedGC's for digits, and LEAF's for CelebA (Caldas et al. 2019)."""
+"""GC-Fed's CNN, also LEAF's for FEMNIST and FedGC's for digits, and LEAF's for CelebA (Caldas et
+al. 2019).
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,19 +13,25 @@ from gcfed.utils.checked import Count, checked
 
 
 class CNN(Staged, nn.Module):
-    """5×5 convolutions ``conv1`` (32 channels) and ``conv2`` (64), each with ReLU and 2×2 max-pooling, then ``fc1``, ….
+    """5×5 convolutions ``conv1`` (32 channels) and ``conv2`` (64), each with ReLU and 2×2
+    max-pooling, then ``fc1``, ….
 
     Args:
-        hidden: width of ``fc1``, or of all linear layers but the last; 512 in GC-Fed's experiments, 2,048 in LEAF's,
-            [512, 100] in FedGC's.
-        init: ``kaiming`` (normal), or torch's default, which is uniform with a sixth of that variance.
+        hidden: width of ``fc1``, or of all linear layers but the last; 512 in GC-Fed's experiments,
+            2,048 in LEAF's, [512, 100] in FedGC's.
+        init: ``kaiming`` (normal), or torch's default, which is uniform with a sixth of that
+            variance.
     """
 
     @checked
     def __init__(
-        self, *, input_shape: Sequence[Count], num_classes: Count, hidden: Count | Sequence[Count] = 512,
+        self,
+        *,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        hidden: Count | Sequence[Count] = 512,
         init: Literal["kaiming", "torch"] = "kaiming",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         channels, height, width = image_shape(input_shape, 4, "the CNN pools twice")
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
@@ -37,7 +45,8 @@ class CNN(Staged, nn.Module):
     def stage(self, name: str, h: Tensor) -> Tensor:
         if not name.startswith("conv"):
             return super().stage(name, h)
-        # ReLU is monotone, so it commutes with the pooling, gradients included. After it, it has a quarter of the work.
+        # ReLU is monotone, so it commutes with the pooling, gradients included. After it, it has a
+        # quarter of the work.
         return F.max_pool2d(self.get_submodule(name)(h), 2).relu()
 
     def features(self, x_BCHW: Tensor) -> Tensor:
@@ -52,10 +61,11 @@ class CNN(Staged, nn.Module):
 
 
 class CelebACNN(Staged, nn.Module):
-    """3×3 convolutions ``conv1`` to ``conv4`` (32 channels), each with ``norm1`` …, 2×2 max-pooling and ReLU; ``fc``.
+    """3×3 convolutions ``conv1`` to ``conv4`` (32 channels), each with ``norm1`` …, 2×2 max-pooling
+    and ReLU; ``fc``.
 
-    LEAF uses batch normalisation. GroupNorm replaces it, as in FedACG's ResNet18, so that a prediction depends only on
-    its image and clients can be stacked. Pooling pads an odd side.
+    LEAF uses batch normalisation. GroupNorm replaces it, as in FedACG's ResNet18, so that a
+    prediction depends only on its image and clients can be stacked. Pooling pads an odd side.
 
     Args:
         groups: of each GroupNorm; they divide 32.
@@ -64,7 +74,9 @@ class CelebACNN(Staged, nn.Module):
     names = ("conv1", "conv2", "conv3", "conv4", "fc")
 
     @checked
-    def __init__(self, *, input_shape: Sequence[Count], num_classes: Count, groups: Count = 8) -> None:
+    def __init__(
+        self, *, input_shape: Sequence[Count], num_classes: Count, groups: Count = 8
+    ) -> None:
         super().__init__()
         channels, height, width = image_shape(input_shape, 1, "it takes images")
         for i in range(1, 5):

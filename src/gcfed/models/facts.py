@@ -9,7 +9,10 @@ from torch.utils._pytree import tree_leaves
 
 
 def first_weight(net: nn.Module) -> Tensor:
-    """Its first parameter of the floating-point type that most entries have. The inputs have its type and device."""
+    """Its first parameter of the floating-point type that most entries have.
+
+    The inputs have its type and device.
+    """
     floats = [p for p in net.parameters() if p.is_floating_point()]
     types = dict.fromkeys(p.dtype for p in floats)
     most = max(types, key=lambda dtype: sum(p.numel() for p in floats if p.dtype == dtype))
@@ -27,32 +30,53 @@ has_convolutions = partial(has_layers, kind=nn.modules.conv._ConvNd)
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether it is a layer of these libraries, whose forward passes do the same operations every time."""
+    """Whether it is a layer of these libraries, whose forward passes do the same operations every
+    time.
+    """
     return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")
 
 
 def shows_all_at_once(net: nn.Module, stack: int | str) -> bool:
-    """Whether one pass shows all: known layers, no hooks, and the network is this project's or trains one by one."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
+    """Whether one pass shows all: known layers, no hooks, and the network is this project's or
+    trains one by one.
+    """
+    kinds = (
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_backward_hooks",
+        "_post_accumulate_grad_hooks",
+    )
     parts = [*net.modules(), *net.parameters(), *net.buffers()]
     hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
-    if hooked or any(isinstance(m, torch.jit.ScriptModule) or not is_known(m) for m in net.modules()):
+    if hooked or any(
+        isinstance(m, torch.jit.ScriptModule) or not is_known(m) for m in net.modules()
+    ):
         return False
-    auto = stack == "auto" and (has_convolutions(net) or has_dropout(net))  # ``Stacks.layout`` then has one client
-    return type(net).__module__.startswith("gcfed.") or auto or stack == 1 or bool(cannot_stack(net))
+    # ``Stacks.layout`` then has one client
+    auto = stack == "auto" and (has_convolutions(net) or has_dropout(net))
+    return (
+        type(net).__module__.startswith("gcfed.") or auto or stack == 1 or bool(cannot_stack(net))
+    )
 
 
 def is_graphable(net: nn.Module) -> bool:
-    """Whether a CUDA graph can record a forward pass; a user's module must declare it: ``graphable = True``."""
+    """Whether a CUDA graph can record a forward pass; a user's module must declare it: ``graphable
+    = True``.
+    """
     return all(is_known(m) or getattr(m, "graphable", False) for m in net.modules())
 
 
 def cannot_stack(net: nn.Module) -> str:
-    """Why several clients of this network cannot train in one stack; empty if its layers allow it."""
+    """Why several clients of this network cannot train in one stack; empty if its
+    layers allow it.
+    """
     mix = "would mix with the padding of shorter batches. Set client.stack=1"
     if uses_batch_statistics(net):
         return f"batch normalisation: its statistics {mix}, or use GroupNorm"
-    if any(isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats for m in net.modules()):
+    if any(
+        isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats
+        for m in net.modules()
+    ):
         return f"running statistics, which {mix}"
     if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"

@@ -12,14 +12,17 @@ from gcfed.utils.checked import Count, SettingError, checked
 
 
 class CharLSTM(Staged, nn.Module):
-    """An embedding, two LSTM layers and a linear layer predict the next character at each position, or at the last one.
+    """An embedding, two LSTM layers and a linear layer predict the next character at each position,
+    or at the last one.
 
-    Tokens 0 … C − 1 are characters. C is padding and never predicted; −1, tokenizers' padding, has the last embedding.
+    Tokens 0 … C − 1 are characters. C is padding and never predicted; −1, tokenizers' padding, has
+    the last embedding.
 
     Args:
         input_shape: (T,); the network takes any length.
         num_classes: C, number of characters and of logits.
-        last_only: return logits for the last position only (LEAF), ``[B, C]`` instead of ``[B, T, C]``.
+        last_only: return logits for the last position only (LEAF), ``[B, C]`` instead of ``[B, T,
+            C]``.
         vocabulary: number of tokens; None: C + 1.
     """
 
@@ -27,12 +30,20 @@ class CharLSTM(Staged, nn.Module):
 
     @checked
     def __init__(
-        self, *, input_shape: Sequence[Count], num_classes: Count, embedding: Count = 8, hidden: Count = 256,
-        last_only: bool = False, vocabulary: Count | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        embedding: Count = 8,
+        hidden: Count = 256,
+        last_only: bool = False,
+        vocabulary: Count | None = None,
+    ) -> None:
         super().__init__()
         if len(input_shape) != 1:
-            raise SettingError("input_shape", f"={[*input_shape]}: model=lstm is for texts; images need model=cnn.")
+            raise SettingError(
+                "input_shape", f"={[*input_shape]}: model=lstm is for texts; images need model=cnn."
+            )
         self.last_only = last_only
         self.embedding = nn.Embedding(vocabulary or num_classes + 1, embedding)
         self.lstm1 = nn.LSTM(embedding, hidden, batch_first=True)

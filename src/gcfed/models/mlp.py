@@ -18,7 +18,11 @@ class MLP(Staged, nn.Module):
 
     @checked
     def __init__(
-        self, *, input_shape: Sequence[Count], num_classes: Count, hidden: Sequence[Count] = (512, 256)
+        self,
+        *,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        hidden: Sequence[Count] = (512, 256),
     ) -> None:
         super().__init__()
         self.names = add_linear(self, [math.prod(input_shape), *hidden, num_classes])
@@ -26,7 +30,10 @@ class MLP(Staged, nn.Module):
 
 
 class Linear(Staged, nn.Module):
-    """One layer, ``fc``, without a bias; its weight ``[num_classes, D]`` starts at zero. For a known optimum."""
+    """One layer, ``fc``, without a bias; its weight ``[num_classes, D]`` starts at zero.
+
+    For a known optimum.
+    """
 
     names = ("fc",)
 

@@ -1,8 +1,9 @@
 """In which order a forward pass uses a network's parameters, and how.
 
-``named_parameters()`` has the order of declaration, which may differ from the order of computation. So a dispatch mode
-watches one forward pass: it sees each operation and the parameters in its inputs. It needs no list of module types, and
-works with functional calls, parametrizations, checkpoints and TorchScript.
+``named_parameters()`` has the order of declaration, which may differ from the order of computation.
+So a dispatch mode watches one forward pass: it sees each operation and the parameters in its
+inputs. It needs no list of module types, and works with functional calls, parametrizations,
+checkpoints and TorchScript.
 """
 
 from __future__ import annotations
@@ -26,25 +27,40 @@ from gcfed.models.unchanged import unchanged
 log = logging.getLogger(__name__)
 
 #: Operations that add a tensor to others, or join it with them.
-ADDS = {"add", "sub", "rsub", "cat", "stack", "copy", "where", "index_put", "masked_scatter", "slice_scatter"}
-#: Operations that select rows of a table. With rows that the input chooses, the table is a layer (token embeddings).
+ADDS = {
+    "add",
+    "sub",
+    "rsub",
+    "cat",
+    "stack",
+    "copy",
+    "where",
+    "index_put",
+    "masked_scatter",
+    "slice_scatter",
+}
+#: Operations that select rows of a table. With rows that the input chooses, the table is a layer
+#: (token embeddings).
 LOOKUPS = {"embedding", "index", "index_select", "gather"}
 
 
 class ForwardOrder:
     """The order in which one forward pass uses a network's parameters.
 
-    The place of a parameter is the last call of its module. If a module multiplies the data by several weights, or
-    other modules use its weight, the place is where the weight meets the data. Parameters with the same place, such as
-    all weights of an LSTM, keep the order of declaration.
+    The place of a parameter is the last call of its module. If a module multiplies the data by
+    several weights, or other modules use its weight, the place is where the weight meets the data.
+    Parameters with the same place, such as all weights of an LSTM, keep the order of declaration.
 
     Attributes:
         place: name → when it is used.
-        unused: parameters that the pass does not use. Their place is that of the parameter declared before.
+        unused: parameters that the pass does not use. Their place is that of the parameter declared
+            before.
         names: all parameters in order.
-        added: parameters of two or more axes that multiply no input, such as class tokens and positions, added or
-            looked up. Also those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
-        groups: of each weight with outputs on axis 1, ``[in, out / groups, …]``: transposed convolutions, ``x @ w``.
+        added: parameters of two or more axes that multiply no input, such as class tokens and
+            positions, added or looked up. Also those ``[1, …]`` that scale activations entry by
+            entry, or are the input of a layer.
+        groups: of each weight with outputs on axis 1, ``[in, out / groups, …]``: transposed
+            convolutions, ``x @ w``.
 
     Args:
         declared: take the order of declaration, and all tensors of two or more axes as weights.
@@ -61,7 +77,8 @@ class ForwardOrder:
         self._entered: dict[int, int] = {}  # module → when it was called
         self._seen: dict[str, int] = {}
         self._data: set[int] = set()  # memory that depends on the input
-        self._made: dict[int, set[str]] = defaultdict(set)  # memory that depends on parameters alone → which
+        # memory that depends on parameters alone → which
+        self._made: dict[int, set[str]] = defaultdict(set)
         self._alive: list[Tensor] = []  # keeps memory from being used twice
         names = {id(p): name for name, p in self.params.items()}
         self._owners: dict[str, list[int]] = defaultdict(list)
@@ -93,9 +110,15 @@ class ForwardOrder:
         """Facts about the order that may surprise the user."""
         used = [name for name in self.names if name not in self.unused]
         pairs = zip(used, (name for name in self.params if name not in self.unused), strict=True)
-        first = [f"the forward pass uses {a} before {b}, which is declared first" for a, b in pairs if a != b][:1]
+        first = [
+            f"the forward pass uses {a} before {b}, which is declared first"
+            for a, b in pairs
+            if a != b
+        ][:1]
         lists = {
-            "no weights of a layer, and so not centralized (unless gc.tensors=all)": sorted(self.added),
+            "no weights of a layer, and so not centralized (unless gc.tensors=all)": sorted(
+                self.added
+            ),
             "not used by a forward pass, and counted where they are declared": self.unused,
         }
         return first + [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
@@ -107,7 +130,9 @@ class ForwardOrder:
         order = self
 
         class Calls(TorchFunctionMode):
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_function__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 order._now += 1
                 order._in_call = True
                 out = func(*args, **(kwargs or {}))
@@ -115,7 +140,9 @@ class ForwardOrder:
                 return out
 
         class Operations(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 return order.operate(func, args, kwargs or {})
 
         def enter(module: nn.Module, _: Any) -> None:
@@ -129,21 +156,28 @@ class ForwardOrder:
         finally:
             hook.remove()
             self._alive.clear()
-        self.place = self._seen | self.place  # a parameter that never met the input has its last operation's place
+        # a parameter that never met the input has its last operation's place
+        self.place = self._seen | self.place
         self.unused = [name for name in self.params if name not in self.place]
         self._weights |= {name for name in self.unused if self.params[name].dim() > 1}
         last = 0
-        for name in self.params:  # an unused parameter has the place of the one that is declared before it
+        # an unused parameter has the place of the one that is declared before it
+        for name in self.params:
             last = self.place.setdefault(name, last)
 
     def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operation, such as ``aten.addmm``, and notes the parameters that it uses."""
         out = func(*args, **kwargs)
         self._now += not self._in_call
-        inputs, results = ([t for t in tree_leaves(tree) if isinstance(t, Tensor)] for tree in ((args, kwargs), out))
+        inputs, results = (
+            [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
+            for tree in ((args, kwargs), out)
+        )
         self._alive += inputs + results
         written = results + (inputs[:1] if func._schema.is_mutable else [])
-        sources = {name: t for t in inputs if _memory(t) not in self._data for name in self._sources(t)}
+        sources = {
+            name: t for t in inputs if _memory(t) not in self._data for name in self._sources(t)
+        }
         meets = any(_memory(t) in self._data for t in inputs)
         joins = len(inputs) > 1 and (meets or _kind(func) not in LOOKUPS)
         weights = {n: t for n, t in sources.items() if joins and self._multiplies(func, args, n, t)}
@@ -164,13 +198,20 @@ class ForwardOrder:
     def _sources(self, t: Tensor) -> set[str]:
         """The parameters of which this tensor is a view, or from which it was computed."""
         start, end = _span(t)
-        views = {name for name, first, last in self._spans.get(_memory(t), ()) if first < end and start < last}
+        views = {
+            name
+            for name, first, last in self._spans.get(_memory(t), ())
+            if first < end and start < last
+        }
         return views | self._made.get(_memory(t), set())
 
     def _multiplies(self, func: Any, args: Sequence[Any], name: str, t: Tensor) -> bool:
-        """Whether an operation uses this tensor, computed from the parameter, as a layer's weight."""
+        """Whether an operation uses this tensor, computed from the parameter, as a
+        layer's weight.
+        """
         kind, shape = _kind(func), self.params[name].shape
-        if len(shape) < 2 or kind in ADDS or kind.endswith("_norm"):  # scales of a LayerNorm over several axes
+        # scales of a LayerNorm over several axes
+        if len(shape) < 2 or kind in ADDS or kind.endswith("_norm"):
             return False
         if shape[0] > 1:
             return True
@@ -183,7 +224,11 @@ class ForwardOrder:
         kind, p = _kind(func), self.params[name]
         if kind.endswith("convolution") and t is args[1] and t.shape == p.shape:
             turned, groups = args[6], args[8]
-        elif kind in ("mm", "addmm", "bmm", "baddbmm") and meets and sorted(t.shape[-2:]) == sorted(p.shape):
+        elif (
+            kind in ("mm", "addmm", "bmm", "baddbmm")
+            and meets
+            and sorted(t.shape[-2:]) == sorted(p.shape)
+        ):
             outputs, groups = -1 if t is args[-1] else -2, 1  # x @ w, or w @ x
             sides = (t.shape, p.shape) if p.shape[0] != p.shape[1] else (t.stride(), p.stride())
             turned = sides[0][outputs] == sides[1][1]
@@ -206,7 +251,9 @@ class ForwardOrder:
 
 
 def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
-    """Watches one forward pass in evaluation mode, on inputs ``[B, *input]``, and leaves the network as it was."""
+    """Watches one forward pass in evaluation mode, on inputs ``[B, *input]``, and leaves the
+    network as it was.
+    """
     order, x = ForwardOrder(net), x.clone()
     with unchanged(net), torch.no_grad(), torch.random.fork_rng(devices=()):
         net.eval()
@@ -216,13 +263,19 @@ def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
 
 
 def order_for_gc(net: nn.Module, input_shape: Sequence[int]) -> ForwardOrder:
-    """The order in which a forward pass on zeros uses the parameters. Logs what may surprise users."""
+    """The order in which a forward pass on zeros uses the parameters.
+
+    Logs what may surprise users.
+    """
     dtype = torch.int64 if hasattr(net, "last_only") else None
     try:
         order = forward_order(net, first_weight(net).new_zeros(2, *input_shape, dtype=dtype))
     except Exception as error:  # the network's own, or a mode that it does not support
         order, reason = ForwardOrder(net, declared=True), " ".join(str(error).split())
-        log.warning("gc takes the order of declaration: it could not watch the network's forward pass (%s)", reason)
+        log.warning(
+            "gc takes the order of declaration: it could not watch the network's forward pass (%s)",
+            reason,
+        )
     for fact in order.facts():
         log.info("gc: %s", fact)
     return order
@@ -240,4 +293,6 @@ def _memory(t: Tensor) -> int:
 def _span(t: Tensor) -> tuple[int, int]:
     """The positions of its first entry and of its end in its storage."""
     start = int(t.storage_offset())
-    return start, start + 1 + sum((int(n) - 1) * int(step) for n, step in zip(t.shape, t.stride(), strict=True))
+    return start, start + 1 + sum(
+        (int(n) - 1) * int(step) for n, step in zip(t.shape, t.stride(), strict=True)
+    )

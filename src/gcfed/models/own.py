@@ -1,4 +1,6 @@
-"""Networks of torchvision, of timm and of the user; policies for batch normalisation; and the warm start."""
+"""Networks of torchvision, of timm and of the user; policies for batch normalisation; and the warm
+start.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -25,9 +27,11 @@ NormPolicy = Literal["average", "local", "fixed", "group"]
 def build_net(cfg: DictConfig) -> nn.Module:
     """The network of ``cfg.model``, with its ``norm_policy`` and the tensors of its ``start``.
 
-    A network from outside this package gets ``input_shape`` and ``num_classes`` if its constructor has these arguments.
+    A network from outside this package gets ``input_shape`` and ``num_classes`` if its constructor
+    has these arguments.
 
-    Raises ValueError, with the key, if it cannot be built, is no network or does not match the data.
+    Raises ValueError, with the key, if it cannot be built, is no network or does not match the
+    data.
     """
     if cfg.model.get("_target_") is None:
         raise ValueError("model=own: name your network, as in model._target_=mynet.Net.")
@@ -41,15 +45,19 @@ def build_net(cfg: DictConfig) -> nn.Module:
         known = set[str]()
         with suppress(Exception):  # build() raises it again, with the key
             known = {*signature(get_object(target)).parameters}
-        for key in {"last_only", *(shape if own else ())} - known:  # data sets of texts set last_only
+        # data sets of texts set last_only
+        for key in {"last_only", *(shape if own else ())} - known:
             node.pop(key, None)
     net = build(node)
     if not isinstance(net, nn.Module):
-        raise ValueError(f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module.")
+        raise ValueError(
+            f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module."
+        )
     try:
         if own and len(shape) == 2:
             net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
-        if cfg.get("precision") == "64-true":  # before a checkpoint is read, because float32 would round its numbers
+        # before a checkpoint is read, because float32 would round its numbers
+        if cfg.get("precision") == "64-true":
             net = net.double()
         net = begin_at(net, start, policy)
     except SettingError as error:
@@ -62,14 +70,21 @@ def build_net(cfg: DictConfig) -> nn.Module:
 
 @checked
 def torchvision_net(
-    *, name: str | None, input_shape: Sequence[Count], num_classes: Count, weights: str | None = None, **settings: Any
+    *,
+    name: str | None,
+    input_shape: Sequence[Count],
+    num_classes: Count,
+    weights: str | None = None,
+    **settings: Any,
 ) -> nn.Module:
     """A classifier of ``torchvision.models``, for images with three channels.
 
     Args:
-        name: ``resnet18``, ``mobilenet_v3_small``, …; ``torchvision.models.list_models`` lists them.
-        weights: the name of pretrained weights, such as ``DEFAULT``, which torchvision downloads. Tensors of another
-            shape, such as the last layer's, start at random; the log names them. None: all start at random.
+        name: ``resnet18``, ``mobilenet_v3_small``, …; ``torchvision.models.list_models`` lists
+            them.
+        weights: the name of pretrained weights, such as ``DEFAULT``, which torchvision downloads.
+            Tensors of another shape, such as the last layer's, start at random; the log names them.
+            None: all start at random.
         settings: of its constructor.
     """
     import torchvision  # it imports the compiler
@@ -77,21 +92,37 @@ def torchvision_net(
     try:
         net = torchvision.models.get_model(str(name), num_classes=num_classes, **settings)
     except ValueError as error:
-        raise SettingError("name", f"={name}: {error}; torchvision.models.list_models() lists them.") from None
+        raise SettingError(
+            "name", f"={name}: {error}; torchvision.models.list_models() lists them."
+        ) from None
     if weights is not None:
         known = torchvision.models.get_model_weights(str(name)).__members__
         if weights not in known:
-            raise SettingError("weights", f"={weights} is unknown: choose null or one of {', '.join(known)}.")
+            raise SettingError(
+                "weights", f"={weights} is unknown: choose null or one of {', '.join(known)}."
+            )
         theirs, ours = known[weights].get_state_dict(check_hash=True), net.state_dict()
-        fresh = [key for key, t in ours.items() if key not in theirs or theirs[key].shape != t.shape]
-        net.load_state_dict({key: t for key, t in theirs.items() if key in ours and key not in fresh}, strict=False)
-        log.info("model: %s start at random, since num_classes or the settings differ", ", ".join(fresh) or "none")
+        fresh = [
+            key for key, t in ours.items() if key not in theirs or theirs[key].shape != t.shape
+        ]
+        net.load_state_dict(
+            {key: t for key, t in theirs.items() if key in ours and key not in fresh}, strict=False
+        )
+        log.info(
+            "model: %s start at random, since num_classes or the settings differ",
+            ", ".join(fresh) or "none",
+        )
     return fitted(net, input_shape, num_classes)
 
 
 @checked
 def timm_net(
-    *, name: str | None, input_shape: Sequence[Count], num_classes: Count, pretrained: bool = False, **settings: Any
+    *,
+    name: str | None,
+    input_shape: Sequence[Count],
+    num_classes: Count,
+    pretrained: bool = False,
+    **settings: Any,
 ) -> nn.Module:
     """A classifier of ``timm``; ``settings`` go to ``timm.create_model``."""
     installed("timm", "model=timm")
@@ -107,7 +138,9 @@ def timm_net(
 
 @checked
 def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> nn.Module:
-    """The network, if it returns ``num_classes`` logits for each of two samples; else raises ValueError."""
+    """The network, if it returns ``num_classes`` logits for each of two samples; else raises
+    ValueError.
+    """
     what, training = f"model: {type(net).__name__}", net.training
     x = torch.zeros(2, *input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
     try:
@@ -115,13 +148,24 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
             out = net.eval()(x)
     except Exception as error:
         text = "; a network for texts needs the attribute last_only" * (x.dim() == 2)
-        reason = f"{' '.join(str(error).split())}. Its forward takes one tensor{text}: wrap one that takes several."
-        raise ValueError(f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason}") from error
+        reason = (
+            f"{' '.join(str(error).split())}. Its forward takes one tensor{text}: wrap one that"
+            " takes several."
+        )
+        raise ValueError(
+            f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason}"
+        ) from error
     net.train(training)
     if not isinstance(out, Tensor):
-        raise ValueError(f"{what} returns a {type(out).__name__}: its forward must return one tensor, the logits.")
+        raise ValueError(
+            f"{what} returns a {type(out).__name__}: its forward must return one tensor, the"
+            " logits."
+        )
     if out.dim() < 2 or len(out) != 2 or out.shape[-1] != num_classes:
-        must = f"but the last size must be data.num_classes={num_classes}: give its constructor an argument num_classes"
+        must = (
+            f"but the last size must be data.num_classes={num_classes}: give its constructor an"
+            " argument num_classes"
+        )
         raise ValueError(f"{what} returns the shape {[*out.shape]} for 2 samples, {must}.")
     return net
 
@@ -136,20 +180,26 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
     """The network with this policy for its batch normalisation.
 
     average: the server averages statistics, scales and shifts like all parameters.
-    local: each client keeps its own (FedBN, Li et al., ICLR 2021): :class:`~gcfed.methods.local_norm.LocalNorm`.
+    local: each client keeps its own (FedBN, Li et al., ICLR 2021):
+        :class:`~gcfed.methods.local_norm.LocalNorm`.
     fixed: statistics, scales and shifts do not change, for pretrained networks.
-    group: GroupNorm replaces it, with at most 32 groups of at least two channels (Hsieh et al., ICML 2020).
+    group: GroupNorm replaces it, with at most 32 groups of at least two channels (Hsieh et al.,
+        ICML 2020).
 
     Raises SettingError for a policy that the network does not support.
     """
     layers = batch_norms(net)
     if norm_policy != "average" and not layers:
         name = type(net).__name__
-        raise SettingError("norm_policy", f"={norm_policy}: {name} has no batch normalisation; leave it at average.")
+        raise SettingError(
+            "norm_policy",
+            f"={norm_policy}: {name} has no batch normalisation; leave it at average.",
+        )
     for name, layer in layers.items() if norm_policy in ("fixed", "group") else ():
         new: nn.Module
         if norm_policy == "group":
-            # A group of one value would be constant: one number of a vector, or one channel of a single pixel.
+            # A group of one value would be constant: one number of a vector, or one channel of a
+            # single pixel.
             channels, vectors = layer.num_features, isinstance(layer, nn.BatchNorm1d)
             groups = 1 if vectors else max(1, min(gcd(32, channels), channels // 2))
             new = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine)
@@ -158,9 +208,14 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
 
             new = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
         else:
-            raise SettingError("norm_policy", f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}.")
+            raise SettingError(
+                "norm_policy",
+                f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}.",
+            )
         new.to(next(net.parameters()).dtype)
-        new.load_state_dict({key: t for key, t in layer.state_dict().items() if key in new.state_dict()})
+        new.load_state_dict(
+            {key: t for key, t in layer.state_dict().items() if key in new.state_dict()}
+        )
         if hasattr(layer, "act"):  # timm's layers include an activation
             new = nn.Sequential(new, layer.drop, layer.act)
         net.set_submodule(name, new)
@@ -171,10 +226,12 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
 def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "average") -> nn.Module:
     """The network with a policy, and with the tensors of a checkpoint if ``start`` is given.
 
-    The tensors may be those of the network before or after the policy. The path is a part of the run's identity.
+    The tensors may be those of the network before or after the policy. The path is a part of the
+    run's identity.
 
     Args:
-        start: ``last.ckpt``, ``global_model.safetensors``, or a ``state_dict`` of torch or safetensors. No code is run.
+        start: ``last.ckpt``, ``global_model.safetensors``, or a ``state_dict`` of torch or
+            safetensors. No code is run.
 
     Raises SettingError if the file is damaged or of another network, or as :func:`apply_policy`.
     """
@@ -186,7 +243,9 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
     try:
         net.load_state_dict(theirs)
     except RuntimeError as error:  # names all tensors that differ
-        raise SettingError("start", f"={start} is of another network: {' '.join(str(error).split())}") from None
+        raise SettingError(
+            "start", f"={start} is of another network: {' '.join(str(error).split())}"
+        ) from None
     return apply_policy(net, norm_policy)
 
 
@@ -198,7 +257,14 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of any type, for a file with any content
         reason = " ".join(str(error).split(". ")[0].split())
-        raise SettingError("start", f"={path} holds no tensors that can be read: {reason}") from None
-    if "state_dict" in content:  # a checkpoint of Lightning, whose module has the network as its attribute net
-        content = {n.removeprefix("net."): t for n, t in content["state_dict"].items() if n.startswith("net.")}
+        raise SettingError(
+            "start", f"={path} holds no tensors that can be read: {reason}"
+        ) from None
+    # a checkpoint of Lightning, whose module has the network as its attribute net
+    if "state_dict" in content:
+        content = {
+            n.removeprefix("net."): t
+            for n, t in content["state_dict"].items()
+            if n.startswith("net.")
+        }
     return content

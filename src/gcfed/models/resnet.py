@@ -1,6 +1,8 @@
-"""Residual networks ("Deep Residual Learning for Image Recognition", He et al., CVPR 2016) without batch statistics.
+"""Residual networks ("Deep Residual Learning for Image Recognition", He et al., CVPR 2016) without
+batch statistics.
 
-Those of clients with different data cannot be averaged ("The Non-IID Data Quagmire", Hsieh et al., ICML 2020).
+Those of clients with different data cannot be averaged ("The Non-IID Data Quagmire", Hsieh et al.,
+ICML 2020).
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,8 @@ from gcfed.utils.checked import Count, SettingError, checked
 
 
 class ResNet18(Staged, ResNet):
-    """ResNet18-GN of GC-Fed and FedACG: torchvision's, with GroupNorm, a 3×3 stem of stride 1 and no first max-pooling.
+    """ResNet18-GN of GC-Fed and FedACG: torchvision's, with GroupNorm, a 3×3 stem of stride 1 and
+    no first max-pooling.
 
     Args:
         groups: of each GroupNorm; they divide 64.
@@ -27,9 +30,16 @@ class ResNet18(Staged, ResNet):
     names = ("conv1", "layer1", "layer2", "layer3", "layer4", "fc")
 
     @checked
-    def __init__(self, *, num_classes: Count, input_shape: Sequence[Count] = (3, 32, 32), groups: Count = 32) -> None:
+    def __init__(
+        self, *, num_classes: Count, input_shape: Sequence[Count] = (3, 32, 32), groups: Count = 32
+    ) -> None:
         channels, _, _ = image_shape(input_shape, 1, "ResNet18 takes images")
-        super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=partial(nn.GroupNorm, groups))
+        super().__init__(
+            BasicBlock,
+            [2, 2, 2, 2],
+            num_classes=num_classes,
+            norm_layer=partial(nn.GroupNorm, groups),
+        )
         self.conv1 = conv3x3(channels, 64)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
@@ -52,10 +62,12 @@ class Shortcut(nn.Module):
 class ResNetCIFAR(Staged, nn.Module):
     """ResNets of 6n + 2 layers for small images (He et al., §4.2): ResNet-20, 32, 44, 56 and 110.
 
-    ``conv1``, ``norm1``; ``layer1`` to ``layer3`` of 16, 32 and 64 channels; ``fc``. Shortcuts have no parameters.
+    ``conv1``, ``norm1``; ``layer1`` to ``layer3`` of 16, 32 and 64 channels; ``fc``. Shortcuts have
+    no parameters.
 
-    Weights are Kaiming-normal (fan-in). The last norm of each block has scale 0 (Goyal et al. 2017), so blocks start as
-    identities. Therefore 110 layers need no warm-up at a tenth of the rate, as He et al. have.
+    Weights are Kaiming-normal (fan-in). The last norm of each block has scale 0 (Goyal et al.
+    2017), so blocks start as identities. Therefore 110 layers need no warm-up at a tenth of the
+    rate, as He et al. have.
 
     Args:
         depth: number of layers with weights, 6n + 2 with n blocks per stage.
@@ -67,9 +79,14 @@ class ResNetCIFAR(Staged, nn.Module):
 
     @checked
     def __init__(
-        self, *, input_shape: Sequence[Count], num_classes: Count, depth: Annotated[int, Field(ge=8)] = 110,
-        norm: Literal["group", "batch"] = "group", groups: Count = 8,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        depth: Annotated[int, Field(ge=8)] = 110,
+        norm: Literal["group", "batch"] = "group",
+        groups: Count = 8,
+    ) -> None:
         super().__init__()
         if depth % 6 != 2:
             raise SettingError("depth", f"={depth} is not 6n + 2; use 20, 32, 44, 56 or 110.")
@@ -78,8 +95,12 @@ class ResNetCIFAR(Staged, nn.Module):
         channels, _, _ = image_shape(input_shape, 1, "it takes images")
         self.conv1, self.norm1 = conv3x3(channels, 16), make_norm(16)
         self.layer1 = nn.Sequential(*[block(16, 16) for _ in range(n)])
-        self.layer2 = nn.Sequential(block(16, 32, 2, Shortcut()), *[block(32, 32) for _ in range(n - 1)])
-        self.layer3 = nn.Sequential(block(32, 64, 2, Shortcut()), *[block(64, 64) for _ in range(n - 1)])
+        self.layer2 = nn.Sequential(
+            block(16, 32, 2, Shortcut()), *[block(32, 32) for _ in range(n - 1)]
+        )
+        self.layer3 = nn.Sequential(
+            block(32, 64, 2, Shortcut()), *[block(64, 64) for _ in range(n - 1)]
+        )
         self.fc = nn.Linear(64, num_classes)
         self.apply(init_kaiming)
         for module in self.modules():
@@ -99,7 +120,9 @@ def scalar(value: float) -> nn.Parameter:
 
 
 class FixupConv(nn.Module):
-    """A 3×3 convolution between two scalar biases, times a scalar; then perhaps 2×2 max-pooling, and ReLU."""
+    """A 3×3 convolution between two scalar biases, times a scalar; then perhaps 2×2 max-pooling,
+    and ReLU.
+    """
 
     def __init__(self, channels_in: int, channels: int, *, pool: bool) -> None:
         super().__init__()
@@ -108,17 +131,22 @@ class FixupConv(nn.Module):
 
     def forward(self, h_BCHW: Tensor) -> Tensor:
         h_BCHW = self.conv(h_BCHW + self.bias_in) * self.scale + self.bias_out
-        # ReLU is monotone, so it commutes with the pooling, gradients included. After it, it has a quarter of the work.
+        # ReLU is monotone, so it commutes with the pooling, gradients included. After it, it has a
+        # quarter of the work.
         return (F.max_pool2d(h_BCHW, 2) if self.pool else h_BCHW).relu()
 
 
 class FixupBlock(nn.Module):
-    """ReLU of its input plus a branch of two 3×3 convolutions, with a scalar bias before each operation."""
+    """ReLU of its input plus a branch of two 3×3 convolutions, with a scalar bias before each
+    operation.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv1, self.conv2 = conv3x3(channels, channels), conv3x3(channels, channels)
-        self.bias1_in, self.bias1_out, self.bias2_in, self.bias2_out = (scalar(0.0) for _ in range(4))
+        self.bias1_in, self.bias1_out, self.bias2_in, self.bias2_out = (
+            scalar(0.0) for _ in range(4)
+        )
         self.scale = scalar(1.0)
 
     def forward(self, h_BCHW: Tensor) -> Tensor:
@@ -139,15 +167,18 @@ class FixupLinear(nn.Linear):
 
 
 class ResNet9(Staged, nn.Module):
-    """FedReg's and FedGC's network for CIFAR, with Fixup initialization (Zhang, Dauphin & Ma, ICLR 2019), from
-    "Acceleration of Federated Learning with Alleviated Forgetting in Local Training" (FedReg: Xu et al., ICLR 2022).
+    """FedReg's and FedGC's network for CIFAR, with Fixup initialization (Zhang, Dauphin & Ma, ICLR
+    2019), from "Acceleration of Federated Learning with Alleviated Forgetting in Local Training"
+    (FedReg: Xu et al., ICLR 2022).
 
-    ``conv1``; ``layer1``, ``layer2`` and ``layer3``, which halve the sides; ``fc`` after global max-pooling. The four
-    convolutions have 64 to 512 channels. A residual block follows the second and the fourth.
+    ``conv1``; ``layer1``, ``layer2`` and ``layer3``, which halve the sides; ``fc`` after global
+    max-pooling. The four convolutions have 64 to 512 channels. A residual block follows the second
+    and the fourth.
 
-    ``fc`` and the last convolution of each branch start at zero, so the first step changes only ``fc``. The first
-    convolution of a branch has Kaiming's deviation (fan-out) times L^(−1/(2m−2)) = L^(−1/2), for L blocks of m = 2
-    convolutions. Convolutions outside the blocks have Kaiming's deviation.
+    ``fc`` and the last convolution of each branch start at zero, so the first step changes only
+    ``fc``. The first convolution of a branch has Kaiming's deviation (fan-out) times L^(−1/(2m−2))
+    = L^(−1/2), for L blocks of m = 2 convolutions. Convolutions outside the blocks have Kaiming's
+    deviation.
     """
 
     names = ("conv1", "layer1", "layer2", "layer3", "fc")

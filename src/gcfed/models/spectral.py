@@ -1,6 +1,8 @@
-"""Repairs spectral normalisation after averaging: the mean of the clients' unit vectors is shorter than one.
+"""Repairs spectral normalisation after averaging: the mean of the clients' unit vectors is shorter
+than one.
 
-The weight W / (uᵀWv) then has a norm above 1. Power iterations on the averaged W restore both vectors.
+The weight W / (uᵀWv) then has a norm above 1. Power iterations on the averaged W restore both
+vectors.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,13 +37,19 @@ def _spectral_norms(net: nn.Module) -> Iterator[tuple[dict[str, Tensor], Callabl
         prefix = f"{name}." if name else ""
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):
-                vectors = {f"{prefix}{hook.name}_{i}": getattr(module, f"{hook.name}_{i}") for i in "uv"}
+                vectors = {
+                    f"{prefix}{hook.name}_{i}": getattr(module, f"{hook.name}_{i}") for i in "uv"
+                }
                 yield vectors, partial(hook.compute_weight, module, do_power_iteration=True)
         for key, chain in getattr(module, "parametrizations", {}).items():
             for i, norm in enumerate(chain):
-                if isinstance(norm, _SpectralNorm) and hasattr(norm, "_u"):  # a vector is normalised without
+                # a vector is normalised without
+                if isinstance(norm, _SpectralNorm) and hasattr(norm, "_u"):
                     place = f"{prefix}parametrizations.{key}.{i}"
-                    yield {f"{place}._u": norm._u, f"{place}._v": norm._v}, partial(_iterate, norm, module, key)
+                    yield (
+                        {f"{place}._u": norm._u, f"{place}._v": norm._v},
+                        partial(_iterate, norm, module, key),
+                    )
 
 
 def _iterate(norm: nn.Module, module: nn.Module, key: str) -> None:

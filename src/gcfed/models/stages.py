@@ -1,4 +1,7 @@
-"""What this package's networks share. They take ``input_shape``, of one sample, and ``num_classes``, of the logits."""
+"""What this package's networks share.
+
+They take ``input_shape``, of one sample, and ``num_classes``, of the logits.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,13 +16,19 @@ Stage = Callable[[Tensor], Tensor]
 
 
 class Staged:
-    """A network that is a chain of stages. The last stage is the head; the others compute the features."""
+    """A network that is a chain of stages.
+
+    The last stage is the head; the others compute the features.
+    """
 
     names: Sequence[str]
     """The names of the stages, in order, which are names of layers."""
 
     def stage(self, name: str, h: Tensor) -> Tensor:
-        """Applies a stage to the output of the previous one. By default: a linear layer, and ReLU unless it is last."""
+        """Applies a stage to the output of the previous one.
+
+        By default: a linear layer, and ReLU unless it is last.
+        """
         h = self.get_submodule(name)(h.flatten(1))  # type: ignore[attr-defined]
         return h if name == self.names[-1] else h.relu()
 
@@ -48,7 +57,9 @@ def add_linear(net: nn.Module, widths: Sequence[int]) -> list[str]:
 
 
 def init_kaiming(module: nn.Module) -> None:
-    """Gives a linear or convolutional layer Kaiming-normal weights (fan-in) and a zero bias; for ``Module.apply``."""
+    """Gives a linear or convolutional layer Kaiming-normal weights (fan-in) and a zero bias; for
+    ``Module.apply``.
+    """
     if isinstance(module, nn.Linear | nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
         if module.bias is not None:
@@ -56,7 +67,9 @@ def init_kaiming(module: nn.Module) -> None:
 
 
 def image_shape(input_shape: Sequence[int], least: int, reason: str) -> Sequence[int]:
-    """``input_shape``, if it is (C, H, W) with sides of at least ``least``; else raises SettingError."""
+    """``input_shape``, if it is (C, H, W) with sides of at least ``least``; else raises
+    SettingError.
+    """
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         wanted = f"give images, [C, H, W], of at least {least}×{least}"
         raise SettingError("input_shape", f"={[*input_shape]}: {reason}; {wanted}.")

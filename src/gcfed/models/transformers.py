@@ -1,8 +1,11 @@
-"""Small transformers: ViT (Dosovitskiy et al., ICLR 2021), CCT (Hassani et al. 2021) and GPT (Radford et al. 2019).
+"""Small transformers: ViT (Dosovitskiy et al., ICLR 2021), CCT (Hassani et al. 2021) and GPT
+(Radford et al. 2019).
 
-Their blocks are post-LN ("Attention Is All You Need", Vaswani et al., NeurIPS 2017), which has a norm after each
-branch, or pre-LN, before it ("On Layer Normalization in the Transformer Architecture", Xiong et al., ICML 2020).
-Shapes: B samples, T tokens, D width; H heads of d = D / H entries. ``settings`` are those of :class:`Transformer`.
+Their blocks are post-LN ("Attention Is All You Need", Vaswani et al., NeurIPS 2017), which has a
+norm after each branch, or pre-LN, before it ("On Layer Normalization in the Transformer
+Architecture", Xiong et al., ICML 2020).
+Shapes: B samples, T tokens, D width; H heads of d = D / H entries. ``settings`` are those of
+    :class:`Transformer`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +23,10 @@ NORMS: dict[Norm, type[nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 class Attention(nn.Module):
-    """Self-attention. On a CPU, ``scaled_dot_product_attention`` has no rule for ``vmap`` and no second derivative."""
+    """Self-attention.
+
+    On a CPU, ``scaled_dot_product_attention`` has no rule for ``vmap`` and no second derivative.
+    """
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -28,7 +34,9 @@ class Attention(nn.Module):
         self.heads, self.causal = heads, causal
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        q_BHTd, k_BHTd, v_BHTd = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q_BHTd, k_BHTd, v_BHTd = (
+            self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         scores_BHTT = (q_BHTd * q_BHTd.shape[-1] ** -0.5) @ k_BHTd.transpose(-1, -2)
         if self.causal:
             scores_BHTT = scores_BHTT + torch.full_like(scores_BHTT[0, 0], float("-inf")).triu(1)
@@ -38,24 +46,47 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention, then an MLP with GELU. Each is a branch that is added to its input."""
 
-    def __init__(self, width: int, heads: int, mlp: int, causal: bool, norm: Norm, first: bool, dropout: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp: int,
+        causal: bool,
+        norm: Norm,
+        first: bool,
+        dropout: float,
+    ) -> None:
         super().__init__()
         self.norm1, self.attn = NORMS[norm](width), Attention(width, heads, causal)
-        self.norm2, self.fc1, self.fc2 = NORMS[norm](width), nn.Linear(width, mlp), nn.Linear(mlp, width)
+        self.norm2, self.fc1, self.fc2 = (
+            NORMS[norm](width),
+            nn.Linear(width, mlp),
+            nn.Linear(mlp, width),
+        )
         self.norm_first, self.drop = first, nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        for norm, layer in ((self.norm1, self.attn), (self.norm2, lambda h: self.fc2(F.gelu(self.fc1(h))))):
-            x_BTD = x_BTD + self.drop(layer(norm(x_BTD))) if self.norm_first else norm(x_BTD + self.drop(layer(x_BTD)))
+        for norm, layer in (
+            (self.norm1, self.attn),
+            (self.norm2, lambda h: self.fc2(F.gelu(self.fc1(h)))),
+        ):
+            x_BTD = (
+                x_BTD + self.drop(layer(norm(x_BTD)))
+                if self.norm_first
+                else norm(x_BTD + self.drop(layer(x_BTD)))
+            )
         return x_BTD
 
 
 class Transformer(Staged, nn.Module):
-    """``embed``; ``block1``, ``block2``, …; ``norm``, which also pools; ``fc``. Matrices start Xavier-uniform.
+    """``embed``; ``block1``, ``block2``, …; ``norm``, which also pools; ``fc``.
+
+    Matrices start Xavier-uniform.
 
     Args:
         embed: inputs to tokens ``[B, T, D]``.
-        pool: which tokens ``fc`` reads, an index of T. None: their mean, weighted by a softmax of a linear score.
+        pool: which tokens ``fc`` reads, an index of T. None: their mean, weighted by a softmax of a
+            linear score.
         width, depth, heads: D, the number of blocks, and H, which divides D.
         mlp: width of a block's hidden layer, in multiples of D.
         norm: LayerNorm, or RMSNorm (Zhang & Sennrich, NeurIPS 2019), which subtracts no mean.
@@ -66,16 +97,28 @@ class Transformer(Staged, nn.Module):
 
     @checked
     def __init__(
-        self, embed: nn.Module, num_classes: Count, *, pool: int | slice | None, width: Count, depth: Count = 4,
-        heads: Count = 4, mlp: Count = 4, norm: Norm = "layer", norm_first: bool = True, dropout: ShareBelow1 = 0.0,
+        self,
+        embed: nn.Module,
+        num_classes: Count,
+        *,
+        pool: int | slice | None,
+        width: Count,
+        depth: Count = 4,
+        heads: Count = 4,
+        mlp: Count = 4,
+        norm: Norm = "layer",
+        norm_first: bool = True,
+        dropout: ShareBelow1 = 0.0,
         causal: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         if width % heads:
             raise SettingError("heads", f"={heads} must divide model.width={width}.")
         self.embed, self.at, blocks = embed, pool, [f"block{i}" for i in range(1, depth + 1)]
         for name in blocks:
-            self.add_module(name, Block(width, heads, mlp * width, causal, norm, norm_first, dropout))
+            self.add_module(
+                name, Block(width, heads, mlp * width, causal, norm, norm_first, dropout)
+            )
         self.norm = NORMS[norm](width) if norm_first else nn.Identity()
         self.score = nn.Linear(width, 1, bias=False) if pool is None else None
         self.fc, self.names = nn.Linear(width, num_classes), ["embed", *blocks, "norm", "fc"]
@@ -88,16 +131,24 @@ class Transformer(Staged, nn.Module):
         h = self.get_submodule(name)(h)
         if name != "norm":
             return h
-        return h[:, self.at] if self.score is None else (self.score(h).softmax(1).transpose(1, 2) @ h).squeeze(1)
+        return (
+            h[:, self.at]
+            if self.score is None
+            else (self.score(h).softmax(1).transpose(1, 2) @ h).squeeze(1)
+        )
 
 
 class Tokens(nn.Module):
-    """Vectors ``[B, T, D]``, or images ``[B, F, H, W]`` with F ``features``, to tokens with positions ``[B, T, D]``.
+    """Vectors ``[B, T, D]``, or images ``[B, F, H, W]`` with F ``features``, to tokens with
+    positions ``[B, T, D]``.
 
-    ``token`` adds a class token in front. It and the positions start normal with deviation 0.02, as do GPT's tokens.
+    ``token`` adds a class token in front. It and the positions start normal with deviation 0.02, as
+    do GPT's tokens.
     """
 
-    def __init__(self, length: int, width: int, features: int | None = None, token: bool = False) -> None:
+    def __init__(
+        self, length: int, width: int, features: int | None = None, token: bool = False
+    ) -> None:
         super().__init__()
         self.token = nn.Parameter(0.02 * torch.randn(1, 1, width)) if token else None
         self.position = nn.Parameter(0.02 * torch.randn(1, length + token, width))
@@ -119,27 +170,49 @@ class ViT(Transformer):
 
     @checked
     def __init__(
-        self, *, input_shape: Sequence[Count], num_classes: Count, patch: Count = 4, width: Count = 64, **settings: Any
+        self,
+        *,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        patch: Count = 4,
+        width: Count = 64,
+        **settings: Any,
     ) -> None:
         channels, height, wide = image_shape(input_shape, 1, "model=vit_tiny takes images")
         if height % patch or wide % patch:
-            raise SettingError("patch", f"={patch} must divide both sides of the images, {height}×{wide}.")
+            raise SettingError(
+                "patch", f"={patch} must divide both sides of the images, {height}×{wide}."
+            )
         tokens = Tokens(height * wide // patch**2, width, channels * patch**2, token=True)
         embed = nn.Sequential(nn.PixelUnshuffle(patch), tokens)
         super().__init__(embed, num_classes, pool=0, width=width, **settings)
 
 
 class CCT(Transformer):
-    """A compact convolutional transformer: two convolutions make the tokens. The authors' blocks have one more norm."""
+    """A compact convolutional transformer: two convolutions make the tokens.
+
+    The authors' blocks have one more norm.
+    """
 
     @checked
     def __init__(
-        self, *, input_shape: Sequence[Count], num_classes: Count, width: Count = 128, **settings: Any
+        self,
+        *,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        width: Count = 128,
+        **settings: Any,
     ) -> None:
         channels, height, wide = image_shape(input_shape, 1, "model=cct takes images")
-        convs = [nn.Conv2d(*pair, 3, padding=1, bias=False) for pair in ((channels, 64), (64, width))]
-        layers = [layer for conv in convs for layer in (conv, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))]
-        embed = nn.Sequential(*layers, Tokens(-(-height // 4) * -(-wide // 4), width)).apply(init_kaiming)
+        convs = [
+            nn.Conv2d(*pair, 3, padding=1, bias=False) for pair in ((channels, 64), (64, width))
+        ]
+        layers = [
+            layer for conv in convs for layer in (conv, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
+        ]
+        embed = nn.Sequential(*layers, Tokens(-(-height // 4) * -(-wide // 4), width)).apply(
+            init_kaiming
+        )
         super().__init__(embed, num_classes, pool=None, width=width, **settings)
 
 
@@ -148,18 +221,28 @@ class GPT(Transformer):
 
     Args:
         input_shape: (T,).
-        num_classes: C, number of characters and of logits. Token C is padding; −1 has the last embedding.
+        num_classes: C, number of characters and of logits. Token C is padding; −1 has the last
+            embedding.
         last_only: return logits for the last position only, ``[B, C]`` instead of ``[B, T, C]``.
         vocabulary: number of tokens; None: C + 1.
     """
 
     @checked
     def __init__(
-        self, *, input_shape: Sequence[Count], num_classes: Count, width: Count = 128, last_only: bool = False,
-        vocabulary: Count | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        width: Count = 128,
+        last_only: bool = False,
+        vocabulary: Count | None = None,
+        **settings: Any,
+    ) -> None:
         if len(input_shape) != 1:
-            raise SettingError("input_shape", f"={[*input_shape]}: model=gpt is for texts; images need model=vit_tiny.")
+            raise SettingError(
+                "input_shape",
+                f"={[*input_shape]}: model=gpt is for texts; images need model=vit_tiny.",
+            )
         token = nn.Embedding(vocabulary or num_classes + 1, width)
         nn.init.normal_(token.weight, std=0.02)
         embed = nn.Sequential(token, Tokens(input_shape[0], width))

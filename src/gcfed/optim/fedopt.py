@@ -1,6 +1,8 @@
-"""FedAdagrad, FedAdam and FedYogi, "Adaptive Federated Optimization" (Reddi et al., ICLR 2021), Algorithm 2.
+"""FedAdagrad, FedAdam and FedYogi, "Adaptive Federated Optimization" (Reddi et al., ICLR 2021),
+Algorithm 2.
 
-Unlike torch.optim's versions, they do not correct the bias, and v starts at τ². The gradient is ``p.grad = −Δ``.
+Unlike torch.optim's versions, they do not correct the bias, and v starts at τ². The gradient is
+``p.grad = −Δ``.
 """
 
 from collections.abc import Sequence
@@ -20,11 +22,16 @@ Divisor = Annotated[float, Field(ge=1e-12, le=LARGEST)]
 class _FedOpt(Optimizer):
     """m ← β₁m + (1−β₁)Δ; v by the subclass's rule; w ← w + η m/(√v + τ).
 
-    State per parameter, in its shape: ``exp_avg`` is −m (the gradient's sign, as in torch.optim.Adam), ``v`` is v.
+    State per parameter, in its shape: ``exp_avg`` is −m (the gradient's sign, as in
+    torch.optim.Adam), ``v`` is v.
     """
 
     def __init__(
-        self, params: ParamsT, lr: Weight = 1e-2, betas: Sequence[ShareBelow1] = (0.9, 0.99), tau: Divisor = 1e-3
+        self,
+        params: ParamsT,
+        lr: Weight = 1e-2,
+        betas: Sequence[ShareBelow1] = (0.9, 0.99),
+        tau: Divisor = 1e-3,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "tau": tau})
 
@@ -34,13 +41,19 @@ class _FedOpt(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Makes one step for the parameters that have a gradient. Returns the closure's loss, if there is a closure."""
+        """Makes one step for the parameters that have a gradient.
+
+        Returns the closure's loss, if there is a closure.
+        """
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             lr, betas, tau = group["lr"], group["betas"], group["tau"]
             for p in (p for p in group["params"] if p.grad is not None):
                 if not self.state[p]:
-                    self.state[p] = {"exp_avg": torch.zeros_like(p), "v": torch.full_like(p, tau**2)}
+                    self.state[p] = {
+                        "exp_avg": torch.zeros_like(p),
+                        "v": torch.full_like(p, tau**2),
+                    }
                 exp_avg, v = self.state[p]["exp_avg"], self.state[p]["v"]
                 exp_avg.lerp_(p.grad, 1 - betas[0])
                 self._update_v(v, p.grad, *betas)
@@ -52,7 +65,9 @@ class _FedOpt(Optimizer):
 class FedAdagrad(_FedOpt):
     """v ← v + Δ²."""
 
-    def __init__(self, params: ParamsT, lr: Weight = 1e-2, beta1: ShareBelow1 = 0.0, tau: Divisor = 1e-3) -> None:
+    def __init__(
+        self, params: ParamsT, lr: Weight = 1e-2, beta1: ShareBelow1 = 0.0, tau: Divisor = 1e-3
+    ) -> None:
         super().__init__(params, lr, (beta1,), tau)
 
     def _update_v(self, v: Tensor, grad: Tensor, *betas: float) -> None:

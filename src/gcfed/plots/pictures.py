@@ -1,4 +1,6 @@
-"""The pictures that runs leave: each function draws one, writes it to ``path`` and returns the figure."""
+"""The pictures that runs leave: each function draws one, writes it to ``path`` and returns the
+figure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,19 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from gcfed.plots.style import BLACK, BLUE, FACTORS, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
+from gcfed.plots.style import (
+    BLACK,
+    BLUE,
+    FACTORS,
+    GREY,
+    LABELS,
+    ORANGE,
+    VERMILION,
+    logarithmic,
+    save,
+    styled,
+    ticks,
+)
 from gcfed.runs.measures import smooth
 from gcfed.runs.reading import column, label_skew
 from gcfed.runs.summary import skew_in_words
@@ -22,7 +36,8 @@ from gcfed.runs.summary import skew_in_words
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
 
-#: Models on the plane of a loss surface: marker, colour, size and name. Local models have the default.
+#: Models on the plane of a loss surface: marker, colour, size and name. Local models have the
+#: default.
 MARKS = {
     "mean": ("D", ORANGE, 7, "their mean"),
     "broadcast": ("s", BLUE, 7, "broadcast model"),
@@ -34,10 +49,14 @@ MARKS = {
 def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
     """Test accuracy (each test, and the mean of ten rounds) and losses over the rounds.
 
-    A regression shows its relative error instead of the accuracy, or another test measure. An axis is logarithmic if
-    its values are positive and fall far. ``table`` has a run's metrics by round.
+    A regression shows its relative error instead of the accuracy, or another test measure. An axis
+    is logarithmic if its values are positive and fall far. ``table`` has a run's metrics by round.
     """
-    known = ["test/acc", "test/relative_error", *(n for n in table if n.startswith("test/") and n != "test/loss")]
+    known = [
+        "test/acc",
+        "test/relative_error",
+        *(n for n in table if n.startswith("test/") and n != "test/loss"),
+    ]
     measure = next((name for name in known if len(column(table, name))), "test/acc")
     is_regression, tests = measure != "test/acc", FACTORS.get(measure, 1) * column(table, measure)
     figure = Figure(figsize=(10, 3.8))
@@ -68,10 +87,18 @@ def _line(axes: Axes, curve: pd.Series, label: str, **look: Any) -> None:
 
 
 def draw_partition(data: FederatedDataModule, held_NC: ndarray, path: Path) -> None:
-    """Draws a run's ``partition.png`` from the samples of each class at each client; of many clients, 50."""
+    """Draws a run's ``partition.png`` from the samples of each class at each client; of many
+    clients, 50.
+    """
     deals = data.partitioner
-    first = [f"{key} = {value}" for key, value in [*vars(deals).items()][:1] if isinstance(value, int | float)]
-    title = ", ".join([f"{data.dataset.name}: {data.num_clients:,} clients", type(deals).__name__, *first])
+    first = [
+        f"{key} = {value}"
+        for key, value in [*vars(deals).items()][:1]
+        if isinstance(value, int | float)
+    ]
+    title = ", ".join(
+        [f"{data.dataset.name}: {data.num_clients:,} clients", type(deals).__name__, *first]
+    )
     title = f"{title.replace('alpha', 'α')}\nlabel skew: {skew_in_words(label_skew(held_NC))}"
     names = data.dataset.class_names or ()
     held = pd.DataFrame(held_NC, columns=names if len(names) == data.num_classes else None)
@@ -80,14 +107,19 @@ def draw_partition(data: FederatedDataModule, held_NC: ndarray, path: Path) -> N
 
 @styled
 def plot_partition(
-    label_counts: ArrayLike | pd.DataFrame, path: str | Path, title: str | None = None, clients: int | None = None
+    label_counts: ArrayLike | pd.DataFrame,
+    path: str | Path,
+    title: str | None = None,
+    clients: int | None = None,
 ) -> Figure:
     """How many samples of each class each client holds, as GC-Fed's Figure 5.
 
-    A bubble's area is proportional to the number of samples; the bars above count the samples of each client.
+    A bubble's area is proportional to the number of samples; the bars above count the samples of
+    each client.
 
     Args:
-        label_counts: integers [N, C], samples of class c on client n; a frame also names clients and classes.
+        label_counts: integers [N, C], samples of class c on client n; a frame also names clients
+            and classes.
         clients: the number of all clients, if ``label_counts`` has only some of them.
     """
     held = pd.DataFrame(label_counts)
@@ -103,9 +135,12 @@ def plot_partition(
     bars.yaxis.set_major_formatter("{x:,.0f}")
     bars.set(ylabel="samples", title=title)
 
-    area = (72 * max(cell.min(), 0.14)) ** 2 / max(counts_NC.max(), 1)  # points² a sample: the largest fills its cell
+    # points² a sample: the largest fills its cell
+    area = (72 * max(cell.min(), 0.14)) ** 2 / max(counts_NC.max(), 1)
     rows, classes = counts_NC.nonzero()
-    bubbles.scatter(rows, classes, s=area * counts_NC[rows, classes], color=BLUE, alpha=0.85, linewidths=0)
+    bubbles.scatter(
+        rows, classes, s=area * counts_NC[rows, classes], color=BLUE, alpha=0.85, linewidths=0
+    )
     ticked = np.arange(0, n, -(-n // 20))
     bubbles.set_xticks(ticked, held.index[ticked].astype(str))
     bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
@@ -120,30 +155,41 @@ def plot_partition(
 
 
 @styled
-def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str | Path, title: str = "") -> Figure:
+def plot_confusion(
+    counts: ArrayLike, names: Sequence[str] | ndarray, path: str | Path, title: str = ""
+) -> Figure:
     """The share of each class's samples by predicted class. Up to 20 classes show it in percent.
 
-    ``counts`` [C, C] has true classes as rows and predictions as columns. The title gets the accuracy over all samples.
+    ``counts`` [C, C] has true classes as rows and predictions as columns. The title gets the
+    accuracy over all samples.
     """
     counts_CC = np.asarray(counts)
     n, tested = len(counts_CC), counts_CC.sum(1, keepdims=True)
-    share_CC = np.ma.masked_array(counts_CC / np.maximum(tested, 1), mask=np.broadcast_to(tested == 0, counts_CC.shape))
+    share_CC = np.ma.masked_array(
+        counts_CC / np.maximum(tested, 1), mask=np.broadcast_to(tested == 0, counts_CC.shape)
+    )
     side = float(np.clip(0.45 * n, 3.4, 9.0))  # inches
     figure = Figure(figsize=(side + 1.9, side + 0.9))
     axes = figure.subplots()
     image = axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="share of the class", format=PercentFormatter(1), shrink=0.8)
+    figure.colorbar(
+        image, ax=axes, label="share of the class", format=PercentFormatter(1), shrink=0.8
+    )
     for row, taken in zip(*np.nonzero(counts_CC if n <= 20 else []), strict=True):
         share = share_CC[row, taken]
         color = "white" if share > 0.55 else "black"
-        axes.text(taken, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color)
+        axes.text(
+            taken, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color
+        )
     ticks = np.arange(0, n, -(-n // 50))
     words = [name if len(name) <= 18 else f"{name[:17]}…" for name in map(str, names)]
     labels, size = [words[i] for i in ticks], 9 if n <= 25 else 6
     axes.set_xticks(ticks, labels, rotation=90 if max(map(len, words)) > 3 else 0, fontsize=size)
     axes.set_yticks(ticks, labels, fontsize=size)
     accuracy = counts_CC.trace() / max(counts_CC.sum(), 1)
-    axes.set(xlabel="predicted class", ylabel="class", title=f"{title}\naccuracy {accuracy:.1%}".strip())
+    axes.set(
+        xlabel="predicted class", ylabel="class", title=f"{title}\naccuracy {accuracy:.1%}".strip()
+    )
     axes.grid(visible=False)
     save(figure, path)
     return figure
@@ -151,9 +197,14 @@ def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str 
 
 @styled
 def plot_recovered(
-    original: ndarray, recovered: ndarray, above: Sequence[str], below: Sequence[str], path: str | Path
+    original: ndarray,
+    recovered: ndarray,
+    above: Sequence[str],
+    below: Sequence[str],
+    path: str | Path,
 ) -> Figure:
-    """Images [B, C, H, W] in 0…1, one or three channels, that an attack recovered, below their originals.
+    """Images [B, C, H, W] in 0…1, one or three channels, that an attack recovered, below their
+    originals.
 
     ``above`` and ``below`` are the titles of the two rows, [B].
     """
@@ -161,7 +212,9 @@ def plot_recovered(
     rows = figure.subplots(2, len(original), squeeze=False)
     for axes, images, titles in zip(rows, (original, recovered), (above, below), strict=True):
         for ax, image, title in zip(axes, images, titles, strict=True):
-            ax.imshow(image.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            ax.imshow(
+                image.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+            )
             ax.set_title(title, fontsize=9)
             ax.set_axis_off()
     save(figure, path)
@@ -170,9 +223,11 @@ def plot_recovered(
 
 @styled
 def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
-    """Contour lines of the loss and six models on the plane through three local ones, as FedACG's Figure 2(a).
+    """Contour lines of the loss and six models on the plane through three local ones, as FedACG's
+    Figure 2(a).
 
-    ``surface`` is what ``surface_round_<t>.npz`` holds (:mod:`gcfed.metrics.surface`), for instance by ``numpy.load``.
+    ``surface`` is what ``surface_round_<t>.npz`` holds (:mod:`gcfed.metrics.surface`), for instance
+    by ``numpy.load``.
     """
     figure = Figure(figsize=(7.6, 5.2))
     axes = figure.subplots()
@@ -180,21 +235,46 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     low, high = loss_GG.min(), loss_GG.max()
     if low < high:
         # Equal ratios, unless a loss is negative.
-        levels = np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
-        lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels[1:-1], cmap="cividis", linewidths=1.2)
+        levels = (
+            np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
+        )
+        lines = axes.contour(
+            surface["x"], surface["y"], loss_GG, levels=levels[1:-1], cmap="cividis", linewidths=1.2
+        )
         axes.clabel(lines, levels[1:-1:2], fmt="%.3g", fontsize=7)
-    rows = zip(surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True)
+    rows = zip(
+        surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True
+    )
     for i, (name, (x, y), loss, distance) in enumerate(rows):
         marker, colour, size, words = MARKS.get(name, ("o", BLACK, 7, f"w{'₁₂₃'[i % 3]}, {name}"))
         if name not in MARKS:
             axes.annotate(words[:2], (x, y), xytext=(5, 5), textcoords="offset points")
-        label = f"{words}: {loss:.3g}" + (f",\n{distance:.3g} off the plane" if distance > 0 else "")
-        axes.plot(x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=label, zorder=3)
+        label = f"{words}: {loss:.3g}" + (
+            f",\n{distance:.3g} off the plane" if distance > 0 else ""
+        )
+        axes.plot(
+            x,
+            y,
+            marker,
+            color=colour,
+            markersize=size,
+            markeredgecolor="white",
+            label=label,
+            zorder=3,
+        )
     unit = "nats" if "acc" in surface else "squared error / 2"
     title = f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}".capitalize()
-    axes.set(xlabel="along w₂ − w₁ (Euclidean distance of the weights)", ylabel="across, towards w₃ (same unit)")
+    axes.set(
+        xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
+        ylabel="across, towards w₃ (same unit)",
+    )
     axes.set(title=title, aspect="equal", xlim=surface["x"][[0, -1]], ylim=surface["y"][[0, -1]])
     axes.grid(visible=False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), title=f"{surface['split']} loss", alignment="left")
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1),
+        title=f"{surface['split']} loss",
+        alignment="left",
+    )
     save(figure, path)
     return figure

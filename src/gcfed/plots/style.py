@@ -1,4 +1,7 @@
-"""One look for every figure. No pyplot: figures draw with Agg, need no display and leave no global state behind."""
+"""One look for every figure.
+
+No pyplot: figures draw with Agg, need no display and leave no global state behind.
+"""
 
 import zlib
 from collections.abc import Iterable
@@ -13,37 +16,103 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from gcfed.utils.files import replacing
 
-# Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision deficiencies. Yellow is
-# last, since a thin line of it vanishes on white.
+# Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision
+# deficiencies. Yellow is last, since a thin line of it vanishes on white.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
-    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442",
-)  # fmt: skip
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#F0E442",
+)
 GREY = "#8A8A8A"
 
-#: Methods with a colour and a dash pattern of their own, the same in all figures. Other names get one by their hash.
+#: Methods with a colour and a dash pattern of their own, the same in all figures. Other names get
+#: one by their hash.
 METHODS = (
-    "GC-Fed", "FedProx", "SCAFFOLD", "FedACG", "FedDyn", "FedGC", "MOON", "SSF", "Local GC", "Global GC", "FedDC",
-    "FedCM", "FedSAM", "FedAvgM", "FedAdam", "FedNTD", "FedAdagrad", "FedCurv", "FedDecorr", "FedLC", "FedMLB",
-    "FedPAQ", "FedReg", "FedSOL", "FedSub", "FedVARP", "FedYogi", "GC warm-up",
-    "FedExP", "FedNova", "FedGAMMA", "FedLESAM", "FedLESAM-D", "FedLESAM-S", "FedSpeed", "FedSMOO", "FedWMSAM",
-    "MoFedSAM", "FedGloSS", "FedMuon", "FedZMG + Local GC", "Ditto", "APFL", "pFedMe", "FedPer", "FedRep", "FedBABU",
-    "LG-FedAvg", "Top-k", "FedAdamW", "FedDPC",
-)  # fmt: skip
+    "GC-Fed",
+    "FedProx",
+    "SCAFFOLD",
+    "FedACG",
+    "FedDyn",
+    "FedGC",
+    "MOON",
+    "SSF",
+    "Local GC",
+    "Global GC",
+    "FedDC",
+    "FedCM",
+    "FedSAM",
+    "FedAvgM",
+    "FedAdam",
+    "FedNTD",
+    "FedAdagrad",
+    "FedCurv",
+    "FedDecorr",
+    "FedLC",
+    "FedMLB",
+    "FedPAQ",
+    "FedReg",
+    "FedSOL",
+    "FedSub",
+    "FedVARP",
+    "FedYogi",
+    "GC warm-up",
+    "FedExP",
+    "FedNova",
+    "FedGAMMA",
+    "FedLESAM",
+    "FedLESAM-D",
+    "FedLESAM-S",
+    "FedSpeed",
+    "FedSMOO",
+    "FedWMSAM",
+    "MoFedSAM",
+    "FedGloSS",
+    "FedMuon",
+    "FedZMG + Local GC",
+    "Ditto",
+    "APFL",
+    "pFedMe",
+    "FedPer",
+    "FedRep",
+    "FedBABU",
+    "LG-FedAvg",
+    "Top-k",
+    "FedAdamW",
+    "FedDPC",
+)
 _DASHES = (
-    "-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1, 1)), (0, (4, 1.5, 1, 1.5, 1, 1.5)), (0, (2, 2)),
+    "-",
+    (0, (4, 1.5)),
+    (0, (8, 2)),
+    (0, (6, 1.5, 1, 1.5)),
+    (0, (1, 1)),
+    (0, (4, 1.5, 1, 1.5, 1, 1.5)),
+    (0, (2, 2)),
     (0, (10, 1.5, 3, 1.5)),
-)  # fmt: skip
+)
 
 
 def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey.
 
-    If two names without a look of their own share one, the second in the alphabet takes the next free look.
+    If two names without a look of their own share one, the second in the alphabet takes the next
+    free look.
     """
-    free = [{"color": color, "linestyle": dash} for dash in _DASHES for color in (VERMILION, BLUE, *PALETTE[2:7])]
+    free = [
+        {"color": color, "linestyle": dash}
+        for dash in _DASHES
+        for color in (VERMILION, BLUE, *PALETTE[2:7])
+    ]
     found: dict[str, dict[str, Any]] = {}
     for method in sorted({*methods}, key=lambda m: (m not in METHODS, m)):
-        start = METHODS.index(method) if method in METHODS else zlib.crc32(method.encode()) % len(free)
+        start = (
+            METHODS.index(method) if method in METHODS else zlib.crc32(method.encode()) % len(free)
+        )
         after = [free[(start + i) % len(free)] for i in range(len(free))]
         found[method] = next((look for look in after if look not in found.values()), after[0])
         if method.lower() == "fedavg":
@@ -53,21 +122,40 @@ def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 #: Names of columns in figures, and the factors of columns that are shown in another unit.
 LABELS = {
-    "test/acc": "test accuracy (%)", "test/loss": "test loss", "test/rmse": "root mean squared error",
-    "test/relative_error": "relative error", "test/perplexity": "perplexity",
-}  # fmt: skip
+    "test/acc": "test accuracy (%)",
+    "test/loss": "test loss",
+    "test/rmse": "root mean squared error",
+    "test/relative_error": "relative error",
+    "test/perplexity": "perplexity",
+}
 FACTORS = {"test/acc": 100}
 
 #: Decorator: figures made inside have the style.
-styled = matplotlib.rc_context({
-    "figure.constrained_layout.use": True, "savefig.dpi": 160, "axes.prop_cycle": cycler(color=PALETTE),
-    "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
-    "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": "black", "ytick.labelcolor": "black",
-    "axes.axisbelow": True, "axes.grid": True, "grid.color": "#E4E4E4",
-    "axes.formatter.useoffset": False, "text.parse_math": False,  # a name may have a $
-    "lines.linewidth": 1.8, "legend.frameon": False, "legend.fontsize": 9, "legend.title_fontsize": 9,
-    "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
-})  # fmt: skip
+styled = matplotlib.rc_context(
+    {
+        "figure.constrained_layout.use": True,
+        "savefig.dpi": 160,
+        "axes.prop_cycle": cycler(color=PALETTE),
+        "axes.titlesize": 11,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": GREY,
+        "xtick.color": GREY,
+        "ytick.color": GREY,
+        "xtick.labelcolor": "black",
+        "ytick.labelcolor": "black",
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "grid.color": "#E4E4E4",
+        "axes.formatter.useoffset": False,
+        "text.parse_math": False,  # a name may have a $
+        "lines.linewidth": 1.8,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "legend.title_fontsize": 9,
+        "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
+    }
+)
 
 
 def ticks(axes: Axes, most: int = 6) -> None:
@@ -84,7 +172,12 @@ def logarithmic(axes: Axes) -> None:
 
 @styled
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure in the format of the suffix (``.png``, ``.pdf``, …); a reader never sees half a file."""
+    """Write the figure in the format of the suffix (``.png``, ``.pdf``, …); a reader never sees
+    half a file.
+    """
     with replacing(Path(path)) as temporary:
-        figure.savefig(temporary, metadata={"CreationDate": None} if temporary.suffix == ".pdf" else None)
-    figure.set_layout_engine("none")  # the next format keeps the layout, which takes long to compute
+        figure.savefig(
+            temporary, metadata={"CreationDate": None} if temporary.suffix == ".pdf" else None
+        )
+    # the next format keeps the layout, which takes long to compute
+    figure.set_layout_engine("none")

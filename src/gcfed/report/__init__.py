@@ -1,4 +1,7 @@
-"""Tables, figures and a page of many runs. The package can be called, as ``gcfed.report(…)`` from Python."""
+"""Tables, figures and a page of many runs.
+
+The package can be called, as ``gcfed.report(…)`` from Python.
+"""
 
 import sys
 from types import ModuleType

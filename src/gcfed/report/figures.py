@@ -32,15 +32,27 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
     shades, pictures = looks(frame["method"]), list[Picture]()
     for i, (place, found) in enumerate([*verdicts.items()][:PLACES], start=1):
         rows = frame[(frame["place"] == place) & frame["method"].isin(found.table.index[:METHODS])]
-        rows = rows.sort_values("method", key=lambda methods: methods.map([*found.table.index].index), kind="stable")
-        caption = " Mean and standard deviation over the seeds that finished." * bool(found.table["n"].max() > 1)
-        caption += " Dotted: a run that did not finish." * any(state != FINISHED for state in rows["state"])
+        rows = rows.sort_values(
+            "method", key=lambda methods: methods.map([*found.table.index].index), kind="stable"
+        )
+        caption = " Mean and standard deviation over the seeds that finished." * bool(
+            found.table["n"].max() > 1
+        )
+        caption += " Dotted: a run that did not finish." * any(
+            state != FINISHED for state in rows["state"]
+        )
         caption += f" The first {METHODS} methods of the table." * (len(found.table) > METHODS)
-        measured, first = {name for run in rows["run"] for name in run.metrics}, parse(found.measure)[1]
+        measured, first = (
+            {name for run in rows["run"] for name in run.metrics},
+            parse(found.measure)[1],
+        )
         for column in sorted(measured & {*LABELS}, key=lambda name: (name != first, name)):
             smoothed = column == "test/acc" and found.measure.startswith("last10")
             more = " Each point is the mean of the tests in 10 rounds." * smoothed
-            figure, file = curves(rows, column, shades, smoothed), folder / f"{column.replace('/', '_')}_{i}.png"
+            figure, file = (
+                curves(rows, column, shades, smoothed),
+                folder / f"{column.replace('/', '_')}_{i}.png",
+            )
             save(figure, file)
             save(figure, file.with_suffix(".pdf"))
             pictures.append(Picture(place, LABELS[column].capitalize(), caption + more, file))
@@ -48,20 +60,29 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
 
 
 @styled
-def curves(rows: pd.DataFrame, column: str, shades: Mapping[str, Mapping[str, Any]], smoothed: bool = False) -> Figure:
+def curves(
+    rows: pd.DataFrame, column: str, shades: Mapping[str, Mapping[str, Any]], smoothed: bool = False
+) -> Figure:
     """A column over the rounds, one line per method, with the legend below the axes."""
     figure = Figure(figsize=(5.6, 3.4))
     axes = figure.subplots()
     for method, own in rows[~rows["repeated"]].groupby("method", sort=False):
         label, done = fill(method, 40), [run for run in own["run"] if run.state == FINISHED]
         for runs in [done, *([run] for run in own["run"] if run.state != FINISHED)]:
-            y = pd.DataFrame({i: _curve(run, column, smoothed) for i, run in enumerate(runs)}).dropna()
+            y = pd.DataFrame(
+                {i: _curve(run, column, smoothed) for i, run in enumerate(runs)}
+            ).dropna()
             if y.empty:
                 continue
-            look = {**shades[method], **({} if runs is done else {"linestyle": ":", "linewidth": 1.3})}
+            look = {
+                **shades[method],
+                **({} if runs is done else {"linestyle": ":", "linewidth": 1.3}),
+            }
             mean, std = y.mean(axis=1), y.std(axis=1)
             axes.plot(mean, label=label, marker="o" if len(y) == 1 else None, **look)
-            axes.fill_between(y.index, mean - std, mean + std, color=look["color"], alpha=0.2, linewidth=0)
+            axes.fill_between(
+                y.index, mean - std, mean + std, color=look["color"], alpha=0.2, linewidth=0
+            )
             label = ""
     values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines] or [np.zeros(1)])
     if column != "test/acc" and values.min() > 0 and values.max() > 1000 * values.min():

@@ -11,27 +11,49 @@ import pandas as pd
 
 from gcfed.runs.folder import STORAGE, TRIALS, Run
 
-#: Columns of the frame. All others are dotted config keys in which runs differ, as text ("" if a key is not set).
+#: Columns of the frame. All others are dotted config keys in which runs differ, as text ("" if a
+#: key is not set).
 COLUMNS = ["run", "setting", "place", "method", "seed", "state", "repeated"]
 #: Keys of the place: data, model, clients, attack, rounds. All other keys belong to the method.
-_PLACE = ("attack.", "data.", "model.", "participation.", "partition.", "task.", "trainer.", "rounds", "eval_every")
+_PLACE = (
+    "attack.",
+    "data.",
+    "model.",
+    "participation.",
+    "partition.",
+    "task.",
+    "trainer.",
+    "rounds",
+    "eval_every",
+)
 #: Keys with a symbol or a name of their own.
 SYMBOLS = {
-    "gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
-    "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d", "methods.fedsub.ratio": "r/d",
-    "partition.alpha": "α", "participation.per_round": "clients a round", "participation.num_clients": "clients",
-    "data.validation": "validation split", "eval_every": "tested every",
-}  # fmt: skip
+    "gc.lam": "λ",
+    "client.optimizer.lr": "η",
+    "client.epochs": "epochs",
+    "client.steps": "steps",
+    "client.batch_size": "batch",
+    "methods.proximal.mu": "μ",
+    "methods.ssf.ratio": "r/d",
+    "methods.fedsub.ratio": "r/d",
+    "partition.alpha": "α",
+    "participation.per_round": "clients a round",
+    "participation.num_clients": "clients",
+    "data.validation": "validation split",
+    "eval_every": "tested every",
+}
 #: Sections that a key's name leaves out.
-_PLAIN = re.compile(r"^(methods|client\.optimizer|client|data\.dataset|data|participation|partition|model)\.")
+_PLAIN = re.compile(
+    r"^(methods|client\.optimizer|client|data\.dataset|data|participation|partition|model)\."
+)
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     """A row per run whose config can be read, with the columns :data:`COLUMNS`.
 
-    Runs with the same ``setting`` are repetitions: all keys that change results are equal, except the seed. Methods are
-    compared within a ``place``: data, model, clients, partition, rounds. If a seed was run several times, only the run
-    that ended last counts; ``repeated`` marks the others.
+    Runs with the same ``setting`` are repetitions: all keys that change results are equal, except
+    the seed. Methods are compared within a ``place``: data, model, clients, partition, rounds. If a
+    seed was run several times, only the run that ended last counts; ``repeated`` marks the others.
     """
     runs = [run for run in runs if run.config]
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
@@ -48,25 +70,37 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
         method[same_place.index] = _distinguished(same_place, others)
     frame["place"], frame["method"] = frame["setting"].map(place), frame["setting"].map(method)
     frame["seed"], frame["state"] = [run.seed for run in runs], [run.state for run in runs]
-    order = sorted(range(len(runs)), key=lambda i: (runs[i].has_ended, runs[i].summary.get("ended") or ""))
-    frame["repeated"] = frame.loc[order].duplicated(["setting", "seed"], keep="last").reindex(frame.index)
+    order = sorted(
+        range(len(runs)), key=lambda i: (runs[i].has_ended, runs[i].summary.get("ended") or "")
+    )
+    frame["repeated"] = (
+        frame.loc[order].duplicated(["setting", "seed"], keep="last").reindex(frame.index)
+    )
     return frame.join(keys[differing])
 
 
 def search_of(run: Run) -> Path | None:
     """The folder of the search, if the run is a trial or one seed of a trial."""
     above = run.folder.parents[:2]
-    return next((folder for folder in above if (folder / TRIALS).exists() or (folder / STORAGE).exists()), None)
+    return next(
+        (folder for folder in above if (folder / TRIALS).exists() or (folder / STORAGE).exists()),
+        None,
+    )
 
 
 def varying(texts: pd.DataFrame) -> pd.DataFrame:
-    """The keys in which these rows differ. Of keys that always change together, only the first is kept. A key whose
-    value follows from the ``_target_`` in its section is left out."""
+    """The keys in which these rows differ. Of keys that always change together, only the first is
+    kept. A key whose value follows from the ``_target_`` in its section is left out.
+    """
     texts = texts.loc[:, texts.nunique() > 1]
     codes = pd.DataFrame({key: pd.factorize(texts[key])[0] for key in texts}, index=texts.index)
     kept = texts.loc[:, ~codes.T.duplicated().to_numpy()]
     classes = {key: f"{key.rpartition('.')[0]}._target_" for key in kept}
-    follows = [k for k, c in classes.items() if k != c and c in kept and kept.groupby(c)[k].nunique().max() == 1]
+    follows = [
+        k
+        for k, c in classes.items()
+        if k != c and c in kept and kept.groupby(c)[k].nunique().max() == 1
+    ]
     return kept.drop(columns=follows)
 
 
@@ -77,19 +111,35 @@ def symbol(key: str) -> str:
 
 
 def described(key: str, text: str, whole: bool = False) -> str:
-    """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` if it is not set. Long texts are cut, unless ``whole``."""
-    text = text if whole else re.sub(r"^\d*\.\d{6,}(e-\d+)?$", lambda found: f"{float(found[0]):.4g}", text)[:60]
-    return f"no {symbol(key)}" if not text else text if key.endswith("_target_") else f"{symbol(key)} {text}"
+    """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` if it is not set.
+
+    Long texts are cut, unless ``whole``.
+    """
+    text = (
+        text
+        if whole
+        else re.sub(r"^\d*\.\d{6,}(e-\d+)?$", lambda found: f"{float(found[0]):.4g}", text)[:60]
+    )
+    return (
+        f"no {symbol(key)}"
+        if not text
+        else text
+        if key.endswith("_target_")
+        else f"{symbol(key)} {text}"
+    )
 
 
 def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
-    """Adds to equal names the values in which they differ, except the usual value: that of most of them, or none."""
+    """Adds to equal names the values in which they differ, except the usual value: that of most of
+    them, or none.
+    """
     found = names.copy()
     for _, equal in names.groupby(names):
         for key, values in varying(texts.loc[equal.index]).items():
             shares = values.value_counts(normalize=True)
             usual = shares.idxmax() if shares.max() > 0.5 else ""
-            alike = len({described(str(key), text) for text in shares.index}) < len(shares)  # but for the part cut off
+            # but for the part cut off
+            alike = len({described(str(key), text) for text in shares.index}) < len(shares)
             for i in equal.index[values != usual]:
                 found[i] += f", {described(str(key), values[i], whole=alike)}"
     return found
@@ -98,18 +148,33 @@ def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
 def _place(run: Run) -> str:
     """``CIFAR-10, CNN, 5 of 100 clients, Dirichlet 0.1, 800 rounds``."""
     parameter = run.leaves.get("partition.alpha", run.leaves.get("partition.classes", ""))
-    clients = f"{run.get('participation.per_round')} of {run.get('participation.num_clients') or 'all'} clients"
+    clients = (
+        f"{run.get('participation.per_round')} of {run.get('participation.num_clients') or 'all'}"
+        " clients"
+    )
     partition = f"{_text(run.get('partition._target_', ''))} {parameter}".strip()
-    return ", ".join([_label(run, "data"), _label(run, "model"), clients, partition, f"{run.planned} rounds"])
+    return ", ".join(
+        [_label(run, "data"), _label(run, "model"), clients, partition, f"{run.planned} rounds"]
+    )
 
 
 def _method(run: Run) -> str:
-    """``FedProx + Local GC``. Ingredients of FedAvg go by their own names: ``GC-Fed``, ``FedAvg + MyMethod``."""
+    """``FedProx + Local GC``.
+
+    Ingredients of FedAvg go by their own names: ``GC-Fed``, ``FedAvg + MyMethod``.
+    """
     names = [_label(run, "algorithm")]
     if names[0].lower() == "fedavg":
-        names += [_text(v) for key, v in run.leaves.items() if re.fullmatch(r"methods\.[^.]+\._target_", key)]
+        names += [
+            _text(v)
+            for key, v in run.leaves.items()
+            if re.fullmatch(r"methods\.[^.]+\._target_", key)
+        ]
     if run.get("gc._target_") is not None:
-        names = [*(names if names[0].lower() != "fedavg" or len(names) > 1 else []), _label(run, "gc")]
+        names = [
+            *(names if names[0].lower() != "fedavg" or len(names) > 1 else []),
+            _label(run, "gc"),
+        ]
     return " + ".join(dict.fromkeys(names))
 
 

@@ -32,7 +32,8 @@ CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv"
 TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db"  # of a search
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 EXPORT = Path("global_model.safetensors")
-# Diverged: see divergence(). Failed: an error or a signal ended the run. Unfinished: it was killed or is running.
+# Diverged: see divergence(). Failed: an error or a signal ended the run. Unfinished: it was killed
+# or is running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
 
 
@@ -81,19 +82,29 @@ class Run:
         return node
 
     def curve(self, name: str) -> pd.Series:
-        """A column of the metrics in the rounds that measured it; empty if none did. Infinities stay."""
+        """A column of the metrics in the rounds that measured it; empty if none did.
+
+        Infinities stay.
+        """
         return column(self.metrics, name)
 
 
 def find_runs(roots: Iterable[str | Path]) -> list[Run]:
-    """Every run below the roots, sorted by path. Folders within a run are left out, and so are links."""
+    """Every run below the roots, sorted by path.
+
+    Folders within a run are left out, and so are links.
+    """
     found = set[str]()
     for root in map(Path, roots):
         if not root.is_dir():
-            raise FileNotFoundError(f"roots={root}: there is no such folder. Runs are in {ROOT / 'logs'} by default.")
+            raise FileNotFoundError(
+                f"roots={root}: there is no such folder. Runs are in {ROOT / 'logs'} by default."
+            )
         for name, below, files in os.walk(root):
             # Folders of runs that were accepted.
-            if CONFIG in files and not {"partition.npz", METRICS, SUMMARY, FAILURE}.isdisjoint(files):
+            if CONFIG in files and not {"partition.npz", METRICS, SUMMARY, FAILURE}.isdisjoint(
+                files
+            ):
                 found.add(os.path.realpath(name))
                 below.clear()
     return [read_run(Path(folder)) for folder in sorted(found)]
@@ -111,18 +122,23 @@ def read_run(folder: Path) -> Run:
     return Run(folder, config, summary, metrics, state, note)
 
 
-def ending(folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.DataFrame) -> tuple[str, str]:
+def ending(
+    folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.DataFrame
+) -> tuple[str, str]:
     """The state and the note of a run of ``planned`` rounds."""
     broken = divergence(metrics)
     if summary and metrics.empty:
         return FAILED, f"it has ended, but its {METRICS} is missing"
-    went_on = len(metrics) and summary.get("rounds", metrics.index[-1]) != metrics.index[-1]  # since it stopped early
+    # since it stopped early
+    went_on = len(metrics) and summary.get("rounds", metrics.index[-1]) != metrics.index[-1]
     if summary and (summary.get("rounds", 0) >= planned or ("stopped" in summary and not went_on)):
         return (DIVERGED, broken) if broken else (FINISHED, "")
     where = f"after round {metrics.index[-1] if len(metrics) else 0} of {planned}"
     failure = folder / FAILURE
     if failure.is_file():
-        lines = failure.read_text(encoding="utf-8", errors="replace").splitlines() or ["an error without a message"]
+        lines = failure.read_text(encoding="utf-8", errors="replace").splitlines() or [
+            "an error without a message"
+        ]
         return FAILED, f"{where}: {lines[0][:1000]}"
     return UNFINISHED, f"{where}; {broken}" if broken else where
 
@@ -167,36 +183,65 @@ def new_folder(path: Path) -> Path:
 def check_folder(cfg: DictConfig, folder: Path) -> None:
     """Raises ValueError if the folder holds rounds of a run that this run does not continue.
 
-    A run that was killed before its first checkpoint may begin again, because its rounds will be equal.
+    A run that was killed before its first checkpoint may begin again, because its rounds will be
+    equal.
     """
-    kept = [*folder.glob(f"{CHECKPOINT.parent}/[!.]*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
+    kept = [
+        *folder.glob(f"{CHECKPOINT.parent}/[!.]*.ckpt"),
+        *folder.glob(SUMMARY),
+        *folder.glob(EXPORT.name),
+    ]
     has_rows = (folder / METRICS).is_file() and (folder / METRICS).read_text().count("\n") > 1
     if cfg.ckpt_path == "last" or not (kept or has_rows):
         return  # the checkpoint names its run, or there is nothing to lose
     config = folder / CONFIG
-    if odd := differences(leaves(read_yaml(config)), leaves(cfg)) if config.is_file() else f"it has no {CONFIG}":
-        raise ValueError(f"{folder} holds another run: {odd}. Name another folder, or move that one away.")
+    if odd := (
+        differences(leaves(read_yaml(config)), leaves(cfg))
+        if config.is_file()
+        else f"it has no {CONFIG}"
+    ):
+        raise ValueError(
+            f"{folder} holds another run: {odd}. Name another folder, or move that one away."
+        )
     if kept and cfg.ckpt_path is None:
-        raise ValueError(f"{folder} holds this run already: continue it with ckpt_path=last, or name another folder.")
+        raise ValueError(
+            f"{folder} holds this run already: continue it with ckpt_path=last, or name another"
+            " folder."
+        )
 
 
 def run_config(words: Sequence[str]) -> Path | None:
-    """The ``config.yaml`` of the run to which ``ckpt_path=`` belongs; None if ``words`` choose a model or data."""
-    parsed = OverridesParser.create().parse_overrides([word for word in words if word.startswith("ckpt_path=")])
+    """The ``config.yaml`` of the run to which ``ckpt_path=`` belongs; None if ``words`` choose a
+    model or data.
+    """
+    parsed = OverridesParser.create().parse_overrides(
+        [word for word in words if word.startswith("ckpt_path=")]
+    )
     path = next((Path(str(override.value())) for override in parsed), None)
-    if path is None or not path.is_file() or any(re.match(r"(model|data|experiment)=", word) for word in words):
+    if (
+        path is None
+        or not path.is_file()
+        or any(re.match(r"(model|data|experiment)=", word) for word in words)
+    ):
         return None
-    config = (path.parent.parent if path.parent.name == "checkpoints" else path.parent) / "config.yaml"
+    config = (
+        path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    ) / "config.yaml"
     if not config.is_file():
-        raise ValueError(f"ckpt_path={path}: there is no {config}. Name the settings of its run: model=… data=… …")
+        raise ValueError(
+            f"ckpt_path={path}: there is no {config}. Name the settings of its run: model=…"
+            " data=… …"
+        )
     return config.resolve()
 
 
 def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: Any) -> str:
-    """The folder of a run: ``<base>/<now>_<changed>``, or that of the run which ``ckpt_path`` continues.
+    """The folder of a run: ``<base>/<now>_<changed>``, or that of the run which ``ckpt_path``
+    continues.
 
-    ``changed`` are the overrides; ``-`` replaces letters that Hydra does not accept in a ``ckpt_path``.
-    ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the identity of this config.
+    ``changed`` are the overrides; ``-`` replaces letters that Hydra does not accept in a
+    ``ckpt_path``. ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the
+    identity of this config.
     """
     kept = brief(changed)
     overrides = re.sub(r"[^\w.+-]+", "-", kept.replace(",", "_")).strip("-_")
@@ -204,7 +249,9 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
     new = Path(base) / (job() or "_".join(filter(None, (now, overrides))))
     if ckpt_path == "last":
         wanted = identity(_root_)
-        found = sorted(Path(base).glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
+        found = sorted(
+            Path(base).glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True
+        )
         for folder in (path.parent.parent for path in found):
             try:
                 if identity(read_yaml(folder / CONFIG)) == wanted:
@@ -217,7 +264,10 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
 
 
 def brief(overrides: str) -> str:
-    """As many overrides as fit into 80 bytes, the shortest first. None is cut, and none with a dict is kept."""
+    """As many overrides as fit into 80 bytes, the shortest first.
+
+    None is cut, and none with a dict is kept.
+    """
     words = re.split(r",(?![^\[({]*[\])}])", overrides)  # not at the commas within brackets
     kept: list[str] = []
     for word in sorted(words, key=len):
@@ -227,19 +277,28 @@ def brief(overrides: str) -> str:
 
 
 def sweep_dir(base: str, ckpt_path: str | None) -> str:
-    """A new folder for a sweep; with ``ckpt_path=last`` the folder of the newest sweep with the same overrides."""
+    """A new folder for a sweep; with ``ckpt_path=last`` the folder of the newest sweep with the
+    same overrides.
+    """
     if ckpt_path == "last":
-        # Hydra has no config for a sweep as a whole: compare the command line with that of earlier sweeps.
+        # Hydra has no config for a sweep as a whole: compare the command line with that of earlier
+        # sweeps.
         words = (word for word in sys.argv[1:] if not word.startswith("-"))
         mine = counted(word for word in words if "=" in word or word.startswith("~"))
-        for sweep in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):  # Hydra writes it
-            if counted(OmegaConf.select(OmegaConf.load(sweep), "hydra.overrides.task") or ()) == mine:
+        # Hydra writes it
+        for sweep in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):
+            if (
+                counted(OmegaConf.select(OmegaConf.load(sweep), "hydra.overrides.task") or ())
+                == mine
+            ):
                 return str(sweep.parent)
     return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
 
 
 def job_dir(overrides: str) -> str:
-    """The folder of a sweep's job: its overrides, with a digest if some are left out or have a slash."""
+    """The folder of a sweep's job: its overrides, with a digest if some are left out or have a
+    slash.
+    """
     name = re.sub(r"[/\\]", "-", brief(overrides))
     return name if name == overrides else f"{name}-{digest({'': overrides})}".lstrip("-")
 

@@ -15,24 +15,54 @@ from omegaconf import DictConfig, OmegaConf
 
 Scalar = bool | int | float | str
 
-#: Keys, with all below them, that do not change what a round computes: names, folders, logs, measurements, pictures,
-#: the number of rounds and tests, and devices.
+#: Keys, with all below them, that do not change what a round computes: names, folders, logs,
+#: measurements, pictures, the number of rounds and tests, and devices.
 NEUTRAL = (
-    "name", "tags", "labels", "paths", "hydra", "logger", "callbacks", "extras", "metrics", "targets", "rounds",
-    "eval_every", "ckpt_path", "optimized_metric", "trainer", "client_store", "client.stack", "client.graphs",
-    "data.eval_batch_size", "federation",
-    "data.dataset.data_dir", "data.dataset.download", "participation.faults._target_",
-)  # fmt: skip
+    "name",
+    "tags",
+    "labels",
+    "paths",
+    "hydra",
+    "logger",
+    "callbacks",
+    "extras",
+    "metrics",
+    "targets",
+    "rounds",
+    "eval_every",
+    "ckpt_path",
+    "optimized_metric",
+    "trainer",
+    "client_store",
+    "client.stack",
+    "client.graphs",
+    "data.eval_batch_size",
+    "federation",
+    "data.dataset.data_dir",
+    "data.dataset.download",
+    "participation.faults._target_",
+)
 #: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
 REPEATED = ("seed", "rounds")
 #: Sections whose class is a hyperparameter.
-CLASSES = ("aggregator", "attack", "client.optimizer", "partition", "privacy", "quantization", "server", "task")
+CLASSES = (
+    "aggregator",
+    "attack",
+    "client.optimizer",
+    "partition",
+    "privacy",
+    "quantization",
+    "server",
+    "task",
+)
 _INGREDIENT = re.compile(r"(gc|attack|privacy|quantization|methods\.[^.]+)\.")
 _NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})([./]|$)")
 
 
 def counts(key: str) -> bool:
-    """Whether a dotted key, or a group such as ``hydra/launcher``, changes what a round computes."""
+    """Whether a dotted key, or a group such as ``hydra/launcher``, changes what a
+    round computes.
+    """
     return not _NEUTRAL.match(key)
 
 
@@ -46,14 +76,19 @@ def counted(overrides: Iterable[str]) -> list[str]:
 
 
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """The values that count in a composed config or a run's ``config.yaml``: dotted key → plain value, sorted.
+    """The values that count in a composed config or a run's ``config.yaml``: dotted key → plain
+    value, sorted.
 
-    ``1.0`` becomes 1. Nulls are left out, and so are sections whose ``_target_`` is null and ingredients without one
-    (after ``~gc``).
+    ``1.0`` becomes 1. Nulls are left out, and so are sections whose ``_target_`` is null and
+    ingredients without one (after ``~gc``).
     """
     if isinstance(cfg, DictConfig):  # other values may not be known yet
         sections = {str(key): cfg[key] for key in cfg if counts(str(key))}
-        below = {key: OmegaConf.to_container(v, resolve=True) for key, v in sections.items() if OmegaConf.is_config(v)}
+        below = {
+            key: OmegaConf.to_container(v, resolve=True)
+            for key, v in sections.items()
+            if OmegaConf.is_config(v)
+        }
         cfg = sections | below | {key: OmegaConf.select(cfg, key) for key in REPEATED}
     values, found = dict(_flat(cfg)), {}
     for key in sorted(values):
@@ -93,14 +128,19 @@ def identity(cfg: DictConfig | Mapping[str, Any]) -> str:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
-    """How the :func:`leaves` of two configs differ: ``client.epochs is 5 there, 2 here``; "" if they do not."""
+    """How the :func:`leaves` of two configs differ: ``client.epochs is 5 there, 2 here``; "" if
+    they do not.
+    """
     keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
     listed = [f"{key} is {there.get(key)!r} there, {here.get(key)!r} here" for key in keys[:most]]
     return "; ".join(listed + [f"and {len(keys) - most} more"] * (len(keys) > most))
 
 
 def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:
-    """Hyperparameters for loggers: the chosen options and the values that count, by key. Lists become text."""
+    """Hyperparameters for loggers: the chosen options and the values that count, by key.
+
+    Lists become text.
+    """
     table: dict[str, Any] = {key: cfg.tags[key] for key in cfg.tags} | {"rounds": cfg.rounds}
     for key, value in leaves(cfg).items():
         section = key.removesuffix("._target_")

@@ -18,16 +18,23 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def taken(folder: Path) -> Iterator[None]:
-    """Locks a run's folder while its first process works there. A run that is refused leaves no folder."""
+    """Locks a run's folder while its first process works there.
+
+    A run that is refused leaves no folder.
+    """
     if not leads():
         yield
         return
     try:
         with locked(folder / ".lock") as holder:
             if holder:
-                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or name another folder.")
+                raise ValueError(
+                    f"{folder} is in use by {holder}: wait until it has ended, or name another"
+                    " folder."
+                )
             for place in (folder, (folder / CHECKPOINT).parent):
-                for left in place.glob(".*.[0-9]*.*"):  # temporary files of a killed process (utils/files.py)
+                # temporary files of a killed process (utils/files.py)
+                for left in place.glob(".*.[0-9]*.*"):
                     left.unlink()
             yield
     finally:
@@ -52,7 +59,11 @@ def locked(path: Path) -> Iterator[str]:
             yield file.read() or "another process"
             return
         except OSError as error:  # a file system without locks
-            log.warning("%s: %s. Start one process at a time here: this file system has no locks.", path, error)
+            log.warning(
+                "%s: %s. Start one process at a time here: this file system has no locks.",
+                path,
+                error,
+            )
         try:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -60,5 +71,6 @@ def locked(path: Path) -> Iterator[str]:
             yield ""
         finally:
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # closing alone would leave the lock to processes that were forked meanwhile
+            # closing alone would leave the lock to processes that were forked meanwhile
+            with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,12 +1,13 @@
 """Five measures of a run by name, such as ``last10:test/acc``, and moving means of accuracies.
 
-==========================  ==========================================================================
-``final:<column>``          the last value of a column of ``metrics.csv``; also written as ``<column>``
-``best:<column>``           its highest value; the lowest one of a loss, an error, a perplexity or a cost
-``last10:<column>``         its mean over the last ten rounds
-``total:<column>``          its sum over all rounds, as for ``comm/up_bytes``
-``rounds:<target>``         the first round whose test accuracy is at least the target, as in ``rounds:0.8``
-==========================  ==========================================================================
+==========================
+========================================================================== ``final:<column>``
+the last value of a column of ``metrics.csv``; also written as ``<column>`` ``best:<column>``
+its highest value; the lowest one of a loss, an error, a perplexity or a cost ``last10:<column>``
+its mean over the last ten rounds ``total:<column>``          its sum over all rounds, as for
+``comm/up_bytes`` ``rounds:<target>``         the first round whose test accuracy is at least the
+target, as in ``rounds:0.8`` ==========================
+==========================================================================
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
 
 WINDOW, DECAY = 10, 0.9  # rounds of GC-Fed's moving mean, and of FedACG's exponential average
 NAMES = ("final", "best", "last10", "total", "rounds")
-FORMS = f"A measure is {', '.join(f'{name}:<column>' for name in NAMES[:-1])}, rounds:<target accuracy>, or a column."
+FORMS = (
+    f"A measure is {', '.join(f'{name}:<column>' for name in NAMES[:-1])}, rounds:<target"
+    " accuracy>, or a column."
+)
 # In these columns, less is better.
-_LOWER = re.compile("loss|error|rmse|mse|mae|perplexity|distance|divergence|epsilon|bytes|seconds|time/|comm/")
+_LOWER = re.compile(
+    "loss|error|rmse|mse|mae|perplexity|distance|divergence|epsilon|bytes|seconds|time/|comm/"
+)
 
 
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:
@@ -42,7 +48,9 @@ def higher_is_better(measure: str) -> bool:
 
 
 def value(run: Run, measure: str) -> float | None:
-    """The measure in the run's own unit (accuracies 0 to 1); None if it was not measured or is not finite."""
+    """The measure in the run's own unit (accuracies 0 to 1); None if it was not measured or is not
+    finite.
+    """
     name, of = parse(measure)
     if name == "rounds":
         return first_round(run.curve("test/acc"), float(of))
@@ -59,8 +67,11 @@ def value(run: Run, measure: str) -> float | None:
 
 
 def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:
-    """For each test, the mean of the tests in the last ``rounds`` rounds, including its own (GC-Fed's tables)."""
-    every = range(1, curve.index[-1] + 1) if len(curve) else curve.index  # rounds without a test are NaN
+    """For each test, the mean of the tests in the last ``rounds`` rounds, including its own
+    (GC-Fed's tables).
+    """
+    # rounds without a test are NaN
+    every = range(1, curve.index[-1] + 1) if len(curve) else curve.index
     return curve.reindex(every).rolling(rounds, min_periods=1).mean()[curve.index]
 
 

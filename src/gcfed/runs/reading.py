@@ -31,10 +31,12 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(path: Path | None) -> pd.DataFrame:
-    """The rows by round; none if the file is missing or None. A last line that a kill cut short is left out.
+    """The rows by round; none if the file is missing or None.
 
-    An empty cell (not measured) is NaN. A cell ``nan`` (measured, not finite) is read as infinite, so that the last
-    number of a diverged run is not taken from an earlier round.
+    A last line that a kill cut short is left out.
+
+    An empty cell (not measured) is NaN. A cell ``nan`` (measured, not finite) is read as infinite,
+    so that the last number of a diverged run is not taken from an earlier round.
     """
     import pandas as pd
 
@@ -43,21 +45,27 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
     if whole.count("\n") < 2:
         return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
     header, body = whole.split("\n", 1)
-    table = pd.read_csv(io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float)
+    table = pd.read_csv(
+        io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float
+    )
     table.index = table.index.astype("int64")
     return table
 
 
 def column(metrics: pd.DataFrame, name: str) -> pd.Series:
     """A column in the rounds that measured it; empty if none did."""
-    return metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)
+    return (
+        metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)
+    )
 
 
 def label_skew(held_NC: np.ndarray) -> dict[str, float]:
-    """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to 1.
+    """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to
+    1.
 
-    Means over the clients with samples of two distances between p, the shares of the classes at a client, and q, those
-    of all samples: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p + q)/2) − (H(p) + H(q))/2), entropies in bits.
+    Means over the clients with samples of two distances between p, the shares of the classes at a
+    client, and q, those of all samples: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p +
+    q)/2) − (H(p) + H(q))/2), entropies in bits.
     """
 
     def entropy(shares: np.ndarray) -> np.ndarray:
@@ -67,4 +75,7 @@ def label_skew(held_NC: np.ndarray) -> dict[str, float]:
     p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
     shannon_N = entropy((p_NC + q_C) / 2) - (entropy(p_NC) + entropy(q_C)) / 2
     squares = {"hellinger": 1 - np.sqrt(p_NC * q_C).sum(1), "jensen_shannon": shannon_N}
-    return {f"partition/{name}": float(np.sqrt(square_N.clip(0)).mean()) for name, square_N in squares.items()}
+    return {
+        f"partition/{name}": float(np.sqrt(square_N.clip(0)).mean())
+        for name, square_N in squares.items()
+    }

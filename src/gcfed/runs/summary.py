@@ -26,25 +26,33 @@ from gcfed.utils.files import replacing
 if TYPE_CHECKING:
     import pandas as pd
 
-ERRORS = ("test/loss", "test/perplexity", "test/rmse", "test/relative_error")  # of a test; less is better
+# of a test; less is better
+ERRORS = ("test/loss", "test/perplexity", "test/rmse", "test/relative_error")
 USUAL = {"train", "test", "comm", "time"}  # first parts of the columns that every run has
 
 
 def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:
-    """Writes ``summary.json``: a run's figures, the hashes that identify it and its data (``about``), and the time."""
+    """Writes ``summary.json``: a run's figures, the hashes that identify it and its data
+    (``about``), and the time.
+    """
     # JSON has neither NaN nor infinity, which the losses of a diverged model may be.
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+    plain = {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()
+    }
     plain |= {**about, "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
     with replacing(folder / SUMMARY) as temporary:
         temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
-def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1) -> dict[str, Any]:
-    """The figures of a run: accuracies in 0…1, total bytes, medians of the seconds per round and per client.
+def summary_of(
+    metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1
+) -> dict[str, Any]:
+    """The figures of a run: accuracies in 0…1, total bytes, medians of the seconds per round and
+    per client.
 
-    ``*_to_target`` is None for a target that was not reached. ``acc_diff/*`` are statistics of the change from one test
-    to the next (GC-Fed's Table 2). ``client_seconds`` is the time of one client in the process that trains it,
-    aggregation included (FedGC's Table 2).
+    ``*_to_target`` is None for a target that was not reached. ``acc_diff/*`` are statistics of the
+    change from one test to the next (GC-Fed's Table 2). ``client_seconds`` is the time of one
+    client in the process that trains it, aggregation included (FedGC's Table 2).
 
     Args:
         processes: the number of processes that trained the clients.
@@ -60,7 +68,8 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
         "test/acc_best": float(acc.max()),
         "best_round": int(acc.idxmax()) if len(acc) else None,
         "test/acc_smooth10": _last(smooth(acc)),
-        "test/acc_ema": _last(acc.ewm(alpha=1 - DECAY, adjust=False).mean()),  # eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ (FedACG)
+        # eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ (FedACG)
+        "test/acc_ema": _last(acc.ewm(alpha=1 - DECAY, adjust=False).mean()),
         "acc_diff/mean": float(change.mean()),
         "acc_diff/std": float(change.std(ddof=0)),
         "acc_diff/min": float(change.min()),
@@ -69,7 +78,9 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
         **{name: _last(column(metrics, name)) for name in metrics if name.startswith("privacy/")},
         "rounds_to_target": reached,
         "bytes_to_target": {t: r and int(traffic[r]) for t, r in reached.items()},
-        "client_seconds": float((metrics["time/train_s"] * processes / metrics["train/clients"]).median()),
+        "client_seconds": float(
+            (metrics["time/train_s"] * processes / metrics["train/clients"]).median()
+        ),
         "comm/down_bytes": int(metrics["comm/down_bytes"].sum()),
         "comm/up_bytes": int(metrics["comm/up_bytes"].sum()),
         "time/round_s": float(metrics["time/round_s"].median()),
@@ -87,7 +98,9 @@ def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
 
 
-def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = "") -> None:
+def print_summary(
+    summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = ""
+) -> None:
     """Prints the figures of :func:`summary_of`, other metrics and the files."""
     title = f"{summary['rounds']} rounds" + f", stopped early: {stopped}" * bool(stopped)
     table = Table(title=title, title_justify="left", show_header=False)
@@ -107,15 +120,21 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
     errors = [name for name in ERRORS if name in summary and not (tests and name == "test/loss")]
     rows |= {name: f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}" for name in errors}
     if tests > 1:
-        rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = f"{summary['test/acc_smooth10']:.2%}"
+        rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = (
+            f"{summary['test/acc_smooth10']:.2%}"
+        )
     for t, reached in summary["rounds_to_target"].items():
         if reached:
-            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {filesize.decimal(summary['bytes_to_target'][t])}"
+            rows[f"to {float(t):.0%}"] = (
+                f"{reached} rounds, {filesize.decimal(summary['bytes_to_target'][t])}"
+            )
     if "partition/hellinger" in summary:
         rows["label skew"] = skew_in_words(summary)
     down, up = (filesize.decimal(summary[f"comm/{way}_bytes"]) for way in ("down", "up"))
     rows["bytes down, up"] = f"{down}, {up}"
-    rows["seconds a round, a client"] = f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
+    rows["seconds a round, a client"] = (
+        f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
+    )
     for what in ("nonfinite_clients", "dropped_clients", "stragglers"):
         if count := column(metrics, f"train/{what}").sum():
             rows[what.replace("_", " ")] = f"{count:.0f}"
@@ -123,7 +142,9 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
 
 
 def _measured(metrics: pd.DataFrame) -> dict[str, str]:
-    """The last values of the columns that only some runs have: one row for each first part of their names."""
+    """The last values of the columns that only some runs have: one row for each first part of their
+    names.
+    """
     rows = defaultdict[str, list[str]](list)
     for name in metrics:
         kind, _, figure = name.partition("/")
@@ -134,7 +155,9 @@ def _measured(metrics: pd.DataFrame) -> dict[str, str]:
 
 @contextmanager
 def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
-    """Deletes ``failure.txt``, and writes it if the block raises: ``Type: message``, then the traceback."""
+    """Deletes ``failure.txt``, and writes it if the block raises: ``Type: message``, then the
+    traceback.
+    """
     path = folder / FAILURE
     if write and path.is_file():
         path.unlink()
@@ -142,8 +165,11 @@ def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
         yield
     except BaseException as error:
         if write:
-            with suppress(OSError), replacing(path) as temporary:  # a full disk must not hide the error itself
-                temporary.write_text(f"{headline(error)}\n\n{''.join(traceback.format_exception(error))}")
+            # a full disk must not hide the error itself
+            with suppress(OSError), replacing(path) as temporary:
+                temporary.write_text(
+                    f"{headline(error)}\n\n{''.join(traceback.format_exception(error))}"
+                )
         raise
 
 

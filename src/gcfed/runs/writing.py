@@ -26,16 +26,24 @@ from gcfed.utils.files import replacing
 log = logging.getLogger(__name__)
 
 
-def begin(cfg: DictConfig, folder: Path, data: FederatedDataModule, *, known: bool, resumed: bool) -> ndarray | None:
-    """Writes the config, below the command that started the run, and which client holds which sample.
+def begin(
+    cfg: DictConfig, folder: Path, data: FederatedDataModule, *, known: bool, resumed: bool
+) -> ndarray | None:
+    """Writes the config, below the command that started the run, and which client holds which
+    sample.
 
     Args:
         known: whether the server knows the clients' data.
 
-    Returns the samples of each class at each client, [N, C], before attacks change labels; None if they are not known.
+    Returns the samples of each class at each client, [N, C], before attacks change labels; None if
+    they are not known.
     """
     by_hydra = HydraConfig.initialized()
-    origin = f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}" if by_hydra else "made from Python"
+    origin = (
+        f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}"
+        if by_hydra
+        else "made from Python"
+    )
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
     held = {"indices": data.partition.indices, "offsets": data.partition.offsets} if known else {}
@@ -44,15 +52,26 @@ def begin(cfg: DictConfig, folder: Path, data: FederatedDataModule, *, known: bo
             with replacing(folder / f"{name}.npz") as temporary:
                 np.savez(temporary, **arrays)  # type: ignore[arg-type]
     if not resumed:
-        (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint are trained again
+        # rounds before the first checkpoint are trained again
+        (folder / METRICS).unlink(missing_ok=True)
     has_classes = data.labels.dtype.kind == "i"
-    return data.partition.label_counts(data.labels, data.num_classes) if known and has_classes else None
+    return (
+        data.partition.label_counts(data.labels, data.num_classes)
+        if known and has_classes
+        else None
+    )
 
 
 def finish(
-    cfg: DictConfig, folder: Path, net: nn.Module, trainer: Trainer, data: FederatedDataModule,
-    held_NC: ndarray | None, about: Mapping[str, str], stopped: str,
-) -> None:  # fmt: skip
+    cfg: DictConfig,
+    folder: Path,
+    net: nn.Module,
+    trainer: Trainer,
+    data: FederatedDataModule,
+    held_NC: ndarray | None,
+    about: Mapping[str, str],
+    stopped: str,
+) -> None:
     """Writes the global model, the summary and pictures. Prints the summary.
 
     A run that was killed between its last checkpoint and this function calls it when it is resumed.

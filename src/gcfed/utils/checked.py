@@ -1,4 +1,5 @@
-"""Validates arguments against the annotations of the function that takes them, by pydantic in strict mode.
+"""Validates arguments against the annotations of the function that takes them, by pydantic in
+strict mode.
 
     @checked
     class Proximal(ClientPart):
@@ -6,7 +7,8 @@
 
     Proximal(-1)    # ValueError: mu=-1: Input should be greater than or equal to 0
 
-Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true. :mod:`gcfed.utils.instantiate` adds the key.
+Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true.
+    :mod:`gcfed.utils.instantiate` adds the key.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class SettingError(ValueError):
 
 
 def checked(target: T) -> T:
-    """Lets a function, or a class's constructor, raise SettingError for arguments that its annotations do not allow."""
+    """Lets a function, or a class's constructor, raise SettingError for arguments that its
+    annotations do not allow.
+    """
     if isinstance(target, type):
         target.__init__ = checked(target.__init__)  # type: ignore[misc]
         return target
@@ -53,8 +57,13 @@ def checked(target: T) -> T:
 
     @wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not rules:  # built at the first call, because most functions are imported and never called
-            rules.update((k, rule(v)) for k, v in get_type_hints(target, include_extras=True).items() if k != "return")
+        # built at the first call, because most functions are imported and never called
+        if not rules:
+            rules.update(
+                (k, rule(v))
+                for k, v in get_type_hints(target, include_extras=True).items()
+                if k != "return"
+            )
         try:
             given = signature(target).bind(*args, **kwargs)
         except TypeError as error:  # missing a required argument: 'name', or got an unexpected one
@@ -67,11 +76,14 @@ def checked(target: T) -> T:
 
 
 def rule(hint: Any) -> TypeAdapter:
-    return TypeAdapter(hint, config=None if is_dataclass(hint) else STRICT)  # a dataclass has its own configuration
+    # a dataclass has its own configuration
+    return TypeAdapter(hint, config=None if is_dataclass(hint) else STRICT)
 
 
 def validated(name: str, value: Any, hint: Any) -> Any:
-    """``value``, if the annotation allows it: ``validated("seed", 1, Whole)``; else raises SettingError."""
+    """``value``, if the annotation allows it: ``validated("seed", 1, Whole)``; else raises
+    SettingError.
+    """
     try:
         return (hint if isinstance(hint, TypeAdapter) else rule(hint)).validate_python(value)
     except ValidationError as error:

@@ -1,4 +1,6 @@
-"""Composes a config from overrides, as the commands do, and suggests a word in place of an unknown one."""
+"""Composes a config from overrides, as the commands do, and suggests a word in place of an unknown
+one.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from omegaconf.errors import OmegaConfBaseException
 from gcfed.utils.resolvers import CONFIGS
 
 TRAIN = CONFIGS / "train.yaml"
-GROUPS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir())
+GROUPS = sorted(
+    path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
+)
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
@@ -45,13 +49,18 @@ def shorthand(overrides: Iterable[str]) -> list[str]:
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
-    """A new config of ``configs/train.yaml``. Raises ValueError for a wrong override, with a suggestion.
+    """A new config of ``configs/train.yaml``.
 
-    Hydra composes the same choice of files once, because that takes 0.3 s. Values are set afterwards.
+    Raises ValueError for a wrong override, with a suggestion.
+
+    Hydra composes the same choice of files once, because that takes 0.3 s. Values are set
+    afterwards.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        groups = {o.key_or_group for o in parsed if o.key_or_group in GROUPS or "/" in o.key_or_group}
+        groups = {
+            o.key_or_group for o in parsed if o.key_or_group in GROUPS or "/" in o.key_or_group
+        }
         values = [o for o in parsed if o.key_or_group not in groups and not o.is_sweep_override()]
         cfg = deepcopy(_by_hydra(tuple(str(o.input_line) for o in parsed if o not in values)))
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
@@ -73,19 +82,31 @@ def _by_hydra(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
 
 
 def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str:
-    """Hydra's message about the overrides ``words`` of a config file, in one line, with a suggestion."""
+    """Hydra's message about the overrides ``words`` of a config file, in one line, with a
+    suggestion.
+    """
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         group = (key := unknown[1]).partition(".")[0].replace("methods", "algorithm")
-        files = sorted(file for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base" and _has(file, key))
+        files = sorted(
+            file
+            for file in CONFIGS.glob(f"{group}/*.yaml")
+            if file.stem != "base" and _has(file, key)
+        )
         if files and group != "hydra":
-            return f"{key}: there is no such key without {' or '.join(f'{group}={file.stem}' for file in files)}."
+            return (
+                f"{key}: there is no such key without"
+                f" {' or '.join(f'{group}={file.stem}' for file in files)}."
+            )
         return f"{key}: there is no such key{suggestion(key, _known(words, path))}"
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:
         known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
         meant = suggestion(option, known, f"{group}=")
         return f"{group}={option}: there is no such option{meant} There are {', '.join(known)}."
-    message, word = " ".join(str(error).partition("\nSee https://")[0].split()), getattr(error, "override", None)
+    message, word = (
+        " ".join(str(error).partition("\nSee https://")[0].split()),
+        getattr(error, "override", None),
+    )
     if word and "/" in (value := word.partition("=")[2]):  # as a shell takes it
         quoted = QuotedString(value, Quote.double).with_quotes()
         message += f" A path needs quotes: {shlex.quote(word.partition('=')[0] + '=' + quoted)}"
@@ -111,8 +132,11 @@ def _known(words: Sequence[str], path: Path) -> list[str]:
 def _has(file: Path, key: str) -> bool:
     """Whether an option, or one of the same group in its defaults, sets the key."""
     node: Any = OmegaConf.to_container(OmegaConf.load(file))
-    defaults = (file.with_name(f"{name}.yaml") for name in node.get("defaults", ()) if isinstance(name, str))
-    own = [*_keys(node), *_keys(node, f"{file.parent.name}.")]  # a file may begin at the root, or in its group
+    defaults = (
+        file.with_name(f"{name}.yaml") for name in node.get("defaults", ()) if isinstance(name, str)
+    )
+    # a file may begin at the root, or in its group
+    own = [*_keys(node), *_keys(node, f"{file.parent.name}.")]
     return key in own or any(_has(other, key) for other in defaults if other.is_file())
 
 
@@ -123,10 +147,21 @@ def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
 
 
 def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "") -> str:
-    """``: did you mean client.optimizer.lr?``, or a full stop. Keys of the same group or depth go first."""
+    """``: did you mean client.optimizer.lr?``, or a full stop.
+
+    Keys of the same group or depth go first.
+    """
     names = {other: other.split(".")[-1] for other in known}
     near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)
-    found = [other for other, name in names.items() if name in near or (not near and f"_{word}_" in f"_{name}_")]
+    found = [
+        other
+        for other, name in names.items()
+        if name in near or (not near and f"_{word}_" in f"_{name}_")
+    ]
     alike = [other for other in found if other.split(".")[0] == word.split(".")[0]]
     alike = alike or [other for other in found if other.count(".") == word.count(".")] or found
-    return f": did you mean {' or '.join(before + other + after for other in alike[:3])}?" if alike else "."
+    return (
+        f": did you mean {' or '.join(before + other + after for other in alike[:3])}?"
+        if alike
+        else "."
+    )

@@ -7,9 +7,16 @@ from torch import Tensor
 
 
 def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """A NumPy array or numbers as a tensor. Pinned memory lets the host continue during the copy to a GPU."""
+    """A NumPy array or numbers as a tensor.
+
+    Pinned memory lets the host continue during the copy to a GPU.
+    """
     tensor = torch.as_tensor(values, dtype=dtype)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else tensor.to(device)
+    )
 
 
 def free_memory(device: torch.device) -> int:

@@ -10,9 +10,12 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path in the same folder. It replaces ``path`` when the block has succeeded.
+    """Yields a temporary path in the same folder.
 
-    A kill may leave the temporary file; a run deletes those of its folder. An OSError names the path.
+    It replaces ``path`` when the block has succeeded.
+
+    A kill may leave the temporary file; a run deletes those of its folder. An OSError names the
+    path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")

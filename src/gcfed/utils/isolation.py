@@ -16,13 +16,15 @@ LEVELS = {  # of Lightning's loggers during a run; errors still come through
     "lightning.fabric.utilities.distributed": logging.WARNING,  # a line for each process
     "lightning.pytorch.profilers": logging.INFO,  # debug=profiler prints its table
 }
-IGNORED = ".*LeafSpec.*|.*dataloader is not resumable.*"  # lightning 2.6 under torch 2.15; a batch is a round
+# lightning 2.6 under torch 2.15; a batch is a round
+IGNORED = ".*LeafSpec.*|.*dataloader is not resumable.*"
 _turn = threading.RLock()
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Restores random generators, torch's threads, types and precision, warnings, log levels, and how processes start.
+    """Restores random generators, torch's threads, types and precision, warnings, log levels, and
+    how processes start.
 
     Threads take turns, because all of this belongs to the process.
     """
@@ -31,11 +33,14 @@ def isolated() -> Iterator[None]:
         restore.callback(torch.set_num_threads, torch.get_num_threads())
         restore.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)  # ``precision`` decides
-        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):  # the caller's would keep cast weights
+        # the caller's would keep cast weights
+        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
             restore.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
         restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        restore.callback(setattr, sys, "excepthook", sys.excepthook)  # torch's process groups replace it
-        start = multiprocessing.get_start_method(allow_none=True)  # None, until somebody asks for the default
+        # torch's process groups replace it
+        restore.callback(setattr, sys, "excepthook", sys.excepthook)
+        # None, until somebody asks for the default
+        start = multiprocessing.get_start_method(allow_none=True)
         restore.callback(multiprocessing.set_start_method, start, force=True)
         for logger in map(logging.getLogger, ("gcfed", "gcfed_sites", *LEVELS)):
             restore.callback(logger.setLevel, logger.level)

@@ -18,7 +18,9 @@ ROOT = Path.cwd() if _PACKAGED.is_dir() else _CLONE
 
 
 def all_devices(accelerator: str) -> int:
-    """Processes per node of ``trainer=ddp``: those of the launcher, else one per GPU, or one per core of a CPU."""
+    """Processes per node of ``trainer=ddp``: those of the launcher, else one per GPU, or one per
+    core of a CPU.
+    """
     if found := launched():
         return found[2]
     import torch
@@ -28,16 +30,26 @@ def all_devices(accelerator: str) -> int:
 
 
 def last_layer(hidden: Any) -> str | None:
-    """The name of the last linear layer of a network with these hidden widths; None for other networks."""
+    """The name of the last linear layer of a network with these hidden widths; None for other
+    networks.
+    """
     if hidden is None or isinstance(hidden, float | str):  # the model refuses other types
         return None
     return "fc2" if isinstance(hidden, int) else f"fc{len(hidden) + 1}"
 
 
 def method_name(algorithm: str, gc: str) -> str:
-    """The method in the name of a run's folder: ``gcfed``, ``scaffold``, ``scaffold_gcfed``, or ``fedavg_local``."""
+    """The method in the name of a run's folder: ``gcfed``, ``scaffold``, ``scaffold_gcfed``, or
+    ``fedavg_local``.
+    """
     plain = "fedavg" if algorithm == "gcfed" else algorithm
-    return plain if gc == "none" else "gcfed" if (plain, gc) == ("fedavg", "gcfed") else f"{plain}_{gc}"
+    return (
+        plain
+        if gc == "none"
+        else "gcfed"
+        if (plain, gc) == ("fedavg", "gcfed")
+        else f"{plain}_{gc}"
+    )
 
 
 _RESOLVERS: dict[str, Callable[..., Any]] = {
@@ -46,11 +58,15 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "class_name": lambda target: str(target).rpartition(".")[2],  # Net of mynet.Net
     "last_layer": last_layer,
     "method_name": method_name,
-    "length": lambda values, times=1: len(values) * times,  # the clients that follow from a list of data sets
+    # the clients that follow from a list of data sets
+    "length": lambda values, times=1: len(values) * times,
     "nodes": lambda: (launched() or ("", 1, 1))[1],  # on which a launcher started this run
     "project_root": lambda: str(ROOT),
-    "stem": lambda path, default: (Path(str(path)).resolve().stem if path else "") or default,  # flowers of ../flowers/
-    "task_of": lambda yes, task="SquaredError": f"gcfed.tasks.{task if yes is True else 'Classification'}",
+    # flowers of ../flowers/
+    "stem": lambda path, default: (Path(str(path)).resolve().stem if path else "") or default,
+    "task_of": lambda yes, task="SquaredError": (
+        f"gcfed.tasks.{task if yes is True else 'Classification'}"
+    ),
 }
 register = OmegaConf.register_new_resolver
 for _name, _resolver in _RESOLVERS.items():

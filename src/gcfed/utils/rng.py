@@ -1,4 +1,7 @@
-"""Random generators. Each draw is a function of (seed, purpose, round, client), never of the order of execution."""
+"""Random generators.
+
+Each draw is a function of (seed, purpose, round, client), never of the order of execution.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ def _sequence(seed: int, purpose: str, ids: tuple[int, ...]) -> np.random.SeedSe
 
 
 def generator(seed: int, purpose: str, *ids: int) -> np.random.Generator:
-    """A fresh NumPy generator for one purpose (``"shuffle"``, ``"cohort"``, …) and the ids that it depends on."""
+    """A fresh NumPy generator for one purpose (``"shuffle"``, ``"cohort"``, …) and the ids that it
+    depends on.
+    """
     return np.random.Generator(np.random.Philox(_sequence(seed, purpose, ids)))
 
 
@@ -30,7 +35,8 @@ def seed_generators(device: torch.device, seed: int) -> None:
     """Seeds the global generators that a network may draw from: torch's, NumPy's and Python's."""
     import torch  # data sets are read without it
 
-    # torch.manual_seed would queue a call, with its traceback, for every backend that this machine lacks.
+    # torch.manual_seed would queue a call, with its traceback, for every backend that this machine
+    # lacks.
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

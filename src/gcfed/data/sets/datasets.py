@@ -15,30 +15,45 @@ from gcfed.utils.rng import generator
 
 @checked
 def digits() -> FederatedDataset:
-    """UCI's handwritten digits, as scikit-learn has them, [n, 1, 8, 8]: 1,437 training and 360 test images.
+    """UCI's handwritten digits, as scikit-learn has them, [n, 1, 8, 8]: 1,437 training and 360 test
+    images.
 
     The split is stratified and the same in every run. The images are part of this package.
     """
     with np.load(Path(__file__).with_name("digits.npz")) as file:
         x, y = np.round(file["x"] * (255 / 16)).astype(np.uint8), file["y"].astype(np.int64)
     chosen, whole = held_out(y, 360 / len(y), "digits"), Split(x[:, None], y)
-    return FederatedDataset("digits", 10, whole.subset(~chosen), whole.subset(chosen), tuple("0123456789"))
+    return FederatedDataset(
+        "digits", 10, whole.subset(~chosen), whole.subset(chosen), tuple("0123456789")
+    )
 
 
 @checked
 def synthetic(
-    *, num_classes: Count = 10, shape: Sequence[Count] = (1, 8, 8), num_train: Count = 10_000, num_test: Count = 2_000,
-    noise: Weight = 64.0, seed: Whole = 0,
-) -> FederatedDataset:  # fmt: skip
-    """Images of any size that can be learned: each class is a 4×4 pattern of brightness, plus Gaussian noise.
+    *,
+    num_classes: Count = 10,
+    shape: Sequence[Count] = (1, 8, 8),
+    num_train: Count = 10_000,
+    num_test: Count = 2_000,
+    noise: Weight = 64.0,
+    seed: Whole = 0,
+) -> FederatedDataset:
+    """Images of any size that can be learned: each class is a 4×4 pattern of brightness, plus
+    Gaussian noise.
 
-    ``shape`` is (C, H, W). ``noise`` is a standard deviation in grey levels (0 … 255). Classes are balanced.
+    ``shape`` is (C, H, W). ``noise`` is a standard deviation in grey levels (0 … 255). Classes are
+    balanced.
     """
     if len(shape) != 3:
         raise SettingError("shape", f"={[*shape]} must be [channels, height, width].")
-    grid = generator(seed, "synthetic").uniform(48, 208, (num_classes, shape[0], 4, 4)).astype(np.float32)
+    grid = (
+        generator(seed, "synthetic")
+        .uniform(48, 208, (num_classes, shape[0], 4, 4))
+        .astype(np.float32)
+    )
     rows, columns = (np.arange(length) * 4 // length for length in shape[1:])
-    prototypes = grid[:, :, rows[:, None], columns]  # coarse, so that a random crop leaves the class visible
+    # coarse, so that a random crop leaves the class visible
+    prototypes = grid[:, :, rows[:, None], columns]
 
     def split(part: int, n: int) -> Split:
         rng = generator(seed, "synthetic", part)
@@ -55,14 +70,23 @@ def synthetic(
 
 @checked
 def matrix_regression(
-    *, num_clients: Count = 20, features: Count = 100, outputs: Count = 10, samples: Count = 200,
-    test_samples: Count = 50, shift: Weight = 2.0, noise: Weight = 0.1, ridge: Weight = 0.1, seed: Whole = 0,
-) -> FederatedDataset:  # fmt: skip
+    *,
+    num_clients: Count = 20,
+    features: Count = 100,
+    outputs: Count = 10,
+    samples: Count = 200,
+    test_samples: Count = 50,
+    shift: Weight = 2.0,
+    noise: Weight = 0.1,
+    ridge: Weight = 0.1,
+    seed: Whole = 0,
+) -> FederatedDataset:
     """Matrix regression with a known optimum: SSF's benchmark (arXiv 2604.25467, Section 5.1).
 
-    Client k draws x = m_k + N(0, I) with m_k = ν N(0, I), and y = xW + σ N(0, I); all clients share W ~ N(0, 1). The
-    mean of the clients' objectives ``1/(2n) ‖X_k W − Y_k‖² + μ/2 ‖W‖²`` (equations 130 and 131) has its minimum at
-    ``W* = (mean X_kᵀX_k / n + μI)⁻¹ mean X_kᵀY_k / n``. ``optimum["fc.weight"]`` is W*, transposed as in torch.
+    Client k draws x = m_k + N(0, I) with m_k = ν N(0, I), and y = xW + σ N(0, I); all clients share
+    W ~ N(0, 1). The mean of the clients' objectives ``1/(2n) ‖X_k W − Y_k‖² + μ/2 ‖W‖²`` (equations
+    130 and 131) has its minimum at ``W* = (mean X_kᵀX_k / n + μI)⁻¹ mean X_kᵀY_k / n``.
+    ``optimum["fc.weight"]`` is W*, transposed as in torch.
 
     Args:
         samples, test_samples: of each client. Client k is group k.
@@ -77,9 +101,13 @@ def matrix_regression(
     def split(n: int) -> Split:
         x = (means + rng.standard_normal((num_clients, n, features))).reshape(-1, features)
         y = x @ weight + noise * rng.standard_normal((len(x), outputs))
-        return Split(x.astype(np.float32), y.astype(np.float32), np.repeat(np.arange(num_clients), n))
+        return Split(
+            x.astype(np.float32), y.astype(np.float32), np.repeat(np.arange(num_clients), n)
+        )
 
     train, test = split(samples), split(test_samples)
     x, y = train.x.astype(np.float64), train.y.astype(np.float64)  # as the clients have them
     best = np.linalg.solve(x.T @ x / len(x) + ridge * np.eye(features), x.T @ y / len(x))
-    return FederatedDataset("matrix_regression", outputs, train, test, optimum={"fc.weight": best.T})
+    return FederatedDataset(
+        "matrix_regression", outputs, train, test, optimum={"fc.weight": best.T}
+    )

@@ -1,7 +1,7 @@
 """The raw files of data sets, and the cache of the arrays decoded from them.
 
-A data set is decoded once, into ``<data_dir>/cache/<name>/*.npy``. Later runs map these files into memory. A killed
-build may leave a folder ``.build-*``, which can be deleted.
+A data set is decoded once, into ``<data_dir>/cache/<name>/*.npy``. Later runs map these files into
+memory. A killed build may leave a folder ``.build-*``, which can be deleted.
 """
 
 import hashlib
@@ -23,14 +23,18 @@ from gcfed.data.base import FederatedDataset, Split
 
 log = logging.getLogger(__name__)
 TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
-"""Names of folders, files and splits for training and for testing. If several exist, the first of them is used."""
+"""Names of folders, files and splits for training and for testing.
+
+If several exist, the first of them is used.
+"""
 
 
 def missing(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundError:
     """An error that names the data set, the folder that was searched, and what to do."""
     return FileNotFoundError(
-        f"data set {name}: {trouble} (searched {folder.resolve()}). Run with data.dataset.download=true, put the files "
-        f"of {page} there, or set paths.data_dir (DATA_DIR) to the folder that has them."
+        f"data set {name}: {trouble} (searched {folder.resolve()}). Run with"
+        f" data.dataset.download=true, put the files of {page} there, or set paths.data_dir"
+        " (DATA_DIR) to the folder that has them."
     )
 
 
@@ -48,12 +52,18 @@ def obtain(path: Path, md5: str, url: str, name: str, download: bool) -> None:
     try:
         download_url(url, path.parent, path.name, md5)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        raise missing(name, path.parent, f"{path.name} cannot be downloaded ({error})", url) from error
+        raise missing(
+            name, path.parent, f"{path.name} cannot be downloaded ({error})", url
+        ) from error
 
 
 def counted(folder: Path, *patterns: str) -> str:
-    """The number of files in the folders of each pattern, as a ``source`` of :func:`cached`; empty if there is none."""
-    counts = [sum(1 for place in folder.glob(pattern) for _ in os.scandir(place)) for pattern in patterns]
+    """The number of files in the folders of each pattern, as a ``source`` of :func:`cached`; empty
+    if there is none.
+    """
+    counts = [
+        sum(1 for place in folder.glob(pattern) for _ in os.scandir(place)) for pattern in patterns
+    ]
     return f"{counts} files" if folder.is_dir() else ""
 
 
@@ -69,28 +79,42 @@ def listing(names: Sequence[str]) -> str:
 
 
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
-    """The cells of each line, split at white space or the separator. Raises ValueError if a line has fewer columns."""
-    rows = [line.split(separator) for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
+    """The cells of each line, split at white space or the separator.
+
+    Raises ValueError if a line has fewer columns.
+    """
+    rows = [
+        line.split(separator)
+        for line in path.read_text("utf-8", "replace").splitlines()
+        if line.strip()
+    ]
     if not rows or min(map(len, rows)) < columns:
         raise ValueError(f"{path} is empty or damaged: take the official one.")
     return rows
 
 
-# ------------------------------------------------------------------------------------------------------ the cache
+# ---------------------------------------------------------------------------------------- the cache
 MANIFEST = "manifest.json"
 
 Keep = Callable[..., None]
-"""``keep("train", x, y, groups)`` writes a split. ``x`` is an array, or an iterator over blocks of samples."""
+"""``keep("train", x, y, groups)`` writes a split.
+
+``x`` is an array, or an iterator over blocks of samples.
+"""
 Build = Callable[[Keep], tuple[int, Sequence[str]]]
 """Keeps the splits ``train`` and ``test``. Returns the number of classes and their names."""
 
 
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
-    """The data set ``name`` from its cache. Builds the cache first if it is missing, damaged or of another source.
+    """The data set ``name`` from its cache.
 
-    ``source`` identifies the raw files. Empty: any cache will do, because the raw files have checksums or were deleted.
+    Builds the cache first if it is missing, damaged or of another source.
 
-    Raises what ``build`` raises; ValueError for samples and labels that do not match; OSError if it cannot write.
+    ``source`` identifies the raw files. Empty: any cache will do, because the raw files have
+    checksums or were deleted.
+
+    Raises what ``build`` raises; ValueError for samples and labels that do not match; OSError if it
+    cannot write.
     """
     folder = Path(data_dir) / "cache" / name
     if (folder / MANIFEST).is_file():
@@ -101,20 +125,25 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
         except (OSError, EOFError, ValueError, KeyError) as error:
             log.warning("Building the cache %s again: %s", folder, error)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".build-", dir=folder.parent, ignore_cleanup_errors=True) as scratch:
+    with TemporaryDirectory(
+        prefix=".build-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as scratch:
         stage = Path(scratch) / name
         stage.mkdir()
         num_classes, names = build(partial(_write, stage))
         info = {"num_classes": num_classes, "class_names": [*names]}
         (stage / MANIFEST).write_text(json.dumps({"source": source, "info": info}))
-        dataset = _dataset(stage, info)  # maps its own files: another process may replace the folder at any time
+        # maps its own files: another process may replace the folder at any time
+        dataset = _dataset(stage, info)
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # another process was faster
             stage.rename(folder)
     return dataset
 
 
-def _write(folder: Path, part: str, x: Any, y: np.ndarray, groups: np.ndarray | None = None) -> None:
+def _write(
+    folder: Path, part: str, x: Any, y: np.ndarray, groups: np.ndarray | None = None
+) -> None:
     end = 0
     for block in [x] if isinstance(x, np.ndarray) else x:
         if end == 0:
@@ -129,7 +158,8 @@ def _write(folder: Path, part: str, x: Any, y: np.ndarray, groups: np.ndarray | 
 
 def _dataset(folder: Path, info: dict[str, Any]) -> FederatedDataset:
     def split(part: str) -> Split:
-        # Labels and groups are small and read in random order, so they are loaded into memory. Images are mapped.
+        # Labels and groups are small and read in random order, so they are loaded into memory.
+        # Images are mapped.
         y, groups = (folder / f"{part}_{kind}.npy" for kind in ("y", "groups"))
         x = np.load(folder / f"{part}_x.npy", mmap_mode="r")
         return Split(x, np.load(y), np.load(groups) if groups.is_file() else None)

@@ -1,7 +1,9 @@
-"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files that its preprocessing writes, and TinyShakespeare.
+"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files that its preprocessing writes, and
+TinyShakespeare.
 
-"LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). The files are ``femnist/data/{train,test}/*.json`` (and
-so on) in the data folder, which may be LEAF's folder ``data``. Groups are LEAF's users, in the order of their names.
+"LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). The files are
+``femnist/data/{train,test}/*.json`` (and so on) in the data folder, which may be LEAF's folder
+``data``. Groups are LEAF's users, in the order of their names.
 """
 
 import json
@@ -46,10 +48,12 @@ def encode(text: str) -> np.ndarray:
 
 
 def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
-    """A million characters of Shakespeare by 299 speakers: tokens [n, 80]. The label of each is the next character.
+    """A million characters of Shakespeare by 299 speakers: tokens [n, 80].
 
-    The text of a speaker is cut into sequences; the last one is padded. The first 90 % of them, at least one, are the
-    training split. Groups are the speakers in the order of their appearance.
+    The label of each is the next character.
+
+    The text of a speaker is cut into sequences; the last one is padded. The first 90 % of them, at
+    least one, are the training split. Groups are the speakers in the order of their appearance.
     """
     folder = Path(data_dir)
     obtain(folder / TINY, MD5, URL, "tiny_shakespeare", download)
@@ -72,10 +76,15 @@ def speeches(play: str) -> dict[str, str]:
     return said
 
 
-def sequences(tokens: np.ndarray, length: int = LENGTH, pad: int = PAD) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts tokens, [m], into sequences, [n, length]. The label of each token is the next one, int64 [n, length].
+def sequences(
+    tokens: np.ndarray, length: int = LENGTH, pad: int = PAD
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts tokens, [m], into sequences, [n, length].
 
-    The last sequence is padded with ``pad``. The label is −100 if the next token is ``pad`` or missing.
+    The label of each token is the next one, int64 [n, length].
+
+    The last sequence is padded with ``pad``. The label is −100 if the next token is ``pad`` or
+    missing.
     """
     n = max(0, -(-(len(tokens) - 1) // length))
     padded = np.full(n * length + 1, pad, tokens.dtype)
@@ -85,22 +94,31 @@ def sequences(tokens: np.ndarray, length: int = LENGTH, pad: int = PAD) -> tuple
     return x, y
 
 
-# ------------------------------------------------------------------------------------------------------- LEAF
+# --------------------------------------------------------------------------------------------- LEAF
 def femnist(data_dir: str) -> FederatedDataset:
-    """Handwritten characters by writer, [n, 1, 28, 28], 62 classes. Ink is 0 and paper is 255, as in LEAF."""
+    """Handwritten characters by writer, [n, 1, 28, 28], 62 classes.
+
+    Ink is 0 and paper is 255, as in LEAF.
+    """
     return _leaf("femnist", data_dir, _characters, CHARACTERS)
 
 
 def celeba(data_dir: str) -> FederatedDataset:
-    """Faces by celebrity, smiling or not, [n, 3, 84, 84]. As in LEAF, resizing does not keep the aspect ratio.
+    """Faces by celebrity, smiling or not, [n, 3, 84, 84].
 
-    The images of https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html are in ``celeba/data/raw/img_align_celeba/``.
+    As in LEAF, resizing does not keep the aspect ratio.
+
+    The images of https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html are in
+    ``celeba/data/raw/img_align_celeba/``.
     """
     return _leaf("celeba", data_dir, _faces, ("not smiling", "smiling"))
 
 
 def shakespeare(data_dir: str) -> FederatedDataset:
-    """80 characters by role, [n, 80], and the next one as the label, [n]. Labels outside ALPHABET are left out."""
+    """80 characters by role, [n, 80], and the next one as the label, [n].
+
+    Labels outside ALPHABET are left out.
+    """
     return _leaf("shakespeare", data_dir, _lines, ALPHABET)
 
 
@@ -118,22 +136,29 @@ def _lines(x: list[str], y: list[str]) -> Samples:
     return tokens[known], labels[known]
 
 
-def _leaf(name: str, data_dir: str, read: Callable[..., Samples], classes: Sequence[str]) -> FederatedDataset:
+def _leaf(
+    name: str, data_dir: str, read: Callable[..., Samples], classes: Sequence[str]
+) -> FederatedDataset:
     root = Path(data_dir) / name / "data"
     files = {part: sorted((root / part).glob("*.json")) for part in ("train", "test")}
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not all(files.values()):
             raise FileNotFoundError(
-                f"data set {name}: no JSON file in {root.resolve()}/train or test. Clone github.com/TalwalkarLab/leaf, "
-                f"run {COMMANDS[name]} in its folder data/{name}, and set paths.data_dir (DATA_DIR) to its folder data."
+                f"data set {name}: no JSON file in {root.resolve()}/train or test. Clone"
+                f" github.com/TalwalkarLab/leaf, run {COMMANDS[name]} in its folder data/{name},"
+                " and set paths.data_dir (DATA_DIR) to its folder data."
             )
-        samples = {part: list(zip(*_users(paths, read), strict=True)) for part, paths in files.items()}
+        samples = {
+            part: list(zip(*_users(paths, read), strict=True)) for part, paths in files.items()
+        }
         everyone = sorted({user for users, _, _ in samples.values() for user in users})
         for part, (users, xs, ys) in samples.items():
             x: Iterable[np.ndarray] = xs
             if name == "celeba":
-                faces = [root / "raw" / "img_align_celeba" / file for file in np.concatenate(xs).tolist()]
+                faces = [
+                    root / "raw" / "img_align_celeba" / file for file in np.concatenate(xs).tolist()
+                ]
                 x = decode(faces, f"CelebA {part}", size=84, bicubic=True)
             groups = [everyone.index(user) for user in users]
             keep(part, x, np.concatenate(ys), np.repeat(groups, [*map(len, ys)]))
@@ -143,14 +168,19 @@ def _leaf(name: str, data_dir: str, read: Callable[..., Samples], classes: Seque
     return cached(data_dir, f"leaf_{name}", build, written(every) if every else "")
 
 
-def _users(paths: list[Path], read: Callable[..., Samples]) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _users(
+    paths: list[Path], read: Callable[..., Samples]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yields (user, x, y) for each user with samples."""
     for path in paths:
         try:
             content = json.loads(path.read_bytes())
             for user in content["users"]:
-                samples = content["user_data"].pop(user)  # popped, because lists of floats need much memory
+                # popped, because lists of floats need much memory
+                samples = content["user_data"].pop(user)
                 if samples["x"]:
                     yield user, *read(samples["x"], samples["y"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} is not what LEAF's preprocessing writes ({error!r}): make it again.") from error
+            raise ValueError(
+                f"{path} is not what LEAF's preprocessing writes ({error!r}): make it again."
+            ) from error

@@ -22,16 +22,24 @@ KEYS = ("x", "y", "x_test", "y_test", "groups")
 
 @checked
 def own_data(
-    *, dataset: Callable[[], FederatedDataset | Mapping[str, Any]], test: Inside = 0.2, **settings: Any
+    *,
+    dataset: Callable[[], FederatedDataset | Mapping[str, Any]],
+    test: Inside = 0.2,
+    **settings: Any,
 ) -> FederatedDataModule:
     """The data module of the user's own data.
 
     Args:
         dataset: returns a :class:`FederatedDataset`, or arrays as for :func:`from_arrays`.
-        test: share of the samples that become the test split if the data have none; the same for all seeds.
-        settings: those of :class:`FederatedDataModule`. Settings that the config passes on to ``dataset`` are ignored.
+        test: share of the samples that become the test split if the data have none; the same for
+            all seeds.
+        settings: those of :class:`FederatedDataModule`. Settings that the config passes on to
+            ``dataset`` are ignored.
     """
-    for key in settings.keys() & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters:
+    for key in (
+        settings.keys()
+        & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters
+    ):
         del settings[key]
 
     def load() -> FederatedDataset:
@@ -43,22 +51,29 @@ def own_data(
 
 def unnamed(**_: Any) -> None:
     """Stands for the user's function in ``configs/data/own.yaml``."""
-    raise ValueError("data=own: name the function that loads your data, as in data.dataset._target_=mydata.load.")
+    raise ValueError(
+        "data=own: name the function that loads your data, as in data.dataset._target_=mydata.load."
+    )
 
 
 @checked
 def arrays(path: str | None, test: Inside = 0.2) -> FederatedDataset:
     """The arrays of an ``.npz``, as for :func:`from_arrays`.
 
-    Raises FileNotFoundError if there is no such file; ValueError if it is no ``.npz`` of plain arrays that match.
+    Raises FileNotFoundError if there is no such file; ValueError if it is no ``.npz`` of plain
+    arrays that match.
     """
     if path is None or not Path(path).is_file():
-        raise FileNotFoundError(f"data.path={path} is no file: numpy.savez('x.npz', x=…, y=…) writes one.")
+        raise FileNotFoundError(
+            f"data.path={path} is no file: numpy.savez('x.npz', x=…, y=…) writes one."
+        )
     try:
         with np.load(path, allow_pickle=False) as file:
             content = dict(file)
     except Exception as error:  # of NumPy, of zip files or of their compression
-        raise ValueError(f"data.path={path} is no .npz of plain arrays ({error}): write it by numpy.savez.") from error
+        raise ValueError(
+            f"data.path={path} is no .npz of plain arrays ({error}): write it by numpy.savez."
+        ) from error
     return from_arrays(content, str(path), test)
 
 
@@ -66,24 +81,35 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
     """The data set of these arrays.
 
     Args:
-        content: by name, arrays or what NumPy converts to arrays, such as pandas' columns. ``x``: images uint8 [n, C,
-            H, W], [n, H, W, C] with 1 or 3 channels, or [n, H, W]; tokens uint8 [n, T]; or vectors, floats [n, d].
-            ``y``: the class of each sample, integers or text [n]; the class of each token, integers [n, T], negative
-            for none; or targets of a regression, floats [n] or [n, C]. ``x_test`` and ``y_test``: the test split, if
-            there is one. ``groups``: the natural client of each training sample, integers or text [n].
+        content: by name, arrays or what NumPy converts to arrays, such as pandas' columns. ``x``:
+            images uint8 [n, C, H, W], [n, H, W, C] with 1 or 3 channels, or [n, H, W]; tokens uint8
+            [n, T]; or vectors, floats [n, d]. ``y``: the class of each sample, integers or text
+            [n]; the class of each token, integers [n, T], negative for none; or targets of a
+            regression, floats [n] or [n, C]. ``x_test`` and ``y_test``: the test split, if there is
+            one. ``groups``: the natural client of each training sample, integers or text [n].
         name: of the file or module, for errors.
-        test: share of the samples (of each class) that become the test split if ``x_test`` is missing.
+        test: share of the samples (of each class) that become the test split if ``x_test`` is
+            missing.
 
     Raises ValueError, with the file's name, if an array is missing or arrays do not match.
     """
     if not isinstance(content, Mapping):
-        raise ValueError(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
-    if not {"x", "y"} <= content.keys() <= set(KEYS) or ("x_test" in content) != ("y_test" in content):
-        raise ValueError(f"{name} has {', '.join(map(str, content))}: give x and y, and perhaps {', '.join(KEYS[2:])}.")
+        raise ValueError(
+            f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y."
+        )
+    if not {"x", "y"} <= content.keys() <= set(KEYS) or ("x_test" in content) != (
+        "y_test" in content
+    ):
+        raise ValueError(
+            f"{name} has {', '.join(map(str, content))}: give x and y, and perhaps"
+            f" {', '.join(KEYS[2:])}."
+        )
     try:
         found = {key: _plain(key, value) for key, value in content.items()}
         y, num_classes, names = _labels([found[key] for key in ("y", "y_test") if key in found])
-        groups = np.unique(_flat(found["groups"]), return_inverse=True)[1] if "groups" in found else None
+        groups = (
+            np.unique(_flat(found["groups"]), return_inverse=True)[1] if "groups" in found else None
+        )
         train = Split(_samples(found["x"]), y[0], groups)
         if "x_test" in found:
             tests = Split(_samples(found["x_test"]), y[1])
@@ -101,7 +127,9 @@ def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str |
     """Raises ValueError if a key names a column that is missing."""
     for key, names in named.items():
         for name in {*names} - {*columns}:
-            raise ValueError(f"{key}={name or 'null'} is no column; there are {', '.join(map(str, columns))}.")
+            raise ValueError(
+                f"{key}={name or 'null'} is no column; there are {', '.join(map(str, columns))}."
+            )
 
 
 def _plain(key: str, value: Any) -> np.ndarray:
@@ -111,13 +139,18 @@ def _plain(key: str, value: Any) -> np.ndarray:
         if key.startswith("x"):
             return array.astype(np.float64)
         if len({type(entry) for entry in array.flat}) > 1:
-            raise ValueError(f"{key} holds objects that are neither all text nor all numbers, such as empty cells")
+            raise ValueError(
+                f"{key} holds objects that are neither all text nor all numbers, such as empty"
+                " cells"
+            )
         array = np.array(array.tolist())
     return np.char.decode(array) if array.dtype.kind == "S" else array
 
 
 def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:
-    """The labels of each split as :class:`Split` takes them, the number of classes, and their names."""
+    """The labels of each split as :class:`Split` takes them, the number of classes, and their
+    names.
+    """
     parts = [part if part.dtype.kind == "f" else _flat(part) for part in parts]
     kinds = {part.dtype.kind for part in parts}
     if kinds <= set("iuUb") and all(part.ndim == 1 for part in parts):
@@ -130,7 +163,10 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     if kinds == {"f"}:
         targets = [_floats(part.reshape(len(part), -1)) for part in parts]
         return targets, targets[0].shape[1], None
-    found, fix = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts), max(map(label_fix, parts))
+    found, fix = (
+        " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts),
+        max(map(label_fix, parts)),
+    )
     raise ValueError(f"y holds {found}, neither classes throughout nor floats to regress on{fix}")
 
 
@@ -147,12 +183,16 @@ def _samples(x: np.ndarray) -> np.ndarray:
         return x[:, None]
     if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3):
         _, height, width, last = x.shape
-        if last in (1, 3) or last < min(height, width) or height == width != last:  # also of four and more channels
+        # also of four and more channels
+        if last in (1, 3) or last < min(height, width) or height == width != last:
             log.info("x %s is read as [n, H, W, C]", [*x.shape])
             return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return x
 
 
 def _floats(values: np.ndarray) -> np.ndarray:
-    """float32 or float64. Float64 stays until data are standardized: a time stamp has 13 digits, float32 has 7."""
+    """float32 or float64.
+
+    Float64 stays until data are standardized: a time stamp has 13 digits, float32 has 7.
+    """
     return values.astype(np.float32 if values.itemsize < 8 else np.float64)

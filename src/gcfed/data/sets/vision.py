@@ -1,4 +1,6 @@
-"""Data sets of images with official archives: torchvision's, TinyImageNet, and FedGC's handwritten digits."""
+"""Data sets of images with official archives: torchvision's, TinyImageNet, and FedGC's handwritten
+digits.
+"""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,7 +21,10 @@ from gcfed.data.sets.images import decode
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.instantiate import installed
 
-CIFAR, EMNIST = "www.cs.toronto.edu/~kriz/cifar.html", "www.nist.gov/itl/products-and-services/emnist-dataset"
+CIFAR, EMNIST = (
+    "www.cs.toronto.edu/~kriz/cifar.html",
+    "www.nist.gov/itl/products-and-services/emnist-dataset",
+)
 # name → torchvision's class, the official page, the class's further arguments
 SETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "cifar10": ("CIFAR10", CIFAR, {}),
@@ -48,29 +53,51 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         class_name, page, options = SETS[name]
         for part in ("train", "test"):
-            split = published(name, class_name, Path(data_dir), page, download, train=part == "train", **options)
+            split = published(
+                name, class_name, Path(data_dir), page, download, train=part == "train", **options
+            )
             x = np.asarray(split.data)
-            keep(part, x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2), np.asarray(split.targets, np.int64))
+            keep(
+                part,
+                x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2),
+                np.asarray(split.targets, np.int64),
+            )
         return len(split.classes), split.classes
 
     return cached(data_dir, name, build)
 
 
-def published(name: str, class_name: str, folder: Path, page: str, download: bool, **options: Any) -> Any:
-    """The data set that a class of torchvision reads. Raises FileNotFoundError for missing or broken files."""
+def published(
+    name: str, class_name: str, folder: Path, page: str, download: bool, **options: Any
+) -> Any:
+    """The data set that a class of torchvision reads.
+
+    Raises FileNotFoundError for missing or broken files.
+    """
     import torchvision.datasets  # it imports the compiler
 
     try:
         return getattr(torchvision.datasets, class_name)(folder, download=download, **options)
-    except (OSError, EOFError, RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:  # by format
+    except (
+        OSError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+        AssertionError,
+        KeyError,
+        IndexError,
+    ) as error:  # by format
         raise missing(name, folder, f"a file is missing or broken ({error})", page) from error
 
 
 def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
-    """TinyImageNet, [n, 3, 64, 64]. The test split is the validation images; classes have the order of ``wnids.txt``.
+    """TinyImageNet, [n, 3, 64, 64].
 
-    Reads the folder ``tiny-imagenet-200/`` in ``data_dir``, which may hold a part of the images. If it is missing, the
-    official ``tiny-imagenet-200.zip`` is unpacked there, and downloaded first if ``download`` is set.
+    The test split is the validation images; classes have the order of ``wnids.txt``.
+
+    Reads the folder ``tiny-imagenet-200/`` in ``data_dir``, which may hold a part of the images. If
+    it is missing, the official ``tiny-imagenet-200.zip`` is unpacked there, and downloaded first if
+    ``download`` is set.
 
     Raises FileNotFoundError for missing files; ValueError for a broken image or an unknown class.
     """
@@ -78,7 +105,8 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     if not root.is_dir() and not (folder / "cache/tiny_imagenet").is_dir():
         archive = folder / f"{TINY}.zip"
         obtain(archive, MD5, f"http://cs231n.stanford.edu/{TINY}.zip", "tiny_imagenet", download)
-        with TemporaryDirectory(prefix=".unpack-", dir=folder) as stage:  # a killed run leaves no part of the images
+        # a killed run leaves no part of the images
+        with TemporaryDirectory(prefix=".unpack-", dir=folder) as stage:
             shutil.unpack_archive(archive, stage)
             with suppress(OSError):  # another process was faster
                 (Path(stage) / TINY).rename(root)
@@ -89,19 +117,30 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
 def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
     wnids = [wnid for wnid, *_ in rows_of(root / "wnids.txt", 1)]
     words = dict(row[:2] for row in rows_of(root / "words.txt", 2, "\t"))
-    test = [(root / "val/images" / file, wnid) for file, wnid, *_ in rows_of(root / "val/val_annotations.txt", 2)]
-    jpegs = [path for path in root.glob("train/*/images/[!.]*") if path.suffix.lower() in (".jpeg", ".jpg")]
+    test = [
+        (root / "val/images" / file, wnid)
+        for file, wnid, *_ in rows_of(root / "val/val_annotations.txt", 2)
+    ]
+    jpegs = [
+        path
+        for path in root.glob("train/*/images/[!.]*")
+        if path.suffix.lower() in (".jpeg", ".jpg")
+    ]
     train = [(path, path.parts[-3]) for path in sorted(jpegs)]
     trained, tested = ({wnid for _, wnid in samples} for samples in (train, test))
     if odd := sorted(trained ^ {*wnids} | tested - {*wnids}):
-        raise ValueError(f"data set tiny_imagenet: {root} has no training image of {odd[0]}, or wnids.txt lacks it.")
+        raise ValueError(
+            f"data set tiny_imagenet: {root} has no training image of {odd[0]}, or wnids.txt"
+            " lacks it."
+        )
     for part, samples in (("train", train), ("test", test)):
         images = decode([path for path, _ in samples], f"TinyImageNet {part}")
         keep(part, images, np.array([wnids.index(wnid) for _, wnid in samples]))
     return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
 
 
-# ----------------------------------------------------------------------------------------- FedGC's handwritten digits
+# ----------------------------------------------------------------------------------------- FedGC's
+# handwritten digits
 NAMES = ("mnist", "mnist_m", "usps", "svhn")
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
 
@@ -110,13 +149,16 @@ USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#
 def hwdigits(
     data_dir: str, download: bool = True, *, sets: Sequence[str] = NAMES, one_class: bool = False
 ) -> FederatedDataset:
-    """MNIST, MNIST-M, USPS and SVHN, or some of them in this order, [n, 3, 32, 32] ("Federated Learning under Gradient
-    Constraints", FedGC, §4.1). Grey images get three equal channels; small ones are enlarged bilinearly.
+    """MNIST, MNIST-M, USPS and SVHN, or some of them in this order, [n, 3, 32, 32] ("Federated
+    Learning under Gradient Constraints", FedGC, §4.1). Grey images get three equal channels; small
+    ones are enlarged bilinearly.
 
-    MNIST-M (Ganin & Lempitsky, ICML 2015) is the folder ``mnist_m/`` of its authors' archive; SVHN needs SciPy. A
-    sample's group is its set's position p in ``sets`` (HWDigits-4), or with ``one_class`` 10 p + digit (HWDigits-40).
+    MNIST-M (Ganin & Lempitsky, ICML 2015) is the folder ``mnist_m/`` of its authors' archive; SVHN
+    needs SciPy. A sample's group is its set's position p in ``sets`` (HWDigits-4), or with
+    ``one_class`` 10 p + digit (HWDigits-40).
 
-    Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a missing file.
+    Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a
+    missing file.
     """
     if not sets or not set(sets) <= set(NAMES) or len(set(sets)) < len(sets):
         raise SettingError("sets", f"={[*sets]} must name some of {', '.join(NAMES)}, each once.")
@@ -124,15 +166,26 @@ def hwdigits(
 
     def build(keep: Keep) -> tuple[int, str]:
         for part in ("train", "test"):
-            xs, ys = zip(*(_read_digits(name, folder, download, part) for name in sets), strict=True)
+            xs, ys = zip(
+                *(_read_digits(name, folder, download, part) for name in sets), strict=True
+            )
             groups = np.repeat(np.arange(len(sets)), [*map(len, ys)])
-            keep(part, (block for images in xs for block in _resized(images)), np.concatenate(ys), groups)
+            keep(
+                part,
+                (block for images in xs for block in _resized(images)),
+                np.concatenate(ys),
+                groups,
+            )
         return 10, "0123456789"
 
-    source = counted(folder / "mnist_m", "mnist_m_train", "mnist_m_test") if "mnist_m" in sets else ""
+    source = (
+        counted(folder / "mnist_m", "mnist_m_train", "mnist_m_test") if "mnist_m" in sets else ""
+    )
     dataset = cached(folder, "-".join(("hwdigits", *sets)), build, source)
     if one_class:
-        train, test = (replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test))  # type: ignore
+        train, test = (
+            replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test)
+        )  # type: ignore
         dataset = replace(dataset, train=train, test=test)
     return dataset
 
@@ -141,15 +194,21 @@ def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
     """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]."""
     for block in torch.from_numpy(images).split(4096):
         if block.shape[2:] != (32, 32):
-            block = F.interpolate(block.float(), size=(32, 32), mode="bilinear", align_corners=False).round_()
+            block = F.interpolate(
+                block.float(), size=(32, 32), mode="bilinear", align_corners=False
+            ).round_()
         yield block.expand(-1, 3, -1, -1).to(torch.uint8).numpy()
 
 
-def _read_digits(name: str, folder: Path, download: bool, part: str) -> tuple[np.ndarray, np.ndarray]:
+def _read_digits(
+    name: str, folder: Path, download: bool, part: str
+) -> tuple[np.ndarray, np.ndarray]:
     """The images, uint8 [n, 1 or 3, H, W], and labels, int64 [n], of one part of a set."""
     if name == "svhn":
         installed("scipy", "SVHN's files are MATLAB files, and data.dataset.sets=[svhn]")
-        split = published(name, "SVHN", folder / "SVHN", "ufldl.stanford.edu/housenumbers/", download, split=part)
+        split = published(
+            name, "SVHN", folder / "SVHN", "ufldl.stanford.edu/housenumbers/", download, split=part
+        )
         return split.data, split.labels
     if name != "mnist_m":
         root, page = (folder, SETS["mnist"][1]) if name == "mnist" else (folder / "USPS", USPS)
@@ -159,5 +218,7 @@ def _read_digits(name: str, folder: Path, download: bool, part: str) -> tuple[np
     if not root.is_dir():
         raise missing(name, root, "the folder is missing", "http://yaroslav.ganin.net/ (unpacked)")
     rows = rows_of(root / f"mnist_m_{part}_labels.txt", 2)
-    images = decode([root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows], f"MNIST-M {part}")
+    images = decode(
+        [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows], f"MNIST-M {part}"
+    )
     return np.concatenate([*images]), np.array([int(label) for _, label, *_ in rows])

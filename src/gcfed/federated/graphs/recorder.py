@@ -1,8 +1,9 @@
 """Records local steps as CUDA graphs and replays them.
 
-A recording repeats the operations of a step on the same memory. The step's Python code runs only once, so a recording
-keeps its numbers and branches. Whatever differs between steps or clients, such as the step's number, must be a tensor
-on the device at a fixed address. Nothing in a step may wait for the device.
+A recording repeats the operations of a step on the same memory. The step's Python code runs only
+once, so a recording keeps its numbers and branches. Whatever differs between steps or clients, such
+as the step's number, must be a tensor on the device at a fixed address. Nothing in a step may wait
+for the device.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ MAX_RECORDINGS = 128  # of one stack: each takes memory
 
 
 class Graph:
-    """Records steps as CUDA graphs, which share memory, on one stream. It must not be the default stream."""
+    """Records steps as CUDA graphs, which share memory, on one stream.
+
+    It must not be the default stream.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -53,9 +57,12 @@ class Graph:
 
 
 class Recorder:
-    """Makes the recorded steps of all stacks of one stream. ``graph`` records a step; by default a new :class:`Graph`.
+    """Makes the recorded steps of all stacks of one stream.
 
-    It keeps recordings for two values of K, because most cohorts are split into stacks of one size and a smaller one.
+    ``graph`` records a step; by default a new :class:`Graph`.
+
+    It keeps recordings for two values of K, because most cohorts are split into stacks of one size
+    and a smaller one.
     """
 
     def __init__(self, graph: Any = None) -> None:
@@ -63,15 +70,21 @@ class Recorder:
         self._kept: dict[int, RecordedSteps] = {}  # by K
 
     def steps(
-        self, fresh: Callable[..., Any], download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan,
+        self,
+        fresh: Callable[..., Any],
+        download: Download,
+        clients: np.ndarray,
+        sizes: np.ndarray,
+        plan: BatchPlan,
         room: int,
-    ) -> RecordedSteps:  # fmt: skip
+    ) -> RecordedSteps:
         """The steps of K clients.
 
         Args:
             fresh: makes a stack of clients that begin at a model, its plan and its optimizer.
             sizes: the clients' numbers of samples, ``[K]``.
-            room: number of steps of the longest possible plan if later stacks may replay these recordings; else 0.
+            room: number of steps of the longest possible plan if later stacks may replay these
+                recordings; else 0.
         """
         if not room:
             return RecordedSteps(self.graph, room, *fresh(download.model))
@@ -90,15 +103,18 @@ class Recorder:
 class RecordedSteps(Steps):
     """The steps of a stack: records the second one of each kind, and replays later ones.
 
-    The first step is not recorded, because the optimizer creates its state in it. If there is ``room``, the next K
-    clients :meth:`restart` these steps: all tensors get new values in the same memory.
+    The first step is not recorded, because the optimizer creates its state in it. If there is
+    ``room``, the next K clients :meth:`restart` these steps: all tensors get new values in the same
+    memory.
 
     Args:
         graph: records a step.
         room: as in :meth:`Recorder.steps`.
     """
 
-    def __init__(self, graph: Any, room: int, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
+    def __init__(
+        self, graph: Any, room: int, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer
+    ) -> None:
         super().__init__(stack, plan, optimizer)
         for group in optimizer.param_groups:
             group["capturable"] = plan.index.is_cuda  # SGD ignores it
@@ -106,8 +122,10 @@ class RecordedSteps(Steps):
         room = max(room, len(plan.kinds))
         self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
         self._recordings: dict[Kind, Step | None] = {}
-        self._tables: list[Tensor] = []  # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
-        self._state: list[dict[str, Any]] = []  # of the optimizer: each parameter's, of all K clients
+        # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
+        self._tables: list[Tensor] = []
+        # of the optimizer: each parameter's, of all K clients
+        self._state: list[dict[str, Any]] = []
         self._prepared: dict[int, dict[str, Tensor]] = {}  # by part
         self._plan = [table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables]
         self._place(plan)
@@ -117,7 +135,9 @@ class RecordedSteps(Steps):
             table[:, : new.shape[1]].copy_(new)
         self.plan = plan.on(self._plan)
 
-    def restart(self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan) -> None:
+    def restart(
+        self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan
+    ) -> None:
         """Begins with the next K clients, in the state before the first step."""
         start, old = self.stack.start, list(self.stack.leaves.values())
         torch._foreach_copy_(list(start.values()), [download.model[name] for name in start])
@@ -130,11 +150,15 @@ class RecordedSteps(Steps):
         self._place(plan)
 
     def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A copy of ``prepared`` in the memory that this part's tensors had for the clients before."""
+        """A copy of ``prepared`` in the memory that this part's tensors had for
+        the clients before.
+        """
         if not self.lasts:
             return prepared
         kept = self._prepared.get(id(part), {})
-        if {name: t.shape for name, t in kept.items()} != {name: t.shape for name, t in prepared.items()}:
+        if {name: t.shape for name, t in kept.items()} != {
+            name: t.shape for name, t in prepared.items()
+        }:
             self._recordings.clear()
             kept = self._prepared[id(part)] = {name: t.clone() for name, t in prepared.items()}
         elif kept:
@@ -158,7 +182,9 @@ class RecordedSteps(Steps):
 
     def first_done(self) -> None:
         super().first_done()
-        self._state = self._state or [dict(self.optimizer.state[leaf]) for leaf in self.stack.leaves.values()]
+        self._state = self._state or [
+            dict(self.optimizer.state[leaf]) for leaf in self.stack.leaves.values()
+        ]
 
     def note(self, number: int | Tensor, *values: Tensor) -> None:
         assert isinstance(number, Tensor)  # on the device

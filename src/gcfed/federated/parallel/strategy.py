@@ -28,11 +28,14 @@ _STOP = signal.SIGUSR2  # nobody else sends it: a process that dies of another s
 
 
 class ForkLauncher(_Launcher):
-    """Forks a prepared run into processes that share its data and its imports. The calling process is rank 0.
+    """Forks a prepared run into processes that share its data and its imports.
 
-    Lightning's launchers start the whole command again for every process, with its imports and a copy of the data, and
-    cannot do so within a sweep. A fork takes milliseconds. The calling process keeps the trained module and the rows.
-    No other machine can connect: the processes meet through a file, and communicate over the loopback interface.
+    The calling process is rank 0.
+
+    Lightning's launchers start the whole command again for every process, with its imports and a
+    copy of the data, and cannot do so within a sweep. A fork takes milliseconds. The calling
+    process keeps the trained module and the rows. No other machine can connect: the processes meet
+    through a file, and communicate over the loopback interface.
     """
 
     is_interactive_compatible = True
@@ -49,12 +52,19 @@ class ForkLauncher(_Launcher):
         """
         environment, threads = dict(os.environ), torch.get_num_threads()
         own, world = max(1, cores() // self.num_processes), str(self.num_processes)
-        os.environ |= {"NODE_RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ |= {
+            "NODE_RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": world,
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
         folder, work = TemporaryDirectory(prefix="gcfed_"), partial(function, *args, **kwargs)
         self.meeting = f"{folder.name}/store"
         try:
             for rank in range(1, self.num_processes):
-                child = multiprocessing.get_context("fork").Process(target=_child, args=(rank, own, work))
+                child = multiprocessing.get_context("fork").Process(
+                    target=_child, args=(rank, own, work)
+                )
                 child.start()
                 self.children.append(child)
             torch.set_num_threads(own)
@@ -80,7 +90,10 @@ class ForkLauncher(_Launcher):
         raise SIGTERMException(128 + signum)
 
     def _join(self, stop: bool = True) -> str:
-        """Waits for the other processes, or ends them. Describes a failure before that; "" if there is none."""
+        """Waits for the other processes, or ends them.
+
+        Describes a failure before that; "" if there is none.
+        """
         for child in self.children:
             if stop and child.is_alive():
                 os.kill(child.pid, _STOP)  # type: ignore[arg-type]
@@ -90,23 +103,27 @@ class ForkLauncher(_Launcher):
         self.children = []
         if not (failed := [(code, rank) for code, rank in codes if code not in (0, -_STOP)]):
             return ""
-        code, rank = min(failed)  # a signal, as a negative number, comes before the errors that follow from it
+        # a signal, as a negative number, comes before the errors that follow from it
+        code, rank = min(failed)
         return f"process {rank} of this run {f'died of signal {-code}' if code < 0 else 'failed'}"
 
 
 def _child(rank: int, threads: int, function: Callable[[], Any]) -> None:
     """Does the work of a forked process.
 
-    In a new thread, because GNU OpenMP would wait forever for the threads that the parent's main thread had.
+    In a new thread, because GNU OpenMP would wait forever for the threads that the parent's main
+    thread had.
     """
     end_with_parent()  # a kill of rank 0 ends the run
     signal.signal(_STOP, signal.SIG_DFL)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # rank 0 handles them, and ends the others
+    # rank 0 handles them, and ends the others
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     os.environ["LOCAL_RANK"] = str(rank)
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as thread:
         thread.submit(function).result()
-        thread.submit(_leave_group).result()  # not after a failure: the others notice that this process has ended
+        # not after a failure: the others notice that this process has ended
+        thread.submit(_leave_group).result()
 
 
 def end_with_parent() -> None:
@@ -120,11 +137,13 @@ def _leave_group() -> None:
 
 
 class CohortStrategy(DDPStrategy):
-    """Every process holds the global model and trains its share of the cohort; updates are summed once a round.
+    """Every process holds the global model and trains its share of the cohort; updates are summed
+    once a round.
 
-    The module is not wrapped in ``DistributedDataParallel``, because clients must drift apart during local training.
-    The strategy forks the processes if it can (:class:`ForkLauncher`). Otherwise Lightning starts the command once for
-    each process. Under ``torchrun`` and SLURM the processes exist already.
+    The module is not wrapped in ``DistributedDataParallel``, because clients must drift apart
+    during local training. The strategy forks the processes if it can (:class:`ForkLauncher`).
+    Otherwise Lightning starts the command once for each process. Under ``torchrun`` and SLURM the
+    processes exist already.
     """
 
     def _configure_launcher(self) -> None:
@@ -136,11 +155,15 @@ class CohortStrategy(DDPStrategy):
             super()._configure_launcher()
 
     def setup_distributed(self) -> None:
-        self._timeout = timedelta(days=1)  # a client may train for longer than torch's default of half an hour
-        if isinstance(self._launcher, ForkLauncher):  # Lightning would open a port on all interfaces
+        # a client may train for longer than torch's default of half an hour
+        self._timeout = timedelta(days=1)
+        # Lightning would open a port on all interfaces
+        if isinstance(self._launcher, ForkLauncher):
             rank, world = int(os.environ["LOCAL_RANK"]), self.num_processes
             store = dist.FileStore(self._launcher.meeting, world)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=self._timeout)
+            dist.init_process_group(
+                "gloo", store=store, rank=rank, world_size=world, timeout=self._timeout
+            )
         elif "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()  # otherwise the processes of a killed agent would continue
         super().setup_distributed()
@@ -150,33 +173,48 @@ class CohortStrategy(DDPStrategy):
 
 
 def can_fork() -> bool:
-    """Whether a run may fork: under Linux, and without a GPU, because a fork would lose its autograd threads."""
+    """Whether a run may fork: under Linux, and without a GPU, because a fork would lose its
+    autograd threads.
+    """
     return sys.platform == "linux" and not torch.accelerator.is_available()
 
 
 def trains_on_cpu(accelerator: str) -> bool:
-    """Whether this ``trainer.accelerator`` means the CPU here. ``auto`` does so on a Mac, since sums need float64."""
+    """Whether this ``trainer.accelerator`` means the CPU here.
+
+    ``auto`` does so on a Mac, since sums need float64.
+    """
     return accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
 
 
 def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -> dict[str, Any]:
     """The devices and the strategy of the trainer.
 
-    ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory suffices: two processes of
-    one thread are faster than one of two. No run on CPUs has more processes than clients in a round or test samples.
+    ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory
+    suffices: two processes of one thread are faster than one of two. No run on CPUs has more
+    processes than clients in a round or test samples.
 
     Raises:
         ValueError: several processes of a job would each train the whole run.
     """
-    devices, on_cpu, strategy = trainer.devices, trains_on_cpu(trainer.accelerator), trainer.get("strategy")
+    devices, on_cpu, strategy = (
+        trainer.devices,
+        trains_on_cpu(trainer.accelerator),
+        trainer.get("strategy"),
+    )
     if launched():
         if strategy is None:
-            raise ValueError("this process is one of several, and each would train the whole run: set trainer=ddp.")
+            raise ValueError(
+                "this process is one of several, and each would train the whole run: set"
+                " trainer=ddp."
+            )
         return {}
     if devices == "auto":
-        in_job = "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1  # a script before its srun
-        # A process needs the memory of up to 19 models (VGG11): the global model, the broadcast one, a client's with
-        # its gradients and momentum, the sums of updates (four models), activations, and what the allocator keeps.
+        # a script before its srun
+        in_job = "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1
+        # A process needs the memory of up to 19 models (VGG11): the global model, the broadcast
+        # one, a client's with its gradients and momentum, the sums of updates (four models),
+        # activations, and what the allocator keeps.
         fitting = int(0.5 * present_memory() / (19 * sum(p.nbytes for p in net.parameters())))
         devices = min(cores(), fitting) if on_cpu and can_fork() and not in_job else 1
     if not on_cpu and devices != 1:
@@ -184,7 +222,11 @@ def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -
         return {} if one or strategy is not None else {"strategy": CohortStrategy()}
     devices = max(1, min(int(devices), per_round, num_test))
     # Lightning would take a SLURM job of one task for processes that SLURM starts.
-    several = {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())} if devices > 1 else {}
+    several = (
+        {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())}
+        if devices > 1
+        else {}
+    )
     return {"devices": devices} | several
 
 

@@ -1,7 +1,8 @@
 """Sums that depend neither on the order of their terms nor on the process that adds them.
 
-A term is rounded to a multiple of 2⁻ᵇ, and integers add up to the same sum in any order. The low bits of the double
-``1.5·2⁵² + p x 2ᵇ`` are the integer. |p x| must be less than 2^(51−b), and the sum of all terms less than 2^(63−b).
+A term is rounded to a multiple of 2⁻ᵇ, and integers add up to the same sum in any order. The low
+bits of the double ``1.5·2⁵² + p x 2ᵇ`` are the integer. |p x| must be less than 2^(51−b), and the
+sum of all terms less than 2^(63−b).
 :func:`~gcfed.federated.messages.finite_clients` leaves out a client with larger numbers.
 """
 
@@ -24,11 +25,14 @@ MAGIC = 1.5 * 2.0**52
 OFFSET = 0x4338000000000000  # its bits
 PIECE = 1 << 18  # entries at a time on a CPU, few enough for a core's cache
 
-Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]  # sums over all processes; the identity if there is one
+# sums over all processes; the identity if there is one
+Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class Sums:
-    """Σ_k p_k x_k of a set of tensors. Tensors in float64 are added as they are, all others on a grid.
+    """Σ_k p_k x_k of a set of tensors.
+
+    Tensors in float64 are added as they are, all others on a grid.
 
     Args:
         like: name → ``[*shape]``; gives shapes, types and the device.
@@ -40,22 +44,35 @@ class Sums:
         kinds: dict[tuple[int, ...], Params] = {}
         for name in sorted(like):  # in the same order on every process
             exact = like[name].dtype is torch.float64
-            kinds.setdefault(() if exact else NARROW if name in narrow else WIDE, {})[name] = like[name]
+            kinds.setdefault(() if exact else NARROW if name in narrow else WIDE, {})[name] = like[
+                name
+            ]
         self._grids = [Grid(tensors, places) for places, tensors in kinds.items()]
         self._weight = next(iter(like.values())).new_zeros((), dtype=torch.float64)
 
     def add(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
-        """Adds K terms, name → ``[K, *shape]``, with float64 weights ``[K]`` ≤ 1. Weight 0 also leaves out NaN."""
+        """Adds K terms, name → ``[K, *shape]``, with float64 weights ``[K]`` ≤ 1.
+
+        Weight 0 also leaves out NaN.
+        """
         self._weight = self._weight + weight_K.sum()
         for grid in self._grids:
             grid.add(values_K, weight_K)
 
     def total(self, reduce: Reduce) -> tuple[Params, Tensor]:
-        """The sums over all processes, in float64, name → ``[*shape]``, and the sum of the weights. Called once."""
-        return {n: t for grid in self._grids for n, t in grid.total(reduce).items()}, reduce([self._weight])[0]
+        """The sums over all processes, in float64, name → ``[*shape]``, and the sum of the weights.
+
+        Called once.
+        """
+        return {n: t for grid in self._grids for n, t in grid.total(reduce).items()}, reduce(
+            [self._weight]
+        )[0]
 
     def mean(self, reduce: Reduce) -> Params:
-        """The weighted means over all processes, in the types of ``like``; 0 if all weights are 0. Called once."""
+        """The weighted means over all processes, in the types of ``like``; 0 if all weights are 0.
+
+        Called once.
+        """
         total, weight = self.total(reduce)
         torch._foreach_div_(list(total.values()), torch.where(weight > 0, weight, 1.0))
         return {name: total[name].to(dtype) for name, dtype in self._dtypes.items()}
@@ -89,8 +106,11 @@ class Grid:
             if not on_cpu:
                 self._buffer.mul_(weight).masked_fill_(weight == 0, 0.0)
             self._terms += 1
-            size = PIECE if on_cpu else max(1, len(self._buffer))  # a GPU has a launch for each piece
-            for piece, *totals in zip(*(t.split(size) for t in (self._buffer, *self.totals)), strict=True):
+            # a GPU has a launch for each piece
+            size = PIECE if on_cpu else max(1, len(self._buffer))
+            for piece, *totals in zip(
+                *(t.split(size) for t in (self._buffer, *self.totals)), strict=True
+            ):
                 self._add(piece, totals, weight if on_cpu else 1.0)
 
     def _add(self, piece: Tensor, totals: Sequence[Tensor], weight: float) -> None:
@@ -109,15 +129,22 @@ class Grid:
                 weight = 1.0
 
     def total(self, reduce: Reduce) -> Params:
-        """The sums over all processes, in float64, name → ``[*shape]``. Called once, after the last term."""
+        """The sums over all processes, in float64, name → ``[*shape]``.
+
+        Called once, after the last term.
+        """
         offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63 if self.places else 0  # as int64
         parts = reduce([total.sub_(offset) for total in self.totals])
-        total, *rest = (part.double().mul_(2.0**-b) for part, b in zip(parts, self.places or (0,), strict=True))
+        total, *rest = (
+            part.double().mul_(2.0**-b) for part, b in zip(parts, self.places or (0,), strict=True)
+        )
         return dict(zip(self._shapes, self._split(sum(rest, total)), strict=True))
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sums over all processes (int64 modulo 2⁶⁴), one message for each data type; the identity in a single process."""
+    """Sums over all processes (int64 modulo 2⁶⁴), one message for each data type; the identity in a
+    single process.
+    """
     if rank_and_world()[1] == 1:
         return tensors
     result, sent = list(tensors), []
@@ -130,7 +157,11 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         for i, part in zip(places, flat.split([tensors[i].numel() for i in places]), strict=True):
             added = part.view(tensors[i].shape)
             # In the memory format of the original: the server's optimizer needs one layout.
-            result[i] = added if added.stride() == tensors[i].stride() else torch.empty_like(tensors[i]).copy_(added)
+            result[i] = (
+                added
+                if added.stride() == tensors[i].stride()
+                else torch.empty_like(tensors[i]).copy_(added)
+            )
     return result
 
 

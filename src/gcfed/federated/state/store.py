@@ -1,9 +1,11 @@
-"""What clients keep from one round to the next (control variates, previous models): for methods, and in files.
+"""What clients keep from one round to the next (control variates, previous models): for methods,
+and in files.
 
-A client's state under one name is a vector. Each version of it is a file ``<name>/<thousand>/<client>-<round>.bin``.
-It ends in a checksum of its name, client, round and content, which every read compares. The processes of a run share
-the files, and the system caches them in memory. A run with one process and a GPU keeps states on the GPU while they
-fit, and writes files only for checkpoints. A checkpoint contains the versions, and waits until the files are on the
+A client's state under one name is a vector. Each version of it is a file
+``<name>/<thousand>/<client>-<round>.bin``. It ends in a checksum of its name, client, round and
+content, which every read compares. The processes of a run share the files, and the system caches
+them in memory. A run with one process and a GPU keeps states on the GPU while they fit, and writes
+files only for checkpoints. A checkpoint contains the versions, and waits until the files are on the
 disk. A state has up to two versions: the present one, and that of the last checkpoint.
 """
 
@@ -38,8 +40,10 @@ class Kept:
     """Declares what each client keeps under one name. The engine reads, writes and checkpoints it.
 
     Attributes:
-        like: takes the part and the download; returns tensors like those of one client, name → ``[*shape]``.
-        starts_at_model: whether a client that has kept nothing yet has the broadcast model's tensors instead of zeros.
+        like: takes the part and the download; returns tensors like those of one client, name →
+            ``[*shape]``.
+        starts_at_model: whether a client that has kept nothing yet has the broadcast model's
+            tensors instead of zeros.
     """
 
     like: Callable[[Any, Download], Params]
@@ -47,10 +51,13 @@ class Kept:
 
 
 class Own(dict[str, Params]):
-    """The states of K clients, by the names in ``keeps``: name → ``[K, *shape]``. The part may edit them.
+    """The states of K clients, by the names in ``keeps``: name → ``[K, *shape]``.
+
+    The part may edit them.
 
     Attributes:
-        version: index of the round in which each client wrote its state, ``[K]``; −1 if it has none yet.
+        version: index of the round in which each client wrote its state, ``[K]``; −1 if it has none
+            yet.
     """
 
     def __init__(self, version: Sequence[int] = ()) -> None:
@@ -58,7 +65,10 @@ class Own(dict[str, Params]):
         self.version = np.array(version, dtype=np.int64)
 
     def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
-        """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``. Returns the tensors of this name."""
+        """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``.
+
+        Returns the tensors of this name.
+        """
         for key, t in self[name].items():
             t.add_(torch.where(per_client(finite, t), change[key], 0.0))
         return self[name]
@@ -99,7 +109,9 @@ class ClientStores:
         return self.root / name / f"{client // 1000:d}" / f"{client:d}-{version:d}.bin"
 
     def versions(self, name: str, clients: Sequence[int] | np.ndarray) -> list[int]:
-        """Index of the round in which each of these clients' states was last written, or ``NONE``."""
+        """Index of the round in which each of these clients' states was last
+        written, or ``NONE``.
+        """
         return [self._version.get(key, NONE) for key in self._keys(name, clients)]
 
     def _keys(self, name: str, clients: Sequence[int] | np.ndarray) -> list[Key]:
@@ -107,15 +119,21 @@ class ClientStores:
             raise KeyError(name)
         return [(name, int(client)) for client in clients]
 
-    def read(self, name: str, clients: np.ndarray, like: Params, default: Params | None = None) -> Params:
-        """The states of these clients, ``[K]``: tensor → ``[K, *shape]``, on the device and in the layout of ``like``,
-        tensor → ``[*shape]``. A client without a state has ``default``, or zeros.
+    def read(
+        self, name: str, clients: np.ndarray, like: Params, default: Params | None = None
+    ) -> Params:
+        """The states of these clients, ``[K]``: tensor → ``[K, *shape]``, on the device and in the
+        layout of ``like``, tensor → ``[*shape]``. A client without a state has ``default``, or
+        zeros.
 
         Raises:
             ValueError: a client's file is lost, damaged, or of another model; names it.
         """
         out = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
-        sizes, dtype = [t.numel() for t in like.values()], reduce(torch.promote_types, (t.dtype for t in like.values()))
+        sizes, dtype = (
+            [t.numel() for t in like.values()],
+            reduce(torch.promote_types, (t.dtype for t in like.values())),
+        )
         for row, key in enumerate(self._keys(name, clients)):
             vector = self._held.get(key)
             if vector is None and key in self._version:
@@ -131,8 +149,16 @@ class ClientStores:
                 out[tensor][row].copy_(part.view(t.shape), non_blocking=True)
         return out
 
-    def write(self, name: str, clients: np.ndarray, values: Params, round: int, counts: Tensor | None = None) -> None:
-        """Replaces the states of these clients, tensor → ``[K, *shape]``, in the round of this index.
+    def write(
+        self,
+        name: str,
+        clients: np.ndarray,
+        values: Params,
+        round: int,
+        counts: Tensor | None = None,
+    ) -> None:
+        """Replaces the states of these clients, tensor → ``[K, *shape]``, in the round of this
+        index.
 
         ``counts``, bool ``[K]``, selects clients; None selects all.
         """
@@ -140,7 +166,8 @@ class ClientStores:
         for row, key in zip(rows, self._keys(name, clients[rows]), strict=True):
             vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()])
             if key in self._held:
-                self._held[key].copy_(vector)  # a new tensor could reuse memory that another stream still reads
+                # a new tensor could reuse memory that another stream still reads
+                self._held[key].copy_(vector)
             elif not self.shared and _fits(vector.device):
                 self._held[key] = vector
             else:
@@ -159,14 +186,21 @@ class ClientStores:
             self.path(key, before).unlink(missing_ok=True)
         self._version[key] = round
 
-    # ----------------------------------------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------------------------- checkpoints
     def require_folder(self) -> None:
-        """Raises ValueError if a method keeps states and no folder is named, where checkpoints would find them."""
+        """Raises ValueError if a method keeps states and no folder is named, where checkpoints
+        would find them.
+        """
         if self.names and self.folder is None:
-            raise ValueError("client_store.folder=null: checkpoints need the clients' states: name a folder.")
+            raise ValueError(
+                "client_store.folder=null: checkpoints need the clients' states: name a folder."
+            )
 
     def state_dict(self) -> dict[str, Any]:
-        """Each name's clients and versions, ``[n, 2]``. Waits until all files that changed are on the disk."""
+        """Each name's clients and versions, ``[n, 2]``.
+
+        Waits until all files that changed are on the disk.
+        """
         self.require_folder()
         found: dict[str, list[int]] = {}
         for key, version in self._version.items():
@@ -184,21 +218,32 @@ class ClientStores:
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Goes back to the versions of a checkpoint."""
-        self.restore({(name, client): version for name, t in state_dict.items() for client, version in t.tolist()})
+        self.restore(
+            {
+                (name, client): version
+                for name, t in state_dict.items()
+                for client, version in t.tolist()
+            }
+        )
 
     def restore(self, versions: Mapping[Key, int]) -> None:
         """Goes back to these versions, of a checkpoint or of the server."""
         self._version, self._last, self._held = {**versions}, {**versions}, {}
 
     def check(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Goes back to a checkpoint. Raises ValueError if one of its files is lost, and names it."""
+        """Goes back to a checkpoint.
+
+        Raises ValueError if one of its files is lost, and names it.
+        """
         self.load_state_dict(state_dict)
         for key, version in self._version.items():
             if not self.path(key, version).is_file():
                 raise self._lost(key, "not there")  # damage is found when it is read
 
     def start(self, trainer: Trainer) -> None:
-        """Called once before the first round, on every process. Deletes files that the checkpoint does not need.
+        """Called once before the first round, on every process.
+
+        Deletes files that the checkpoint does not need.
 
         Raises:
             ValueError: the processes do not see a common folder.
@@ -221,12 +266,16 @@ class ClientStores:
             mark.rmdir()
         if not common:
             raise ValueError(
-                f"client_store.folder={self.root} is not the same folder in all processes: clients would lose their "
-                "states. Name one on a disk that all nodes see, and one run folder (hydra.run.dir, folder=)."
+                f"client_store.folder={self.root} is not the same folder in all processes: clients"
+                " would lose their states. Name one on a disk that all nodes see, and one run"
+                " folder (hydra.run.dir, folder=)."
             )
 
     def rotate(self) -> list[Path]:
-        """Called after each checkpoint. Returns the files that the one before needed and this one does not."""
+        """Called after each checkpoint.
+
+        Returns the files that the one before needed and this one does not.
+        """
         obsolete = [self.path(*item) for item in self._last.items() - self._version.items()]
         self._last = dict(self._version)
         return obsolete
@@ -235,7 +284,7 @@ class ClientStores:
         """Frees the memory of a GPU. What no checkpoint contains is lost."""
         self._held.clear()
 
-    # ----------------------------------------------------------------------------------------------------- files
+    # ---------------------------------------------------------------------------------------- files
     def _save(self, key: Key, version: int, vector: Tensor) -> None:
         content = vector.cpu().view(torch.uint8).numpy()
         with replacing(self.path(key, version)) as temporary:
@@ -253,12 +302,15 @@ class ClientStores:
         return content
 
     def _sum(self, key: Key, version: int, content: np.ndarray) -> bytes:
-        return zlib.crc32(content.data, zlib.crc32(repr((*key, version)).encode())).to_bytes(4, "little")
+        return zlib.crc32(content.data, zlib.crc32(repr((*key, version)).encode())).to_bytes(
+            4, "little"
+        )
 
     def _lost(self, key: Key, how: str) -> ValueError:
         return ValueError(
-            f"{self.path(key, self._version[key])} is {how}: it is a client's state, which the run needs. "
-            "Restore it, or start anew without ckpt_path. (A folder below client_store.folder belongs to a run's path.)"
+            f"{self.path(key, self._version[key])} is {how}: it is a client's state, which the run"
+            " needs. Restore it, or start anew without ckpt_path. (A folder below"
+            " client_store.folder belongs to a run's path.)"
         )
 
 

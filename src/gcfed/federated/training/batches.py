@@ -19,11 +19,14 @@ from gcfed.federated.training.stack import ClientStack
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 
-AHEAD = 1 << 18  # values of samples that a single client fetches at once; they stay in a core's cache
+# values of samples that a single client fetches at once; they stay in a core's cache
+AHEAD = 1 << 18
 
 
 class Kind(NamedTuple):
-    """Steps of the same kind are the same operations: number of active clients, batch size, whether none is padded."""
+    """Steps of the same kind are the same operations: number of active clients, batch size, whether
+    none is padded.
+    """
 
     active: int
     size: int
@@ -34,12 +37,15 @@ class Kind(NamedTuple):
 class BatchPlan:
     """All local steps of K clients of one round, longest client first."""
 
-    index: Tensor  # sample indices, [K, T, B] on the device; padding repeats the client's first sample
+    # sample indices, [K, T, B] on the device; padding repeats the client's first sample
+    index: Tensor
     augment: Tensor | None  # augmentation draws, [K, T, B, A]
-    counts: np.ndarray  # number of samples in each step, [K, T] on the host; 0 after a client has finished
+    # number of samples in each step, [K, T] on the host; 0 after a client has finished
+    counts: np.ndarray
 
     def __post_init__(self) -> None:
-        self._ahead: tuple[int, list[tuple[Tensor, ...]]] = 0, []  # first step; samples, labels, counts from there on
+        # first step; samples, labels, counts from there on
+        self._ahead: tuple[int, list[tuple[Tensor, ...]]] = 0, []
         self._counts = on_device(self.counts, self.index.device, torch.float32)
         self.kinds: list[Kind] = []  # of each step, [T]
         for counts in zip(*self.counts.tolist(), strict=True):
@@ -64,10 +70,16 @@ class BatchPlan:
         return (self.counts > 0).sum(1)
 
     def padded(self) -> BatchPlan:
-        """This plan with few kinds of steps: pads batches to multiples of 8 samples, which changes the last bits."""
+        """This plan with few kinds of steps: pads batches to multiples of 8 samples, which changes
+        the last bits.
+        """
         plan, full = copy(self), self.index.shape[2]
         plan.kinds = [
-            kind if kind.size == full else Kind(kind.active, min(-(-kind.size // 8) * 8, full), False)
+            (
+                kind
+                if kind.size == full
+                else Kind(kind.active, min(-(-kind.size // 8) * 8, full), False)
+            )
             for kind in self.kinds
         ]
         return plan
@@ -76,19 +88,32 @@ class BatchPlan:
         """The plan of clients that stop after this number of steps, ``[K]``."""
         longest = int(steps.max())
         counts = np.where(np.arange(longest) < steps[:, None], self.counts[:, :longest], 0)
-        return BatchPlan(self.index[:, :longest], None if self.augment is None else self.augment[:, :longest], counts)
+        return BatchPlan(
+            self.index[:, :longest],
+            None if self.augment is None else self.augment[:, :longest],
+            counts,
+        )
 
     def batch(self, data: FederatedDataModule, step: int | Tensor, kind: Kind) -> Batch:
-        """The active clients' batch of a step; the step's number may be a tensor ``[1]`` on the device."""
+        """The active clients' batch of a step; the step's number may be a tensor ``[1]`` on the
+        device.
+        """
         n, size, even = kind
 
         def at(table: Tensor) -> Tensor:
-            return table[:n, step] if isinstance(step, int) else table[:n].index_select(1, step).squeeze(1)
+            return (
+                table[:n, step]
+                if isinstance(step, int)
+                else table[:n].index_select(1, step).squeeze(1)
+            )
 
         if isinstance(step, int) and len(self.index) == 1:
             x, y, counts = self._of_one(data, step, size)
         else:
-            x, y = data.fetch(at(self.index)[:, :size], None if self.augment is None else at(self.augment)[:, :size])
+            x, y = data.fetch(
+                at(self.index)[:, :size],
+                None if self.augment is None else at(self.augment)[:, :size],
+            )
             counts = at(self._counts)
         mask = rows = None
         if not even:
@@ -98,15 +123,23 @@ class BatchPlan:
         mask = y >= 0 if mask is None else (y >= 0) & mask.unsqueeze(-1)
         return Batch(x, y, mask, mask.flatten(1).sum(1), rows)
 
-    def _of_one(self, data: FederatedDataModule, step: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A single client's samples, labels and count in a step. Those of the next steps are fetched at once."""
+    def _of_one(
+        self, data: FederatedDataModule, step: int, size: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A single client's samples, labels and count in a step.
+
+        Those of the next steps are fetched at once.
+        """
         first, fetched = self._ahead
         if not 0 <= step - first < len(fetched):
             width = int(self.counts.max())
             span = slice(step, step + max(1, AHEAD // (width * prod(data.input_shape))))
             draws = None if self.augment is None else self.augment[:, span, :width]
             tables = (*data.fetch(self.index[:, span, :width], draws), self._counts[:, span])
-            self._ahead = first, fetched = step, list(zip(*(t.unbind(1) for t in tables), strict=True))
+            self._ahead = first, fetched = (
+                step,
+                list(zip(*(t.unbind(1) for t in tables), strict=True)),
+            )
         x, y, counts = fetched[step - first]
         if size < y.shape[1]:
             x, y = x[:, :size], y[:, :size]
@@ -115,19 +148,33 @@ class BatchPlan:
 
 
 def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Tensor]]:
-    """Up to n parts of a batch, and their shares of each client's samples. Shares times means add up to its mean."""
+    """Up to n parts of a batch, and their shares of each client's samples.
+
+    Shares times means add up to its mean.
+    """
     size = batch.y.shape[1]
     real = torch.full_like(batch.count, size) if batch.rows is None else batch.rows.sum(1)
     for start in range(0, size, width := -(-size // n)):
         at, share = slice(start, start + width), (real - start).clamp(0, width).to(dtype) / real
         mask = None if batch.mask is None else batch.mask[:, at]
-        # If a client has no sample in a part, the padding counts as samples: the mean is then finite, and its share 0.
+        # If a client has no sample in a part, the padding counts as samples: the mean is then
+        # finite, and its share 0.
         rows = None if batch.rows is None else batch.rows[:, at] | (share == 0).unsqueeze(1)
-        yield Batch(batch.x[:, at], batch.y[:, at], mask, (batch.count * share).where(share > 0, 1.0), rows), share
+        yield (
+            Batch(
+                batch.x[:, at],
+                batch.y[:, at],
+                mask,
+                (batch.count * share).where(share > 0, 1.0),
+                rows,
+            ),
+            share,
+        )
 
 
 class Steps:
-    """K clients that are ready to train, their batches, their optimizer (new in each round) and their losses.
+    """K clients that are ready to train, their batches, their optimizer (new in each round) and
+    their losses.
 
     :mod:`gcfed.federated.graphs` has a version for GPUs.
     """
@@ -148,15 +195,22 @@ class Steps:
         """Called after the first step, in which an optimizer creates its state."""
         if self.optimizer.defaults.get("fused") and self.optimizer.defaults.get("momentum"):
             for leaf in self.stack.leaves.values():
-                if "momentum_buffer" not in (state := self.optimizer.state[leaf]):  # no gradient in the first step
+                # no gradient in the first step
+                if "momentum_buffer" not in (state := self.optimizer.state[leaf]):
                     state["momentum_buffer"] = torch.zeros_like(leaf)
 
     def note(self, number: int | Tensor, *values: Tensor) -> None:
-        """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]`` each."""
+        """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]``
+        each.
+        """
         self._losses.append(values)
 
     def mean_losses(self) -> Tensor:
         """Each client's mean loss over all its labels, ``[K]``."""
-        even = len(self._losses[0][0]) == len(self._losses[-1][0])  # n never grows; a client that is done has zeros
-        losses, counts = (torch.stack(v) if even else pad_sequence([*v], True) for v in zip(*self._losses, strict=True))
+        # n never grows; a client that is done has zeros
+        even = len(self._losses[0][0]) == len(self._losses[-1][0])
+        losses, counts = (
+            torch.stack(v) if even else pad_sequence([*v], True)
+            for v in zip(*self._losses, strict=True)
+        )
         return (losses * counts).sum(0) / counts.sum(0)

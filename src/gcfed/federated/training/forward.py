@@ -1,4 +1,6 @@
-"""Calls a network with given tensors, and returns its features and stages in addition to its logits."""
+"""Calls a network with given tensors, and returns its features and stages in addition to its
+logits.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +18,8 @@ class Output(NamedTuple):
     Attributes:
         logits_KBC: ``[n, B, C]``, or ``[n, B, T, C]`` if every position of a sequence has a label.
         features_KBF: the flattened features (:class:`Tap`), ``[n, B, F]``; None unless tapped.
-        stages: the outputs of ``net.stages()`` in order, ``[n, B, …]``; the last are the logits. Empty unless tapped.
+        stages: the outputs of ``net.stages()`` in order, ``[n, B, …]``; the last are the logits.
+            Empty unless tapped.
     """
 
     logits_KBC: Tensor
@@ -25,7 +28,9 @@ class Output(NamedTuple):
 
 
 def slots(net: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
-    """Where the modules keep tensors: the dictionary, its key, and the tensor's name, one of its places."""
+    """Where the modules keep tensors: the dictionary, its key, and the tensor's name, one of its
+    places.
+    """
     names = {id(t): name for name, t in (*net.named_parameters(), *net.named_buffers())}
     kept = [own for module in net.modules() for own in (module._parameters, module._buffers)]
     return [(own, key, names[id(t)]) for own in kept for key, t in own.items() if t is not None]
@@ -34,14 +39,18 @@ def slots(net: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
 class Tap:
     """Calls a network, and also returns its features or the outputs of its stages.
 
-    Features are ``net.penultimate(x)`` if it exists, else ``net.features(x)``. ``net.head`` turns them into logits.
+    Features are ``net.penultimate(x)`` if it exists, else ``net.features(x)``. ``net.head`` turns
+    them into logits.
     """
 
     def __init__(self, net: nn.Module, features: bool, stages: bool) -> None:
         self.net, self.tap_features, self.tap_stages = net, features, stages
 
     def __call__(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
-        """(logits, features if tapped, *stages if tapped). With ``first``, x is the input of that stage."""
+        """(logits, features if tapped, *stages if tapped).
+
+        With ``first``, x is the input of that stage.
+        """
         if self.tap_stages:
             outputs = [x]
             for stage in list(self.net.stages().values())[first:]:  # type: ignore[operator]
@@ -53,15 +62,25 @@ class Tap:
             return self.net.head(features), features.flatten(1)  # type: ignore[operator]
         return (self.net(x),)
 
-    def on(self, state: Mapping[str, Tensor], x: Tensor, first: int = 0) -> tuple[tuple[Tensor, ...], Params]:
-        """The same on these tensors, by name. Also returns those that forward has put in their place."""
+    def on(
+        self, state: Mapping[str, Tensor], x: Tensor, first: int = 0
+    ) -> tuple[tuple[Tensor, ...], Params]:
+        """The same on these tensors, by name.
+
+        Also returns those that forward has put in their place.
+        """
         places = [(own, key, name, own[key]) for own, key, name in slots(self.net) if name in state]
-        given = {name: state[name].to(own.dtype) for _, _, name, own in places}  # integers travel as floats
+        # integers travel as floats
+        given = {name: state[name].to(own.dtype) for _, _, name, own in places}
         try:
             for tensors, key, name, _ in places:
                 tensors[key] = given[name]
             out = self(x, first)
-            return out, {name: tensors[key] for tensors, key, name, _ in places if tensors[key] is not given[name]}
+            return out, {
+                name: tensors[key]
+                for tensors, key, name, _ in places
+                if tensors[key] is not given[name]
+            }
         finally:
             for tensors, key, _, own in places:
                 tensors[key] = own
