@@ -30,7 +30,7 @@ from lightning.pytorch import Callback, Trainer  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
 from benchmarks.workloads import WORKLOADS, compose_workload  # noqa: E402
-from gcfed.federated import stacks as lanes  # noqa: E402
+from gcfed.federated.engine import stacks as lanes  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
 
 #: The tests for a GPU. Other files of tests need packages that a borrowed machine may not have.

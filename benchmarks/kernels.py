@@ -22,7 +22,7 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.tape import Operation, Tape  # noqa: E402
 from gcfed.api import configure  # noqa: E402
-from gcfed.federated.graphs.recorder import Recorder  # noqa: E402
+from gcfed.federated.training.recorder import Recorder  # noqa: E402
 from gcfed.federated.training.solver import LocalSolver  # noqa: E402
 from gcfed.run import train  # noqa: E402
 

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.workloads import compose_workload  # noqa: E402
-from gcfed.federated.loop import FederatedLoop  # noqa: E402
+from gcfed.federated.engine.loop import FederatedLoop  # noqa: E402
 from gcfed.run import train  # noqa: E402
 
 ROUNDS = {"digits": 40, "w1": 3, "w6": 6}

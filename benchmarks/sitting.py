@@ -25,9 +25,9 @@ from benchmarks.plain import gemm_rate, plain_seconds, training_flops
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import UniformSampler
-from gcfed.federated.graphs.recorder import Recorder
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.messages import Download
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.protocol.messages import Download
+from gcfed.federated.training.recorder import Recorder
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
 

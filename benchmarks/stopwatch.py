@@ -10,15 +10,15 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-import gcfed.federated.client as client_module
+import gcfed.federated.engine.client as client_module
 import gcfed.federated.parallel.sums as sums_module
 import gcfed.federated.training.solver as solver_module
 from gcfed.checkpoints.writing import RoundCheckpoint
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import ClientPart, Part, ServerPart
-from gcfed.federated.module import FederatedModule
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.parts import ClientPart, Part, ServerPart
 from gcfed.federated.training.batches import BatchPlan
-from gcfed.federated.training.stack import ClientStack
 
 HOOKS = {
     name

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gcfed.federated.graphs.recorder import Step
+from gcfed.federated.training.recorder import Step
 
 Operation = tuple[Any, Sequence[Any], dict[str, Any], list[Tensor] | None]
 #: Operations that bring a number to the host.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gcfed.federated.method import Download, Params, Received, Round, Setup
+from gcfed.federated.parts import Download, Params, Received, Round, Setup
 from gcfed.methods.requirements import class_logits, functional_network
 from gcfed.metrics.base import ServerMetric, evaluating
 from gcfed.plots.pictures import plot_recovered

@@ -203,9 +203,8 @@ def main(words: Sequence[str]) -> int:
         from reproductions.cost import estimate  # torch
 
         lines += [f"  {work.state:<13} {work.job.title}  ({work.folder.name})" for work in each]
-        lines += [
-            f"  {estimate([*trials, *((work.cfg, work.cfg.rounds - work.rounds) for work in left)])}"
-        ]
+        remaining = [(work.cfg, work.cfg.rounds - work.rounds) for work in left]
+        lines.append(f"  {estimate([*trials, *remaining])}")
     print(*lines, sep="\n", flush=True)
     if dry_run:
         return 0

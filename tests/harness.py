@@ -11,19 +11,20 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 from torch.utils.data import DataLoader
 
+from gcfed.aggregators.mean import MeanAggregator
 from gcfed.data.faults import Faults
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.client import ClientProgram
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.messages import Download, Upload, finite_clients
-from gcfed.federated.method import ClientPart, Order, ServerPart, Setup, parts_of
-from gcfed.federated.module import FederatedModule
+from gcfed.federated.engine.client import ClientProgram
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.engine.wire import Wire
+from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parallel.strategy import CohortStrategy
-from gcfed.federated.received import Received, Round
-from gcfed.federated.stacks import Stacks
+from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, parts_of
+from gcfed.federated.protocol.checks import finite_clients
+from gcfed.federated.protocol.messages import Download, Upload
+from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.wire import Wire
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 

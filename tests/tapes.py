@@ -10,9 +10,9 @@ from harness import Spy
 from omegaconf import open_dict
 
 from benchmarks.tape import Tape
-from gcfed.federated.graphs.recorder import Recorder
-from gcfed.federated.method import Order
+from gcfed.federated.parts import Order
 from gcfed.federated.training.batches import BatchPlan
+from gcfed.federated.training.recorder import Recorder
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.run import train
 

@@ -38,7 +38,7 @@ assert dir(gcfed) == ["compare", "configure", "report", "train"]
 cfg = gcfed.configure(SMALL, "+callbacks.stop._target_=__main__.Stop", folder=sys.argv[1])
 assert "torch" not in sys.modules
 import torch
-from gcfed.federated.method import ServerPart
+from gcfed.federated.parts import ServerPart
 class Stop(ServerPart):
     def on_broadcast(self, download, round):
         if round.index == 1:

@@ -13,7 +13,7 @@ import torch
 from conftest import forked
 
 from benchmarks import gpu, kernels, peers, plain, run, workloads
-from gcfed.models.own import build_net
+from gcfed.models.build import build_net
 from gcfed.utils.resolvers import ROOT
 
 LACKING = ("nbformat", "nbconvert", "hatchling", "wandb", "mlflow", "optuna")

@@ -8,7 +8,7 @@ from gcfed.assemble import build_methods, build_module
 from gcfed.check import check
 from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation, cohort_size
-from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
@@ -59,7 +59,7 @@ def instantiate(cfg):
     methods = build_methods(cfg)
     with pytest.MonkeyPatch.context() as patch:
         # the probe would need data
-        patch.setattr("gcfed.federated.loop.set_traits", lambda *_: None)
+        patch.setattr("gcfed.federated.engine.loop.set_traits", lambda *_: None)
         loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
     build_all(cfg, "callbacks")
     return module, loop, methods

@@ -7,11 +7,11 @@ import pytest
 import torch
 from harness import ALGORITHMS, ArrayData, final_weights, make_download
 
+from gcfed.federated.network.lent import broadcast_state
+from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.batches import Steps
-from gcfed.federated.training.lent import broadcast_state
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.training.stack import ClientStack
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 

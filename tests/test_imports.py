@@ -11,7 +11,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # layers.
 FLOORS = (
     {"utils"},
-    {"adapters", "data", "models", "tasks"},
+    {"data", "models", "tasks"},
     {"optim", "federated"},
     {"runs", "plots"},
     {"aggregators", "methods"},

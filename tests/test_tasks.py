@@ -10,11 +10,11 @@ import torch
 from harness import ArrayData, make_net, random_federation, sgd, train_rounds
 from torch import nn
 
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.module import FederatedModule
-from gcfed.federated.training.lent import Traits
-from gcfed.federated.training.probe import probe
+from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.lent import Traits
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.probe import probe
 from gcfed.methods.fedlc import FedLC
 from gcfed.methods.fedntd import FedNTD
 from gcfed.methods.fedreg import FedReg
@@ -177,7 +177,7 @@ def test_a_loss_or_score_that_sums_would_broadcast_is_refused(monkeypatch):
 @pytest.mark.parametrize("method", [FedNTD, FedLC, FedReg, Clients])
 def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
     # the probe would refuse the labels
-    monkeypatch.setattr("gcfed.federated.loop.set_traits", lambda *_: None)
+    monkeypatch.setattr("gcfed.federated.engine.loop.set_traits", lambda *_: None)
     loop = FederatedLoop(
         sampler=SimpleNamespace(validate=lambda n: None, per_round=2),
         solver=sgd(),

@@ -2,7 +2,7 @@
 1).
 """
 
-from gcfed.federated.method import ServerPart
+from gcfed.federated.parts import ServerPart
 
 
 class FedExP(ServerPart):

@@ -19,14 +19,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import cohort_size
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import ClientPart, Part, parts_of
-from gcfed.federated.module import FederatedModule, hears_of_steps
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
+from gcfed.federated.parts import ClientPart, Part, parts_of
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.adapters import AVERAGES
 from gcfed.methods.local_norm import LocalNorm
-from gcfed.models.own import build_net
+from gcfed.models.build import build_net
 from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.rng import seed_generators, torch_seed

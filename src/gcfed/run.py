@@ -18,10 +18,10 @@ from gcfed.assemble import assemble, build_module, build_trainer, described
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, checkpoint_of, fitting, load_weights, resume
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.module import FederatedModule
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parallel.strategy import trains_on_cpu
-from gcfed.federated.training.probe import set_traits
 from gcfed.runs.folder import METRICS, check_folder, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.lock import taken
@@ -106,7 +106,8 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
                 trainer.fit(
                     parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True
                 )
-            finally:  # nothing may be written after the folder is unlocked, even if Lightning fails at its end
+            finally:
+                # Nothing may be written after the folder is unlocked, even if Lightning fails.
                 trainer.strategy.checkpoint_io.teardown()
             if leads:
                 stopped = why_stopped(parts.callbacks)

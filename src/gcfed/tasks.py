@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.data.base import IGNORE
+IGNORE = -100  # the label of padding
 
 
 @dataclass

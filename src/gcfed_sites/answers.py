@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gcfed.federated.messages import Expected, MessageError, Upload, refuse_misfit, refuse_other
+from gcfed.federated.engine.wire import read_upload, unpack
+from gcfed.federated.protocol.checks import refuse_misfit, refuse_other
+from gcfed.federated.protocol.messages import Expected, MessageError, Upload
 from gcfed.federated.state.store import NONE
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.wire import read_upload, unpack
 
 RESUME = "The same command with ckpt_path=last continues after the last finished round."
 MOST = 1e20  # of a loss: times a weight it is still finite in float32

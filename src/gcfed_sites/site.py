@@ -21,8 +21,8 @@ from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
-from gcfed.federated.messages import refuse_other
-from gcfed.federated.wire import ClientEnd, pack, unpack_download
+from gcfed.federated.engine.wire import ClientEnd, pack, unpack_download
+from gcfed.federated.protocol.checks import refuse_other
 from gcfed.runs.identity import digest
 from gcfed.utils.checked import Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand

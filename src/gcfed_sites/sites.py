@@ -20,11 +20,10 @@ from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import described
-from gcfed.federated.messages import Download, Expected, Upload
-from gcfed.federated.stacks import Stacks
+from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.engine.wire import pack
+from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.state.store import NONE, ClientStores, Key
-from gcfed.federated.training.forward import Params
-from gcfed.federated.wire import pack
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed

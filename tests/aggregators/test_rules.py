@@ -22,11 +22,11 @@ from torch import nn
 from gcfed.aggregators.coordinates import Median, TrimmedMean
 from gcfed.aggregators.geometric_median import GeometricMedian
 from gcfed.aggregators.krum import Bulyan, Krum, MultiKrum
+from gcfed.aggregators.mean import MeanAggregator
 from gcfed.aggregators.norm_clip import MedianClip, NormClip
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.module import FederatedModule
-from gcfed.federated.received import Round
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.protocol.rounds import Round
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold

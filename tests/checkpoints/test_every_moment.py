@@ -12,10 +12,10 @@ import torch
 from harness import Cohorts, sgd
 from omegaconf import open_dict
 
+from gcfed.aggregators.mean import MeanAggregator
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import RoundCheckpoint
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.state.store import ClientStores
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT

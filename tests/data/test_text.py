@@ -11,10 +11,10 @@ from harness import weights
 
 from gcfed.assemble import build_module
 from gcfed.data.augment import PlainTransform
-from gcfed.data.base import IGNORE
 from gcfed.data.sets import leaf
 from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
 from gcfed.run import train
+from gcfed.tasks import IGNORE
 
 
 def decoded(tokens) -> str:

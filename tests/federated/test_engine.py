@@ -12,13 +12,13 @@ import torch
 from harness import ArrayData, Spy, make_net, plan_of, random_federation, sgd, train_rounds, weights
 from torch import nn
 
-from gcfed.federated.method import ClientPart, Kept, like_trained
-from gcfed.federated.stacks import Stacks, assign
+from gcfed.federated.engine.stacks import Stacks, assign
+from gcfed.federated.network.lent import Traits, broadcast_state
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.parts import ClientPart, Kept, like_trained
 from gcfed.federated.training import batches
 from gcfed.federated.training.batches import Kind
-from gcfed.federated.training.lent import Traits, broadcast_state
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
 from gcfed.models.cnn import CNN

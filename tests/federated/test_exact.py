@@ -19,10 +19,11 @@ from harness import (
     train_rounds,
 )
 
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.messages import Expected, finite_clients
+from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.engine.server import RoundSums, Server
 from gcfed.federated.parallel.sums import Sums
-from gcfed.federated.server import RoundSums, Server
+from gcfed.federated.protocol.checks import finite_clients
+from gcfed.federated.protocol.messages import Expected
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.fedsub import FedSub
@@ -135,7 +136,7 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     setup = SimpleNamespace(parts=[], aggregator=mean, transport=transport, stores=stores)
     server = Server(setup, None, 1)
     expected = Expected({"delta": round.start, "c": round.start}, {})
-    sums = RoundSums(expected, {"delta": mean, "c": mean.beside()}, {}, [], np.zeros(3))
+    sums = RoundSums(expected, {"delta": mean, "c": mean.beside()}, {}, [], [])
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
     received = server.reduce(sums, round)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from gcfed.federated.training.lent import Lent, broadcast_state, travelling
-from gcfed.federated.training.stack import ClientStack
+from gcfed.federated.network.lent import Lent, broadcast_state, travelling
+from gcfed.federated.network.stack import ClientStack
 
 
 def test_tensors_that_checkpoints_lack_are_not_sent():

@@ -10,8 +10,15 @@ import torch
 from safetensors.torch import save
 from torch.utils._pytree import tree_structure
 
-from gcfed.federated.messages import Download, Levels, MessageError, Upload
-from gcfed.federated.wire import TENSOR, pack, read_upload, unpack, unpack_download, upload_content
+from gcfed.federated.engine.wire import (
+    TENSOR,
+    pack,
+    read_upload,
+    unpack,
+    unpack_download,
+    upload_content,
+)
+from gcfed.federated.protocol.messages import Download, Levels, MessageError, Upload
 from gcfed.methods.quantization import quantize_
 
 MODEL = {

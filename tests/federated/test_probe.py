@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gcfed.federated.training.lent import Lent, Traits, broadcast_state
-from gcfed.federated.training.probe import probe
-from gcfed.federated.training.stack import ClientStack
+from gcfed.federated.network.lent import Lent, Traits, broadcast_state
+from gcfed.federated.network.probe import probe
+from gcfed.federated.network.stack import ClientStack
 from gcfed.models.unchanged import unchanged
 from gcfed.tasks import CLASSIFICATION
 

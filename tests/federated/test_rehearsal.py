@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from harness import Spy, make_net, sgd, train_rounds
 
-from gcfed.federated.method import ClientPart, Kept, Order, like_trained
+from gcfed.federated.parts import ClientPart, Kept, Order, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.scaffold import Scaffold
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gcfed.federated import stacks
-from gcfed.federated.aggregate import MeanAggregator
+from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.engine import stacks
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.metrics.updates import Drift
 from gcfed.run import train

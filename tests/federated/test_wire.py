@@ -10,7 +10,7 @@ from conftest import TWO
 from harness import BesideSimulation, final_weights
 from omegaconf import OmegaConf
 
-from gcfed.federated.wire import upload_content
+from gcfed.federated.engine.wire import upload_content
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT

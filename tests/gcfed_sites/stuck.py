@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from gcfed.federated.method import ClientPart
+from gcfed.federated.parts import ClientPart
 
 
 class Stuck(ClientPart):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from gcfed.federated.messages import Expected, Levels, MessageError, Upload
+from gcfed.federated.engine.wire import pack, unpack, upload_content
+from gcfed.federated.protocol.messages import Expected, Levels, MessageError, Upload
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.wire import pack, unpack, upload_content
 from gcfed_sites.answers import Answer, check_versions, checked_upload, counted_against
 
 SHAPES = {

@@ -20,8 +20,8 @@ from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
 from gcfed import __version__
-from gcfed.federated.messages import Download
-from gcfed.federated.wire import pack, unpack
+from gcfed.federated.engine.wire import pack, unpack
+from gcfed.federated.protocol.messages import Download
 from gcfed.run import train
 from gcfed_sites.answers import Answer
 from gcfed_sites.site import OWN, Site, adopted, clients_config

@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
 
-from gcfed.federated.messages import Download
+from gcfed.federated.protocol.messages import Download
 
 
 def tensors(net, w):

@@ -16,11 +16,11 @@ from harness import final_weights, make_net, make_setup, random_federation, sgd,
 from plain_reference import batches
 from torch import nn
 
-from gcfed.adapters.network import with_adapters
 from gcfed.assemble import build_module
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.adapters import AVERAGES
 from gcfed.methods.centralization import GradientCentralization
+from gcfed.models.adapters import with_adapters
 from gcfed.run import train
 from gcfed.utils.compose import composed
 

@@ -13,7 +13,7 @@ from harness import make_net, make_setup, random_federation, sgd, train_rounds
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from gcfed.federated.method import ClientPart
+from gcfed.federated.parts import ClientPart
 from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, centralize_
 from gcfed.metrics.updates import by_output
 

@@ -26,13 +26,13 @@ from harness import (
 )
 
 from gcfed.aggregators.coordinates import Median
+from gcfed.aggregators.mean import MeanAggregator
 from gcfed.attacks.byzantine import Scale
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import PoissonSampler, UniformSampler
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import ClientPart, Order, ServerPart
-from gcfed.federated.module import FederatedModule
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.parts import ClientPart, Order, ServerPart
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.methods import client_dp
 from gcfed.methods.centralization import GlobalGC
 from gcfed.methods.client_dp import ClientDP

@@ -32,8 +32,8 @@ from torch import nn
 from gcfed.assemble import build_methods
 from gcfed.attacks.byzantine import Scale
 from gcfed.checkpoints.reading import load_checkpoint
-from gcfed.federated.method import ClientPart, Kept, Order, ServerPart, like_trained
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.parts import ClientPart, Kept, Order, ServerPart, like_trained
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.clip_update import ClipUpdate

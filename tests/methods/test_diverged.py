@@ -11,7 +11,7 @@ from harness import Spy, random_federation, sgd, train_rounds, with_batch_norm
 from plain_clients import Net
 
 from gcfed.data.faults import Faults
-from gcfed.federated.method import ClientPart, Order
+from gcfed.federated.parts import ClientPart, Order
 from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.fedadamw import FedAdamW
 from gcfed.methods.fedcm import FedCM

@@ -20,8 +20,8 @@ from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, local_sgd, loss_at
 from torch import nn
 
-from gcfed.federated.training.lent import broadcast_state
-from gcfed.federated.training.stack import ClientStack
+from gcfed.federated.network.lent import broadcast_state
+from gcfed.federated.network.stack import ClientStack
 from gcfed.methods.fedcurv import FedCurv
 
 LAM = 0.7

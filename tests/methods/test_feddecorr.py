@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from plain_clients import check, federation, layers
 
-from gcfed.federated.training.forward import Output
+from gcfed.federated.network.tap import Output
 from gcfed.methods.feddecorr import FedDecorr
 from gcfed.tasks import Batch
 

@@ -9,7 +9,7 @@ import torch
 from harness import make_net, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, gradient
 
-from gcfed.federated.aggregate import MeanAggregator
+from gcfed.aggregators.mean import MeanAggregator
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.feddpc import FedDPC
 from gcfed.methods.lookahead import LookAhead

@@ -25,7 +25,7 @@ from harness import (
 from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
-from gcfed.federated.aggregate import MeanAggregator
+from gcfed.aggregators.mean import MeanAggregator
 from gcfed.methods.fedgc import FedGC, add_weighted_, constrain_, layer_of, multipliers
 from gcfed.models.resnet import ResNet9
 

@@ -7,7 +7,7 @@ from plain_reference import batches, cohort, gradient, loss_at, tensors
 from torch import nn
 from torch.func import functional_call
 
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.methods.fedreg import FedReg
 from gcfed.methods.sam import Sam
 from gcfed.utils.rng import torch_seed

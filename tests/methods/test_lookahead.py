@@ -8,7 +8,7 @@ from harness import Sizes, make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.lookahead import LookAhead
 from gcfed.methods.proximal import Proximal

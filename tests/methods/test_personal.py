@@ -13,8 +13,8 @@ from harness import Sizes, make_net, make_setup, random_federation, sgd, train_r
 from plain_reference import batches, cohort
 from torch.nn.utils.parametrizations import weight_norm
 
-from gcfed.federated.method import ClientPart, Order
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.parts import ClientPart, Order
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.methods.apfl import APFL
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.ditto import Ditto
@@ -298,7 +298,7 @@ def test_the_head_is_the_last_module_with_a_weight():
             for name in m.state_dict()
         ]
         setup = make_setup(net, methods=[method := Personal()], data=random_federation())
-        assert method.parts[0].choose(setup) == own
+        assert method.parts[0].personal_tensors(setup) == own
 
 
 def test_the_server_must_not_decay_personal_tensors():

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from harness import PLAIN_SERVER, make_net, make_setup, meet, random_federation, sgd, train_rounds
 
 from gcfed.aggregators.coordinates import Median
-from gcfed.federated.aggregate import MeanAggregator
+from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.fedadamw import FedAdamW

@@ -16,10 +16,10 @@ from harness import (
     with_batch_norm,
 )
 
-from gcfed.federated.refusals import validate_parts
-from gcfed.federated.training.lent import broadcast_state, travelling
+from gcfed.federated.network.lent import broadcast_state, travelling
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.training.solver import local_objective
-from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.fedsol import FedSol
 from gcfed.methods.sam import Sam
 

@@ -7,7 +7,7 @@ import torch
 from harness import make_net, make_setup, server_of, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd
 
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.scaffold import Scaffold
 

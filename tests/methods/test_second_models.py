@@ -7,8 +7,8 @@ from harness import make_net, make_setup, random_federation, sgd, train_rounds, 
 from plain_reference import batches
 from test_personal import Seen, logits, moved
 
-from gcfed.federated.method import ClientPart, Order
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.parts import ClientPart, Order
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.methods.apfl import APFL
 from gcfed.methods.ditto import Ditto
 from gcfed.methods.pfedme import PFedMe

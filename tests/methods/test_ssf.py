@@ -8,8 +8,8 @@ from plain_reference import batches, cohort, flat
 from torch import nn
 from torch.func import functional_call
 
-from gcfed.federated.messages import nbytes
-from gcfed.federated.method import Order
+from gcfed.federated.parts import Order
+from gcfed.federated.protocol.messages import nbytes
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.ssf import SSF
 from gcfed.methods.subspace import random_basis

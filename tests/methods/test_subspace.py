@@ -10,8 +10,8 @@ import torch
 from harness import make_net, make_setup, server_of, sgd, train_rounds
 from torch import nn
 
-from gcfed.federated.method import parts_of
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.parts import parts_of
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.proximal import Proximal

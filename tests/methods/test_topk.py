@@ -6,7 +6,7 @@ import torch
 from harness import Sizes, make_net, make_setup, random_federation, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd, tensors
 
-from gcfed.federated.refusals import validate_parts
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.ssf import SSF

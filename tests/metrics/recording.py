@@ -2,7 +2,7 @@
 
 from harness import sgd, train_rounds
 
-from gcfed.federated.method import ClientPart
+from gcfed.federated.parts import ClientPart
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
 NAN_CLIENT = 3

@@ -5,7 +5,7 @@ import pytest
 from harness import Spy, make_net, random_federation, sgd, train_rounds
 from recording import of_metric
 
-from gcfed.federated.method import Order
+from gcfed.federated.parts import Order
 from gcfed.methods.ssf import SSF
 from gcfed.metrics.updates import Angle
 

@@ -13,7 +13,7 @@ from harness import make_download, make_round, make_setup
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 
-from gcfed.federated.training.lent import broadcast_state
+from gcfed.federated.network.lent import broadcast_state
 from gcfed.metrics.global_model import Classes
 from gcfed.plots.pictures import plot_confusion
 from gcfed.run import train

@@ -16,10 +16,10 @@ from omegaconf import open_dict
 from recording import Recorder
 from torch import nn
 
+from gcfed.aggregators.mean import MeanAggregator
 from gcfed.aggregators.norm_clip import NormClip
 from gcfed.data.sampling import UniformSampler
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.client import ClientProgram
+from gcfed.federated.engine.client import ClientProgram
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
 from gcfed.metrics.base import OwnNumbers, ServerMetric
@@ -328,8 +328,12 @@ def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monk
     monkeypatch.setattr(ClientProgram, "train", slow)
     for metric in (Clients, Forgetting):  # Personal measures as Clients does
         monkeypatch.setattr(metric, "measure", slowly(metric.measure))
-    monkeypatch.setattr("gcfed.federated.round.time", SimpleNamespace(perf_counter=lambda: seconds))
-    monkeypatch.setattr("gcfed.federated.loop.time", SimpleNamespace(perf_counter=lambda: seconds))
+    monkeypatch.setattr(
+        "gcfed.federated.engine.round.time", SimpleNamespace(perf_counter=lambda: seconds)
+    )
+    monkeypatch.setattr(
+        "gcfed.federated.engine.loop.time", SimpleNamespace(perf_counter=lambda: seconds)
+    )
     monkeypatch.setattr("gcfed.metrics.base.perf_counter", lambda: seconds)
     names = ("gap", "clients", "personal", "forgetting")
     more = (f"metrics=[{','.join(names)}]", *(f"metrics.{name}.every=1" for name in names))

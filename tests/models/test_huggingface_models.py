@@ -13,7 +13,7 @@ from harness import CPU, ArrayData, final_weights, sgd, train_rounds, weights
 from safetensors.torch import load_file
 
 from gcfed.data.sets.huggingface import huggingface
-from gcfed.federated.messages import Download
+from gcfed.federated.protocol.messages import Download
 from gcfed.models.huggingface import huggingface_net
 from gcfed.run import train
 

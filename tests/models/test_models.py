@@ -8,7 +8,7 @@ from torch import nn
 from torchvision import models as tv
 from torchvision.models.vgg import cfgs
 
-from gcfed.federated.training.forward import Tap
+from gcfed.federated.network.tap import Tap
 from gcfed.models.cnn import CNN, CelebACNN
 from gcfed.models.lstm import CharLSTM
 from gcfed.models.mlp import MLP

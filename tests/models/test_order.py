@@ -11,8 +11,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from torchvision import models as tv
 
+from gcfed.models.build import build_net
 from gcfed.models.order import ForwardOrder, forward_order
-from gcfed.models.own import build_net
 from gcfed.utils.resolvers import ROOT
 
 MODELS = sorted(

@@ -15,12 +15,13 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from gcfed.assemble import assemble
-from gcfed.federated.training.lent import Traits
+from gcfed.federated.network.lent import Traits
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold
+from gcfed.models.build import build_net
 from gcfed.models.facts import is_graphable
-from gcfed.models.own import apply_policy, batch_norms, build_net, fitted, timm_net, torchvision_net
+from gcfed.models.own import apply_policy, batch_norms, fitted, timm_net, torchvision_net
 from gcfed.run import train
 from gcfed.utils.compose import shorthand
 

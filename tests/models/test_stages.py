@@ -11,9 +11,9 @@ import torch
 from test_models import narrow_vgg
 from torch.func import functional_call, stack_module_state, vmap
 
-from gcfed.federated.training.forward import Tap
-from gcfed.federated.training.lent import broadcast_state
-from gcfed.federated.training.stack import ClientStack
+from gcfed.federated.network.lent import broadcast_state
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.tap import Tap
 from gcfed.models.cnn import CNN, CelebACNN
 from gcfed.models.lstm import CharLSTM
 from gcfed.models.mlp import MLP, Linear

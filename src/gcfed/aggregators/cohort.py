@@ -9,8 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.method import Params, Round, Setup, Upload
-from gcfed.methods.local_norm import no_steps
+from gcfed.federated.parts import Params, Round, Setup, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
 
@@ -21,7 +20,7 @@ class CohortRule:
     """Reduces the finite updates of a cohort by a rule; each client is one row.
 
     The same rule reduces entries that are no optimizer steps
-    (:func:`~gcfed.methods.local_norm.no_steps`) separately: the large running statistics of batch
+    (``Setup.no_steps``) separately: the large running statistics of batch
     norms would dominate distances and norms.
 
     Memory: each process holds the updates of the whole cohort, and twice as much while it gathers
@@ -39,7 +38,7 @@ class CohortRule:
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
-        self._no_steps = no_steps(setup)
+        self._no_steps = setup.no_steps
 
     def beside(self) -> "CohortRule":
         return copy.deepcopy(self)

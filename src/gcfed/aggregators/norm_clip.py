@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from gcfed.aggregators.cohort import CohortRule
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import Params, Round, Setup, Upload
-from gcfed.federated.training.stack import client_norms, per_client
-from gcfed.methods.local_norm import no_steps
+from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.network.rows import client_norms, per_client
+from gcfed.federated.parts import Params, Round, Setup, Upload
 from gcfed.utils.checked import Positive, checked
 
 
@@ -37,7 +36,7 @@ class NormClip:
         self.max_norm, self._mean = max_norm, MeanAggregator()
 
     def validate(self, setup: Setup) -> None:
-        self._no_steps = no_steps(setup)
+        self._no_steps = setup.no_steps
 
     def beside(self) -> "NormClip":
         return NormClip(self.max_norm)

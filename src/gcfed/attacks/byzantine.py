@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientPart,
     Download,
     Order,

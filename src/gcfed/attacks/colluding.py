@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
 from gcfed.data.sampling import PoissonSampler
-from gcfed.federated.method import Download, Own, Setup, Upload
+from gcfed.federated.parts import Download, Own, Setup, Upload
 from gcfed.utils.checked import Weight, checked
 
 

@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from gcfed.federated.method import ServerPart
-from gcfed.federated.received import Received
+from gcfed.federated.parts import ServerPart
+from gcfed.federated.protocol.rounds import Received
 from gcfed.runs.measures import DECAY, WINDOW
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.module import FederatedModule
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.module import FederatedModule
 from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.utils.machine import in_sweep, leads

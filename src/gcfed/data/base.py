@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-IGNORE = -100  # the label of padding
+from gcfed.tasks import IGNORE
+
 FLOATS = (np.float32, np.float64)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from gcfed.adapters.network import A, B, factors
-from gcfed.federated.method import (
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import (
     ClientPart,
     Download,
     Order,
@@ -29,10 +29,10 @@ from gcfed.federated.method import (
     Setup,
     Upload,
 )
-from gcfed.federated.training.stack import per_client
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.personal import Private, Withheld
 from gcfed.methods.requirements import mean_aggregator, plain_server
+from gcfed.models.adapters import A, B, factors
 
 FIXED = (A, B)  # by RoLoRA in rounds 1, 3, … and in rounds 2, 4, …
 
@@ -41,7 +41,7 @@ class PrivateB(Private):
     method = "model.lora.average=fedsa"
     keeps = {"lora_b": LocalNorm.keeps["batch_norm"]}
 
-    def choose(self, setup: Setup) -> list[str]:
+    def personal_tensors(self, setup: Setup) -> list[str]:
         return [name for name in setup.module.travels if B in name]
 
 

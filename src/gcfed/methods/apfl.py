@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientStack, Download, Kept, Own, Params
-from gcfed.federated.training.stack import per_client
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import ClientStack, Download, Kept, Own, Params
 from gcfed.methods.ditto import LR, SecondModel
 from gcfed.methods.estimates import inner_products
 from gcfed.utils.checked import Share, checked

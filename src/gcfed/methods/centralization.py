@@ -16,9 +16,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from gcfed.adapters.network import A, B, centre_a
-from gcfed.federated.method import ClientPart, Download, Method, ServerPart, Setup
-from gcfed.methods.local_norm import no_steps
+from gcfed.federated.parts import ClientPart, Download, Method, ServerPart, Setup
+from gcfed.models.adapters import A, B, centre_a
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, SettingError, Share, checked
 
@@ -186,7 +185,7 @@ class GlobalGC(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         # entries that clients keep are only averaged
-        order, excluded = setup.forward_order, no_steps(setup)
+        order, excluded = setup.forward_order, setup.no_steps
         if self.boundary is not None:
             excluded.update(order.before(_place(setup, "server_boundary", self.boundary)))
         names = [name for name in order.names if name not in excluded]

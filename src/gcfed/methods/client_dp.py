@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 
 from gcfed.data.sampling import PoissonSampler
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientPart,
     Download,
     Method,
@@ -35,7 +35,6 @@ from gcfed.federated.method import (
     Upload,
 )
 from gcfed.methods.clip_update import clip_
-from gcfed.methods.local_norm import no_steps
 from gcfed.methods.requirements import mean_aggregator
 from gcfed.utils.checked import Inside, Positive, SettingError, Weight, checked
 from gcfed.utils.rng import torch_seed
@@ -219,7 +218,7 @@ def check_assumptions(setup: Setup, title: str) -> None:
             raise ValueError(
                 f"{title} does not combine with {part.title}, which {does}: set privacy=none."
             )
-    if averaged := sorted(no_steps(setup)):
+    if averaged := sorted(setup.no_steps):
         sends = (
             f"model={type(setup.module.net).__name__}, which sends {averaged[0]}, and noise may"
             " make it negative"

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import (
+from gcfed.federated.network.rows import client_norms, per_client
+from gcfed.federated.parts import (
     ClientPart,
     Method,
     Order,
@@ -28,8 +28,7 @@ from gcfed.federated.method import (
     ServerPart,
     Setup,
 )
-from gcfed.federated.training.stack import client_norms, per_client
-from gcfed.methods.local_norm import no_steps
+from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.utils.checked import Positive, Share, checked
 
 
@@ -54,7 +53,7 @@ class Clip(ClientPart):
     order = Order.SHORTENS
 
     def validate(self, setup: Setup) -> None:
-        self._no_steps = no_steps(setup)
+        self._no_steps = setup.no_steps
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         bound = download.extra["clip_update"]["bound"]

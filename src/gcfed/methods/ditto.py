@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     Batch,
     ClientPart,
     ClientStack,

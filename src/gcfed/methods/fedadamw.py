@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Own, Params, Round
-from gcfed.federated.training.stack import per_client
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import ClientStack, Download, Method, Own, Params, Round
 from gcfed.methods.fedcm import MeanStep
 from gcfed.methods.fedmuon import MeanMomentum, MomentumSteps
 from gcfed.utils.checked import ShareBelow1, Weight, checked

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
     Method,
@@ -21,6 +20,7 @@ from gcfed.federated.method import (
     Round,
     ServerPart,
 )
+from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import PositiveShare, checked
 from gcfed.utils.device import on_device

@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import (
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.tap import Tap
+from gcfed.federated.parts import (
     ClientPart,
     Kept,
     Method,
@@ -33,9 +35,8 @@ from gcfed.federated.method import (
     Setup,
     like_trained,
 )
-from gcfed.federated.received import Received, Round
-from gcfed.federated.training.forward import Tap
-from gcfed.federated.training.stack import ClientStack, per_client
+from gcfed.federated.protocol.messages import Download, Upload
+from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import evaluating

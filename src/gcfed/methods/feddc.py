@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
     Download,

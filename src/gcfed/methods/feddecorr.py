@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Output
+from gcfed.federated.parts import Batch, ClientPart, ClientStack, Output
 from gcfed.methods.requirements import check_learned, network_parts, whole_batches
 from gcfed.utils.checked import Weight, checked
 

@@ -11,7 +11,7 @@ clients' residuals. s is the step that the server made, with its optimizer and G
 
 import torch
 
-from gcfed.federated.method import Download, Params, Received, Round, ServerPart
+from gcfed.federated.parts import Download, Params, Received, Round, ServerPart
 from gcfed.methods.requirements import mean_aggregator
 
 

@@ -16,8 +16,7 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientStack,
     Kept,
     Method,
@@ -27,6 +26,7 @@ from gcfed.federated.method import (
     ServerPart,
     like_trained,
 )
+from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked

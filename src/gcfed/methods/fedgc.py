@@ -31,8 +31,9 @@ import quadprog
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import (
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parallel.sums import Sums
+from gcfed.federated.parts import (
     ClientPart,
     Download,
     Method,
@@ -44,8 +45,7 @@ from gcfed.federated.method import (
     Setup,
     Upload,
 )
-from gcfed.federated.parallel.sums import Sums
-from gcfed.federated.training.stack import per_client
+from gcfed.federated.protocol.checks import finite_clients
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import Weight, checked
 from gcfed.utils.device import on_device

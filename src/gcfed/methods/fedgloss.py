@@ -11,7 +11,7 @@ rounds, and divides the sum in h by the size of the cohort once more.
 
 import torch
 
-from gcfed.federated.method import Download, Method, Order, Params, Received, Round
+from gcfed.federated.parts import Download, Method, Order, Params, Received, Round
 from gcfed.methods.estimates import along
 from gcfed.methods.feddyn import DynamicPull, UpdateSum
 from gcfed.methods.requirements import plain_server

@@ -9,7 +9,7 @@ softmax, and its logit gets no gradient from the task.
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Own, Params, Setup
+from gcfed.federated.parts import ClientPart, ClientStack, Download, Own, Params, Setup
 from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Positive, Weight, checked
 from gcfed.utils.device import on_device

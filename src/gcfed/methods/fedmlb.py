@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Output, Setup
+from gcfed.federated.parts import Batch, ClientPart, ClientStack, Output, Setup
 from gcfed.methods.requirements import class_logits, network_parts, teacher
 from gcfed.models.own import batch_norms
 from gcfed.utils.checked import Positive, Weight, checked

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
     Download,

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Output, Setup
+from gcfed.federated.parts import Batch, ClientPart, ClientStack, Output, Setup
 from gcfed.methods.requirements import class_logits, teacher
 from gcfed.utils.checked import Positive, Weight, checked
 

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.method import (
+from gcfed.federated.network.rows import client_norms, per_client
+from gcfed.federated.parts import (
     Batch,
     ClientPart,
     ClientStack,
@@ -35,7 +36,6 @@ from gcfed.federated.method import (
     Setup,
 )
 from gcfed.federated.training.batches import Kind
-from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.methods.estimates import inner_products
 from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked

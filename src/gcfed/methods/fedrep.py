@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientStack, Download, Method, Order, Own, Params
-from gcfed.federated.training.stack import per_client
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import Batch, ClientStack, Download, Method, Order, Own, Params
 from gcfed.methods.personal import Private, Withheld
 from gcfed.utils.checked import Share, checked
 from gcfed.utils.device import on_device

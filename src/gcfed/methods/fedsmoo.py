@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     Batch,
     ClientStack,
     Kept,
@@ -25,6 +24,7 @@ from gcfed.federated.method import (
     Received,
     like_trained,
 )
+from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.estimates import along
 from gcfed.methods.requirements import full_uploads
 from gcfed.methods.sam import Sam

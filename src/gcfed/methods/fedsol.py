@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientStack
+from gcfed.federated.parts import Batch, ClientStack
 from gcfed.methods.estimates import along
 from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.methods.sam import Sam

@@ -21,7 +21,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from gcfed.federated.method import (
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import (
     ClientStack,
     Download,
     Kept,
@@ -32,7 +33,6 @@ from gcfed.federated.method import (
     Setup,
     Upload,
 )
-from gcfed.federated.training.stack import per_client
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.checked import Count, PositiveShare, checked
 from gcfed.utils.device import on_device

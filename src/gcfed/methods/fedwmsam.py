@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import (
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import (
     Batch,
     ClientStack,
     Download,
@@ -28,7 +29,6 @@ from gcfed.federated.method import (
     Round,
     Upload,
 )
-from gcfed.federated.training.stack import per_client
 from gcfed.methods.estimates import along, along_ones
 from gcfed.methods.fedcm import MeanStep
 from gcfed.methods.requirements import local_sgd

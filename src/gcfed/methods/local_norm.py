@@ -8,7 +8,7 @@ the aggregate of the last cohort's, without Global GC.
 
 from collections.abc import Mapping
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Kept, Own, Params, Setup
+from gcfed.federated.parts import ClientPart, ClientStack, Download, Kept, Own, Params, Setup
 from gcfed.methods.requirements import plain_server
 from gcfed.models.own import batch_norms
 
@@ -27,7 +27,7 @@ class LocalNorm(ClientPart):
     }
     needs = [plain_server("the global model has the mean of the clients' batch norms")]
 
-    def choose(self, setup: Setup) -> list[str]:
+    def personal_tensors(self, setup: Setup) -> list[str]:
         """The names of the tensors to keep. Those that do not travel are equal on all clients."""
         layers = batch_norms(setup.module.net)
         return [name for name in setup.module.net.state_dict() if name.rpartition(".")[0] in layers]
@@ -38,7 +38,7 @@ class LocalNorm(ClientPart):
         ]:
             why = "compares a client with the broadcast model: clients start from other values"
             raise ValueError(f"{self.title} does not combine with {others[0]}, which {why}.")
-        self.kept = [name for name in self.choose(setup) if name in setup.module.travels]
+        self.kept = [name for name in self.personal_tensors(setup) if name in setup.module.travels]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         for kept in own.values():
@@ -49,13 +49,3 @@ class LocalNorm(ClientPart):
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
         """A diverged client keeps its old values."""
         return {store: {name: stack.full[name] for name in self.kept} for store in self.keeps}
-
-
-def no_steps(setup: Setup) -> set[str]:
-    """Entries of Δ that are no optimizer steps and often larger: running statistics, and entries
-    that clients keep.
-    """
-    kept = {
-        name for part in setup.parts if isinstance(part, LocalNorm) for name in part.choose(setup)
-    }
-    return {*setup.module.travels} - {*setup.names} | kept

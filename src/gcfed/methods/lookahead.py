@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.optim import SGD
 
-from gcfed.federated.method import Download, Order, Params, Round, ServerPart, Setup
+from gcfed.federated.parts import Download, Order, Params, Round, ServerPart, Setup
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import ShareBelow1, checked
 

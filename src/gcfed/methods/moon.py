@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     Batch,
     ClientPart,
     ClientStack,

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     Download,
     Method,
     Own,
@@ -63,7 +63,7 @@ class Private(LocalNorm):
                 f"{self.title} does not combine with {others[0]}: no broadcast model is complete."
             )
 
-    def choose(self, setup: Setup) -> list[str]:
+    def personal_tensors(self, setup: Setup) -> list[str]:
         """Raises ValueError if a module of the head has no tensors, or the body none."""
         order, travels = setup.forward_order, setup.module.travels
         last, parametrized, _ = (order.weights or order.names)[-1].partition(".parametrizations.")
@@ -99,7 +99,8 @@ class Withheld(ServerPart):
     """
 
     def __init__(self, client: Private) -> None:
-        self.choose, self.method = client.choose, client.method
+        self.personal_tensors = client.personal_tensors  # type: ignore[method-assign]
+        self.method = client.method
 
     def validate(self, setup: Setup) -> None:
         if probe_optimizer(setup.module.server).defaults.get("weight_decay"):
@@ -108,7 +109,7 @@ class Withheld(ServerPart):
                 " tensors."
             )
         params = setup.module.net.state_dict()
-        self.kept = {name: params[name].shape for name in self.choose(setup)}
+        self.kept = {name: params[name].shape for name in self.personal_tensors(setup)}
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         download.packed |= dict.fromkeys(self.kept, 0)  # clients know the initial values

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientStack, Download, Order, Own, Params, Setup
+from gcfed.federated.parts import Batch, ClientStack, Download, Order, Own, Params, Setup
 from gcfed.methods.ditto import LR, rate
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import local_sgd

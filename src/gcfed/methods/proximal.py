@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Own, Params
+from gcfed.federated.parts import ClientPart, ClientStack, Download, Own, Params
 from gcfed.utils.checked import Weight, checked
 
 

@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.messages import Levels
-from gcfed.federated.method import ClientPart, Download, Order, Own, Upload
+from gcfed.federated.parts import ClientPart, Download, Order, Own, Upload
+from gcfed.federated.protocol.messages import Levels
 from gcfed.utils.checked import checked
 from gcfed.utils.rng import torch_seed
 

@@ -13,8 +13,8 @@ from typing import Concatenate, ParamSpec
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import ClientPart, Need, Order, Output, Setup
+from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.parts import ClientPart, Need, Order, Output, Setup
 from gcfed.optim.partial import probe_optimizer
 
 Options = ParamSpec("Options")

@@ -18,8 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     Batch,
     ClientPart,
     ClientStack,
@@ -29,6 +28,7 @@ from gcfed.federated.method import (
     Params,
     like_trained,
 )
+from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.estimates import along, along_ones
 from gcfed.utils.checked import PositiveShare, SettingError, Weight, checked
 

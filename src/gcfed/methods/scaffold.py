@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
     Kept,
@@ -26,7 +25,8 @@ from gcfed.federated.method import (
     Setup,
     like_trained,
 )
-from gcfed.federated.received import Received, Round
+from gcfed.federated.protocol.messages import Download, Upload
+from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.methods.estimates import gradients_beyond, step_counter
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.utils.checked import checked

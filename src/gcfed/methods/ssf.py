@@ -16,7 +16,8 @@ from collections.abc import Mapping
 
 import torch
 
-from gcfed.federated.method import (
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import (
     ClientStack,
     Download,
     Kept,
@@ -28,7 +29,6 @@ from gcfed.federated.method import (
     Round,
     Upload,
 )
-from gcfed.federated.training.stack import per_client
 from gcfed.methods.estimates import gradients_beyond
 from gcfed.methods.requirements import uniform_weights
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientPart,
     Download,
     Order,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gcfed.federated.method import (
+from gcfed.federated.parts import (
     ClientPart,
     Download,
     Kept,

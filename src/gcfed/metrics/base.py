@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import (
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.parallel.strategy import rank_and_world
+from gcfed.federated.parts import (
     ClientPart,
     Download,
     Order,
@@ -24,9 +26,6 @@ from gcfed.federated.method import (
     Setup,
     Upload,
 )
-from gcfed.federated.parallel.strategy import rank_and_world
-from gcfed.federated.training.stack import ClientStack
-from gcfed.methods.local_norm import no_steps
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
@@ -51,7 +50,7 @@ class ServerMetric(ServerPart):
         self.every = every
 
     def validate(self, setup: Setup) -> None:
-        self.rounds, self.data, kept = setup.rounds, setup.data, no_steps(setup)
+        self.rounds, self.data, kept = setup.rounds, setup.data, setup.no_steps
         self.names = [name for name in setup.names if name not in kept]
         self.module, self.transport = setup.module, setup.transport
         self.server_parts = [part for part in setup.parts if isinstance(part, ServerPart)]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torchmetrics
 from torch import Tensor
@@ -12,7 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.aggregation import BaseAggregator
 from torchmetrics.wrappers import Running
 
-from gcfed.federated.method import ClientStack, Download, Params, Received, Round, Setup
+from gcfed.federated.parts import ClientStack, Download, Params, Received, Round, Setup
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of
 from gcfed.utils.checked import Count, checked
 
@@ -85,7 +86,9 @@ class ByName(OwnNumbers):
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         device, own = device_of(own), own | {name: t[row] for name, t in stack.personal.items()}
-        samples = self.data.tests_of_clients.client(int(stack.clients[row])) if self.numbers else []
+        samples = np.zeros(0, dtype=np.int64)
+        if self.numbers and self.data.tests_of_clients is not None:
+            samples = self.data.tests_of_clients.client(int(stack.clients[row]))
         if not len(samples):
             return torch.full((len(self.numbers),), torch.nan, dtype=torch.float64, device=device)
         finite = torch.ones(2, dtype=torch.bool, device=device)

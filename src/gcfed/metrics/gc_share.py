@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientStack, Download, Params, Received, Setup
+from gcfed.federated.parts import ClientStack, Download, Params, Received, Setup
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of
 from gcfed.metrics.updates import weights_of
 from gcfed.utils.checked import Count, checked

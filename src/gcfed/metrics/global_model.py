@@ -11,10 +11,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from gcfed.federated.messages import Download
-from gcfed.federated.method import Setup
 from gcfed.federated.parallel.strategy import rank_and_world
-from gcfed.federated.received import Received, Round
+from gcfed.federated.parts import Setup
+from gcfed.federated.protocol.messages import Download
+from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.methods.requirements import class_logits
 from gcfed.metrics.base import RoundTable, ServerMetric, device_of
 from gcfed.utils.checked import checked
@@ -148,6 +148,7 @@ class RelativeError(ServerMetric):
             )
         if wrong:
             raise ValueError(f"metrics=relative_error {wrong}.")
+        assert optimum is not None
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 
     def columns(self, round: Received) -> dict[str, float]:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientStack, Download, Params, Received, Setup
-from gcfed.federated.training.forward import Tap
+from gcfed.federated.network.tap import Tap
+from gcfed.federated.parts import ClientStack, Download, Params, Received, Setup
 from gcfed.methods.requirements import class_logits, has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
@@ -85,6 +85,7 @@ class Personal(Clients):
             )
 
     def samples(self, client: int) -> np.ndarray:
+        assert self.data.tests_of_clients is not None
         return self.data.tests_of_clients.client(client)
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:

@@ -21,9 +21,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import ClientStack, Download, Params, Received, Round, Setup
 from gcfed.federated.parallel.strategy import rank_and_world
+from gcfed.federated.parts import ClientStack, Download, Params, Received, Round, Setup
+from gcfed.federated.protocol.checks import finite_clients
 from gcfed.metrics.base import AT_ONCE, ClientMetric, drawn, evaluating, fetch_tests
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing

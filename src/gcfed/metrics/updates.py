@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import Download, Params, Received, Round, Setup, Upload, upload_shapes
-from gcfed.federated.training.stack import ClientStack, per_client
+from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.parts import Download, Params, Received, Round, Setup, Upload, upload_shapes
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked
 

@@ -263,7 +263,8 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
             zorder=3,
         )
     unit = "nats" if "acc" in surface else "squared error / 2"
-    title = f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}".capitalize()
+    title = f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}"
+    title = title.capitalize()
     axes.set(
         xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
         ylabel="across, towards w₃ (same unit)",

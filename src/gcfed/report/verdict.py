@@ -100,7 +100,9 @@ def main_measure(rows: pd.DataFrame) -> str:
     finished = [
         run.rounds for run in rows["run"] if run.state == FINISHED and column in run.metrics
     ]
-    return f"{'last10' if column == 'test/acc' and min(finished, default=0) >= 3 * WINDOW else 'final'}:{column}"
+    long_runs = min(finished, default=0) >= 3 * WINDOW
+    measure = "last10" if column == "test/acc" and long_runs else "final"
+    return f"{measure}:{column}"
 
 
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:

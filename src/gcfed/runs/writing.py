@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save
 from torch import nn
 
-from gcfed.adapters.network import save_adapters
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.models.adapters import save_adapters
 from gcfed.runs.folder import CONFIG, EXPORT, METRICS
 from gcfed.runs.reading import column, label_skew, read_metrics
 from gcfed.runs.summary import print_summary, summary_of, write_summary

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gcfed.data.base import IGNORE, FederatedDataset, Split
+from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.files import Keep, cached, obtain, written
 from gcfed.data.sets.images import decode
+from gcfed.tasks import IGNORE
 
 # From LEAF's pages: the whole data set, with each user's samples split into training and test.
 COMMANDS = {

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from gcfed.data.base import IGNORE, FederatedDataset, Split, label_fix
+from gcfed.data.base import FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import listing
+from gcfed.tasks import IGNORE
 from gcfed.utils.checked import Inside, checked
 
 log = logging.getLogger(__name__)

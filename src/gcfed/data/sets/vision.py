@@ -183,9 +183,8 @@ def hwdigits(
     )
     dataset = cached(folder, "-".join(("hwdigits", *sets)), build, source)
     if one_class:
-        train, test = (
-            replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test)
-        )  # type: ignore
+        train = replace(dataset.train, groups=dataset.train.groups * 10 + dataset.train.y)  # type: ignore
+        test = replace(dataset.test, groups=dataset.test.groups * 10 + dataset.test.y)  # type: ignore
         dataset = replace(dataset, train=train, test=test)
     return dataset
 

@@ -3,10 +3,11 @@
 A term is rounded to a multiple of 2⁻ᵇ, and integers add up to the same sum in any order. The low
 bits of the double ``1.5·2⁵² + p x 2ᵇ`` are the integer. |p x| must be less than 2^(51−b), and the
 sum of all terms less than 2^(63−b).
-:func:`~gcfed.federated.messages.finite_clients` leaves out a client with larger numbers.
+:func:`~gcfed.federated.protocol.checks.finite_clients` leaves out a client with larger numbers.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gcfed.federated.parallel.strategy import rank_and_world
-from gcfed.federated.training.forward import Params
 
 NARROW = (40,)  # b for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
 WIDE = (10, 60)  # for all else, below 2⁴¹: the second grid takes the remainder of the first
@@ -41,12 +41,12 @@ class Sums:
 
     def __init__(self, like: Mapping[str, Tensor], narrow: Collection[str] = ()) -> None:
         self._dtypes = {name: t.dtype for name, t in like.items()}
-        kinds: dict[tuple[int, ...], Params] = {}
+        kinds: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
         for name in sorted(like):  # in the same order on every process
-            exact = like[name].dtype is torch.float64
-            kinds.setdefault(() if exact else NARROW if name in narrow else WIDE, {})[name] = like[
-                name
-            ]
+            places: tuple[int, ...] = NARROW if name in narrow else WIDE
+            if like[name].dtype is torch.float64:
+                places = ()  # exact
+            kinds[places][name] = like[name]
         self._grids = [Grid(tensors, places) for places, tensors in kinds.items()]
         self._weight = next(iter(like.values())).new_zeros((), dtype=torch.float64)
 
@@ -59,16 +59,18 @@ class Sums:
         for grid in self._grids:
             grid.add(values_K, weight_K)
 
-    def total(self, reduce: Reduce) -> tuple[Params, Tensor]:
+    def total(self, reduce: Reduce) -> tuple[dict[str, Tensor], Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``, and the sum of the weights.
 
         Called once.
         """
-        return {n: t for grid in self._grids for n, t in grid.total(reduce).items()}, reduce(
-            [self._weight]
-        )[0]
+        totals: dict[str, Tensor] = {}
+        for grid in self._grids:
+            totals |= grid.total(reduce)
+        (weight,) = reduce([self._weight])
+        return totals, weight
 
-    def mean(self, reduce: Reduce) -> Params:
+    def mean(self, reduce: Reduce) -> dict[str, Tensor]:
         """The weighted means over all processes, in the types of ``like``; 0 if all weights are 0.
 
         Called once.
@@ -82,15 +84,18 @@ class Grid:
     """The sums of a set of tensors on the grids ``NARROW`` or ``WIDE``; no grid for plain sums."""
 
     def __init__(self, like: Mapping[str, Tensor], places: Sequence[int]) -> None:
-        self.places, device = tuple(places), next(iter(like.values())).device
+        self.places = tuple(places)
+        device = next(iter(like.values())).device
         # Shapes only: a tensor of ``like`` may belong to an upload.
         self._shapes = {name: (t.shape, torch.empty_like(t).stride()) for name, t in like.items()}
         self._sizes = [t.numel() for t in like.values()]
-        size, dtype = sum(self._sizes), torch.int64 if places else torch.float64
+        size = sum(self._sizes)
+        dtype = torch.int64 if places else torch.float64
         self.totals = [torch.zeros(size, dtype=dtype, device=device) for _ in places or (0,)]
         self._buffer = torch.empty(size, dtype=torch.float64, device=device)
         self._views = self._split(self._buffer)
-        self._terms, self._magic = 0, torch.full((1,), MAGIC, dtype=torch.float64, device=device)
+        self._terms = 0
+        self._magic = torch.full((1,), MAGIC, dtype=torch.float64, device=device)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """All entries, ``[D]``, as tensors in the set's memory formats."""
@@ -98,20 +103,30 @@ class Grid:
         return [piece.as_strided(*layout, piece.storage_offset()) for piece, layout in pieces]
 
     def add(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
-        on_cpu = weight_K.device.type == "cpu"  # reading a weight on a GPU would wait for it
-        for row, weight in enumerate(weight_K.tolist() if on_cpu else weight_K):
-            if on_cpu and weight == 0:
+        if weight_K.device.type == "cpu":
+            self._add_on_cpu(values_K, weight_K)
+        else:
+            self._add_on_gpu(values_K, weight_K)
+
+    def _add_on_cpu(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
+        for row, weight in enumerate(weight_K.tolist()):
+            if weight == 0:
                 continue
-            torch._foreach_copy_(self._views, [values_K[name][row] for name in self._shapes])
-            if not on_cpu:
-                self._buffer.mul_(weight).masked_fill_(weight == 0, 0.0)
-            self._terms += 1
-            # a GPU has a launch for each piece
-            size = PIECE if on_cpu else max(1, len(self._buffer))
-            for piece, *totals in zip(
-                *(t.split(size) for t in (self._buffer, *self.totals)), strict=True
-            ):
-                self._add(piece, totals, weight if on_cpu else 1.0)
+            self._copy_row(values_K, row)
+            pieces = (t.split(PIECE) for t in (self._buffer, *self.totals))
+            for piece, *totals in zip(*pieces, strict=True):
+                self._add(piece, totals, weight)
+
+    def _add_on_gpu(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
+        """Does not read the weights, which would wait for the device."""
+        for row, weight in enumerate(weight_K):
+            self._copy_row(values_K, row)
+            self._buffer.mul_(weight).masked_fill_(weight == 0, 0.0)
+            self._add(self._buffer, self.totals, 1.0)
+
+    def _copy_row(self, values_K: Mapping[str, Tensor], row: int) -> None:
+        torch._foreach_copy_(self._views, [values_K[name][row] for name in self._shapes])
+        self._terms += 1
 
     def _add(self, piece: Tensor, totals: Sequence[Tensor], weight: float) -> None:
         """Adds a piece of one term, and overwrites the piece."""
@@ -120,48 +135,56 @@ class Grid:
         for i, b in enumerate(self.places):
             last = i == len(self.places) - 1
             term = torch.add(self._magic, piece, alpha=weight * 2.0**b, out=piece if last else None)
-            if term.device.type != "cpu":
+            if term.device.type == "cpu":
+                # torch would first multiply each integer by 1, which takes as long as the sum.
+                total = totals[i].numpy()
+                np.add(total, term.view(torch.int64).numpy(), out=total)
+            else:
                 totals[i].add_(term.view(torch.int64))
-            else:  # torch would first multiply each integer by 1, which takes as long as the sum
-                np.add(total := totals[i].numpy(), term.view(torch.int64).numpy(), out=total)
             if not last:
                 piece.mul_(weight).sub_(term.sub_(self._magic), alpha=2.0**-b)
                 weight = 1.0
 
-    def total(self, reduce: Reduce) -> Params:
+    def total(self, reduce: Reduce) -> dict[str, Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``.
 
         Called once, after the last term.
         """
-        offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63 if self.places else 0  # as int64
+        offset = 0
+        if self.places:
+            offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63  # as int64
         parts = reduce([total.sub_(offset) for total in self.totals])
-        total, *rest = (
-            part.double().mul_(2.0**-b) for part, b in zip(parts, self.places or (0,), strict=True)
-        )
-        return dict(zip(self._shapes, self._split(sum(rest, total)), strict=True))
+        scaled = []
+        for part, b in zip(parts, self.places or (0,), strict=True):
+            scaled.append(part.double().mul_(2.0**-b))
+        total = sum(scaled[1:], scaled[0])
+        return dict(zip(self._shapes, self._split(total), strict=True))
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Sums over all processes (int64 modulo 2⁶⁴), one message for each data type; the identity in a
     single process.
     """
-    if rank_and_world()[1] == 1:
+    _, world = rank_and_world()
+    if world == 1:
         return tensors
-    result, sent = list(tensors), []
-    for dtype in dict.fromkeys(t.dtype for t in tensors):  # in the same order on every process
-        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+    by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)  # in the same order everywhere
+    for i, t in enumerate(tensors):
+        by_dtype[t.dtype].append(i)
+    sent = []
+    for places in by_dtype.values():
         flat = torch.cat([tensors[i].reshape(-1) for i in places])
         sent.append((dist.all_reduce(flat, async_op=True), flat, places))
+    result = list(tensors)
     for work, flat, places in sent:
         _wait(work, flat)
-        for i, part in zip(places, flat.split([tensors[i].numel() for i in places]), strict=True):
+        sizes = [tensors[i].numel() for i in places]
+        for i, part in zip(places, flat.split(sizes), strict=True):
             added = part.view(tensors[i].shape)
-            # In the memory format of the original: the server's optimizer needs one layout.
-            result[i] = (
-                added
-                if added.stride() == tensors[i].stride()
-                else torch.empty_like(tensors[i]).copy_(added)
-            )
+            if added.stride() != tensors[i].stride():
+                # In the memory format of the original: the server's optimizer needs one layout.
+                added = torch.empty_like(tensors[i]).copy_(added)
+            result[i] = added
     return result
 
 

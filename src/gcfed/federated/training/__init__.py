@@ -1,1 +1,1 @@
-"""Local training: batches, K clients in a stack, the solver, and the probe of a user's network."""
+"""Local training: the batches of K clients, their steps, and the solver."""

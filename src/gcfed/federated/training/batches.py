@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from math import prod
+from functools import partial
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.federated.training.stack import ClientStack
+from gcfed.federated.network.stack import ClientStack
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 
@@ -44,18 +45,22 @@ class BatchPlan:
     counts: np.ndarray
 
     def __post_init__(self) -> None:
-        # first step; samples, labels, counts from there on
-        self._ahead: tuple[int, list[tuple[Tensor, ...]]] = 0, []
+        # What a single client has fetched: samples, labels and counts from this step on.
+        self._first_fetched = 0
+        self._fetched: list[tuple[Tensor, ...]] = []
         self._counts = on_device(self.counts, self.index.device, torch.float32)
         self.kinds: list[Kind] = []  # of each step, [T]
-        for counts in zip(*self.counts.tolist(), strict=True):
+        for counts in self.counts.T.tolist():
             active = [count for count in counts if count]
             self.kinds.append(Kind(len(active), max(active), min(active) == max(active)))
 
     @property
     def tables(self) -> list[Tensor]:
         """The tensors that steps read, ``[K, T, …]`` on the device."""
-        return [self._counts, self.index, *([] if self.augment is None else [self.augment])]
+        tables = [self._counts, self.index]
+        if self.augment is not None:
+            tables.append(self.augment)
+        return tables
 
     def on(self, tables: Sequence[Tensor]) -> BatchPlan:
         """This plan with its tensors in these tables, ``[K, ≥ T, …]``."""
@@ -73,55 +78,52 @@ class BatchPlan:
         """This plan with few kinds of steps: pads batches to multiples of 8 samples, which changes
         the last bits.
         """
-        plan, full = copy(self), self.index.shape[2]
-        plan.kinds = [
-            (
-                kind
-                if kind.size == full
-                else Kind(kind.active, min(-(-kind.size // 8) * 8, full), False)
-            )
-            for kind in self.kinds
-        ]
+        plan = copy(self)
+        full = self.index.shape[2]
+        plan.kinds = []
+        for kind in self.kinds:
+            if kind.size < full:
+                size = min(ceil(kind.size / 8) * 8, full)
+                kind = Kind(kind.active, size, even=False)
+            plan.kinds.append(kind)
         return plan
 
     def cut(self, steps: np.ndarray) -> BatchPlan:
         """The plan of clients that stop after this number of steps, ``[K]``."""
         longest = int(steps.max())
         counts = np.where(np.arange(longest) < steps[:, None], self.counts[:, :longest], 0)
-        return BatchPlan(
-            self.index[:, :longest],
-            None if self.augment is None else self.augment[:, :longest],
-            counts,
-        )
+        augment = None if self.augment is None else self.augment[:, :longest]
+        return BatchPlan(self.index[:, :longest], augment, counts)
 
     def batch(self, data: FederatedDataModule, step: int | Tensor, kind: Kind) -> Batch:
         """The active clients' batch of a step; the step's number may be a tensor ``[1]`` on the
         device.
         """
-        n, size, even = kind
-
-        def at(table: Tensor) -> Tensor:
-            return (
-                table[:n, step]
-                if isinstance(step, int)
-                else table[:n].index_select(1, step).squeeze(1)
-            )
-
         if isinstance(step, int) and len(self.index) == 1:
-            x, y, counts = self._of_one(data, step, size)
+            x, y, counts = self._of_one(data, step, kind.size)
         else:
-            x, y = data.fetch(
-                at(self.index)[:, :size],
-                None if self.augment is None else at(self.augment)[:, :size],
-            )
-            counts = at(self._counts)
-        mask = rows = None
-        if not even:
-            mask = rows = torch.arange(size, device=counts.device) < counts[:, None]
+            index = self._at(self.index, step, kind)[:, : kind.size]
+            draws = None
+            if self.augment is not None:
+                draws = self._at(self.augment, step, kind)[:, : kind.size]
+            x, y = data.fetch(index, draws)
+            counts = self._at(self._counts, step, kind)
+        rows = None  # which samples are no padding
+        if not kind.even:
+            rows = torch.arange(kind.size, device=counts.device) < counts[:, None]
         if y.dim() == 2 or y.is_floating_point():
-            return Batch(x, y, mask, counts, rows)
-        mask = y >= 0 if mask is None else (y >= 0) & mask.unsqueeze(-1)
+            return Batch(x, y, rows, counts, rows)
+        mask = y >= 0
+        if rows is not None:
+            mask = mask & rows.unsqueeze(-1)
         return Batch(x, y, mask, mask.flatten(1).sum(1), rows)
+
+    def _at(self, table: Tensor, step: int | Tensor, kind: Kind) -> Tensor:
+        """The active clients' rows of a table, ``[K, T, …]`` → ``[n, …]``, in a step."""
+        active = table[: kind.active]
+        if isinstance(step, int):
+            return active[:, step]
+        return active.index_select(1, step).squeeze(1)
 
     def _of_one(
         self, data: FederatedDataModule, step: int, size: int
@@ -130,21 +132,26 @@ class BatchPlan:
 
         Those of the next steps are fetched at once.
         """
-        first, fetched = self._ahead
-        if not 0 <= step - first < len(fetched):
-            width = int(self.counts.max())
-            span = slice(step, step + max(1, AHEAD // (width * prod(data.input_shape))))
-            draws = None if self.augment is None else self.augment[:, span, :width]
-            tables = (*data.fetch(self.index[:, span, :width], draws), self._counts[:, span])
-            self._ahead = first, fetched = (
-                step,
-                list(zip(*(t.unbind(1) for t in tables), strict=True)),
-            )
-        x, y, counts = fetched[step - first]
+        if not 0 <= step - self._first_fetched < len(self._fetched):
+            self._fetch(data, step)
+        x, y, counts = self._fetched[step - self._first_fetched]
         if size < y.shape[1]:
-            x, y = x[:, :size], y[:, :size]
-        # The last bits of a matrix product may depend on the alignment of its memory.
-        return x if x.data_ptr() % 64 == 0 else x.clone(), y, counts
+            x = x[:, :size]
+            y = y[:, :size]
+        if x.data_ptr() % 64:  # the last bits of a matrix product may depend on the alignment
+            x = x.clone()
+        return x, y, counts
+
+    def _fetch(self, data: FederatedDataModule, step: int) -> None:
+        """Fetches a single client's batches from this step on."""
+        width = int(self.counts.max())
+        num_steps = max(1, AHEAD // (width * prod(data.input_shape)))
+        span = slice(step, step + num_steps)
+        draws = None if self.augment is None else self.augment[:, span, :width]
+        x, y = data.fetch(self.index[:, span, :width], draws)
+        by_step = zip(x.unbind(1), y.unbind(1), self._counts[:, span].unbind(1), strict=True)
+        self._first_fetched = step
+        self._fetched = list(by_step)
 
 
 def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Tensor]]:
@@ -154,34 +161,34 @@ def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Ten
     """
     size = batch.y.shape[1]
     real = torch.full_like(batch.count, size) if batch.rows is None else batch.rows.sum(1)
-    for start in range(0, size, width := -(-size // n)):
-        at, share = slice(start, start + width), (real - start).clamp(0, width).to(dtype) / real
-        mask = None if batch.mask is None else batch.mask[:, at]
-        # If a client has no sample in a part, the padding counts as samples: the mean is then
-        # finite, and its share 0.
-        rows = None if batch.rows is None else batch.rows[:, at] | (share == 0).unsqueeze(1)
-        yield (
-            Batch(
-                batch.x[:, at],
-                batch.y[:, at],
-                mask,
-                (batch.count * share).where(share > 0, 1.0),
-                rows,
-            ),
-            share,
-        )
+    width = ceil(size / n)
+    for start in range(0, size, width):
+        piece = slice(start, start + width)
+        share = (real - start).clamp(0, width).to(dtype) / real
+        mask = None if batch.mask is None else batch.mask[:, piece]
+        rows = None
+        if batch.rows is not None:
+            # If a client has no sample in a part, the padding counts as samples: the mean is then
+            # finite, and its share 0.
+            rows = batch.rows[:, piece] | (share == 0).unsqueeze(1)
+        count = (batch.count * share).where(share > 0, 1.0)
+        yield Batch(batch.x[:, piece], batch.y[:, piece], mask, count, rows), share
 
 
 class Steps:
     """K clients that are ready to train, their batches, their optimizer (new in each round) and
     their losses.
 
-    :mod:`gcfed.federated.graphs` has a version for GPUs.
+    :mod:`~gcfed.federated.training.recorder` has a version for GPUs.
     """
 
     def __init__(self, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
-        self.stack, self.plan, self.optimizer = stack, plan, optimizer
-        self._losses: list[tuple[Tensor, ...]] = []
+        self.stack = stack
+        self.plan = plan
+        self.optimizer = optimizer
+        # of each step: the active clients' losses, and their numbers of labels
+        self._losses: list[Tensor] = []
+        self._labels: list[Tensor] = []
 
     def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns what the local steps read as ``stack.prepared[part]``."""
@@ -193,24 +200,25 @@ class Steps:
 
     def first_done(self) -> None:
         """Called after the first step, in which an optimizer creates its state."""
-        if self.optimizer.defaults.get("fused") and self.optimizer.defaults.get("momentum"):
-            for leaf in self.stack.leaves.values():
-                # no gradient in the first step
-                if "momentum_buffer" not in (state := self.optimizer.state[leaf]):
-                    state["momentum_buffer"] = torch.zeros_like(leaf)
+        defaults = self.optimizer.defaults
+        if not (defaults.get("fused") and defaults.get("momentum")):
+            return
+        for leaf in self.stack.leaves.values():
+            state = self.optimizer.state[leaf]
+            if "momentum_buffer" not in state:  # no gradient in the first step
+                state["momentum_buffer"] = torch.zeros_like(leaf)
 
-    def note(self, number: int | Tensor, *values: Tensor) -> None:
+    def note(self, number: int | Tensor, losses: Tensor, labels: Tensor) -> None:
         """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]``
         each.
         """
-        self._losses.append(values)
+        self._losses.append(losses)
+        self._labels.append(labels)
 
     def mean_losses(self) -> Tensor:
         """Each client's mean loss over all its labels, ``[K]``."""
         # n never grows; a client that is done has zeros
-        even = len(self._losses[0][0]) == len(self._losses[-1][0])
-        losses, counts = (
-            torch.stack(v) if even else pad_sequence([*v], True)
-            for v in zip(*self._losses, strict=True)
-        )
-        return (losses * counts).sum(0) / counts.sum(0)
+        even = len(self._losses[0]) == len(self._losses[-1])
+        stacked = torch.stack if even else partial(pad_sequence, batch_first=True)
+        losses, labels = stacked(self._losses), stacked(self._labels)
+        return (losses * labels).sum(0) / labels.sum(0)

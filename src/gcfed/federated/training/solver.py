@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import ceil
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,12 +14,13 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.federated.graphs.recorder import Recorder
-from gcfed.federated.messages import Download
+from gcfed.federated.network.lent import Traits
+from gcfed.federated.network.rows import client_norms, per_client
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.protocol.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, Steps, split
-from gcfed.federated.training.forward import Params
-from gcfed.federated.training.lent import Traits
-from gcfed.federated.training.stack import ClientStack, client_norms, per_client
+from gcfed.federated.training.hooks import LocalHooks
+from gcfed.federated.training.recorder import RecordedSteps, Recorder
 from gcfed.models.facts import is_graphable, is_recurrent
 from gcfed.optim.partial import (
     fused,
@@ -75,75 +77,65 @@ class LocalSolver:
         accumulate: Count | None = None,
     ) -> None:
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
+        probed = probe_optimizer(self.optimizer)
         if not is_elementwise(self.optimizer):
-            why = (
-                "is not elementwise, so it cannot train stacked clients: choose one such as"
-                " torch.optim.SGD or Adam."
-            )
             raise SettingError(
-                "optimizer", f"={type(probe_optimizer(self.optimizer)).__name__} {why}"
+                "optimizer",
+                f"={type(probed).__name__} is not elementwise, so it cannot train stacked clients:"
+                " choose one such as torch.optim.SGD or Adam.",
             )
         if epochs is None and steps is None:
             raise SettingError(
                 "epochs", "=None must be a whole number of at least 1, where client.steps is null."
             )
-        self.epochs, self.steps, self.batch_size, self.last_batch = (
-            epochs or 0,
-            steps,
-            batch_size,
-            last_batch,
-        )
-        self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
+        self.epochs = epochs or 0
+        self.steps = steps
+        self.batch_size = batch_size
+        self.last_batch = last_batch
+        self.lr_decay = lr_decay
+        self.clip_norm = clip_norm
+        self.stack = stack
+        self.graphs = graphs
         self.accumulate = accumulate or 1
         if self.accumulate > batch_size:
             raise SettingError(
                 "accumulate", f"={accumulate} must be at most client.batch_size={batch_size}."
             )
         self.recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
-        probed = probe_optimizer(self.optimizer)
         self._lr = float(probed.defaults["lr"])
         # Later stacks can replay a recording if its optimizer can start again, and reads a changing
         # η_l from a tensor.
         self._lasting = starts_at_zero(probed) and (lr_decay == 1 or bool(probed.defaults["fused"]))
 
-    def check(self, traits: Traits, data: Any) -> None:
-        """Raises ValueError if a network with these traits cannot train K clients at once, or a
-        batch of one sample.
-        """
+    def check(self, traits: Traits, data: FederatedDataModule) -> None:
+        """Raises ValueError if a network with these traits cannot train as the settings ask."""
         if traits.alone and self.stack != "auto" and int(self.stack) > 1:
             raise ValueError(
                 f"client.stack={self.stack} cannot train a network with {traits.alone}."
             )
-        passes = [
-            self._pass(size)[: self.steps]
-            for size in data.sizes(np.arange(data.num_clients)).tolist()
-        ]
-        single = [
-            k
-            for k, own in enumerate(passes)
-            if any((b - 1) % -(-b // self.accumulate) == 0 for b in own)
-        ]
-        if traits.single and single:
-            few = (
-                f"{len(single)} of {len(passes)} clients have such a batch (the first is client"
-                f" {single[0]})"
+        if not traits.single:
+            return
+        clients = np.arange(data.num_clients)
+        lonely = []  # clients with a batch, or a piece of one, of a single sample
+        for client, size in zip(clients.tolist(), data.sizes(clients).tolist(), strict=True):
+            batches = self._pass(size)[: self.steps]
+            if any(last_piece(batch, self.accumulate) == 1 for batch in batches):
+                lonely.append(client)
+        if lonely:
+            raise ValueError(
+                f"{traits.single}, and {len(lonely)} of {len(clients)} clients have such a batch"
+                f" (the first is client {lonely[0]}): set model.norm_policy=group or fixed, or"
+                " client.last_batch=wrap without client.accumulate."
             )
-            fix = (
-                "set model.norm_policy=group or fixed, or client.last_batch=wrap without"
-                " client.accumulate."
-            )
-            raise ValueError(f"{traits.single}, and {few}: {fix}")
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
-        """The recorder of the present stream; None if Python launches each step."""
+        """The recorder of the present stream; None if steps are not recorded."""
         if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
             return None
         stream = torch.cuda.current_stream(device)
-        return (
-            None
-            if stream == torch.cuda.default_stream(device)
-            else self.recorders[stream.cuda_stream]
-        )
+        if stream == torch.cuda.default_stream(device):
+            return None
+        return self.recorders[stream.cuda_stream]
 
     def begin(
         self,
@@ -151,7 +143,7 @@ class LocalSolver:
         download: Download,
         clients: np.ndarray,
         plan: BatchPlan,
-        data: Any,
+        data: FederatedDataModule,
         recorder: Recorder | None = None,
         lasting: bool = False,
     ) -> Steps:
@@ -162,27 +154,42 @@ class LocalSolver:
             lasting: whether later stacks may replay what the ``recorder`` records for this one.
         """
         sizes = data.sizes(clients)
-
-        def fresh(start: Params) -> tuple[ClientStack, BatchPlan, Optimizer]:
-            stack = make(start, clients, sizes, plan.steps)
-            optimizer = self.optimizer(list(stack.leaves.values()))
-            if len({float(group["lr"]) for group in optimizer.param_groups}) > 1:
-                raise ValueError(
-                    "client.optimizer: all its groups need one lr, the clients' learning rate η_l."
-                )
-            for group in optimizer.param_groups if room and self.lr_decay < 1 else ():
+        replays = recorder is not None and lasting and self._lasting
+        if recorder is not None and replays:
+            kept = recorder.take(len(clients))
+            if kept is not None:
+                kept.restart(download, clients, sizes, plan)
+                recorder.keep(kept)
+                return kept
+        start = download.model
+        if replays:  # the stack gets the models of later rounds in the same memory
+            start = {name: t.clone() for name, t in start.items()}
+        stack = make(start, clients, sizes, plan.steps)
+        optimizer = self._new_optimizer(stack)
+        if recorder is None:
+            return Steps(stack, plan, optimizer)
+        if not replays:
+            return RecordedSteps(recorder.graph, 0, stack, plan, optimizer)
+        if self.lr_decay < 1:
+            for group in optimizer.param_groups:
                 # float32, as fused kernels on a GPU read it
                 group["lr"] = torch.zeros((), device=plan.index.device)
-            return stack, plan, optimizer
+        steps = RecordedSteps(recorder.graph, self._most_steps(data), stack, plan, optimizer)
+        recorder.keep(steps)
+        return steps
 
-        room = 0
-        if recorder is None:
-            return Steps(*fresh(download.model))
-        if lasting and self._lasting:
-            (room,) = self.num_steps(
-                data.sizes(np.arange(data.num_clients)).max(keepdims=True)
-            ).tolist()
-        return recorder.steps(fresh, download, clients, sizes, plan, room)
+    def _new_optimizer(self, stack: ClientStack) -> Optimizer:
+        optimizer = self.optimizer(list(stack.leaves.values()))
+        if len({float(group["lr"]) for group in optimizer.param_groups}) > 1:
+            raise ValueError(
+                "client.optimizer: all its groups need one lr, the clients' learning rate η_l."
+            )
+        return optimizer
+
+    def _most_steps(self, data: FederatedDataModule) -> int:
+        """Number of steps of the client with most samples."""
+        sizes = data.sizes(np.arange(data.num_clients))
+        return int(self.num_steps(sizes.max(keepdims=True))[0])
 
     def lr(self, round_index: int) -> float:
         """η_l, the clients' learning rate in a round."""
@@ -210,47 +217,59 @@ class LocalSolver:
         # client's.
         width = min(self.batch_size, max(1_000_000, *map(len, samples)))
         index = np.empty((len(clients), max(steps), width), np.int64)
-        counts, draws = np.zeros(index.shape[:2], np.int64), []
-        for k, (client, own) in enumerate(zip(clients.tolist(), samples, strict=True)):
-            shuffle, augment = (
-                generator(download.seed, use, download.round, client)
-                for use in ("shuffle", "augment")
-            )
-            sizes, index[k] = np.minimum(self._pass(len(own)), width), own[0]
-            # the GC-Fed authors' code: whole batches, by repeating the first samples
-            if self.last_batch == "wrap":
-                own = np.resize(own, sum(sizes))
-            orders = shuffle.permuted(
-                np.broadcast_to(own, (ceil(steps[k] / len(sizes)), len(own))), axis=1
-            )
-            passes = np.full((len(orders), len(sizes) * width), own[0])
-            passes[:, : sum(sizes)] = orders[:, : sum(sizes)]
-            index[k, : steps[k]] = passes.reshape(-1, width)[: steps[k]]
-            counts[k, : steps[k]] = np.tile(sizes, len(passes))[: steps[k]]
+        counts = np.zeros(index.shape[:2], np.int64)
+        draws = []
+        for k, client in enumerate(clients.tolist()):
+            shuffle = generator(download.seed, "shuffle", download.round, client)
+            batches, sizes = self._draw_batches(shuffle, samples[k], steps[k], width)
+            index[k] = samples[k][0]  # padding
+            index[k, : steps[k]] = batches
+            counts[k, : steps[k]] = sizes
+            augment = generator(download.seed, "augment", download.round, client)
             draws.append(data.draw(augment, (steps[k], width)))
-        table = (
-            None
-            if draws[0] is None
-            else pad_sequence([*map(torch.from_numpy, draws)], batch_first=True)
-        )
-        return BatchPlan(
-            on_device(index, device), None if table is None else on_device(table, device), counts
-        )
+        table = None
+        if draws[0] is not None:
+            padded = pad_sequence([torch.from_numpy(draw) for draw in draws], batch_first=True)
+            table = on_device(padded, device)
+        return BatchPlan(on_device(index, device), table, counts)
+
+    def _draw_batches(
+        self, shuffle: np.random.Generator, samples: np.ndarray, num_steps: int, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A client's mini-batches, ``[T, width]``, and their sizes, ``[T]``.
+
+        Padding repeats the client's first sample.
+        """
+        sizes = np.minimum(self._pass(len(samples)), width)
+        used = int(sum(sizes))  # samples of a pass
+        first = samples[0]
+        if self.last_batch == "wrap":  # whole batches, by repeating the first samples
+            samples = np.resize(samples, used)
+        num_passes = ceil(num_steps / len(sizes))
+        orders = shuffle.permuted(np.broadcast_to(samples, (num_passes, len(samples))), axis=1)
+        passes = np.full((num_passes, len(sizes) * width), first)
+        passes[:, :used] = orders[:, :used]
+        batches = passes.reshape(-1, width)
+        return batches[:num_steps], np.tile(sizes, num_passes)[:num_steps]
 
     def _pass(self, size: int) -> list[int]:
         """The sizes of the mini-batches in a pass over ``size`` samples."""
         whole, rest = divmod(size, self.batch_size)
+        sizes = [self.batch_size] * whole
+        if rest == 0:
+            return sizes
         if self.last_batch == "wrap":
-            return [self.batch_size] * (whole + (rest > 0))
-        dropped = self.last_batch == "drop" and whole > 0
-        return [self.batch_size] * whole + [rest] * (rest > 0 and not dropped)
+            return [*sizes, self.batch_size]
+        if self.last_batch == "drop" and whole > 0:
+            return sizes
+        return [*sizes, rest]
 
     def train(
         self,
         steps: Steps,
         data: FederatedDataModule,
         lr: float,
-        parts: Sequence[Any],
+        parts: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> Tensor:
@@ -264,8 +283,7 @@ class LocalSolver:
             Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
         """
         stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+        set_lr(optimizer, lr)
         update = unprofiled_step(optimizer)
         movers = [part for part in parts if part.overrides("before_step", "after_step")]
 
@@ -273,22 +291,15 @@ class LocalSolver:
             batch = plan.batch(data, number, kind)
             stack.drop_grads()
             for part in movers:
-                # its own context, because autocast caches the weights that it has cast
+                # Its own context, because autocast caches the weights that it has cast.
                 with autocast():
-                    part.before_step(
-                        stack,
-                        batch,
-                        lambda: local_objective(stack, batch, parts, self.accumulate)[1],
-                    )
+                    part.before_step(stack, batch, partial(self._objective, stack, batch, parts))
             with autocast():
                 task, objective = local_objective(stack, batch, parts, self.accumulate)
             stack.backward(objective)
             after_backward()
             if self.clip_norm is not None:
-                (grads,) = stack.with_grads()
-                scale_K = (self.clip_norm / (client_norms(grads) + 1e-6)).clamp(max=1.0)
-                for grad in grads:
-                    grad.mul_(per_client(scale_K, grad))
+                clip_gradients(stack, self.clip_norm)
             update()
             for part in movers:
                 with autocast():
@@ -304,41 +315,78 @@ class LocalSolver:
         stack.settle()
         return steps.mean_losses()
 
+    def _objective(self, stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]) -> Tensor:
+        """The whole objective at the present weights, ``[n]``."""
+        _, objective = local_objective(stack, batch, parts, self.accumulate)
+        return objective
+
+
+def last_piece(size: int, n: int) -> int:
+    """The size of the last piece of a batch that is split into at most ``n`` equal ones."""
+    width = ceil(size / n)
+    return size - width * (ceil(size / width) - 1)
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Sets the learning rate of all groups. A recorded step reads it from a tensor."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def clip_gradients(stack: ClientStack, bound: float) -> None:
+    """Scales the gradient of each active client to at most this norm."""
+    (grads,) = stack.with_grads()
+    scale_K = (bound / (client_norms(grads) + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(per_client(scale_K, grad))
+
 
 def local_objective(
-    stack: ClientStack, batch: Batch, parts: Sequence[Any], n: int = 1
+    stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks], n: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Each active client's task loss, and its objective with the terms of the methods, both
-    ``[n]``. Of ``n`` parts of the batch, it back-propagates all but the last.
+    ``[n]``.
+
+    Of ``n`` pieces of the batch, it back-propagates all but the last.
     ``stack.backward(objective)`` then adds the last gradient.
     """
-    if n > 1:
-        task = objective = batch.count.new_zeros(())
-        for part, share in split(
-            batch, n, torch.promote_types(next(iter(stack.full.values())).dtype, torch.float32)
-        ):
-            if objective.requires_grad:
-                stack.backward(objective)
-            of_part = local_objective(stack, part, parts)
-            task, objective = (
-                task.detach() + share * of_part[0],
-                objective.detach() + share * of_part[1],
-            )
-        return task, objective
+    if n == 1:
+        return whole_objective(stack, batch, parts)
+    dtype = torch.promote_types(next(iter(stack.full.values())).dtype, torch.float32)
+    task = objective = batch.count.new_zeros(())
+    for piece, share in split(batch, n, dtype):
+        if objective.requires_grad:
+            stack.backward(objective)
+        task_of_piece, objective_of_piece = whole_objective(stack, piece, parts)
+        task = task.detach() + share * task_of_piece
+        objective = objective.detach() + share * objective_of_piece
+    return task, objective
+
+
+def whole_objective(
+    stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]
+) -> tuple[Tensor, Tensor]:
+    """The task loss and the objective, both ``[n]``, of a batch that is not split."""
     out = stack(batch.x)
     logits = out.logits_KBC
     for part in parts:
         logits = part.calibrate(stack, logits)
     task = stack.task.mean_losses(logits, batch)
-    objective, terms = task, []
+    objective = task
+    terms = []
     for part in parts:
         if part.task_weight != 1:
             objective = objective * part.task_weight
-        if (term := part.local_loss(stack, batch, out)) is not None:
-            if term.shape != task.shape:
-                shapes = f"{[*term.shape]}, not {[*task.shape]}: one number for each client"
-                raise ValueError(
-                    f"{type(part).__name__}.local_loss returns a tensor of shape {shapes}."
-                )
-            terms.append(term)
+        term = part.local_loss(stack, batch, out)
+        if term is None:
+            continue
+        if term.shape != task.shape:
+            raise ValueError(
+                f"{type(part).__name__}.local_loss returns a tensor of shape {[*term.shape]}, not"
+                f" {[*task.shape]}: one number for each client."
+            )
+        terms.append(term)
     return task, sum(terms, objective)

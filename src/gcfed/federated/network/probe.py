@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from gcfed.federated.module import FederatedModule
-from gcfed.federated.training.forward import Params, Tap
-from gcfed.federated.training.lent import Lent, Traits, new_memory, travelling
+from gcfed.federated.network.lent import Lent, Traits, new_memory, travelling
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.tap import Tap
+from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import (
     cannot_stack,
     first_weight,

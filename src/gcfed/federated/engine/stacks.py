@@ -9,20 +9,22 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import cycle
+from math import ceil
 
 import numpy as np
 import torch
 
-from gcfed.federated.client import ClientProgram
-from gcfed.federated.messages import Download, Expected, Upload
-from gcfed.federated.method import Order
+from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.parallel.strategy import rank_and_world
+from gcfed.federated.parts import Order
+from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training.forward import Params
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.device import free_memory
+
+MAX_STREAMS = 8  # a GPU runs as many at once
 
 
 class Stacks:
@@ -90,15 +92,15 @@ class Stacks:
         program = self.program
         if self.separate_clients:
             raise ValueError("metrics=gap and metrics=leakage work with federation=none only.")
-        parts = [
-            p
-            for p in program.parts
-            if p.order is not Order.MEASURES and "sees the cohort" not in p.facts
-        ]
-        alone = replace(program, solver=solver or program.solver, parts=parts)
-        alone.receive(download)
-        for ids in [clients] if here else self.share(download, clients):
-            yield alone.train(download, ids, sends=False)
+        parts = []
+        for part in program.parts:
+            if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:
+                parts.append(part)
+        rehearsal = replace(program, solver=solver or program.solver, parts=parts)
+        rehearsal.receive(download)
+        stacks = [clients] if here else self.share(download, clients)
+        for ids in stacks:
+            yield rehearsal.train(download, ids, sends=False)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Sends the server's reply to the clients of the round."""
@@ -106,11 +108,11 @@ class Stacks:
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
         """The ids of the clients of each stack that this process trains."""
-        work = self.program.faults.steps(
-            self.planned(clients), clients, download.round, download.seed
-        )
+        faults = self.program.faults
+        work = faults.steps(self.planned(clients), clients, download.round, download.seed)
         mine = assign(clients, work, *rank_and_world())
-        return [mine[i : i + self.layout.k] for i in range(0, len(mine), self.layout.k)]
+        size = self.layout.k
+        return [mine[first : first + size] for first in range(0, len(mine), size)]
 
     @cached_property
     def layout(self) -> Layout:
@@ -120,38 +122,42 @@ class Stacks:
         train one client at a time. Networks that draw random numbers, as a user's may, use one
         stream: all streams share a generator.
         """
-        solver, module, data, cohort = (
-            self.program.solver,
-            self.program.module,
-            self.program.data,
-            self.per_round,
-        )
-        net, device, chosen = (
-            module.net,
-            module.device,
-            None if solver.stack == "auto" else min(solver.stack, cohort),
-        )
+        program = self.program
+        net, device = program.module.net, program.module.device
+        chosen = None
+        if program.solver.stack != "auto":
+            chosen = min(program.solver.stack, self.per_round)
         if device.type != "cuda":
-            return Layout(chosen or 1, device, 0)
-        # A client needs memory for weights, gradients, momentum, a method's terms, and twice a
-        # pass's activations.
-        batch_size = -(
-            -min(solver.batch_size, int(data.sizes(np.arange(data.num_clients)).max()))
-            // solver.accumulate
-        )
-        sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
-        with evaluating(net):
-            client = 16 * sum(
-                p.nbytes for p in net.parameters()
-            ) + 2 * batch_size * activation_bytes(net, sample)
-        fit = max(1, min(cohort, free_memory(device) // client))
+            return Layout(chosen or 1, device, num_streams=0)
+        room = max(1, min(self.per_round, free_memory(device) // self._bytes_of_client()))
         # Dropout in a stack depends on K, and K depends on the free memory, which must not change a
         # run.
-        alone = module.lent.traits.alone or has_dropout(net) or has_convolutions(net)
-        k = chosen or (1 if alone else fit)
-        draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
-        # a GPU runs 8 at once
-        return Layout(k, device, 1 if draws else max(1, min(-(-cohort // k), fit // k, 8)))
+        alone = program.module.lent.traits.alone or has_dropout(net) or has_convolutions(net)
+        k = chosen or (1 if alone else room)
+        if has_dropout(net) or not type(net).__module__.startswith("gcfed."):
+            return Layout(k, device, num_streams=1)
+        num_stacks = ceil(self.per_round / k)
+        num_streams = max(1, min(num_stacks, room // k, MAX_STREAMS))
+        return Layout(k, device, num_streams)
+
+    def forget_layout(self) -> None:
+        """The layout is made again at its next use."""
+        vars(self).pop("layout", None)
+
+    def _bytes_of_client(self) -> int:
+        """The memory of a client in training: weights, gradients, momentum and a method's terms,
+        and twice a pass's activations.
+        """
+        program = self.program
+        data, net = program.data, program.module.net
+        largest = int(data.sizes(np.arange(data.num_clients)).max())
+        batch_size = ceil(min(program.solver.batch_size, largest) / program.solver.accumulate)
+        first = torch.zeros(1, dtype=torch.int64, device=program.module.device)
+        sample, _ = data.fetch(first, None)
+        with evaluating(net):
+            activations = activation_bytes(net, sample)
+        weights = sum(p.nbytes for p in net.parameters())
+        return 16 * weights + 2 * batch_size * activations
 
 
 class Layout:
@@ -164,11 +170,9 @@ class Layout:
     CUDA graph can be recorded on the default one.
     """
 
-    def __init__(self, k: int, device: torch.device, streams: int) -> None:
+    def __init__(self, k: int, device: torch.device, num_streams: int) -> None:
         self.k = k
-        self.streams = (
-            [torch.cuda.Stream(device) for _ in range(streams)] if device.type == "cuda" else []
-        )
+        self.streams = [torch.cuda.Stream(device) for _ in range(num_streams)]
 
     def begin_round(self) -> None:
         """The present stream becomes the round's. The stacks wait for its earlier work."""
@@ -201,11 +205,9 @@ def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.n
     Each client, largest first, goes to the process with the least work so far. All processes
     compute the same result.
     """
-    order, load, owner = (
-        np.lexsort((clients, -work)),
-        np.zeros(world),
-        np.zeros(len(clients), dtype=np.int64),
-    )
+    order = np.lexsort((clients, -work))
+    load = np.zeros(world)
+    owner = np.zeros(len(clients), dtype=np.int64)
     for i in order:
         owner[i] = load.argmin()
         load[owner[i]] += work[i]

@@ -7,7 +7,7 @@ counted either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gcfed.federated.training.forward import Params
+Params = dict[str, Tensor]
+"""Tensors of a network, by name."""
 
 
 class MessageError(ValueError):
@@ -25,7 +26,7 @@ class MessageError(ValueError):
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
     """Size of a set of tensors in bytes."""
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+    return sum(t.nbytes for t in tensors.values())
 
 
 class Message:
@@ -63,9 +64,14 @@ class Download(Message):
     @property
     def nbytes(self) -> int:
         """Size of the message to one client."""
-        model = {name: t for name, t in self.model.items() if name not in self.packed}
-        extra = [tensors for name, tensors in self.extra.items() if name not in self.packed]
-        return sum(map(nbytes, (model, *extra))) + sum(self.packed.values())
+        size = sum(self.packed.values())
+        for name, t in self.model.items():
+            if name not in self.packed:
+                size += t.nbytes
+        for name, tensors in self.extra.items():
+            if name not in self.packed:
+                size += nbytes(tensors)
+        return size
 
 
 class Levels(NamedTuple):
@@ -135,17 +141,16 @@ class Upload(Message):
     @property
     def bytes_per_client(self) -> int:
         """Size of one client's message."""
-        whole = {
-            name: t
-            for name, t in self.delta.items()
-            if name not in self.levels and name not in self.packed
-        }
-        sent = sum(map(nbytes, (whole, *self.extra.values()))) // len(self.clients) + sum(
-            self.packed.values()
-        )
-        return sent + sum(
-            own.nbytes(self.delta[name][0].numel()) for name, own in self.levels.items()
-        )
+        whole = 0  # of the tensors of all K clients
+        for name, t in self.delta.items():
+            if name not in self.levels and name not in self.packed:
+                whole += t.nbytes
+        for tensors in self.extra.values():
+            whole += nbytes(tensors)
+        size = whole // len(self.clients) + sum(self.packed.values())
+        for name, levels in self.levels.items():
+            size += levels.nbytes(self.delta[name][0].numel())
+        return size
 
 
 class Expected(NamedTuple):
@@ -158,69 +163,3 @@ class Expected(NamedTuple):
 
     shapes: Mapping[str, Params]
     notes: Mapping[str, Params]
-
-
-def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = None) -> Tensor:
-    """Which clients sent finite numbers only, bool ``[K]``. The host does not wait for the device.
-
-    With ``narrow`` (``Aggregator.narrow``) they must also fit into a sum: below 2¹¹ for these
-    names, else below 2⁴¹.
-    """
-    filled = {name: t for name, t in tensors_K.items() if t.numel()}
-    first = next(iter(tensors_K.values()))
-    if not filled:
-        return torch.ones(len(first), dtype=torch.bool, device=first.device)
-    limits = [
-        torch.inf if narrow is None else 2.0**11 if name in narrow else 2.0**41 for name in filled
-    ]
-    # few kernels for all tensors and clients; a CPU takes three to eight times as long
-    if first.is_cuda:
-        flat = [t.reshape(len(t), -1) for t in filled.values()]
-        alike = {
-            m: [t for t, limit in zip(flat, limits, strict=True) if limit == m] for m in set(limits)
-        }
-        ends = [(m, *torch.cat(tensors, 1).aminmax(dim=1)) for m, tensors in alike.items()]
-        return torch.stack([(-m < low) & (high < m) for m, low, high in ends]).all(0)
-    # rows take time too
-    rows = zip(*filled.values(), strict=True) if len(first) > 1 else [filled.values()]
-    ends_K = [[tuple(map(float, torch.aminmax(t))) for t in row] for row in rows]
-    fits_K = [
-        all(-m < low and high < m for m, (low, high) in zip(limits, ends, strict=True))
-        for ends in ends_K
-    ]
-    return torch.tensor(fits_K, device=first.device)
-
-
-def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:
-    """Which clients sent only numbers that the server's sums can add, bool ``[K]``; ``narrow`` as
-    above.
-    """
-    others = [
-        finite_clients(tensors, None if narrow is None else frozenset())
-        for tensors in upload.extra.values()
-    ]
-    return torch.stack([finite_clients(upload.delta, narrow), *others]).all(0)
-
-
-def refuse_misfit(upload: Upload, shapes: Mapping[str, Params]) -> None:
-    """Raises MessageError for other tensors than these: ``"delta"`` and each name of ``extra`` →
-    like one client's.
-    """
-    for name in {**shapes, **upload.extra}:
-        sent = upload.delta if name == "delta" else upload.extra.get(name, {})
-        refuse_other(f"an upload's {name}", sent, shapes.get(name, {}), len(upload.clients))
-
-
-def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
-    """Raises MessageError for tensors with other names, shapes or types than the known ones; names
-    the first.
-
-    With ``clients``, K, tensors have a leading axis K that the known ones lack.
-    """
-    here = {name: (t.dtype, (*clients, *t.shape)) for name, t in known.items()}
-    there = {name: (t.dtype, (*t.shape,)) for name, t in sent.items()}
-    for name in [*known, *sorted(there.keys() - here.keys())]:
-        if there.get(name) != here.get(name):
-            shown = ["{} {}".format(*own[name]) if name in own else "" for own in (there, here)]
-            differs = f"{name} is {shown[0] or 'missing'}, and here it is {shown[1] or 'unknown'}"
-            raise MessageError(f"{what} is of another model or method: {differs}.")

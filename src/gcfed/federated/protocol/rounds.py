@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.parallel.sums import Reduce, sum_over_processes
-from gcfed.federated.training.forward import Params
+from gcfed.federated.protocol.messages import Params
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,3 +94,8 @@ class Received(Round):
     steps: int = 0
     overflowed: bool = False
     usable: bool = False
+
+    @classmethod
+    def of(cls, round: Round, **received: Any) -> Received:
+        """The round together with what was received."""
+        return cls(**{**vars(round), **received})

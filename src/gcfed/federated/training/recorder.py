@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gcfed.federated.messages import Download
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.protocol.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, Steps
-from gcfed.federated.training.stack import ClientStack
 
 Step = Callable[[], object]
 MAX_RECORDINGS = 128  # of one stack: each takes memory
@@ -69,35 +69,19 @@ class Recorder:
         self.graph = graph or Graph()
         self._kept: dict[int, RecordedSteps] = {}  # by K
 
-    def steps(
-        self,
-        fresh: Callable[..., Any],
-        download: Download,
-        clients: np.ndarray,
-        sizes: np.ndarray,
-        plan: BatchPlan,
-        room: int,
-    ) -> RecordedSteps:
-        """The steps of K clients.
+    def take(self, k: int) -> RecordedSteps | None:
+        """Takes out the recorded steps of K clients.
 
-        Args:
-            fresh: makes a stack of clients that begin at a model, its plan and its optimizer.
-            sizes: the clients' numbers of samples, ``[K]``.
-            room: number of steps of the longest possible plan if later stacks may replay these
-                recordings; else 0.
+        If there are none, it forgets the oldest of two others: the new ones need the memory.
         """
-        if not room:
-            return RecordedSteps(self.graph, room, *fresh(download.model))
-        steps = self._kept.pop(len(clients), None)
-        if steps is not None:
-            steps.restart(download, clients, sizes, plan)
-        else:
-            if len(self._kept) > 1:
-                del self._kept[next(iter(self._kept))]
-            start = {name: t.clone() for name, t in download.model.items()}
-            steps = RecordedSteps(self.graph, room, *fresh(start))
-        self._kept[len(clients)] = steps
-        return steps
+        if k not in self._kept and len(self._kept) > 1:
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+        return self._kept.pop(k, None)
+
+    def keep(self, steps: RecordedSteps) -> None:
+        """Keeps recorded steps for the next stack with as many clients."""
+        self._kept[len(steps.stack)] = steps
 
 
 class RecordedSteps(Steps):

@@ -22,9 +22,15 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gcfed.federated.messages import Download, Expected, Levels, MessageError, Upload
-from gcfed.federated.stacks import Stacks
-from gcfed.federated.training.forward import Params
+from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.protocol.messages import (
+    Download,
+    Expected,
+    Levels,
+    MessageError,
+    Params,
+    Upload,
+)
 from gcfed.models.facts import first_weight
 
 TENSOR = "tensor|"  # the key of a dict that stands for a tensor; no tensor or part has this name

@@ -8,12 +8,13 @@ again. The parameter objects stay the same, so lists of weights, closures, hooks
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.training.forward import Params, slots
+from gcfed.federated.network.tap import Slot, slots
+from gcfed.federated.protocol.messages import Params
 
 
 @dataclass(frozen=True)
@@ -37,65 +38,60 @@ class Lent:
     """A network that is lent to clients."""
 
     def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
-        self.net, self.traits = net, traits or Traits()
-        # version, address, and a buffer's value
-        self._others: dict[str, tuple[int, int, Tensor | None]] = {}
+        self.net = net
+        self.traits = traits or Traits()
+        self._rows: Params = {}  # the client's tensors
+        self._shared: dict[str, _Shared] = {}  # the tensors that all clients share, by name
         self._loan = ExitStack()  # ends when the network gets its own tensors back
-        self._slots: list[tuple[dict[str, Any], str, str]] = []
+        self._slots: list[Slot] = []
         self.end()
 
     def begin(self, rows: Mapping[str, Tensor]) -> None:
-        """Gives the network a client's tensors, ``[*shape]``; the clients share all others, which
-        must not change.
+        """Gives the network a client's tensors, ``[*shape]``.
+
+        The clients share all others, which must not change.
         """
         self.end()
-        self._rows: Params = dict(rows)  # the client's tensors
+        self._rows = dict(rows)
         self._loan.enter_context(self.holding(rows))
-        self._others = {
-            n: (
-                t._version,
-                t.data_ptr(),
-                None if isinstance(t, nn.Parameter) else t.detach().clone(),
-            )
-            for n, t in self.tensors.items()
-            if n not in rows
-        }
+        self._shared = {}
+        for name, t in self.tensors.items():
+            if name not in rows:
+                self._shared[name] = _Shared.of(t)
 
     def end(self) -> None:
-        """Gives the network its own tensors back.
-
-        A move to another device, or a test, may have made new buffers.
-        """
+        """Gives the network its own tensors back."""
         self._loan.close()
         self._rows = {}
-        if not self._slots or any(
-            tensors[key] is not self.tensors[name] for tensors, key, name in self._slots
-        ):
+        # A move to another device, or a test, may have made new buffers.
+        moved = any(slot.tensor is not self.tensors[slot.name] for slot in self._slots)
+        if moved or not self._slots:
             # Its parameters and buffers, by name; always the same objects, also while a client has
             # the network.
-            self.tensors: Params = {
-                **dict(self.net.named_parameters()),
-                **dict(self.net.named_buffers()),
-            }
+            self.tensors: Params = {}
+            self.tensors.update(self.net.named_parameters())
+            self.tensors.update(self.net.named_buffers())
             self.saved = self.net.state_dict().keys()  # the names of those that checkpoints have
             self._slots = slots(self.net)
 
     def present(self) -> Params:
         """The client's present tensors, by name, also where a forward pass has put new ones."""
-        return {name: tensors[key].detach() for tensors, key, name in self._slots}
+        return {slot.name: slot.tensor.detach() for slot in self._slots}
 
     def replaced(self) -> set[str]:
-        """Names of tensors that forward has replaced, except parameters that it has tied to others
-        of the network.
-        """
-        ids = {id(t) for t in self.tensors.values()}
-        return {
-            name
-            for tensors, key, name in self._slots
-            if (row := self._rows.get(name)) is not None
-            and (now := tensors[key]).data_ptr() != row.data_ptr()
-            and (now is (own := self.tensors[name]) or id(now) not in ids or not own.requires_grad)
-        }
+        """Names of tensors that forward has replaced."""
+        return {slot.name for slot in self._slots if self._is_replaced(slot)}
+
+    def _is_replaced(self, slot: Slot) -> bool:
+        row = self._rows.get(slot.name)
+        if row is None or slot.tensor.data_ptr() == row.data_ptr():
+            return False
+        network_own = self.tensors[slot.name]
+        if slot.tensor is network_own or not network_own.requires_grad:
+            return True
+        # A forward pass may tie a parameter to another one of the network.
+        tied = any(slot.tensor is t for t in self.tensors.values())
+        return not tied
 
     def settle(self) -> None:
         """After local training, copies tensors that forward passes have replaced into the client's.
@@ -106,28 +102,25 @@ class Lent:
         """
         replaced = self.replaced()
         # Copies, because two buffers may have changed places.
-        values = {
-            name: tensors[key].detach().clone()
-            for tensors, key, name in self._slots
-            if name in replaced
-        }
-        for tensors, key, name in self._slots:
-            own = self.tensors[name]
-            if name in replaced:
-                if own.requires_grad:
-                    raise new_memory(name)
-                self._rows[name].copy_(values[name])
-                own.data = self._rows[name]
-            tensors[key] = own
-        for name, (version, memory, value) in self._others.items():
-            written = ((own := self.tensors[name])._version, own.data_ptr()) != (version, memory)
-            # a mask may be written anew
-            if written and (value is None or not torch.equal(own, value)):
-                text = (
+        values = {}
+        for slot in self._slots:
+            if slot.name in replaced:
+                values[slot.name] = slot.tensor.detach().clone()
+        for slot in self._slots:
+            network_own = self.tensors[slot.name]
+            if slot.name in replaced:
+                if network_own.requires_grad:
+                    raise new_memory(slot.name)
+                row = self._rows[slot.name]
+                row.copy_(values[slot.name])
+                network_own.data = row
+            slot.put(network_own)
+        for name, shared in self._shared.items():
+            if shared.differs(self.tensors[name]):
+                raise ValueError(
                     f"model: forward changes {name} in some steps only: do it in all training steps"
                     " or in __init__."
                 )
-                raise ValueError(text)
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -143,8 +136,28 @@ class Lent:
         finally:
             for name, data in before.items():
                 self.tensors[name].data = data
-            for own, key, name in self._slots if before else ():
-                own[key] = self.tensors[name]
+            if before:
+                for slot in self._slots:
+                    slot.put(self.tensors[slot.name])
+
+
+class _Shared(NamedTuple):
+    """A tensor that all clients share, as it was when a client got the network."""
+
+    version: int
+    address: int
+    value: Tensor | None  # of a buffer
+
+    @classmethod
+    def of(cls, t: Tensor) -> Self:
+        value = None if isinstance(t, nn.Parameter) else t.detach().clone()
+        return cls(t._version, t.data_ptr(), value)
+
+    def differs(self, now: Tensor) -> bool:
+        """Whether it was written since. A mask may be written anew with the same values."""
+        if (now._version, now.data_ptr()) == (self.version, self.address):
+            return False
+        return self.value is None or not torch.equal(now, self.value)
 
 
 def new_memory(name: str) -> ValueError:
@@ -160,19 +173,24 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
     floating-point buffers.
 
     Frozen parameters, integers and masks of −∞ are constants. If a forward pass changes one, the
-    probe finds it (:mod:`gcfed.federated.training.probe`). A buffer with ``persistent=False``
+    probe finds it (:mod:`gcfed.federated.network.probe`). A buffer with ``persistent=False``
     starts again each round.
     """
     saved = net.state_dict()
-    params = [name for name, p in net.named_parameters() if p.requires_grad]
-    floats = [name for name, b in net.named_buffers() if name in saved and b.is_floating_point()]
-    return (*params, *(name for name in floats if saved[name].isfinite().all()))
+    names = [name for name, p in net.named_parameters() if p.requires_grad]
+    for name, buffer in net.named_buffers():
+        if name in saved and buffer.is_floating_point() and saved[name].isfinite().all():
+            names.append(name)
+    return tuple(names)
 
 
 def broadcast_state(net: nn.Module, names: Sequence[str] | None = None) -> Params:
     """Copies of these tensors, by default of all that travel, name → ``[*shape]``; integers as
     float32.
     """
-    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
-    chosen = {name: tensors[name].detach() for name in names or travelling(net)}
-    return {name: t.clone() if t.is_floating_point() else t.float() for name, t in chosen.items()}
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    copies = {}
+    for name in names or travelling(net):
+        t = tensors[name].detach()
+        copies[name] = t.clone() if t.is_floating_point() else t.float()
+    return copies

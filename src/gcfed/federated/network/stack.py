@@ -12,21 +12,13 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
 
-from gcfed.federated.training.forward import Output, Params, Tap
-from gcfed.federated.training.lent import Lent
+from gcfed.federated.network.lent import Lent
+from gcfed.federated.network.rows import broadcast_like
+from gcfed.federated.network.tap import Output, Tap
+from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import evaluating, unedited
 from gcfed.tasks import CLASSIFICATION, Task
-
-
-def broadcast_like(tensor: Tensor, k: int) -> Tensor:
-    """An uninitialised ``[k, *shape]`` tensor whose rows have the memory format of ``tensor``."""
-    return torch.empty_strided(
-        (k, *tensor.shape),
-        (tensor.numel(), *tensor.stride()),
-        dtype=tensor.dtype,
-        device=tensor.device,
-    )
 
 
 class ClientStack:
@@ -72,29 +64,41 @@ class ClientStack:
         task: Task = CLASSIFICATION,
         lent: Lent | None = None,
     ) -> None:
-        k = len(clients)
-        self.task, self.net, self.lent = task, net, lent or Lent(net)
+        self.task = task
+        self.net = net
+        self.lent = lent or Lent(net)
         self._tap = Tap(net, "features" in reads, "stages" in reads)
         self.lent.end()
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so their calls run on
         # views of ``full``.
-        self._lends = not (next(iter(start.values())).is_cuda and is_recurrent(net))
-        self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
-        own = self.lent.tensors
-        self._trained = [name for name, t in own.items() if t.requires_grad]
-        # Buffers that no checkpoint has, and integers, which travel as floats: each client has
-        # copies of the network's.
-        unsaved = [name for name in own if name not in start and name not in self.lent.saved]
-        self._own = {
-            name: own[name].data for name in unsaved if not isinstance(own[name], nn.Parameter)
-        }
-        integers = [name for name in start if not own[name].is_floating_point()]
-        copies = {name: broadcast_like(own[name], k) for name in (*self._own, *integers)}
-        self._buffers = {
-            name: t for name, t in self.full.items() if name not in self._trained
-        } | copies
-        self._counters = [(copies[name], self.full[name]) for name in integers]
+        on_gpu = next(iter(start.values())).is_cuda
+        self._can_lend = not (on_gpu and is_recurrent(net))
+        self._allocate(start, len(clients))
         self.load(start, clients, num_samples, num_steps)
+
+    def _allocate(self, start: Mapping[str, Tensor], k: int) -> None:
+        """Makes the memory of K clients."""
+        self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
+        network = self.lent.tensors
+        self._trained = [name for name, t in network.items() if t.requires_grad]
+        # Each client's buffers: those that travel are in ``full``, the others have copies.
+        self._buffers: Params = {}
+        for name, t in self.full.items():
+            if name not in self._trained:
+                self._buffers[name] = t
+        # Buffers that no checkpoint has begin each round with the network's values.
+        self._unsaved: Params = {}
+        for name, t in network.items():
+            is_parameter = isinstance(t, nn.Parameter)
+            if name not in start and name not in self.lent.saved and not is_parameter:
+                self._unsaved[name] = t.data
+                self._buffers[name] = broadcast_like(t, k)
+        # Integers travel as floats, so each counter has a float in ``full``.
+        self._counters: list[tuple[Tensor, Tensor]] = []
+        for name in start:
+            if not network[name].is_floating_point():
+                self._buffers[name] = broadcast_like(network[name], k)
+                self._counters.append((self._buffers[name], self.full[name]))
 
     def load(
         self,
@@ -104,13 +108,15 @@ class ClientStack:
         num_steps: np.ndarray,
     ) -> None:
         """K clients begin in this stack's memory; arguments as in the constructor."""
-        self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
+        self.clients = clients
+        self.num_samples = num_samples
+        self.num_steps = num_steps
         self.start = dict(start)
         self.prepared: dict[Any, Any] = {}
         self.personal: Params = {}
         torch._foreach_copy_([self.full[name] for name in start], list(start.values()))
         self.lent.end()  # buffers that do not travel begin with the network's own values
-        for name, t in self._own.items():
+        for name, t in self._unsaved.items():
             self._buffers[name].copy_(t)
         self.count_from_full()
         self._activate(len(clients))
@@ -123,24 +129,30 @@ class ClientStack:
     def _activate(self, n: int) -> None:
         """Makes the first n clients the active ones."""
         self.active = n
-        self._state: Params = {}  # of several clients: the tensors that their networks run on
-        # of a single client: parameters of the network, their leaves
-        self._lent: list[tuple[Tensor, Tensor]] = []
-        if n == 1 and self._lends:
-            self.lent.begin({name: t[0] for name, t in (self.full | self._buffers).items()})
-            own = {name: self.lent.tensors[name] for name in self._trained}
+        # The tensors of active clients are in one of two places.
+        self.leaves: Params = {}
+        self._lent_leaves: list[tuple[Tensor, Tensor]] = []  # a network's parameter, and its leaf
+        self._side_by_side: Params = {}  # what several networks run on, ``[n, *shape]``
+        if n == 1 and self._can_lend:
+            self._lend()
+            return
+        for name in self._trained:
+            self.leaves[name] = self.full[name][:n].detach().requires_grad_()
+        buffers = {name: t[:n] for name, t in self._buffers.items()}
+        self._side_by_side = {**self.leaves, **buffers}
+        self.lent.begin({})  # the network must not change
+
+    def _lend(self) -> None:
+        """Gives the network the tensors of the first client."""
+        rows = {name: t[0] for name, t in {**self.full, **self._buffers}.items()}
+        self.lent.begin(rows)
+        for name in self._trained:
+            parameter = self.lent.tensors[name]
             # They share a version counter, so autograd notices an edit of a leaf that its graph
             # still needs.
-            self.leaves: Params = {
-                name: t.detach().unsqueeze(0).requires_grad_() for name, t in own.items()
-            }
-            self._lent = [(t, self.leaves[name]) for name, t in own.items()]
-        else:
-            self.leaves = {
-                name: self.full[name][:n].detach().requires_grad_() for name in self._trained
-            }
-            self._state = self.leaves | {name: t[:n] for name, t in self._buffers.items()}
-            self.lent.begin({})  # the network must not change
+            leaf = parameter.detach().unsqueeze(0).requires_grad_()
+            self.leaves[name] = leaf
+            self._lent_leaves.append((parameter, leaf))
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -155,48 +167,46 @@ class ClientStack:
         server, ``[*shape]``, are not.
         """
         grads = dict(self.named_grads())
-        return [
-            [*grads.values()],
-            *(
-                [
-                    t[: self.active] if (t := tensors[name]).dim() == grad.dim() else t
-                    for name, grad in grads.items()
-                ]
-                for tensors in sets
-            ),
-        ]
+        chosen = [list(grads.values())]
+        for tensors in sets:
+            chosen.append([self._active_rows(tensors[name], grads[name]) for name in grads])
+        return chosen
+
+    def _active_rows(self, t: Tensor, grad: Tensor) -> Tensor:
+        """The active clients' rows of a tensor of all clients; a tensor of the server as it is."""
+        return t[: self.active] if t.dim() == grad.dim() else t
 
     def __call__(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B,
         C]``.
         """
         with unedited(x_KB):
-            if self._lent:
-                return self._tap.output([t.unsqueeze(0) for t in self._tap(x_KB.squeeze(0))])
-            out, assigned = self._side_by_side(self._tap, self._state, x_KB)
-        # two may change places
-        for name, value in {name: t.detach().clone() for name, t in assigned.items()}.items():
-            self._state[name].copy_(value)
+            if self._lent_leaves:
+                outputs = self._tap(x_KB.squeeze(0))
+                return self._tap.output([t.unsqueeze(0) for t in outputs])
+            out, assigned = self._run_side_by_side(self._tap, self._side_by_side, x_KB)
+        # Copies first, because two tensors may have changed places.
+        values = {name: t.detach().clone() for name, t in assigned.items()}
+        for name, value in values.items():
+            self._side_by_side[name].copy_(value)
         return out
 
-    def _side_by_side(
+    def _run_side_by_side(
         self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0
     ) -> tuple[Output, Params]:
         """Runs each client's network on its own tensors and batch.
 
         Also returns the tensors that forward replaced.
         """
-        if self.active == 1:  # also where torch cannot batch the network
-            out, assigned = tap.on(
-                {name: t.squeeze(0) for name, t in state.items()}, x_KB.squeeze(0), first
-            )
-            return tap.output([t.unsqueeze(0) for t in out]), {
-                name: t.unsqueeze(0) for name, t in assigned.items()
-            }
-        out, assigned = vmap(tap.on, in_dims=(0, 0, None), randomness="different")(
-            state, x_KB, first
-        )
-        return tap.output(out), assigned
+        if self.active > 1:
+            run = vmap(tap.on, in_dims=(0, 0, None), randomness="different")
+            outputs, assigned = run(state, x_KB, first)
+            return tap.output(outputs), assigned
+        # torch may be unable to batch the network
+        own_state = {name: t.squeeze(0) for name, t in state.items()}
+        outputs, assigned = tap.on(own_state, x_KB.squeeze(0), first)
+        assigned = {name: t.unsqueeze(0) for name, t in assigned.items()}
+        return tap.output([t.unsqueeze(0) for t in outputs]), assigned
 
     def drop_grads(self) -> None:
         """Drops the last step's gradients, so that the forward pass can use their memory."""
@@ -207,22 +217,28 @@ class ClientStack:
         """Back-propagates the active clients' losses, ``[n]``, into the ``grad`` of the leaves,
         ``[n, *shape]``.
         """
-        loss_K.backward(None if self.active == 1 else torch.ones_like(loss_K))
-        for own, leaf in self._lent:
-            if (grad := own.grad) is not None:
-                # The leaf has a gradient if a method's term of the loss reads it.
-                leaf.grad = grad.unsqueeze(0) if leaf.grad is None else leaf.grad.add_(grad)
-                own.grad = None
+        if self.active == 1:
+            loss_K.backward()
+        else:
+            loss_K.backward(torch.ones_like(loss_K))
+        for parameter, leaf in self._lent_leaves:
+            grad = parameter.grad
+            if grad is None:
+                continue
+            if leaf.grad is None:
+                leaf.grad = grad.unsqueeze(0)
+            else:  # a method's term of the loss reads the leaf
+                leaf.grad.add_(grad)
+            parameter.grad = None
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by the trained parameters, name → ``[n, *shape]``; zeros
         where unused.
         """
         self.backward(loss_K)
-        grads = {
-            name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            for name, leaf in self.leaves.items()
-        }
+        grads = {}
+        for name, leaf in self.leaves.items():
+            grads[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         self.drop_grads()
         return grads
 
@@ -249,19 +265,25 @@ class ClientStack:
         Raises:
             ValueError: the network cannot run on other tensors than its own.
         """
-        if reason := self.lent.traits.functional:
+        traits = self.lent.traits
+        if traits.functional:
             raise ValueError(
-                f"model: this method needs a teacher, and {type(self.net).__name__} has {reason}."
+                f"model: this method needs a teacher, and {type(self.net).__name__} has"
+                f" {traits.functional}."
             )
         tap = Tap(self.net, features, stages or first > 0)
         with evaluating(self.net):
-            if params is None:
-                out, _ = tap.on(self._own | self.start, x_KB.flatten(0, 1), first)
-                return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
-            present = {name: t.detach() for name, t in self._state.items()}
-            if self._lent:
-                present = {name: t.unsqueeze(0) for name, t in self.lent.present().items()}
-            return self._side_by_side(tap, present | dict(params), x_KB, first)[0]
+            if params is not None:
+                teacher = {**self._present(), **params}
+                return self._run_side_by_side(tap, teacher, x_KB, first)[0]
+            outputs, _ = tap.on(self._unsaved | self.start, x_KB.flatten(0, 1), first)
+            return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in outputs])
+
+    def _present(self) -> Params:
+        """The active clients' present tensors, name → ``[n, *shape]``."""
+        if self._lent_leaves:
+            return {name: t.unsqueeze(0) for name, t in self.lent.present().items()}
+        return {name: t.detach() for name, t in self._side_by_side.items()}
 
     def on(self, state: Mapping[str, Tensor], x_B: Tensor) -> Tensor:
         """The network's outputs with these tensors, name → ``[*shape]``, in its present mode,
@@ -277,12 +299,12 @@ class ClientStack:
         old = list(self.leaves.values())
         self.lent.settle()  # finds constants that forward has changed
         self._activate(n)
-        for leaf, new in zip(old, self.leaves.values(), strict=True):
-            state = optimizer.state.pop(leaf, {})
-            optimizer.state[new] = {
-                key: v[:n] if isinstance(v, Tensor) and v.shape == leaf.shape else v
-                for key, v in state.items()
-            }
+        for old_leaf, leaf in zip(old, self.leaves.values(), strict=True):
+            state = optimizer.state.pop(old_leaf, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == old_leaf.shape:
+                    state[key] = value[:n]
+            optimizer.state[leaf] = state
         self.regroup(optimizer, old)
 
     def regroup(self, optimizer: Optimizer, old: Sequence[Tensor]) -> None:
@@ -294,10 +316,11 @@ class ClientStack:
     def settle(self) -> None:
         """Copies integer buffers, and tensors that forward passes replaced, into ``full``."""
         self.lent.settle()
-        if odd := {n for n, t in self.lent.tensors.items() if t.requires_grad} ^ {*self._trained}:
-            raise ValueError(
-                f"model: forward changes requires_grad of {min(odd)}: set it in __init__."
-            )
+        trained = {name for name, t in self.lent.tensors.items() if t.requires_grad}
+        changed = trained.symmetric_difference(self._trained)
+        if changed:
+            name = min(changed)
+            raise ValueError(f"model: forward changes requires_grad of {name}: set it in __init__.")
         for counter, t in self._counters:
             t.copy_(counter)
 
@@ -310,17 +333,3 @@ class ClientStack:
             list(self.full.values()), [self.start[name] for name in self.full]
         )
         return dict(zip(self.full, moved, strict=True))
-
-
-def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:
-    """``[K]`` → ``[K, 1, …]``, to scale or select the rows of a tensor ``[K, *shape]``."""
-    return values_K.view(-1, *[1] * (like_K.dim() - 1))
-
-
-def client_norms(tensors_K: Sequence[Tensor]) -> Tensor:
-    """Each client's Euclidean norm over all its tensors, ``[n, *shape]`` → ``[n]``."""
-    squares = [
-        t.square().sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else t.square()
-        for t in tensors_K
-    ]
-    return torch.stack(squares).sum(0).sqrt()

@@ -15,16 +15,16 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import UniformSampler
-from gcfed.federated.aggregate import Aggregator
-from gcfed.federated.client import ClientProgram
-from gcfed.federated.method import ClientPart, Part, Setup
-from gcfed.federated.module import FederatedModule
-from gcfed.federated.refusals import validate_parts
-from gcfed.federated.round import run_round
-from gcfed.federated.server import Server
-from gcfed.federated.stacks import Stacks
+from gcfed.federated.engine.client import ClientProgram
+from gcfed.federated.engine.round import run_round
+from gcfed.federated.engine.server import Server
+from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.probe import set_traits
+from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup
+from gcfed.federated.parts.part import Aggregator
+from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training.probe import set_traits
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 @dataclass(eq=False, kw_only=True)
 class FederatedLoop(Callback):
     """Runs a round in each of Lightning's training steps
-    (:func:`~gcfed.federated.round.run_round`).
+    (:func:`~gcfed.federated.engine.round.run_round`).
 
     The parts of methods are those callbacks of the trainer that are a :class:`Part`.
     """
@@ -63,7 +63,7 @@ class FederatedLoop(Callback):
         assert isinstance(pl_module, FederatedModule)
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
-        self.stacks.__dict__.pop("layout", None)  # it depends on the device, which is known now
+        self.stacks.forget_layout()  # it depends on the device, which is known now
         why = pl_module.lent.traits.functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
             raise ValueError(
@@ -85,18 +85,17 @@ class FederatedLoop(Callback):
         self.stores = self.transport.stores
         self.sampler.validate(data.num_clients)
         parts = [part for part in callbacks if isinstance(part, Part)]
-        cohort = self.sampler.per_round - (self.faults.extra or 0)
         setup = Setup(
-            self.sampler,
-            self.solver,
-            self.aggregator,
-            self.stores,
-            data,
-            module,
-            parts,
-            self.rounds,
-            cohort,
-            self.transport,
+            sampler=self.sampler,
+            solver=self.solver,
+            aggregator=self.aggregator,
+            stores=self.stores,
+            data=data,
+            module=module,
+            parts=parts,
+            rounds=self.rounds,
+            cohort=self.sampler.per_round - (self.faults.extra or 0),
+            transport=self.transport,
         )
         self.aggregator.validate(setup)
         set_traits(module, data, self.solver.stack)
@@ -126,28 +125,17 @@ class FederatedLoop(Callback):
         started = time.perf_counter()
         row, received = run_round(t, self.server)
         module = self.server.setup.module
-        if (t + 1) % self.eval_every == 0 or t + 1 >= self.rounds or module.trainer.should_stop:
+        finished = t + 1
+        last = finished >= self.rounds or module.trainer.should_stop
+        if last or finished % self.eval_every == 0:
             row |= module.test([part.on_test_batch for part in self.server.parts])
         for part in self.server.parts:
             before = dict(row)
             part.on_round_end(row, received)
-            for name in before:
-                # measurements take their time off
-                if row[name] is not before[name] and name != "time/train_s":
-                    raise ValueError(
-                        f"{part.title} gives the row a second {name}: take another name for its"
-                        " column."
-                    )
-        row = {
-            name: t.item() if isinstance(t, torch.Tensor) and t.numel() == 1 else t
-            for name, t in row.items()
-        }
-        if odd := next((name for name, value in row.items() if not isinstance(value, Real)), None):
-            raise ValueError(
-                f"column {odd}: a row of metrics takes numbers, and a part has given it"
-                f" {row[odd]!r}."
-            )
-        return row | {"time/round_s": time.perf_counter() - started}
+            refuse_changes(part, before, row)
+        row = numbers(row)
+        row["time/round_s"] = time.perf_counter() - started
+        return row
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -160,16 +148,16 @@ class FederatedLoop(Callback):
         if "test/loss" not in outputs:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, EarlyStopping | ModelCheckpoint):
-                if (monitor := callback.monitor) in (None, *outputs):
-                    callback.on_validation_end(trainer, pl_module)
-                elif all(
-                    getattr(part, "every", 1) == 1 for part in self.server.parts
-                ):  # no later row has it either
-                    raise ValueError(
-                        f"monitor={monitor} is no column of this run. There are"
-                        f" {', '.join(outputs)}."
-                    )
+            if not isinstance(callback, EarlyStopping | ModelCheckpoint):
+                continue
+            if callback.monitor is None or callback.monitor in outputs:
+                callback.on_validation_end(trainer, pl_module)
+            elif all(getattr(part, "every", 1) == 1 for part in self.server.parts):
+                # No later row has it either.
+                raise ValueError(
+                    f"monitor={callback.monitor} is no column of this run. There are"
+                    f" {', '.join(outputs)}."
+                )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round
@@ -181,21 +169,45 @@ class FederatedLoop(Callback):
     def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
-        trainer.callback_metrics.update(
-            {n: torch.tensor(float(x), dtype=torch.float64) for n, x in row.items()}
-        )
+        for name, value in row.items():
+            trainer.callback_metrics[name] = torch.tensor(float(value), dtype=torch.float64)
+
+
+def refuse_changes(part: ServerPart, before: dict[str, Any], row: dict[str, Any]) -> None:
+    """Raises ValueError if a part has given a column of the row a second value."""
+    for name, value in before.items():
+        # Measurements subtract their time from that of training.
+        if row[name] is not value and name != "time/train_s":
+            raise ValueError(
+                f"{part.title} gives the row a second {name}: take another name for its column."
+            )
+
+
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with tensors as numbers. Raises ValueError for anything else."""
+    plain = {}
+    for name, value in row.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if not isinstance(value, Real):
+            raise ValueError(
+                f"column {name}: a row of metrics takes numbers, and a part has given it {value!r}."
+            )
+        plain[name] = value
+    return plain
 
 
 def _warn(row: dict[str, Any]) -> None:
-    if lost := row["train/nonfinite_clients"]:
-        rest = "they are left out" if lost < row["train/clients"] else "the model stays as it was"
+    lost = row["train/nonfinite_clients"]
+    if lost:
+        all_lost = lost == row["train/clients"]
         log.warning(
             "round %d: %d of %d clients sent numbers that are not finite; %s. Lower"
             " client.optimizer.lr or set client.clip_norm.",
             row["round"],
             lost,
             row["train/clients"],
-            rest,
+            "the model stays as it was" if all_lost else "they are left out",
         )
     if row["train/refused_steps"]:
         log.warning(

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from gcfed.federated.protocol.messages import Params
 from gcfed.models.unchanged import hand_copies
-
-Params = dict[str, Tensor]
 
 
 class Output(NamedTuple):
@@ -27,13 +26,31 @@ class Output(NamedTuple):
     stages: tuple[Tensor, ...] = ()
 
 
-def slots(net: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
-    """Where the modules keep tensors: the dictionary, its key, and the tensor's name, one of its
-    places.
-    """
+class Slot(NamedTuple):
+    """A place where a module keeps a tensor. Tied tensors have several slots and one name."""
+
+    home: dict[str, Any]  # a module's parameters or buffers
+    key: str
+    name: str
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.home[self.key]
+
+    def put(self, tensor: Tensor) -> None:
+        self.home[self.key] = tensor
+
+
+def slots(net: nn.Module) -> list[Slot]:
+    """All places where the modules of a network keep parameters and buffers."""
     names = {id(t): name for name, t in (*net.named_parameters(), *net.named_buffers())}
-    kept = [own for module in net.modules() for own in (module._parameters, module._buffers)]
-    return [(own, key, names[id(t)]) for own in kept for key, t in own.items() if t is not None]
+    found = []
+    for module in net.modules():
+        for home in (module._parameters, module._buffers):
+            for key, t in home.items():
+                if t is not None:
+                    found.append(Slot(home, key, names[id(t)]))
+    return found
 
 
 class Tap:
@@ -69,26 +86,30 @@ class Tap:
 
         Also returns those that forward has put in their place.
         """
-        places = [(own, key, name, own[key]) for own, key, name in slots(self.net) if name in state]
-        # integers travel as floats
-        given = {name: state[name].to(own.dtype) for _, _, name, own in places}
+        places = [slot for slot in slots(self.net) if slot.name in state]
+        before = [slot.tensor for slot in places]
+        # Integers travel as floats.
+        given = {
+            slot.name: state[slot.name].to(t.dtype) for slot, t in zip(places, before, strict=True)
+        }
         try:
-            for tensors, key, name, _ in places:
-                tensors[key] = given[name]
-            out = self(x, first)
-            return out, {
-                name: tensors[key]
-                for tensors, key, name, _ in places
-                if tensors[key] is not given[name]
-            }
+            for slot in places:
+                slot.put(given[slot.name])
+            outputs = self(x, first)
+            assigned = {}
+            for slot in places:
+                if slot.tensor is not given[slot.name]:
+                    assigned[slot.name] = slot.tensor
+            return outputs, assigned
         finally:
-            for tensors, key, _, own in places:
-                tensors[key] = own
+            for slot, t in zip(places, before, strict=True):
+                slot.put(t)
 
     def _features(self, x: Tensor) -> Tensor:
-        part = "penultimate" if hasattr(self.net, "penultimate") else "features"
-        copies = hand_copies in self.net._forward_pre_hooks.values()  # this call bypasses hooks
-        return getattr(self.net, part)(x.clone() if copies else x)
+        features = self.net.penultimate if hasattr(self.net, "penultimate") else self.net.features
+        if hand_copies in self.net._forward_pre_hooks.values():  # this call bypasses hooks
+            x = x.clone()
+        return features(x)  # type: ignore[operator]
 
     def output(self, tensors: Sequence[Tensor]) -> Output:
         features = tensors[1] if self.tap_features else None

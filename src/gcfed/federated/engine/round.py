@@ -3,9 +3,9 @@
 import time
 from typing import Any
 
-from gcfed.federated.messages import Download, nbytes
-from gcfed.federated.received import Received
-from gcfed.federated.server import Server
+from gcfed.federated.engine.server import Server
+from gcfed.federated.protocol.messages import Download, nbytes
+from gcfed.federated.protocol.rounds import Received
 
 
 def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
@@ -14,7 +14,8 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     Returns:
         The row of metrics, and what was received. Clients learn nothing that is not in a message.
     """
-    started, transport = time.perf_counter(), server.setup.transport
+    started = time.perf_counter()
+    transport = server.setup.transport
     round = server.draw(t)
     download = server.broadcast(round)
     sums = server.begin(round)
@@ -37,19 +38,18 @@ def row_of(
     round: Received, download: Download, server: Server, refused: bool, started: float
 ) -> dict[str, Any]:
     """The round's row of metrics, as far as it is known before the test."""
-    answered, sent = len(round.cohort), round.drawn - server.setup.transport.unasked
-    return {
-        "round": round.index + 1,
-        **({"train/loss": round.loss} if answered else {}),
-        "train/clients": answered,
-        "train/nonfinite_clients": answered - round.num_finite,
-        "train/refused_steps": int(round.overflowed) + int(refused),
-        "train/samples": round.samples,
-        "train/steps": round.steps,
-        "comm/down_bytes": (
-            sent * download.nbytes + answered * sum(map(nbytes, round.reply.values()))
-        ),
-        "comm/up_bytes": round.up_bytes,
-        "time/train_s": time.perf_counter() - started,
-        **server.row(round),
-    }
+    row: dict[str, Any] = {"round": round.index + 1}
+    answered = len(round.cohort)
+    if answered:
+        row["train/loss"] = round.loss
+    row["train/clients"] = answered
+    row["train/nonfinite_clients"] = answered - round.num_finite
+    row["train/refused_steps"] = int(round.overflowed) + int(refused)
+    row["train/samples"] = round.samples
+    row["train/steps"] = round.steps
+    sent = round.drawn - server.setup.transport.unasked
+    replies = sum(nbytes(tensors) for tensors in round.reply.values())
+    row["comm/down_bytes"] = sent * download.nbytes + answered * replies
+    row["comm/up_bytes"] = round.up_bytes
+    row["time/train_s"] = time.perf_counter() - started
+    return row | server.row(round)

@@ -1,7 +1,7 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,9 +9,10 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gcfed.federated.network.lent import Lent, Traits, broadcast_state, travelling
+from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parallel.sums import sum_over_processes
-from gcfed.federated.training.lent import Lent, Traits, broadcast_state, travelling
-from gcfed.federated.training.stack import ClientStack, Params
+from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
 from gcfed.models.unchanged import evaluating, hand_copies, unedited
@@ -25,10 +26,10 @@ class FederatedModule(LightningModule):
 
     Its optimizer is the server's, its batch is a round, and its validation is the test.
 
-    A training step is a round of the :class:`~gcfed.federated.loop.FederatedLoop`: the clients
-    train, the server's optimizer steps along the pseudo-gradient −Δ, and the new model is tested.
-    So ``trainer.global_step`` counts finished rounds. The step returns the row of metrics, which
-    callbacks receive as ``outputs``.
+    A training step is a round of the :class:`~gcfed.federated.engine.loop.FederatedLoop`: the
+    clients train, the server's optimizer steps along the pseudo-gradient −Δ, and the new model is
+    tested. So ``trainer.global_step`` counts finished rounds. The step returns the row of metrics,
+    which callbacks receive as ``outputs``.
 
     Args:
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
@@ -51,12 +52,11 @@ class FederatedModule(LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.eval_precision = eval_precision
-        images = any(isinstance(m, nn.Conv2d) for m in net.modules()) and all(
-            t.dim() < 5 for t in net.parameters()
-        )
-        self.memory_format = (
-            torch.channels_last if channels_last and images else torch.contiguous_format
-        )
+        has_images = any(isinstance(m, nn.Conv2d) for m in net.modules())
+        flat = all(t.dim() < 5 for t in net.parameters())  # no layout for videos
+        self.memory_format = torch.contiguous_format
+        if channels_last and has_images and flat:
+            self.memory_format = torch.channels_last
         self.net = net.to(memory_format=self.memory_format)
         self.travels = travelling(self.net)  # before statistics may become infinite
         self.lent = Lent(self.net)
@@ -64,19 +64,17 @@ class FederatedModule(LightningModule):
         self.clients: ClientStack | None = None
         self.run: Callable[[int], dict[str, Any]]  # the loop's round; see ``FederatedLoop.bind``
         self.task = task
-        if "test/loss" not in task.columns or not all(
-            column.startswith("test/") for column in task.columns
-        ):
-            kind = f"columns of task={type(task).__name__}"
+        wrong = [column for column in task.columns if not column.startswith("test/")]
+        if wrong or "test/loss" not in task.columns:
             raise ValueError(
-                f"{kind} must begin with test/, and one be test/loss: they are"
-                f" {list(task.columns)}."
+                f"columns of task={type(task).__name__} must begin with test/, and one be"
+                f" test/loss: they are {list(task.columns)}."
             )
         # of the present test: a column's scores, and their number
         self.sums: dict[str, Tensor] = {}
 
     def adopt(self, traits: Traits) -> None:
-        """Prepares for what :mod:`gcfed.federated.training.probe` has found about the network."""
+        """Prepares for what :mod:`gcfed.federated.network.probe` has found about the network."""
         self.lent = Lent(self.net, traits)
         self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
         if traits.contiguous:
@@ -101,13 +99,17 @@ class FederatedModule(LightningModule):
         own state.
         """
         update = update or {}
-        for name, t in [*self.net.named_parameters(), *self.net.named_buffers()]:
+        for name, t in self._tensors():
             if t.requires_grad:
                 t.grad = update[name].neg() if name in update else None
             elif name in update:
-                t.data.add_(
-                    update[name] if t.is_floating_point() else update[name].round().to(t.dtype)
-                )
+                moved = update[name]
+                t.data.add_(moved if t.is_floating_point() else moved.round().to(t.dtype))
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The network's parameters and buffers, by name."""
+        yield from self.net.named_parameters()
+        yield from self.net.named_buffers()
 
     def after_backward(self) -> Callable[[], None]:
         """Returns a function that calls ``on_after_backward`` of the callbacks that implement it.
@@ -129,8 +131,8 @@ class FederatedModule(LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         dtype = first_weight(self.net).dtype
         data.to_device(self.device, dtype, self.memory_format)
-        # errors are in the user's units
-        if (scale := getattr(data, "scaling", {}).get("y_std")) is not None:
+        scale = getattr(data, "scaling", {}).get("y_std")
+        if scale is not None:  # errors are in the user's units
             self.task.scale = torch.as_tensor(scale, dtype=dtype, device=self.device)  # type: ignore[attr-defined]
 
     on_fit_start = on_validation_start
@@ -154,26 +156,31 @@ class FederatedModule(LightningModule):
         """
         self.sums = {}
         with torch.no_grad(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
-            for of, loader in enumerate(self.trainer.datamodule.val_dataloader()):  # type: ignore[attr-defined]
+            loaders = self.trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
+            for index, loader in enumerate(loaders):
                 for batch in loader:
-                    outputs, y = self.validation_step(batch, 0, of)
-                    for watch in watchers if of == 0 else ():
-                        watch(outputs, y)
+                    outputs, y = self.validation_step(batch, 0, index)
+                    if index == 0:
+                        for watch in watchers:
+                            watch(outputs, y)
         return self.scores()
 
     def scores(self) -> dict[str, float]:
         """The means of the present test over all processes, by column, with the task's roots and
         exponentials.
         """
-        means = [total / number for total, number in sum_over_processes([*self.sums.values()])]
-        for last, kind in ((torch.sqrt, "roots"), (torch.exp, "exponentials")):
-            chosen = [
-                column.replace("val/", "test/") in getattr(self.task, kind, ())
-                for column in self.sums
-            ]
-            means = [
-                last(mean) if found else mean for mean, found in zip(means, chosen, strict=True)
-            ]
+        roots = getattr(self.task, "roots", ())
+        exponentials = getattr(self.task, "exponentials", ())
+        means = []
+        sums = sum_over_processes(list(self.sums.values()))
+        for column, (total, number) in zip(self.sums, sums, strict=True):
+            mean = total / number
+            of_task = column.replace("val/", "test/")
+            if of_task in roots:
+                mean = mean.sqrt()
+            if of_task in exponentials:
+                mean = mean.exp()
+            means.append(mean)
         return dict(zip(self.sums, torch.stack(means).double().tolist(), strict=True))
 
     def step(self, update: Params | None, before: Params) -> bool:
@@ -192,50 +199,48 @@ class FederatedModule(LightningModule):
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         state = optimizer.optimizer.state
-        kept = {
-            p: {k: v.clone() if isinstance(v, Tensor) else v for k, v in own.items()}
-            for p, own in state.items()
-        }
+        state_before = {parameter: copied(own) for parameter, own in state.items()}
         # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
         optimizer.step()
         self.net.zero_grad()
         if update is None:
             return True
-        model = {
-            n: t
-            for n, t in [*self.net.named_parameters(), *self.net.named_buffers()]
-            if n in before
-        }
-        own = [value for values in state.values() for value in values.values()]
-        if not _all_finite([*model.values(), *own]):
-            with torch.no_grad():
-                for name, t in model.items():
-                    t.copy_(before[name])
-            state.clear()
-            state.update(kept)
-            return False
-        restore_unit_norms(self.net)
-        return True
+        model = {name: t for name, t in self._tensors() if name in before}
+        numbers: list[object] = list(model.values())
+        for own in state.values():
+            numbers += own.values()
+        if _all_finite(numbers):
+            restore_unit_norms(self.net)
+            return True
+        with torch.no_grad():
+            for name, t in model.items():
+                t.copy_(before[name])
+        state.clear()
+        state.update(state_before)
+        return False
 
     def validation_step(
         self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0
     ) -> Any:
         """Tests a batch. Returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
-        with (
-            torch.autocast(x.device.type, torch.bfloat16) if self.eval_precision else nullcontext()
-        ):
+        precision: AbstractContextManager = nullcontext()
+        if self.eval_precision:
+            precision = torch.autocast(x.device.type, torch.bfloat16)
+        with precision:
             with unedited(x):
                 outputs = self.net(x)
-            real, scores = self.task.real(y), self.task.scores(outputs, y)
+            real = self.task.real(y)
+            scores = self.task.scores(outputs, y)
         # in the run's type: float64 counts exactly in a float64 run
         zeros = torch.zeros(2, device=x.device)
         for column in self.task.columns:
-            values, weight = scores[column], real.to(scores[column].dtype)
-            column = column.replace("test/", "val/") if dataloader_idx else column
-            self.sums[column] = self.sums.get(column, zeros) + torch.stack(
-                [(values * weight).sum(), weight.sum()]
-            )
+            values = scores[column]
+            weight = real.to(values.dtype)
+            if dataloader_idx:
+                column = column.replace("test/", "val/")
+            sums = torch.stack([(values * weight).sum(), weight.sum()])
+            self.sums[column] = self.sums.get(column, zeros) + sums
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:
@@ -249,10 +254,19 @@ def hears_of_steps(callback: Callback) -> bool:
     return getattr(callback.on_after_backward, "__func__", None) is not Callback.on_after_backward
 
 
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state of a parameter, with copies of its tensors."""
+    return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
+
+
 def _all_finite(values: Iterable[object]) -> bool:
     """Whether all tensors are finite.
 
     Waits for the device, which has only the server's step left to do.
     """
-    sums = [t.detach().sum() for t in values if isinstance(t, Tensor) and t.is_floating_point()]
-    return bool(torch.stack([s.to(sums[0].device, torch.float64) for s in sums]).isfinite().all())
+    sums = []
+    for t in values:
+        if isinstance(t, Tensor) and t.is_floating_point():
+            sums.append(t.detach().sum())
+    together = torch.stack([total.to(sums[0].device, torch.float64) for total in sums])
+    return bool(together.isfinite().all())

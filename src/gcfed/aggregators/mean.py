@@ -1,49 +1,18 @@
-"""Streaming aggregation of client updates. Its memory does not grow with the cohort."""
+"""The weighted mean of updates (FedAvg), and the default of every run."""
 
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from gcfed.federated.messages import Upload
 from gcfed.federated.parallel.sums import TERMS, Sums
-from gcfed.federated.received import Round
-from gcfed.federated.training.forward import Params
+from gcfed.federated.parts import Setup
+from gcfed.federated.protocol.messages import Params, Upload
+from gcfed.federated.protocol.rounds import Round
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
-
-
-class Aggregator(Protocol):
-    """Turns the uploads of one round into one update.
-
-    State that outlives a round belongs to a method.
-
-    ``validate`` gets the run's ``Setup`` before the first round, and refuses a cohort that is too
-    small. ``beside`` makes an aggregator for what clients send in addition to Δ. ``reduce`` ends
-    the round on every process.
-
-    Attributes:
-        narrow: names of the tensors whose entries must be below 2¹¹, so that the sums can add them;
-            all others must be below 2⁴¹. A client with a larger number counts as not finite. None:
-            all finite numbers are allowed.
-    """
-
-    narrow: Set[str] | None
-
-    def validate(self, setup: Any) -> None: ...
-    def beside(self) -> Aggregator: ...
-    def add(self, upload: Upload, round: Round) -> None: ...
-    def reduce(self, round: Round, like: Params) -> Params: ...
-
-
-def narrow_of(aggregator: Any) -> Set[str] | None:
-    """Its ``narrow``.
-
-    An aggregator without one may use a mean, so it gets only numbers that sums can add.
-    """
-    return getattr(aggregator, "narrow", frozenset())
 
 
 @checked
@@ -69,16 +38,14 @@ class MeanAggregator:
         self._unit = 2.0**-24 if weighting == "samples" else 1.0
         self._sums: Sums | None = None
 
-    def validate(self, setup: Any) -> None:
+    def validate(self, setup: Setup) -> None:
         self._room = 2.0 ** -max(0, setup.cohort.bit_length() - TERMS)
-        if self.weighting == "samples" and setup.transport.own_data:
-            return  # the largest n_k is not known yet, so sums stay on the wide grid
-        sizes = (
-            setup.data.sizes(np.arange(setup.data.num_clients))
-            if self.weighting == "samples"
-            else [0]
-        )
-        self._unit = self._room * 2.0 ** -int(max(sizes)).bit_length()
+        largest = 0
+        if self.weighting == "samples":
+            if setup.transport.own_data:
+                return  # the largest n_k is not known yet, so sums stay on the wide grid
+            largest = int(max(setup.data.sizes(np.arange(setup.data.num_clients))))
+        self._unit = self._room * 2.0 ** -largest.bit_length()
         long = any("long updates" in part.facts for part in setup.parts)
         self.narrow = frozenset() if long else frozenset(setup.names)
 
@@ -102,5 +69,6 @@ class MeanAggregator:
 
         ``like`` gives the shapes to a process that trained no client.
         """
-        sums, self._sums = self._sums or Sums(like, self.narrow or ()), None
+        sums = self._sums or Sums(like, self.narrow or ())
+        self._sums = None
         return sums.mean(round.reduce)

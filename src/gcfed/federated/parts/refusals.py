@@ -9,7 +9,7 @@ from functools import cache
 
 from lightning.pytorch import Callback
 
-from gcfed.federated.method import FACTS, ClientPart, Order, Part, ServerPart, Setup
+from gcfed.federated.parts import FACTS, ClientPart, Order, Part, ServerPart, Setup
 
 # hooks of one side only
 LIGHTNING_HOOKS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}

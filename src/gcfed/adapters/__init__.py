@@ -1,1 +1,0 @@
-"""Low-rank adapters (LoRA) in any network."""

@@ -1,0 +1,1 @@
+"""A round: the server's and the clients' programs, the transports, and the loop that calls them."""

@@ -1,0 +1,221 @@
+"""The clients' program: it trains K clients from a download and makes their uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.faults import Faults
+from gcfed.federated.network.module import FederatedModule, hears_of_steps
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.parts import ClientPart, Own, Part
+from gcfed.federated.parts.part import Aggregator, narrow_of
+from gcfed.federated.protocol.checks import finite_clients, sendable
+from gcfed.federated.protocol.messages import Download, Params, Upload
+from gcfed.federated.training.batches import Steps
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.utils.rng import seed_generators, torch_seed
+
+IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
+
+
+@dataclass
+class ClientProgram:
+    """Trains clients. It reads only a download, the clients' data and their stores.
+
+    Attributes:
+        module: provides the network and calls Lightning's hooks. Its weights are never read.
+        faults: make some clients do fewer steps.
+        aggregator: knows which numbers the server can add up.
+        download: the download of the present round.
+        sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
+    """
+
+    module: FederatedModule
+    data: FederatedDataModule
+    solver: LocalSolver
+    parts: Sequence[ClientPart]
+    faults: Faults = field(default_factory=Faults)
+    aggregator: Aggregator | None = None
+    download: Download = field(init=False)
+    sent: list[tuple[np.ndarray, Tensor]] = field(init=False)
+
+    def receive(self, download: Download) -> None:
+        """Takes the server's download."""
+        self.download = download
+        self.sent = []
+        self.module.net.train()
+        for part in self.parts:
+            part.on_download(download)
+
+    def train(
+        self,
+        download: Download,
+        clients: np.ndarray,
+        in_turn: Callable[[], AbstractContextManager] = nullcontext,
+        sends: bool = True,
+    ) -> Upload:
+        """Trains the clients ``[K]`` side by side, and returns their uploads.
+
+        Args:
+            in_turn: context of the code that must not run while another stack trains.
+            sends: whether the uploads are sent. If not, clients keep nothing.
+        """
+        steps = self._begin(download, clients)
+        stack = steps.stack
+        num_seen = steps.plan.counts.sum(1)
+        try:
+            self.module.clients = stack
+            states = {part: self._states(part, clients, download) for part in self.parts}
+            for part in self.parts:
+                prepared = part.prepare(stack, states[part], download) or {}
+                if part in self.in_steps:
+                    prepared = steps.prepare(part, prepared)
+                stack.prepared[part] = prepared
+            stack.count_from_full()  # a part may have changed ``full``
+            loss_K = self.solver.train(
+                steps,
+                self.data,
+                download.lr,
+                self.parts,
+                after_backward=self.module.after_backward(),
+                autocast=self.module.trainer.precision_plugin.forward_context,
+            )
+            del steps  # frees the optimizer's state
+            self.module.clients = None
+            for part in self.parts:
+                if not part.overrides("send", "keep"):
+                    states[part] = Own()  # frees states that nobody reads any more
+            with in_turn():
+                self._end_training(stack, download, sends)
+                upload = self._pack(stack, download, loss_K, num_seen)
+                self._send(upload, states, download)
+                if sends:
+                    self._keep(upload, states, download)
+                return upload
+        finally:
+            stack.lent.end()
+
+    def _begin(self, download: Download, clients: np.ndarray) -> Steps:
+        """Clients that are ready to train from the download."""
+        module = self.module
+        plan = self.solver.plan(self.data, clients, download, module.device)
+        done = self.faults.steps(plan.steps, clients, download.round, download.seed)
+        if (done < plan.steps).any():
+            plan = plan.cut(done)
+        recording = self.recording
+        recorder = self.solver.recorder(module.net, module.device) if recording else None
+        if recorder is not None and not module.lent.traits.alone:
+            plan = plan.padded()  # of a network that is alone, it would change the statistics
+        seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
+        seed_generators(module.device, seed)
+        reads = frozenset[str]().union(*(part.reads for part in self.parts))
+        make = partial(ClientStack, module.net, reads=reads, task=module.task, lent=module.lent)
+        lasting = recording == "run"
+        return self.solver.begin(make, download, clients, plan, self.data, recorder, lasting)
+
+    @property
+    def in_steps(self) -> list[ClientPart]:
+        """The parts that have a hook in each local step."""
+        return [part for part in self.parts if part.overrides(*IN_STEPS)]
+
+    @property
+    def recording(self) -> Literal["", "stack", "run"]:
+        """How long a recorded local step of this run stays valid; empty if none can be recorded."""
+        if self.module.lent.traits.assigns:
+            return ""
+        for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
+            if not isinstance(callback, Part) and hears_of_steps(callback):
+                return ""
+        in_steps = self.in_steps
+        if not all(part.recordable for part in in_steps):
+            return ""
+        if all(declares_recordable(part) == "run" for part in in_steps):
+            return "run"
+        return "stack"
+
+    def _states(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
+        """The states that these clients keep for a part."""
+        if not part.keeps:
+            return Own(())
+        states = Own(part.stores.versions(next(iter(part.keeps)), clients))
+        for name, kept in part.keeps.items():
+            like = kept.like(part, download)
+            start = download.model if kept.starts_at_model else None
+            states[name] = part.stores.read(name, clients, like, default=start)
+        return states
+
+    def _end_training(self, stack: ClientStack, download: Download, sends: bool) -> None:
+        """Lets parts see each client's own weights. Writes states that come from them."""
+        for part in self.parts:
+            states = part.on_clients_end(stack, download) or {}
+            if not sends:
+                continue
+            for name, values in states.items():
+                finite = finite_clients(stack.full) & finite_clients(values)
+                part.stores.write(name, stack.clients, values, download.round, finite)
+
+    def _pack(
+        self, stack: ClientStack, download: Download, loss_K: Tensor, num_seen: np.ndarray
+    ) -> Upload:
+        """Makes the uploads of a stack, before parts add to them."""
+        notes: dict[str, Params] = {}
+        for part in self.parts:
+            note = part.observe(stack, download)
+            if note is not None:
+                notes[part.title] = note
+        stack.prepared.clear()
+        delta = stack.delta()
+        return Upload(
+            clients=stack.clients,
+            num_samples=stack.num_samples,
+            num_steps=stack.num_steps,
+            delta=delta,
+            finite=finite_clients(delta, narrow_of(self.aggregator)),
+            round=download.round,
+            loss=loss_K,
+            num_seen=num_seen,
+            notes=notes,
+        )
+
+    def _send(self, upload: Upload, states: Mapping[ClientPart, Own], download: Download) -> None:
+        """Lets parts edit the uploads and send more."""
+        for part in self.parts:
+            part.send(upload, states[part], download)
+        if any(part.overrides("send") for part in self.parts):
+            upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
+
+    def _keep(self, upload: Upload, states: Mapping[ClientPart, Own], download: Download) -> None:
+        """Writes the clients' new states, of those whose upload is finite."""
+        for part in self.parts:
+            for name, values in (part.keep(upload, states[part], download) or {}).items():
+                # A part that edits a state in place leaves out clients itself, without a wait for
+                # the device.
+                in_place = values is states[part].get(name)
+                finite = None if in_place else upload.finite
+                part.stores.write(name, upload.clients, values, download.round, finite)
+        self.sent.append((upload.clients, upload.finite))
+
+    def reply(self, reply: Mapping[str, Params]) -> None:
+        """Hands the server's reply to the clients that have uploaded in this round."""
+        for part in self.parts:
+            if not part.overrides("hear"):
+                continue
+            for clients, finite in self.sent:
+                states = self._states(part, clients, self.download)
+                new_states = part.hear(reply, states, self.download) or {}
+                for name, values in new_states.items():
+                    part.stores.write(name, clients, values, self.download.round, finite)
+
+
+def declares_recordable(part: ClientPart) -> str | None:
+    """Its ``recordable``, without those of base classes: the hooks of a subclass may differ."""
+    of_class = vars(type(part)).get("recordable")
+    return vars(part).get("recordable", of_class)

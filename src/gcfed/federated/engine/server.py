@@ -1,0 +1,229 @@
+"""The server's program: :func:`~gcfed.federated.engine.round.run_round` calls its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.data.faults import Faults
+from gcfed.federated.parts import Order, ServerPart, upload_shapes
+from gcfed.federated.parts.part import Aggregator, Setup, narrow_of
+from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable
+from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.protocol.rounds import Received, Round
+from gcfed.utils.device import on_device
+
+
+@dataclass
+class RoundSums:
+    """The sums of this process in a round.
+
+    Attributes:
+        expected: the tensors that a client sends.
+        means: of Δ ("delta"), and of the floats that clients send in addition to it, by name.
+        parts: the sums of each part (``ServerPart.sums``).
+        finite: which clients sent finite numbers only, a bool ``[K]`` on the device per upload.
+        losses: the clients' losses, ``[K]`` on the device per upload.
+        up_bytes, samples, steps: of all uploads.
+    """
+
+    expected: Expected
+    means: Mapping[str, Aggregator]
+    parts: Mapping[ServerPart, Params]
+    finite: list[Tensor]
+    losses: list[Tensor]
+    up_bytes: int = 0
+    samples: int = 0
+    steps: int = 0
+
+    def count(self, upload: Upload) -> None:
+        """Adds an upload's losses, bytes, samples and steps."""
+        self.finite.append(upload.finite)
+        self.losses.append(upload.loss)
+        self.up_bytes += len(upload.clients) * upload.bytes_per_client
+        self.samples += int(upload.num_seen.sum())
+        self.steps += int(upload.num_steps.sum())
+
+    def counts(self) -> Tensor:
+        """Number of finite losses, their sum, number of finite clients, bytes, samples, steps."""
+        finite_K = torch.cat(self.finite)
+        loss_K = torch.cat(self.losses)
+        both_K = finite_K & loss_K.isfinite()
+        of_clients = torch.stack([both_K, loss_K.where(both_K, 0.0), finite_K]).sum(1)
+        of_uploads = np.array([self.up_bytes, self.samples, self.steps], dtype=np.float64)
+        return torch.cat([of_clients, on_device(of_uploads, of_clients.device)])
+
+
+@dataclass(frozen=True)
+class Server:
+    """Holds the global model and the methods' server parts. It knows no algorithm by name."""
+
+    setup: Setup
+    faults: Faults
+    seed: int
+
+    @cached_property
+    def parts(self) -> list[ServerPart]:
+        return [part for part in self.setup.parts if isinstance(part, ServerPart)]
+
+    def steps(self, clients: np.ndarray, index: int) -> np.ndarray:
+        """How many local steps these clients do in a round, ``[K]``."""
+        planned = self.setup.transport.planned(clients)
+        return self.faults.steps(planned, clients, index, self.seed)
+
+    def draw(self, t: int) -> Round:
+        """Draws the cohort of a round, without the clients that drop out by ``faults``."""
+        setup = self.setup
+        drawn = setup.sampler(t, setup.data.num_clients, self.seed)
+        cohort = self.faults.survivors(drawn, self.steps(drawn, t), t, self.seed, setup.cohort)
+        model = setup.module.broadcast_state()
+        return Round(
+            index=t,
+            seed=self.seed,
+            asked=cohort,
+            cohort=cohort,
+            drawn=len(drawn),
+            num_clients=setup.data.num_clients,
+            start=dict(model),
+            model=model,
+            lr=setup.solver.lr(t),
+            server=setup.module.trainer.optimizers[0],
+        )
+
+    def broadcast(self, round: Round) -> Download:
+        """Makes the message that goes to every client."""
+        download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
+        for part in self.parts:
+            part.on_broadcast(download, round)
+        return download
+
+    def begin(self, round: Round) -> RoundSums:
+        """Makes the round's empty sums.
+
+        The parts have seen the broadcast and know what clients will send.
+        """
+        shapes = upload_shapes(self.parts, round)
+        notes: dict[str, Params] = {}
+        for part in self.parts:
+            notes.update(part.notes(round))
+        aggregator = self.setup.aggregator
+        means: dict[str, Aggregator] = {}
+        for name, like in shapes.items():
+            if all(t.is_floating_point() for t in like.values()):
+                means[name] = aggregator if name == "delta" else aggregator.beside()
+        return RoundSums(
+            expected=Expected(shapes, notes),
+            means=means,
+            parts={part: part.sums(round) for part in self.parts},
+            finite=[round.zeros(0).bool()],  # a process may train no client
+            losses=[round.zeros(0)],
+        )
+
+    def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
+        """Adds up K uploads.
+
+        Raises:
+            MessageError: a client part sends other tensors than its server part lists in
+                ``uploads``.
+        """
+        refuse_misfit(upload, sums.expected.shapes)
+        if self.setup.transport.remote:  # the server does not trust what it is sent
+            upload.finite = upload.finite & sendable(upload, narrow_of(self.setup.aggregator))
+        # Measurements see the upload first, before methods edit it.
+        for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
+            self._add_terms(part, part.on_receive(upload, round) or {}, sums.parts[part])
+        for name, mean in sums.means.items():
+            sent = upload if name == "delta" else replace(upload, delta=upload.extra[name])
+            mean.add(sent, round)
+        sums.count(upload)
+
+    def _add_terms(self, part: ServerPart, terms: Params, totals: Params) -> None:
+        for name, term in terms.items():
+            total = totals[name]
+            wrong = f"{part.title}: on_receive() and sums() disagree about {name}"
+            assert term.shape == total.shape, wrong
+            total.add_(term)
+
+    def reduce(self, sums: RoundSums, round: Round) -> Received:
+        """Adds up the sums of all processes: first the means, then the counts and the parts'."""
+        shapes = sums.expected.shapes
+        means = {name: mean.reduce(round, shapes[name]) for name, mean in sums.means.items()}
+        counts, *totals = round.reduce([sums.counts(), *sums_of_parts(sums.parts)])
+        # The round waits for the device, once.
+        numbers = torch.cat([counts, overflowed(means.values())]).tolist()
+        num_losses, loss_sum, num_finite, up_bytes, samples, steps, overflows = numbers
+        stepping = num_finite > 0 or self._steps_without_clients
+        received = Received.of(
+            round,
+            cohort=np.setdiff1d(round.cohort, self.setup.transport.missing),
+            update=means.pop("delta"),
+            received=means,
+            sums=split_by_part(sums.parts, totals),
+            num_finite=int(num_finite),
+            loss=loss_sum / num_losses if num_losses else float("nan"),
+            up_bytes=int(up_bytes),
+            samples=int(samples),
+            steps=int(steps),
+            overflowed=overflows > 0,
+            usable=stepping and not overflows,
+        )
+        # Every process has written its clients' states.
+        self.setup.stores.finish_round(received.cohort, round.index)
+        return received
+
+    @cached_property
+    def _steps_without_clients(self) -> bool:
+        return any("steps without clients" in part.facts for part in self.parts)
+
+    def finish(self, received: Received) -> None:
+        """Lets the parts edit the aggregated update.
+
+        Those that convert it into the model's coordinates come first.
+        """
+        for part in sorted(self.parts, key=lambda part: type(part).decode is ServerPart.decode):
+            part.on_aggregate_end(received.update, received)
+
+    def step(self, received: Received) -> bool:
+        """Makes the server's step with the update, if any.
+
+        Returns False if it undid a step that was not finite.
+        """
+        update = received.update if received.usable else None
+        return self.setup.module.step(update, received.model)
+
+    def row(self, received: Received) -> dict[str, Any]:
+        """Columns about clients that dropped out or did fewer steps, if this can happen."""
+        transport = self.setup.transport
+        faulty = self.faults != Faults()
+        row = {}
+        if faulty or transport.remote:
+            row["train/dropped_clients"] = received.drawn - len(received.cohort)
+        if faulty:
+            fewer = self.steps(received.cohort, received.index) < transport.planned(received.cohort)
+            row["train/stragglers"] = int(fewer.sum())
+        return row
+
+
+def sums_of_parts(parts: Mapping[ServerPart, Params]) -> list[Tensor]:
+    """All their tensors, in order."""
+    return [t for sums in parts.values() for t in sums.values()]
+
+
+def split_by_part(
+    parts: Mapping[ServerPart, Params], totals: Sequence[Tensor]
+) -> dict[ServerPart, Params]:
+    """Gives each part the totals of its sums; the reverse of :func:`sums_of_parts`."""
+    remaining = iter(totals)
+    return {part: {name: next(remaining) for name in sums} for part, sums in parts.items()}
+
+
+def overflowed(means: Iterable[Params]) -> Tensor:
+    """Whether one of these means is not finite, bool ``[1]`` on the device."""
+    finite = [finite_clients({name: t.unsqueeze(0) for name, t in mean.items()}) for mean in means]
+    return ~torch.cat(finite).all(0, keepdim=True)

@@ -1,0 +1,1 @@
+"""The network: the server's, lent to one client, and side by side for K clients."""

@@ -1,0 +1,32 @@
+"""Tensors of K clients: one row for each, ``[K, *shape]``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def broadcast_like(tensor: Tensor, k: int) -> Tensor:
+    """An uninitialised ``[k, *shape]`` tensor whose rows have the memory format of ``tensor``."""
+    return torch.empty_strided(
+        (k, *tensor.shape),
+        (tensor.numel(), *tensor.stride()),
+        dtype=tensor.dtype,
+        device=tensor.device,
+    )
+
+
+def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:
+    """``[K]`` → ``[K, 1, …]``, to scale or select the rows of a tensor ``[K, *shape]``."""
+    return values_K.view(-1, *[1] * (like_K.dim() - 1))
+
+
+def client_norms(tensors_K: Sequence[Tensor]) -> Tensor:
+    """Each client's Euclidean norm over all its tensors, ``[n, *shape]`` → ``[n]``."""
+    squares = []
+    for t in tensors_K:
+        square = t.square()
+        squares.append(square.sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else square)
+    return torch.stack(squares).sum(0).sqrt()

@@ -1,0 +1,45 @@
+"""The interface of a federated method: a client part, a server part, or both.
+
+Each part is a Lightning callback. A file with a method imports all it needs from here: messages,
+rounds, stacks, and what clients keep.
+"""
+
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.tap import Output
+from gcfed.federated.parts.client import ClientPart, Prepared
+from gcfed.federated.parts.method import Method, parts_of, upload_shapes
+from gcfed.federated.parts.part import FACTS, Aggregator, Need, Order, Part, Setup, Transport
+from gcfed.federated.parts.server import ServerPart
+from gcfed.federated.protocol.messages import Download, Params, Upload
+from gcfed.federated.protocol.rounds import Received, Round
+from gcfed.federated.state.own import Kept, Own, like_trained
+from gcfed.federated.state.store import ClientStores
+from gcfed.tasks import Batch
+
+__all__ = [
+    "FACTS",
+    "Aggregator",
+    "Batch",
+    "ClientPart",
+    "ClientStack",
+    "ClientStores",
+    "Download",
+    "Kept",
+    "Method",
+    "Need",
+    "Order",
+    "Output",
+    "Own",
+    "Params",
+    "Part",
+    "Prepared",
+    "Received",
+    "Round",
+    "ServerPart",
+    "Setup",
+    "Transport",
+    "Upload",
+    "like_trained",
+    "parts_of",
+    "upload_shapes",
+]

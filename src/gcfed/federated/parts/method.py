@@ -1,0 +1,45 @@
+"""A method of several parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gcfed.federated.parts.part import Part
+from gcfed.federated.parts.server import ServerPart
+from gcfed.federated.protocol.messages import Params
+from gcfed.federated.protocol.rounds import Round
+
+
+class Method:
+    """A method of several parts. They share its hyperparameters and messages, and nothing else."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.parts = parts
+        for part in parts:
+            part.method = type(self).__name__
+
+
+def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
+    """The parts of these methods in the order of their hooks; raises ValueError for an object that
+    is no method.
+    """
+    methods = list(methods)
+    if odd := next((method for method in methods if not isinstance(method, Method | Part)), None):
+        raise ValueError(
+            f"{type(odd).__name__} is no method: make it a ClientPart, a ServerPart, or a Method of"
+            " both."
+        )
+    return sorted(
+        (part for method in methods for part in method.parts), key=lambda part: part.order
+    )
+
+
+def upload_shapes(parts: Iterable[ServerPart], round: Round) -> dict[str, Params]:
+    """What a client sends in this round: ``"delta"`` and each name of ``Upload.send`` → tensors
+    shaped like its own.
+    """
+    shapes: dict[str, Params] = {"delta": dict(round.start)}
+    for part in parts:
+        for name, like in part.uploads(round).items():
+            shapes[name] = shapes.get(name, {}) | like
+    return shapes

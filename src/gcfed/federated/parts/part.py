@@ -1,0 +1,232 @@
+"""What every part of a method is, and what it sees of a run before the first round."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+import numpy as np
+from lightning.pytorch import Callback
+
+from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.sampling import UniformSampler
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.protocol.rounds import Round
+from gcfed.federated.state.own import Kept
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.models.order import ForwardOrder, order_for_gc
+
+
+class Order(IntEnum):
+    """What a part does to a client's step or upload.
+
+    The parts of a run are called in this order.
+    """
+
+    # moves them back before others read them; a server part moves the start before others read it
+    MOVES_WEIGHTS = 0
+    CORRECTS = 1  # terms and corrections of the gradient, GC last
+    PROJECTS = 2  # on a subspace, which a gradient that is edited later would leave
+    SHORTENS = 3  # clips an update after the others have read it
+    ATTACKS = 4  # changes the finished update
+    QUANTIZES = 5  # rounds the result
+    MEASURES = 6  # sees the upload
+
+
+FACTS = {
+    "moves the start": "its clients do not start at the server's model",
+    "corrects drift": (
+        "it estimates the clients' drift from their updates; two such methods would correct each"
+        " other"
+    ),
+    "edits the mean": (
+        "its ``on_aggregate_end`` reads or edits Δ; another such part would see only the result"
+    ),
+    "anchors": (
+        "it compares a client's weights with the broadcast ones, so the client must start there"
+    ),
+    "sees the cohort": "it looks at all clients of the cohort at once, as colluding clients do",
+    "steps without clients": (
+        "its step must not show whether a client answered, so it also happens if none did"
+    ),
+    "rehearses": "it asks the transport what clients would send",
+    "long updates": (
+        "its updates may have entries of 2¹¹ and more, for which the mean needs a wider grid"
+    ),
+}
+"""Facts that a part may declare because other parts or the loop depend on them."""
+
+
+Need = Callable[["Setup", str], None]
+"""Takes the setup and the title of a part; raises ValueError if the setup lacks
+something that the part needs.
+"""
+
+
+class Part(Callback):
+    """One side of a method: what :class:`ClientPart` and :class:`ServerPart` share.
+
+    Attributes:
+        order: when its hooks are called.
+        facts: the entries of ``FACTS`` that apply to it.
+        needs: requirements on the rest of the run (:mod:`gcfed.methods.requirements`).
+        keeps: what each client keeps between rounds, by a name that no other part uses. A server
+            part keeps a table.
+        method: the name of its method; empty for a part that is a method by itself.
+        trained_names: the parameters that are trained, in order; known in ``validate``.
+    """
+
+    order = Order.CORRECTS
+    facts: Set[str] = frozenset()
+    needs: Sequence[Need] = ()
+    keeps: Mapping[str, Kept] = {}
+    method = ""
+    trained_names: list[str]
+    stores: ClientStores
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self,)
+
+    @property
+    def title(self) -> str:
+        return self.method or type(self).__name__
+
+    def meet(self, setup: Setup) -> None:
+        """Checks the run before the first round.
+
+        Raises ValueError with the key if the part cannot work in it.
+        """
+        self.trained_names = setup.names
+        for need in self.needs:
+            need(setup, self.title)
+        self.stores = setup.stores
+        self.stores.names |= self.keeps.keys()
+        self.validate(setup)
+
+    def personal_tensors(self, setup: Setup) -> Iterable[str]:
+        """Names of the tensors that each client keeps instead of the broadcast ones."""
+        return ()
+
+    def validate(self, setup: Setup) -> None:
+        """Further checks of a part, called by :meth:`meet`. Raises ValueError in the same way."""
+
+
+class Aggregator(Protocol):
+    """Turns the uploads of one round into one update.
+
+    State that outlives a round belongs to a method.
+
+    ``validate`` gets the run's ``Setup`` before the first round, and refuses a cohort that is too
+    small. ``beside`` makes an aggregator for what clients send in addition to Δ. ``reduce`` ends
+    the round on every process.
+
+    Attributes:
+        narrow: names of the tensors whose entries must be below 2¹¹, so that the sums can add them;
+            all others must be below 2⁴¹. A client with a larger number counts as not finite. None:
+            all finite numbers are allowed.
+    """
+
+    narrow: Set[str] | None
+
+    def validate(self, setup: Setup) -> None: ...
+    def beside(self) -> Aggregator: ...
+    def add(self, upload: Upload, round: Round) -> None: ...
+    def reduce(self, round: Round, like: Params) -> Params: ...
+
+
+def narrow_of(aggregator: Any) -> Set[str] | None:
+    """Its ``narrow``.
+
+    An aggregator without one may use a mean, so it gets only numbers that sums can add.
+    """
+    return getattr(aggregator, "narrow", frozenset())
+
+
+class Transport(Protocol):
+    """Carries messages between the server and the clients. A simulation trains them in memory.
+
+    ``fit`` trains the clients of a round and yields their uploads, K at a time. ``rehearse`` yields
+    what clients would send; they keep nothing. ``reply`` sends the server's reply to the clients of
+    the round. ``planned`` says how many local steps are asked of each client.
+
+    Attributes:
+        remote: whether clients run on other machines, which may disappear and which keep the
+            clients' states.
+        separate_clients: whether clients are built from the config a second time, without the
+            callbacks.
+        own_data: whether the server does not know the clients' data.
+        missing: clients of the last ``fit`` that did not answer.
+        unasked: how many of them were sent nothing.
+    """
+
+    stores: ClientStores
+    remote: bool
+    separate_clients: bool
+    own_data: bool
+    missing: np.ndarray
+    unasked: int
+
+    def start(self) -> None: ...
+    def planned(self, clients: np.ndarray) -> np.ndarray: ...
+    def fit(
+        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+    ) -> Iterator[Upload]: ...
+    def rehearse(
+        self,
+        download: Download,
+        clients: np.ndarray,
+        solver: LocalSolver | None = None,
+        here: bool = False,
+    ) -> Iterator[Upload]: ...
+    def reply(self, reply: Mapping[str, Params]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What each part sees of the run before the first round.
+
+    Attributes:
+        stores: hold the states of clients, and server parts' tables with a row per client.
+        module: the global model and its server optimizer.
+        parts: of all methods of the run, in the order of their hooks.
+        rounds: R, the number of communication rounds.
+        cohort: how many clients train in a round, at most. The sampler also draws
+            ``participation.faults.extra``.
+        transport: carries messages (``federated/engine/stacks.py``). A server part may ask it what
+            clients would send.
+    """
+
+    sampler: UniformSampler
+    solver: LocalSolver
+    aggregator: Aggregator
+    stores: ClientStores
+    data: FederatedDataModule
+    module: FederatedModule
+    parts: Sequence[Part]
+    rounds: int
+    cohort: int
+    transport: Transport
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The parameters that are trained, in order."""
+        return [name for name, p in self.module.net.named_parameters() if p.requires_grad]
+
+    @functools.cached_property
+    def forward_order(self) -> ForwardOrder:
+        """The order in which a forward pass uses the parameters."""
+        return order_for_gc(self.module.net, self.data.input_shape)
+
+    @functools.cached_property
+    def no_steps(self) -> set[str]:
+        """Entries of Δ that are no optimizer steps and often larger: running statistics, and
+        entries that clients keep.
+        """
+        statistics = {*self.module.travels} - {*self.names}
+        return statistics.union(*(part.personal_tensors(self) for part in self.parts))

@@ -1,0 +1,1 @@
+"""What passes between the server and its clients, and what the server knows of a round."""

@@ -1,0 +1,58 @@
+"""Builds the network of a config: its policy for batch normalisation, its start, its adapters."""
+
+from contextlib import suppress
+from inspect import signature
+from typing import Any
+
+from hydra.utils import get_object
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch import nn
+
+from gcfed.models.adapters import with_adapters
+from gcfed.models.own import begin_at, fitted
+from gcfed.utils.checked import SettingError
+from gcfed.utils.instantiate import build
+
+
+def build_net(cfg: DictConfig) -> nn.Module:
+    """The network of ``cfg.model``, with its ``norm_policy`` and the tensors of its ``start``.
+
+    A network from outside this package gets ``input_shape`` and ``num_classes`` if its constructor
+    has these arguments.
+
+    Raises ValueError, with the key, if it cannot be built, is no network or does not match the
+    data.
+    """
+    if cfg.model.get("_target_") is None:
+        raise ValueError("model=own: name your network, as in model._target_=mynet.Net.")
+    node, target = cfg.model.copy(), str(cfg.model._target_)
+    own = not target.startswith("gcfed.")
+    shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
+    with open_dict(node):
+        policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
+        lora: Any = OmegaConf.to_container(node.pop("lora", OmegaConf.create()))
+        lora = {key: value for key, value in lora.items() if value is not None}
+        known = set[str]()
+        with suppress(Exception):  # build() raises it again, with the key
+            known = {*signature(get_object(target)).parameters}
+        # data sets of texts set last_only
+        for key in {"last_only", *(shape if own else ())} - known:
+            node.pop(key, None)
+    net = build(node)
+    if not isinstance(net, nn.Module):
+        raise ValueError(
+            f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module."
+        )
+    try:
+        if own and len(shape) == 2:
+            net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
+        # before a checkpoint is read, because float32 would round its numbers
+        if cfg.get("precision") == "64-true":
+            net = net.double()
+        net = begin_at(net, start, policy)
+    except SettingError as error:
+        raise ValueError(f"model.{error}") from None
+    try:
+        return with_adapters(net, **lora) if lora else net
+    except SettingError as error:
+        raise ValueError(f"model.lora.{error}") from None
