@@ -10,7 +10,7 @@ from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation, cohort_size
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.methods.centralization import GlobalGC, LocalGC
-from gcfed.methods.quantization import Quantization
+from gcfed.methods.upload.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
 from gcfed.runs.identity import identity
 from gcfed.utils.instantiate import build, build_all

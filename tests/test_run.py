@@ -278,7 +278,7 @@ PLAY = f"data.dataset._target_={__name__}.play"
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
         (["ckpt_path=last"], r"ckpt_path=last"),
         (
-            ["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"],
+            ["+callbacks.x._target_=gcfed.methods.correction.scaffold.Scaffold"],
             "^callbacks: Scaffold is not a Callback of",
         ),
         (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is not a Logger of Lightning"),

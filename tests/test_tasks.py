@@ -15,10 +15,10 @@ from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import probe
-from gcfed.methods.fedlc import FedLC
-from gcfed.methods.fedntd import FedNTD
-from gcfed.methods.fedreg import FedReg
-from gcfed.methods.proximal import Proximal
+from gcfed.methods.objective.fedlc import FedLC
+from gcfed.methods.objective.fedntd import FedNTD
+from gcfed.methods.objective.fedreg import FedReg
+from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.local_models import Clients
 from gcfed.run import train
 from gcfed.runs.identity import identity

@@ -24,8 +24,8 @@ from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
 from gcfed.federated.parts import ClientPart, Part, parts_of
 from gcfed.federated.state.store import ClientStores
-from gcfed.methods.adapters import AVERAGES
-from gcfed.methods.local_norm import LocalNorm
+from gcfed.methods.personal.local_norm import LocalNorm
+from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
 from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require

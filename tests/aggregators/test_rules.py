@@ -28,8 +28,8 @@ from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.protocol.rounds import Round
 from gcfed.federated.state.store import ClientStores
-from gcfed.methods.local_norm import LocalNorm
-from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.personal.local_norm import LocalNorm
 
 
 def krum_scores(x, f):

@@ -6,9 +6,9 @@ from harness import random_federation, sgd, train_rounds, with_batch_norm
 
 from gcfed.federated.training.batches import split
 from gcfed.methods.centralization import GradientCentralization
-from gcfed.methods.moon import Moon
-from gcfed.methods.sam import Sam
-from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.objective.moon import Moon
+from gcfed.methods.sharpness.sam import Sam
 from gcfed.models.mlp import MLP
 from gcfed.run import train
 from gcfed.tasks import Batch

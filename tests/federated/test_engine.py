@@ -20,7 +20,7 @@ from gcfed.federated.training import batches
 from gcfed.federated.training.batches import Kind
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.centralization import GradientCentralization
-from gcfed.methods.proximal import Proximal
+from gcfed.methods.objective.proximal import Proximal
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
 

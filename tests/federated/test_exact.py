@@ -25,10 +25,10 @@ from gcfed.federated.parallel.sums import Sums
 from gcfed.federated.protocol.checks import finite_clients
 from gcfed.federated.protocol.messages import Expected
 from gcfed.federated.state.store import ClientStores
-from gcfed.methods.fedcurv import FedCurv
-from gcfed.methods.fedsub import FedSub
-from gcfed.methods.fedvarp import FedVARP
-from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.objective.fedcurv import FedCurv
+from gcfed.methods.server.fedvarp import FedVARP
+from gcfed.methods.subspace.fedsub import FedSub
 
 
 class OnGPU(torch.Tensor):

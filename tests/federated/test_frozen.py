@@ -5,8 +5,8 @@ import torch
 from harness import ArrayData, Sizes, Spy, random_federation, sgd, train_rounds, weights
 from torch import nn
 
-from gcfed.methods.quantization import Quantization
-from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.upload.quantization import Quantization
 
 
 class Names(Spy):

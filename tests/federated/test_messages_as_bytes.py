@@ -19,7 +19,7 @@ from gcfed.federated.engine.wire import (
     upload_content,
 )
 from gcfed.federated.protocol.messages import Download, Levels, MessageError, Upload
-from gcfed.methods.quantization import quantize_
+from gcfed.methods.upload.quantization import quantize_
 
 MODEL = {
     "conv.weight": torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last),

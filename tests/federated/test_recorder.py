@@ -12,7 +12,7 @@ from tapes import train_twice
 
 from benchmarks.tape import Tape
 from gcfed.federated.training.batches import BatchPlan
-from gcfed.methods.proximal import Proximal
+from gcfed.methods.objective.proximal import Proximal
 from gcfed.runs.folder import new_folder
 
 TINY = (

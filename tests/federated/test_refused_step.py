@@ -10,7 +10,7 @@ import torch
 from harness import Spy, make_net, sgd, train_rounds, weights
 
 from gcfed.aggregators.coordinates import TrimmedMean
-from gcfed.methods.lookahead import LookAhead
+from gcfed.methods.momentum.lookahead import LookAhead
 from gcfed.optim.fedopt import FedAdam
 
 

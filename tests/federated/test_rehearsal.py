@@ -8,7 +8,7 @@ from harness import Spy, make_net, sgd, train_rounds
 
 from gcfed.federated.parts import ClientPart, Kept, Order, like_trained
 from gcfed.federated.state.store import ClientStores
-from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.correction.scaffold import Scaffold
 
 
 class Rehearses(Spy):

@@ -11,7 +11,7 @@ from harness import BesideSimulation, final_weights
 from omegaconf import OmegaConf
 
 from gcfed.federated.engine.wire import upload_content
-from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
+from gcfed.methods.correction.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
 
@@ -41,7 +41,7 @@ LATE = (
 )
 CLIP = tuple(
     f"+methods.clip_update.{key}"
-    for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3")
+    for key in ("_target_=gcfed.methods.upload.clip_update.ClipUpdate", "quantile=0.3")
 )
 EACH = tuple(
     f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface")

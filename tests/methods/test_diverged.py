@@ -12,24 +12,24 @@ from plain_clients import Net
 
 from gcfed.data.faults import Faults
 from gcfed.federated.parts import ClientPart, Order
-from gcfed.methods.clip_update import ClipUpdate
-from gcfed.methods.fedadamw import FedAdamW
-from gcfed.methods.fedcm import FedCM
-from gcfed.methods.fedcurv import FedCurv
-from gcfed.methods.feddc import FedDC
-from gcfed.methods.feddyn import FedDyn
-from gcfed.methods.fedgc import FedGC
-from gcfed.methods.fedgloss import FedGloSS
-from gcfed.methods.fedmuon import FedMuon
-from gcfed.methods.fedsmoo import DualSam
-from gcfed.methods.fedsub import FedSub
-from gcfed.methods.fedvarp import FedVARP
-from gcfed.methods.local_norm import LocalNorm
-from gcfed.methods.moon import Moon
-from gcfed.methods.quantization import Quantization
-from gcfed.methods.sam import Sam
-from gcfed.methods.scaffold import Scaffold
-from gcfed.methods.ssf import SSF
+from gcfed.methods.correction.feddc import FedDC
+from gcfed.methods.correction.feddyn import FedDyn
+from gcfed.methods.correction.fedgc import FedGC
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.momentum.fedadamw import FedAdamW
+from gcfed.methods.momentum.fedcm import FedCM
+from gcfed.methods.momentum.fedmuon import FedMuon
+from gcfed.methods.objective.fedcurv import FedCurv
+from gcfed.methods.objective.moon import Moon
+from gcfed.methods.personal.local_norm import LocalNorm
+from gcfed.methods.server.fedvarp import FedVARP
+from gcfed.methods.sharpness.fedgloss import FedGloSS
+from gcfed.methods.sharpness.fedsmoo import DualSam
+from gcfed.methods.sharpness.sam import Sam
+from gcfed.methods.subspace.fedsub import FedSub
+from gcfed.methods.subspace.ssf import SSF
+from gcfed.methods.upload.clip_update import ClipUpdate
+from gcfed.methods.upload.quantization import Quantization
 
 FedLESAM = partial(Sam, direction="last_update")
 

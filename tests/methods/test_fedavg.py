@@ -7,23 +7,23 @@ import torch
 from harness import random_federation, sgd, train_rounds
 from plain_clients import Net, federation
 
-from gcfed.methods.fedcm import FedCM
-from gcfed.methods.fedcurv import FedCurv
-from gcfed.methods.feddecorr import FedDecorr
-from gcfed.methods.fedgc import FedGC
-from gcfed.methods.fedlc import FedLC
-from gcfed.methods.fedmlb import FedMLB
-from gcfed.methods.fedntd import FedNTD
-from gcfed.methods.fedreg import FedReg
-from gcfed.methods.fedsol import FedSol
-from gcfed.methods.fedsub import FedSub
-from gcfed.methods.fedvarp import FedVARP
-from gcfed.methods.moon import Moon
-from gcfed.methods.proximal import Proximal
-from gcfed.methods.sam import Sam
-from gcfed.methods.scaffold import Scaffold
-from gcfed.methods.ssf import SSF
-from gcfed.methods.topk import TopK
+from gcfed.methods.correction.fedgc import FedGC
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.momentum.fedcm import FedCM
+from gcfed.methods.objective.fedcurv import FedCurv
+from gcfed.methods.objective.feddecorr import FedDecorr
+from gcfed.methods.objective.fedlc import FedLC
+from gcfed.methods.objective.fedmlb import FedMLB
+from gcfed.methods.objective.fedntd import FedNTD
+from gcfed.methods.objective.fedreg import FedReg
+from gcfed.methods.objective.moon import Moon
+from gcfed.methods.objective.proximal import Proximal
+from gcfed.methods.server.fedvarp import FedVARP
+from gcfed.methods.sharpness.fedsol import FedSol
+from gcfed.methods.sharpness.sam import Sam
+from gcfed.methods.subspace.fedsub import FedSub
+from gcfed.methods.subspace.ssf import SSF
+from gcfed.methods.upload.topk import TopK
 
 
 @cache

@@ -20,11 +20,11 @@ class Several(Plain):
     overrides = (
         "algorithm=fedsam",
         f"methods.sam.rho={rho}",
-        "+methods.fedlc._target_=gcfed.methods.fedlc.FedLC",
+        "+methods.fedlc._target_=gcfed.methods.objective.fedlc.FedLC",
         f"+methods.fedlc.tau={tau}",
-        "+methods.prox._target_=gcfed.methods.proximal.Proximal",
+        "+methods.prox._target_=gcfed.methods.objective.proximal.Proximal",
         f"+methods.prox.mu={mu}",
-        "+methods.ntd._target_=gcfed.methods.fedntd.FedNTD",
+        "+methods.ntd._target_=gcfed.methods.objective.fedntd.FedNTD",
         f"+methods.ntd.beta={beta}",
         f"+methods.ntd.tau={temperature}",
         f"+methods.ntd.ce_weight={weight}",
@@ -67,7 +67,7 @@ class Clipped(Plain):
     last, model, quantile, lr_c, first = "wrap", {"special": True}, 0.2, 0.9, 0.3
     overrides = (
         "client.last_batch=wrap",
-        "+methods.clip._target_=gcfed.methods.clip_update.ClipUpdate",
+        "+methods.clip._target_=gcfed.methods.upload.clip_update.ClipUpdate",
         f"+methods.clip.max_norm={first}",
         f"+methods.clip.quantile={quantile}",
         f"+methods.clip.lr={lr_c}",

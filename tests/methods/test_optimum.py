@@ -6,10 +6,10 @@ import pytest
 from harness import sgd, train_rounds
 from plain_reference import optimum, skewed_federation, softmax_regression
 
-from gcfed.methods.feddc import FedDC
-from gcfed.methods.feddyn import FedDyn
-from gcfed.methods.scaffold import Scaffold
-from gcfed.methods.ssf import SSF
+from gcfed.methods.correction.feddc import FedDC
+from gcfed.methods.correction.feddyn import FedDyn
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.subspace.ssf import SSF
 
 DATA, DECAY = skewed_federation(), 0.7
 SOLVER = partial(sgd, lr=0.2, weight_decay=DECAY, batch_size=9)

@@ -9,9 +9,9 @@ from test_personal import Seen, logits, moved
 
 from gcfed.federated.parts import ClientPart, Order
 from gcfed.federated.parts.refusals import validate_parts
-from gcfed.methods.apfl import APFL
-from gcfed.methods.ditto import Ditto
-from gcfed.methods.pfedme import PFedMe
+from gcfed.methods.personal.apfl import APFL
+from gcfed.methods.personal.ditto import Ditto
+from gcfed.methods.personal.pfedme import PFedMe
 
 
 class OwnMean(torch.nn.Module):

@@ -6,7 +6,7 @@ from harness import Spy, make_net, random_federation, sgd, train_rounds
 from recording import of_metric
 
 from gcfed.federated.parts import Order
-from gcfed.methods.ssf import SSF
+from gcfed.methods.subspace.ssf import SSF
 from gcfed.metrics.updates import Angle
 
 EXACT = {"rel": 1e-9, "abs": 1e-9}

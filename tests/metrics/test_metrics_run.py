@@ -20,8 +20,8 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.aggregators.norm_clip import NormClip
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.engine.client import ClientProgram
-from gcfed.methods.proximal import Proximal
-from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.base import OwnNumbers, ServerMetric
 from gcfed.metrics.local_models import Clients, Forgetting
 from gcfed.metrics.updates import Gap, Updates

@@ -17,8 +17,8 @@ from torch import nn
 from gcfed.assemble import assemble
 from gcfed.federated.network.lent import Traits
 from gcfed.methods.centralization import GradientCentralization
-from gcfed.methods.local_norm import LocalNorm
-from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.models.build import build_net
 from gcfed.models.facts import is_graphable
 from gcfed.models.own import apply_policy, batch_norms, fitted, timm_net, torchvision_net

@@ -19,7 +19,7 @@ from gcfed.report.verdict import interval, main_measure, verdict
 
 SCAFFOLD = {
     "tags.algorithm": "scaffold",
-    "methods.scaffold._target_": "gcfed.methods.scaffold.Scaffold",
+    "methods.scaffold._target_": "gcfed.methods.correction.scaffold.Scaffold",
 }
 LOCAL = {"tags.gc": "local", "gc._target_": "gcfed.methods.centralization.LocalGC"}
 FEDAVG, BETTER = (0.5, 0.6, 0.7), (0.54, 0.65, 0.73)
@@ -152,7 +152,7 @@ def test_a_method_with_fewer_than_three_seeds_is_listed_below():
 
 def test_the_table_shows_how_runs_ended_and_what_differs():
     moon = {"tags.algorithm": "moon", "client.optimizer.lr": 0.5}
-    private = {"privacy._target_": "gcfed.methods.client_dp.ClientDP"}
+    private = {"privacy._target_": "gcfed.methods.upload.client_dp.ClientDP"}
     lost = [run_of("failed", values=(0.1,), **moon)]
     table = table_of(
         runs(FEDAVG, **private),

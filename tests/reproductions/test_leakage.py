@@ -15,7 +15,7 @@ from omegaconf import open_dict
 from torch import nn
 
 from gcfed.data.augment import ImageTransform, PlainTransform
-from gcfed.methods.ssf import ProjectedMean
+from gcfed.methods.subspace.ssf import ProjectedMean
 from gcfed.run import train
 from reproductions.leakage import OPTIMIZERS, Leakage, invert_gradient
 

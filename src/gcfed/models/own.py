@@ -132,7 +132,7 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
 
     average: the server averages statistics, scales and shifts like all parameters.
     local: each client keeps its own (FedBN, Li et al., ICLR 2021):
-        :class:`~gcfed.methods.local_norm.LocalNorm`.
+        :class:`~gcfed.methods.personal.local_norm.LocalNorm`.
     fixed: statistics, scales and shifts do not change, for pretrained networks.
     group: GroupNorm replaces it, with at most 32 groups of at least two channels (Hsieh et al.,
         ICML 2020).

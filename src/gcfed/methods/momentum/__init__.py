@@ -1,0 +1,1 @@
+"""The cohort's momentum in local steps."""

@@ -1,0 +1,74 @@
+"""A mixture of a personal and the global model: APFL (Deng, Kamani and Mahdavi 2020, arXiv
+2003.13461, Algorithm 1).
+
+    mixture        v̄ = αv + (1 − α)w local step     v ← v − η α ∇F_k(v̄),   α ← α − η ⟨v − w,
+    ∇F_k(v̄)⟩ in [0, 1],   and FedAvg's on w
+
+All three are on the same mini-batch. A client keeps v and its α; v starts at the broadcast model of
+its first round. In the authors' code (FedTorch) α moves in a round's first step only, with another
+gradient and a term 0.02 α. For other methods and GC see :mod:`~gcfed.methods.personal.ditto`.
+
+Which model is tested: as in Ditto, with v̄ instead of v.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import ClientStack, Download, Kept, Own, Params
+from gcfed.methods.estimates import inner_products
+from gcfed.methods.personal.ditto import LR, SecondModel
+from gcfed.utils.checked import Share, checked
+
+ALPHA = "/alpha"  # an extra entry: each client's α
+
+
+@checked
+class APFL(SecondModel):
+    """Trains v and α beside w; ``alpha`` is α in a client's first round, in the
+    authors' code 0.5.
+    """
+
+    recordable = "run"
+    keeps = SecondModel.keeps | {  # α − ``alpha``
+        "apfl": Kept(
+            lambda part, download: {ALPHA: next(iter(download.model.values())).new_zeros(())}
+        )
+    }
+
+    def __init__(self, alpha: Share = 0.5) -> None:
+        self.alpha = alpha
+
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+        return super().prepare(stack, own, download) | {ALPHA: own["apfl"][ALPHA] + self.alpha}
+
+    def gradients(
+        self, stack: ClientStack, objective: Callable[[], Tensor], w: Params
+    ) -> list[Tensor]:
+        alpha, leaves = stack.prepared[self][ALPHA][: stack.active], list(stack.leaves.values())
+        v = [leaf.detach().clone() for leaf in leaves]
+        alphas = [per_client(alpha, t) for t in v]
+        differences = [t - w[name] for name, t in zip(stack.leaves, v, strict=True)]
+        with torch.no_grad():
+            torch._foreach_copy_(
+                leaves, [t + (a - 1) * d for t, a, d in zip(v, alphas, differences, strict=True)]
+            )
+        grads = list(stack.gradients(objective()).values())
+        with torch.no_grad():
+            torch._foreach_copy_(leaves, v)
+        slopes = inner_products(differences, grads)
+        torch._foreach_mul_(grads, alphas)
+        # not before: ``alphas`` are views of it
+        alpha.sub_(slopes * stack.prepared[self][LR]).clamp_(0, 1)
+        return grads
+
+    def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
+        states, alpha = super().on_clients_end(stack, download), stack.prepared[self][ALPHA]
+        for name in self.trained_names:
+            w, v = stack.full[name], states["second_model"][name]
+            stack.personal = stack.personal | {
+                name: torch.lerp(w, v, per_client(alpha, w).to(w.dtype))
+            }
+        return {**states, "apfl": {ALPHA: alpha - self.alpha}}

@@ -1,0 +1,87 @@
+"""Personal models by Moreau envelopes: pFedMe (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
+
+    inner steps    θ ← θ − η_p (∇F_k(θ) + λ (θ − w)),   ``inner_steps`` times on the same mini-batch
+    local step     w ← w − ηλ (w − θ)
+
+θ starts at the broadcast model and goes on from one mini-batch to the next, as in the authors'
+code. η_p is the clients' learning rate, and the paper's β is ``server.lr``. Clients send w and keep
+nothing. Weight decay, GC and terms of other methods act on each inner step. ``train/loss`` is θ's.
+
+Which model is tested: as in Ditto, with θ instead of v.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gcfed.federated.parts import Batch, ClientStack, Download, Order, Own, Params, Setup
+from gcfed.methods.objective.proximal import Proximal
+from gcfed.methods.personal.ditto import LR, rate
+from gcfed.methods.requirements import local_sgd
+from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.checked import Count, Positive, Weight, checked
+
+
+@checked
+class PFedMe(Proximal):
+    """Trains θ in the network and moves w towards it.
+
+    Args:
+        lam: λ, how strongly θ is drawn towards w. The paper: 15.
+        lr: η of w. The paper: 0.005.
+        inner_steps: K. The paper: 5.
+    """
+
+    recordable = "run"
+    order = Order.MOVES_WEIGHTS
+    facts = {"corrects drift"}  # Δ is no sum of gradients
+    needs = [local_sgd("its inner steps are plain")]
+
+    def __init__(self, lam: Weight = 15.0, *, lr: Positive = 0.005, inner_steps: Count = 5) -> None:
+        super().__init__(lam)  # around w, which ``prepare`` returns
+        self.rate, self.inner_steps = lr * lam, inner_steps
+
+    def validate(self, setup: Setup) -> None:
+        if setup.solver.clip_norm is not None:
+            raise ValueError(
+                f"{self.title} needs client.clip_norm=null, which would bound one inner step of"
+                " each K."
+            )
+        self.module = setup.module
+        self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
+
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+        self.after_backward = self.module.after_backward()
+        return {name: stack.full[name].clone() for name in self.trained_names} | rate(download)
+
+    def before_step(
+        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
+    ) -> None:
+        """Makes the last batch's step of w, and all inner steps but the last, which is the engine's
+        step.
+        """
+        self.move(stack, stack.active)
+        for _ in range(self.inner_steps - 1):
+            torch.clear_autocast_cache()  # it has older weights
+            stack.backward(objective())
+            self.after_backward()
+            with torch.no_grad():
+                grads, theta = stack.with_grads(stack.leaves)
+                torch._foreach_add_(grads, theta, alpha=self.weight_decay)
+                torch._foreach_sub_(theta, torch._foreach_mul(grads, stack.prepared[self][LR]))
+            stack.drop_grads()
+
+    def move(self, stack: ClientStack, n: int) -> None:
+        """The step of w, of the first n clients.
+
+        It does nothing before the first batch, where θ = w.
+        """
+        for name in self.trained_names:
+            stack.prepared[self][name][:n].lerp_(stack.full[name][:n], self.rate)
+
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+        self.move(stack, len(stack))
+        for name in self.trained_names:
+            stack.personal[name] = stack.full[name].clone()
+            stack.full[name].copy_(stack.prepared[self][name])

@@ -1,0 +1,127 @@
+"""Tensors that stay on the client: FedPer (Arivazhagan et al. 2019) and LG-FedAvg (Liang et al.
+2020), Algorithms 1.
+
+FedPer keeps the head of the network, LG-FedAvg its body. Clients train the whole network. Personal
+tensors are never sent or counted. They begin with the server's initial values, in FedPer's paper at
+random.
+
+Which model is tested: ``test/*`` is the global model, whose personal tensors have their initial
+values: no client uses it. ``personal/local_*`` (``metrics=personal``) is each client's model after
+local training, on its own test split.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gcfed.federated.parts import (
+    Download,
+    Method,
+    Own,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
+from gcfed.methods.personal.local_norm import LocalNorm
+from gcfed.methods.requirements import teacher
+from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.checked import checked
+
+
+@checked
+class Personal(Method):
+    """Clients keep the head or the body of the network and send the rest.
+
+    Args:
+        keep: what stays on the client.
+        head: modules of the head. None: the last module with a weight in a forward pass; ``head()``
+            of GC-Fed's CNN has two, with 95 % of all weights.
+    """
+
+    def __init__(
+        self, keep: Literal["head", "body"] = "head", head: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(client := Private(keep, head), Withheld(client))
+
+
+class Private(LocalNorm):
+    keeps = {"personal": LocalNorm.keeps["batch_norm"]}
+    needs = []
+
+    def __init__(self, side: str, head: Sequence[str] | None) -> None:
+        self.side, self.head = side, head
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        if others := [part.title for part in setup.parts if teacher in part.needs]:
+            raise ValueError(
+                f"{self.title} does not combine with {others[0]}: no broadcast model is complete."
+            )
+
+    def personal_tensors(self, setup: Setup) -> list[str]:
+        """Raises ValueError if a module of the head has no tensors, or the body none."""
+        order, travels = setup.forward_order, setup.module.travels
+        last, parametrized, _ = (order.weights or order.names)[-1].partition(".parametrizations.")
+        modules = (
+            [last if parametrized else last.rpartition(".")[0] or last]
+            if self.head is None
+            else self.head
+        )
+        found = {
+            module: [name for name in travels if f"{name}.".startswith(f"{module}.")]
+            for module in modules
+        }
+        head = [name for names in found.values() for name in names]
+        body = [name for name in travels if name not in head]
+        if not (head and body and all(found.values())):
+            known = ", ".join(name for name, _ in setup.module.net.named_modules() if name)
+            raise ValueError(
+                f"{self.title}: head={[*modules]} must be modules with tensors, and not all, of"
+                f" {known}."
+            )
+        return head if self.side == "head" else body
+
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
+        upload.delta |= {
+            name: upload.delta[name].new_empty(len(upload.clients), 0) for name in self.kept
+        }
+
+
+class Withheld(ServerPart):
+    """Expects no entries of the personal tensors.
+
+    It shares only their choice with the client part.
+    """
+
+    def __init__(self, client: Private) -> None:
+        self.personal_tensors = client.personal_tensors  # type: ignore[method-assign]
+        self.method = client.method
+
+    def validate(self, setup: Setup) -> None:
+        if probe_optimizer(setup.module.server).defaults.get("weight_decay"):
+            raise ValueError(
+                f"{self.title} needs server.weight_decay=0: the server must not change personal"
+                " tensors."
+            )
+        params = setup.module.net.state_dict()
+        self.kept = {name: params[name].shape for name in self.personal_tensors(setup)}
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        download.packed |= dict.fromkeys(self.kept, 0)  # clients know the initial values
+
+    def uploads(self, round: Round) -> dict[str, Params]:
+        return {"delta": {name: round.start[name].new_empty(0) for name in self.kept}}
+
+    def decode(self, name: str, sent: Tensor) -> Tensor:
+        # another part may withhold the same tensor, and has decoded it
+        if name not in self.kept or sent.numel():
+            return sent
+        return sent.new_zeros(*sent.shape[:-1], *self.kept[name])
+
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
+        update |= {name: torch.zeros_like(round.start[name]) for name in self.kept}

@@ -1,0 +1,1 @@
+"""Gradients at moved weights."""

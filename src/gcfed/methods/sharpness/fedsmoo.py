@@ -1,0 +1,97 @@
+"""Clients that agree on the direction of SAM's move: FedSMOO (Sun et al., ICML 2023, Algorithm 1),
+without its FedDyn.
+
+    local step        ŝ = ρ d/‖d‖ with d = ∇F_k(w) − μ_k − s;   μ_k ← μ_k + ŝ − s;   w ← w − η
+    ∇F_k(w + ŝ) server's move     s⁺ = ρ m/‖m‖ with m = mean_{k∈S} (μ_k − ŝ), of each client's last
+    step
+
+Clients send Δ_k and μ_k − ŝ, the server sends w and s. The authors' code leaves −ŝ out of m. The
+dynamic regularization of w is :class:`~gcfed.methods.correction.feddyn.FedDyn`, a method of its
+own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gcfed.federated.parts import (
+    Batch,
+    ClientStack,
+    Kept,
+    Method,
+    Own,
+    Params,
+    Received,
+    like_trained,
+)
+from gcfed.federated.protocol.messages import Download, Upload
+from gcfed.methods.correction.scaffold import MeanVariate
+from gcfed.methods.estimates import along
+from gcfed.methods.requirements import full_uploads
+from gcfed.methods.sharpness.sam import Sam
+from gcfed.utils.checked import Positive, checked
+
+
+@checked
+class DualSam(Method):
+    """Computes each client's gradient at w + ŝ and keeps μ_k and s up to date; ``rho`` is ρ, the
+    norm of ŝ and s.
+    """
+
+    def __init__(self, rho: Positive = 0.1) -> None:
+        super().__init__(DualMove(rho), CommonMove(rho))
+
+
+class DualMove(Sam):
+    recordable = "run"
+    keeps = {"fedsmoo": Kept(like_trained)}  # μ_k
+    needs = [full_uploads("its dual variables would still be sent in full")]
+
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+        """The steps edit μ_k and ŝ, ``[K, *shape]``, and read s, ``[*shape]``."""
+        moves = {name: torch.zeros_like(dual) for name, dual in own["fedsmoo"].items()}
+        kinds = {"dual": own["fedsmoo"], "move": moves, "common": download.extra["fedsmoo"]}
+        return {
+            f"{kind} {name}": t for kind, tensors in kinds.items() for name, t in tensors.items()
+        }
+
+    def perturbation(
+        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
+    ) -> Sequence[Tensor]:
+        dual, move = (
+            [t[: stack.active] for t in self._prepared(stack, kind)] for kind in ("dual", "move")
+        )
+        common, grads = self._prepared(stack, "common"), list(stack.gradients(objective()).values())
+        direction = torch._foreach_sub(torch._foreach_sub(grads, dual), common)
+        torch._foreach_copy_(move, along(direction, self.rho))
+        torch._foreach_add_(dual, torch._foreach_sub(move, common))
+        return move
+
+    def _prepared(self, stack: ClientStack, kind: str) -> list[Tensor]:
+        return [stack.prepared[self][f"{kind} {name}"] for name in stack.leaves]
+
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+        dual, move = self._prepared(stack, "dual"), self._prepared(stack, "move")
+        self._sent = dict(zip(stack.leaves, torch._foreach_sub(dual, move), strict=True))
+        self._dual = dict(zip(stack.leaves, (t.clone() for t in dual), strict=True))
+
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
+        upload.send("fedsmoo", self._sent)
+
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+        return {"fedsmoo": self._dual}
+
+
+class CommonMove(MeanVariate):
+    """s, which is sent and stored as SCAFFOLD's c is."""
+
+    def __init__(self, rho: float) -> None:
+        super().__init__("fedsmoo")
+        self.rho = rho
+
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
+        mean = [round.received[self.message][name].unsqueeze(0) for name in self.control]
+        torch._foreach_copy_(
+            list(self.control.values()), [t.squeeze(0) for t in along(mean, self.rho)]
+        )

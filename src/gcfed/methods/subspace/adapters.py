@@ -1,0 +1,140 @@
+"""How the server averages the factors of LoRA, W = W₀ + (α/r) BA: ``model.lora.average``.
+
+mean   FedAvg of A and of B, whose product is not the mean of the products. ffa    A keeps its
+random values and is not sent, so the mean of B gives the mean product (FFA-LoRA, arXiv 2403.12313).
+alternate  Odd rounds train and send B, even rounds A (RoLoRA, arXiv 2502.01755). The other factor
+is fixed. B begins:
+       while it is 0, A has no gradient. Clients receive both, because they may have missed a round.
+fedsa  A is averaged, each client keeps its B (FedSA-LoRA, arXiv 2410.01463). The tested global
+model has the initial B,
+       zero: measure the clients' models (metrics=personal).
+svd    mean_k B_k A_k = UΣVᵀ, B = U_r Σ_r, A = V_rᵀ (FlexLoRA, arXiv 2402.11505, with equal ranks
+and weights).
+"""
+
+from typing import Any
+
+import torch
+
+from gcfed.federated.network.rows import per_client
+from gcfed.federated.parts import (
+    ClientPart,
+    Download,
+    Order,
+    Own,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
+from gcfed.methods.personal.local_norm import LocalNorm
+from gcfed.methods.personal.tensors import Private, Withheld
+from gcfed.methods.requirements import mean_aggregator, plain_server
+from gcfed.models.adapters import A, B, factors
+
+FIXED = (A, B)  # by RoLoRA in rounds 1, 3, … and in rounds 2, 4, …
+
+
+class PrivateB(Private):
+    method = "model.lora.average=fedsa"
+    keeps = {"lora_b": LocalNorm.keeps["batch_norm"]}
+
+    def personal_tensors(self, setup: Setup) -> list[str]:
+        return [name for name in setup.module.travels if B in name]
+
+
+class OneFactor(ClientPart):
+    """RoLoRA on the clients, which train and send one factor."""
+
+    method = "model.lora.average=alternate"
+    recordable = "stack"
+
+    def validate(self, setup: Setup) -> None:
+        if others := [
+            p.title
+            for p in setup.parts
+            if p.order is Order.MOVES_WEIGHTS or "corrects drift" in p.facts
+        ]:
+            raise ValueError(
+                f"{self.title} does not combine with {others[0]}, which moves both factors."
+            )
+
+    def on_download(self, download: Download) -> None:
+        self.fixed = [name for name in self.trained_names if FIXED[download.round % 2] in name]
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        for name in self.fixed:  # without a gradient, no optimizer moves it
+            pl_module.clients.leaves[name].grad = None
+
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
+        upload.delta |= {
+            name: upload.delta[name].new_empty(len(upload.clients), 0) for name in self.fixed
+        }
+
+
+class OtherFactor(Withheld):
+    """RoLoRA on the server, which expects no entries of the other factor, and does not move it."""
+
+    method = OneFactor.method
+
+    def __init__(self) -> None: ...
+    def validate(self, setup: Setup) -> None: ...
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        self.kept = {
+            n: round.start[n].shape for n in self.trained_names if FIXED[round.index % 2] in n
+        }
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        for name in self.kept:
+            pl_module.net.get_parameter(name).grad = None
+
+
+class MeanProduct(ServerPart):
+    """Multiplies each client's factors, and splits the mean product.
+
+    Memory: float64 ``[out, in]`` for each adapter.
+    """
+
+    method = "model.lora.average=svd"
+    facts = {"edits the mean"}
+    needs = [
+        plain_server("it replaces A and B"),
+        mean_aggregator("it averages the products", uniform=True),
+    ]
+
+    def validate(self, setup: Setup) -> None:
+        self.pairs = {name: name.replace(A, B) for name in self.trained_names if A in name}
+
+    def sums(self, round: Round) -> Params:
+        return {
+            a: round.zeros(len(round.start[b]), round.start[a][0].numel())
+            for a, b in self.pairs.items()
+        }
+
+    def on_receive(self, upload: Upload, round: Round) -> Params:
+        w_K = {
+            n: (round.start[n] + t).double().flatten(2)
+            for n, t in upload.delta.items()
+            if ".lora_" in n
+        }
+        products = {a: w_K[b] @ w_K[a] for a, b in self.pairs.items()}  # [K, out, in]
+        return {
+            a: torch.where(per_client(upload.finite, t), t, 0.0).sum(0) for a, t in products.items()
+        }
+
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
+        for a, b in self.pairs.items():
+            new = factors(round.sums[self][a] / round.num_finite, round.start[a], round.start[b])
+            update |= {
+                name: factor - round.start[name] for name, factor in zip((a, b), new, strict=True)
+            }
+
+
+AVERAGES: dict[str, Any] = {
+    "alternate": lambda: [OneFactor(), OtherFactor()],
+    "svd": lambda: [MeanProduct()],
+    "fedsa": lambda: [client := PrivateB("body", None), Withheld(client)],
+}

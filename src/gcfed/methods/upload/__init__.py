@@ -1,0 +1,1 @@
+"""What is sent: fewer bits, bounded norms, noise."""

@@ -1,0 +1,58 @@
+"""FedMuon equals a plain loop over matrices.
+
+Its iteration approximates the product of singular vectors.
+"""
+
+import pytest
+import torch
+from harness import make_net, sgd, train_rounds, weights
+from plain_reference import batches, cohort, gradient, tensors
+
+from gcfed.methods.centralization import LocalGC
+from gcfed.methods.momentum.fedmuon import FedMuon, orthogonal
+
+
+def newton_schulz(m):
+    """Keller Jordan's iteration for one matrix, written as its polynomial of singular values."""
+    if m.dim() < 2:
+        return m
+    u, s, vt = torch.linalg.svd(m.flatten(1), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+    return (u * s @ vt).view(m.shape)
+
+
+@pytest.mark.parametrize("gc", [False, True])
+def test_it_equals_the_plain_loop(federation, gc):
+    """Local GC centralizes the gradients before they become orthogonal steps."""
+    beta, alpha, lr, net = 0.9, 0.3, 0.1, make_net()
+    w, direction = weights(net), 0.0
+    mean_momentum = torch.zeros_like(w)
+    for t in range(2):
+        ends, momenta, steps = [], [], []
+        for k in cohort(federation, t, 3):
+            v, m = w, mean_momentum
+            for x, y in batches(federation, sgd(), k, t):
+                g = tensors(net, gradient(net, v, x, y)).values()
+                g = [t - t.mean(1, keepdim=True) if gc and t.dim() > 1 else t for t in g]
+                m = beta * m + torch.cat([t.flatten() for t in g])
+                step = torch.cat([newton_schulz(one).flatten() for one in tensors(net, m).values()])
+                steps.append((1 - alpha) * step + alpha * direction)
+                v = v - lr * steps[-1]
+            ends.append(v)
+            momenta.append(m)
+        w, mean_momentum, direction = sum(ends) / 3, sum(momenta) / 3, sum(steps) / len(steps)
+    methods = [FedMuon(beta, alpha=alpha), *([LocalGC(None, None, None, "out", 2)] if gc else [])]
+    found = train_rounds(make_net(), federation, sgd(lr), rounds=2, methods=methods, k=2)
+    torch.testing.assert_close(found, w, rtol=0, atol=1e-9)
+
+
+def test_the_iteration_is_near_the_product_of_singular_vectors():
+    m = 1e-6 * torch.randn(
+        3, 8, 4, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    s = torch.linalg.svdvals(orthogonal(m).flatten(2))
+    assert ((s > 0.6) & (s < 1.3)).all()  # the iteration does not aim at 1 exactly
+    tall = m.flatten(2).mT
+    torch.testing.assert_close(orthogonal(tall), orthogonal(tall.mT).mT)

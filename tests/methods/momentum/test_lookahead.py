@@ -1,0 +1,72 @@
+"""FedACG equals Algorithm 1 of its paper, and refuses servers with another step."""
+
+from functools import partial
+
+import pytest
+import torch
+from harness import Sizes, make_net, make_setup, sgd, train_rounds, weights
+from plain_reference import batches, cohort, local_sgd
+from torch.optim import SGD, Adam
+
+from gcfed.federated.parts.refusals import validate_parts
+from gcfed.methods.momentum.lookahead import LookAhead
+from gcfed.methods.objective.proximal import Proximal
+from gcfed.methods.upload.clip_update import ClipUpdate
+
+
+def server(momentum, lr=1.0, **kwargs):
+    return partial(SGD, lr=lr, momentum=momentum, **kwargs)
+
+
+@pytest.mark.parametrize("update", ["momentum", "delta"])
+def test_fedacg_equals_algorithm_1(federation, update):
+    """With ``delta`` it equals GC-Fed's code, which has the same m but θ ← θ + Δ."""
+    net, solver, lam, beta = make_net(), sgd(lr_decay=0.9), 0.85, 0.3
+    theta, m = weights(net), 0.0
+    for t in range(3):
+        ahead = theta + lam * m
+        near = partial(lambda w, ahead: beta / 2 * (w - ahead).square().sum(), ahead=ahead)
+        trained = [
+            local_sgd(
+                net, ahead, batches(federation, solver, client, t), lr=0.1 * 0.9**t, term=near
+            )[0]
+            for client in cohort(federation, t, 3)
+        ]
+        delta = torch.stack([w - ahead for w in trained]).mean(0)
+        m = lam * m + delta
+        theta = theta + (m if update == "momentum" else delta)
+
+    sizes = Sizes()
+    trained = train_rounds(
+        net,
+        federation,
+        solver,
+        rounds=3,
+        methods=[LookAhead(lam, update), Proximal(beta), sizes],
+        server=server(lam if update == "momentum" else 0.0),
+        k=2,
+    )
+    torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
+    assert sizes.down == [8 * trained.numel()] * 3  # only the model is sent
+
+
+@pytest.mark.parametrize(
+    ("update", "make", "words"),
+    [
+        ("momentum", server(0.5), r"methods\.lookahead .* needs server\.momentum=0\.85, not 0\.5"),
+        ("momentum", server(0.85, lr=0.5), r"server\.lr=1, not 0\.5"),
+        ("momentum", server(0.85, weight_decay=0.1), r"server\.weight_decay=0"),
+        ("momentum", partial(Adam, lr=1.0), r"needs server=momentum, not Adam"),
+        ("delta", server(0.85), r"update=delta needs server\.momentum=0, not 0\.85"),
+    ],
+)
+def test_servers_with_another_step_are_refused_by_name(update, make, words):
+    with pytest.raises(ValueError, match=words):
+        LookAhead(update=update).meet(make_setup(make_net(), server=make))
+
+
+def test_a_method_that_is_listed_twice_is_refused_by_name():
+    for cls in (LookAhead, ClipUpdate):
+        words = rf"methods: {cls.__name__} and {cls.__name__} would keep their state in one place"
+        with pytest.raises(ValueError, match=words):
+            validate_parts(make_setup(make_net(), methods=[cls(), cls()], server=server(0.85)))

@@ -1,0 +1,64 @@
+"""FedExP equals a plain loop. Its model is the average of the last two iterates."""
+
+import pytest
+import torch
+from harness import make_net, sgd, train_rounds, weights
+from plain_reference import batches, broken, cohort, local_sgd
+
+from gcfed.methods.centralization import GlobalGC
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.personal.tensors import Personal
+from gcfed.methods.server.fedexp import FedExP
+
+
+def by_hand(data, lr, rounds, epsilon, absent=(), project=lambda step: step):
+    """Returns the average of the last two iterates, and whether any step was lengthened."""
+    net = make_net()
+    before = w = weights(net)
+    longer = False
+    for t in range(rounds):
+        ends = [
+            local_sgd(net, w, batches(data, sgd(lr), k, t), lr=lr)[0]
+            for k in cohort(data, t, 3)
+            if k not in absent
+        ]
+        updates = torch.stack(ends) - w
+        mean = updates.mean(0)
+        eta = max(
+            1.0,
+            float(updates.square().sum() / (2 * len(updates) * (mean.square().sum() + epsilon))),
+        )
+        before, w, longer = w, w + project(eta * mean), longer or eta > 1
+    return (before + w) / 2, longer
+
+
+@pytest.mark.parametrize(("lr", "longer"), [(0.001, False), (0.5, True)])
+def test_it_equals_the_plain_loop(federation, lr, longer):
+    expected, found = by_hand(federation, lr, 3, 1e-3)
+    assert found is longer
+    trained = train_rounds(make_net(), federation, sgd(lr), rounds=3, methods=[FedExP(1e-3)], k=2)
+    torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
+
+
+def test_a_broken_client_does_not_count_and_global_gc_projects_the_step(federation):
+    def project(step):
+        """Subtracts the mean over the inputs of each output in two layers."""
+        first, bias, second, rest = step.split([30, 5, 20, 4])
+        first, second = (m - m.mean(1, keepdim=True) for m in (first.view(5, 6), second.view(4, 5)))
+        return torch.cat([first.flatten(), bias, second.flatten(), rest])
+
+    data = broken(federation, 3)
+    expected, longer = by_hand(data, 0.5, 3, 1e-3, absent=[3], project=project)
+    assert longer
+    methods = [FedExP(1e-3), GlobalGC(None, "out", 2)]
+    trained = train_rounds(make_net(), data, sgd(0.5), rounds=3, methods=methods, k=2)
+    torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("other", [Personal, Scaffold])
+def test_without_longer_steps_the_clients_train_as_without_fedexp(federation, other):
+    before, last = (
+        train_rounds(make_net(), federation, sgd(), rounds=t, methods=[other()]) for t in (1, 2)
+    )
+    found = train_rounds(make_net(), federation, sgd(), rounds=2, methods=[other(), FedExP(1e9)])
+    torch.testing.assert_close(found, (before + last) / 2, rtol=0, atol=1e-10)

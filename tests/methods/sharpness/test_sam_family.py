@@ -1,0 +1,174 @@
+"""SAM's moves with the corrections of SCAFFOLD, FedDyn, FedGloSS and FedCM equal the papers' rules
+on flat vectors.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from harness import make_net, sgd, train_rounds, weights
+from plain_reference import batches, broken, cohort, gradient
+
+from gcfed.methods.correction.feddyn import FedDyn
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.methods.momentum.fedcm import FedCM
+from gcfed.methods.sharpness.fedgloss import FedGloSS
+from gcfed.methods.sharpness.fedsmoo import DualSam
+from gcfed.methods.sharpness.fedwmsam import FedWMSAM
+from gcfed.methods.sharpness.sam import Sam
+
+RHO, LR, ROUNDS, TENSORS = 0.3, 0.1, 3, 4
+
+
+def unit(v):
+    return v / v.norm() if v.any() else v
+
+
+def constant(net, v):
+    """Fills tensor i with entry i of the flat vector.
+
+    These entries are divided by the sum of their absolute values.
+    """
+    first = v[:TENSORS] / max(v[:TENSORS].abs().sum(), 1e-12)
+    return torch.cat([x.expand(p.numel()) for x, p in zip(first, net.parameters(), strict=True)])
+
+
+def by_hand(net, data, move, correction="", alpha=1.0):
+    """Three of five clients train in a round.
+
+    FedDyn's h has strength 0.5, FedCM's Δ weight 0.4, FedGloSS ρ = 0.4.
+    """
+    w0, n = weights(net), len(data.clients)
+    zero = torch.zeros_like(w0)
+    clients = [SimpleNamespace(old=None, c=zero, h=zero, mu=zero) for _ in range(n)]
+    c = h = momentum = s = last = zero
+    dynamic = correction in ("feddyn", "fedgloss")
+    for t in range(ROUNDS):
+        sent, model = [], w0
+        if correction == "fedgloss":
+            w0 = w0 - 0.4 * unit(last)  # where clients start
+        for k in cohort(data, t, 3):
+            own, w, steps, shift = clients[k], w0, [], zero
+            back = zero if own.old is None else own.old - w0
+            for x, y in batches(data, sgd(), k, t):
+                g = gradient(net, w, x, y)
+                if move in ("own", "mixed"):
+                    shift = RHO * unit(g)
+                elif move == "last_update":
+                    shift = RHO * unit(back)
+                elif move == "constant":
+                    shift = RHO * constant(net, back)
+                elif move == "dual":
+                    shift = RHO * unit(g - own.mu - s)
+                    own.mu = own.mu + shift - s
+                step = (
+                    alpha * (gradient(net, w + shift, x, y) if shift.any() else g) + (1 - alpha) * g
+                )
+                if correction == "scaffold":
+                    step = step - own.c + c
+                elif dynamic:
+                    step = step - own.h + 0.5 * (w - w0)
+                elif correction == "fedcm":
+                    step = 0.4 * step + 0.6 * momentum
+                w = w - LR * step
+                steps.append(step)
+            new_c = own.c - c + (w0 - w) / (len(steps) * LR)
+            sent.append(SimpleNamespace(w=w, c=new_c - own.c, steps=steps, mu=own.mu - shift))
+            own.c, own.h, own.old = new_c, own.h - 0.5 * (w - w0), w0
+        mean = torch.stack([one.w for one in sent]).mean(0)
+        c = c + sum(one.c for one in sent) / n
+        h = h - 0.5 * sum(one.w - w0 for one in sent) / n
+        momentum = torch.stack([step for one in sent for step in one.steps]).mean(0)
+        s = RHO * unit(sum(one.mu for one in sent))
+        last = mean - w0
+        w0 = model + last - (h / 0.5 if dynamic else 0.0)
+    return w0
+
+
+MOVES = {
+    "own": lambda: Sam(RHO),
+    "last_update": lambda: Sam(RHO, direction="last_update"),
+    "constant": lambda: Sam(RHO, direction="constant"),
+    "dual": lambda: DualSam(RHO),
+    "mixed": lambda: Sam(RHO, alpha=0.3),
+}
+CORRECTIONS = {
+    "": list,
+    "scaffold": lambda: [Scaffold()],
+    "feddyn": lambda: [FedDyn(0.5)],
+    "fedcm": lambda: [FedCM(0.4)],
+    "fedgloss": lambda: [FedGloSS(0.4, alpha=0.5)],
+}
+
+
+@pytest.mark.parametrize(
+    ("move", "correction"),
+    [
+        ("own", "scaffold"),
+        ("own", "fedcm"),
+        ("last_update", ""),
+        ("last_update", "scaffold"),
+        ("last_update", "feddyn"),
+        ("constant", ""),
+        ("dual", "feddyn"),
+        ("mixed", "feddyn"),
+        ("own", "fedgloss"),
+    ],
+)
+def test_a_move_and_a_correction(federation, move, correction):
+    """``mixed`` is FedSpeed, which mixes the gradients at w̃ and at w."""
+    expected = by_hand(
+        make_net(), federation, move, correction, alpha=0.3 if move == "mixed" else 1.0
+    )
+    methods = [MOVES[move](), *CORRECTIONS[correction]()]
+    found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def fedwmsam_by_hand(net, data, alpha, lr, absent, move):
+    """FedWMSAM as the paper writes it, with Δ_k = Δ + α/(1 − α) (c − c_k).
+
+    Also returns α and the last mean of v_k.
+    """
+    w0, n = weights(net), len(data.clients)
+    c, delta, own = (
+        torch.zeros_like(w0),
+        torch.zeros_like(w0),
+        [torch.zeros_like(w0) for _ in range(n)],
+    )
+    for t in range(ROUNDS):
+        ends, changes, steps, values = [], [], [], []
+        for k in [k for k in cohort(data, t, 3) if k != absent]:
+            w, count, momentum = w0, 0, delta + alpha / (1 - alpha) * (c - own[k])
+            for x, y in batches(data, sgd(), k, t):
+                at = w + RHO * move(w0 + count * momentum - w)
+                steps.append(alpha * gradient(net, at, x, y) + (1 - alpha) * momentum)
+                w, count = w - lr * steps[-1], count + 1
+            ends.append(w)
+            changes.append((w0 - w) / (count * lr) - c)
+            own[k] = own[k] + changes[-1]
+            values.append(
+                1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0
+            )
+        alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
+        w0, c, delta = sum(ends) / len(ends), c + sum(changes) / n, sum(steps) / len(steps)
+    return w0, alpha, sum(values) / len(values)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "lr", "low", "high", "ones"),
+    [
+        (0.3, LR, 0.0, 0.9, False),
+        (0.9, 5.0, 0.9, 2.0, False),
+        (0.3, LR, 0.0, 0.9, True),
+    ],
+)
+def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low, high, ones):
+    method, data, net = FedWMSAM(RHO, alpha=alpha, constant=ones), broken(federation, 3), make_net()
+    move = (lambda d: -constant(net, d)) if ones else unit
+    expected, last, value = fedwmsam_by_hand(net, data, alpha, lr, 3, move)
+    assert low < value < high  # values above 0.9 are clipped
+    found = train_rounds(make_net(), data, sgd(lr=lr), rounds=ROUNDS, methods=[method], k=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    change = method.parts[-1].server_state("alpha", {})["change"]
+    assert alpha + change.item() == pytest.approx(last, abs=1e-12)
