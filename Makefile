@@ -45,6 +45,7 @@ lint: .venv/.installed  ## formatting, common mistakes and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict --untyped-calls-exclude torch --follow-imports silent src/gcfed/federated
 
 # The stamps make this idempotent: the packages come again only when the lock changes. Their hashes are checked; those of
 # the lock are of the wheels with CUDA.

@@ -148,13 +148,19 @@ def seconds(result: RunResult) -> dict[str, float]:
 
 def layout(words: tuple[str, ...], streams: int, tf32: bool, *more: str) -> dict[str, float]:
     """W1 with these settings."""
-    plain, before = lanes.Layout, torch.backends.cudnn.allow_tf32
-    lanes.Layout = lambda k, device, n: plain(k, device, min(n, streams))
+    plain = lanes.Layout
+    before = torch.backends.cudnn.allow_tf32
+
+    def limited(k: int, device: torch.device, num_streams: int) -> lanes.Layout:
+        return plain(k, device, min(num_streams, streams))
+
+    lanes.Layout = limited
     torch.backends.cudnn.allow_tf32 = tf32
     try:
         return seconds(run("w1", *ROUNDS, *words, *more))
     finally:
-        lanes.Layout, torch.backends.cudnn.allow_tf32 = plain, before
+        lanes.Layout = plain
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def minutes(workload: str, every: int, *more: str) -> float:

@@ -59,7 +59,7 @@ class ClientProgram:
         self,
         download: Download,
         clients: np.ndarray,
-        in_turn: Callable[[], AbstractContextManager] = nullcontext,
+        in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         sends: bool = True,
     ) -> Upload:
         """Trains the clients ``[K]`` side by side, and returns their uploads.

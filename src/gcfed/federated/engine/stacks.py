@@ -182,7 +182,7 @@ class Layout:
         for stream in self.streams:
             stream.wait_stream(self._round)
 
-    def stack(self) -> AbstractContextManager:
+    def stack(self) -> AbstractContextManager[None]:
         """Encloses a stack, on the next stream. The last that it does must be :meth:`in_turn`."""
         return torch.cuda.stream(next(self._turns)) if self.streams else nullcontext()
 
@@ -211,4 +211,5 @@ def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.n
     for i in order:
         owner[i] = load.argmin()
         load[owner[i]] += work[i]
-    return clients[order[owner[order] == rank]]
+    mine: np.ndarray = clients[order[owner[order] == rank]]
+    return mine

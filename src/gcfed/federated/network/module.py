@@ -86,7 +86,8 @@ class FederatedModule(LightningModule):
         return self.server(self.net.parameters())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
+        outputs: Tensor = self.net(x)
+        return outputs
 
     def broadcast_state(self) -> Params:
         """A copy of the tensors that are sent to clients, name → ``[*shape]``."""
@@ -224,7 +225,7 @@ class FederatedModule(LightningModule):
     ) -> Any:
         """Tests a batch. Returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
-        precision: AbstractContextManager = nullcontext()
+        precision: AbstractContextManager[None] = nullcontext()
         if self.eval_precision:
             precision = torch.autocast(x.device.type, torch.bfloat16)
         with precision:

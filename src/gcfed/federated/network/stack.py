@@ -290,7 +290,8 @@ class ClientStack:
         without gradients.
         """
         with self.lent.holding(state):
-            return self.net(x_B)
+            outputs: Tensor = self.net(x_B)
+            return outputs
 
     def shrink(self, n: int, optimizer: Optimizer) -> None:
         """Goes on with the first n clients; tensors and optimizer states of the others do not

@@ -35,7 +35,8 @@ class Slot(NamedTuple):
 
     @property
     def tensor(self) -> Tensor:
-        return self.home[self.key]
+        kept: Tensor = self.home[self.key]
+        return kept
 
     def put(self, tensor: Tensor) -> None:
         self.home[self.key] = tensor
@@ -106,10 +107,12 @@ class Tap:
                 slot.put(t)
 
     def _features(self, x: Tensor) -> Tensor:
-        features = self.net.penultimate if hasattr(self.net, "penultimate") else self.net.features
+        net: Any = self.net
+        layers = net.penultimate if hasattr(net, "penultimate") else net.features
         if hand_copies in self.net._forward_pre_hooks.values():  # this call bypasses hooks
             x = x.clone()
-        return features(x)  # type: ignore[operator]
+        features: Tensor = layers(x)
+        return features
 
     def output(self, tensors: Sequence[Tensor]) -> Output:
         features = tensors[1] if self.tap_features else None

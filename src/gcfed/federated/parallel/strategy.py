@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.launcher import _Launcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -44,7 +44,9 @@ class ForkLauncher(_Launcher):
         self.num_processes = num_processes
         self.children: list[BaseProcess] = []  # the processes of ranks 1, 2, …
 
-    def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+    def launch(
+        self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
+    ) -> Any:
         """Calls ``function`` in all processes; returns its result in this one.
 
         Raises:
@@ -160,7 +162,7 @@ class CohortStrategy(DDPStrategy):
         # Lightning would open a port on all interfaces
         if isinstance(self._launcher, ForkLauncher):
             rank, world = int(os.environ["LOCAL_RANK"]), self.num_processes
-            store = dist.FileStore(self._launcher.meeting, world)
+            store = dist.FileStore(self._launcher.meeting, world)  # type: ignore[attr-defined,unused-ignore]
             dist.init_process_group(
                 "gloo", store=store, rank=rank, world_size=world, timeout=self._timeout
             )

@@ -34,7 +34,8 @@ class Message:
 
     def to(self, device: torch.device) -> Self:
         this: Any = self
-        return replace(this, **tree_map_only(Tensor, lambda t: t.to(device), vars(self)))
+        moved: Self = replace(this, **tree_map_only(Tensor, lambda t: t.to(device), vars(self)))
+        return moved
 
 
 @dataclass
@@ -92,7 +93,8 @@ class Levels(NamedTuple):
 
     @property
     def unit(self) -> Tensor:
-        return self.norms / (2 ** (self.bits - 1) - 1)
+        levels: int = 2 ** (self.bits - 1) - 1
+        return self.norms / levels
 
 
 @dataclass

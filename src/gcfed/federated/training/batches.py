@@ -72,7 +72,8 @@ class BatchPlan:
     @property
     def steps(self) -> np.ndarray:
         """Number of local steps of each client, ``[K]``."""
-        return (self.counts > 0).sum(1)
+        steps_K: np.ndarray = (self.counts > 0).sum(1)
+        return steps_K
 
     def padded(self) -> BatchPlan:
         """This plan with few kinds of steps: pads batches to multiples of 8 samples, which changes

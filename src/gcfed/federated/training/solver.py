@@ -271,7 +271,7 @@ class LocalSolver:
         lr: float,
         parts: Sequence[LocalHooks],
         after_backward: Callable[[], object],
-        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Tensor:
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
 
