@@ -18,6 +18,7 @@ from gcfed.models.spectral import restore_unit_norms
 from gcfed.models.unchanged import evaluating, hand_copies, unedited
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
+from gcfed.utils.autocast import outside_autocast
 from gcfed.utils.checked import validated
 
 
@@ -139,8 +140,7 @@ class FederatedModule(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
         """One round; returns its row of metrics."""
-        # on again in local training and tests
-        with torch.autocast(self.device.type, enabled=False):
+        with outside_autocast():  # on again in local training and tests
             return self.run(self.trainer.global_step)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
