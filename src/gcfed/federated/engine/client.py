@@ -122,6 +122,8 @@ class ClientProgram:
             plan = plan.padded()  # of a network that is alone, it would change the statistics
         seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
         seed_generators(module.device, seed)
+        if self.data.num_clients > 1:
+            module.lent.begin_anew()
         reads = frozenset[str]().union(*(part.reads for part in self.parts))
         make = partial(ClientStack, module.net, reads=reads, task=module.task, lent=module.lent)
         lasting = recording == "run"
