@@ -3,6 +3,7 @@
 from copy import copy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -58,6 +59,9 @@ class ArrayData(LightningDataModule):
     def draw(self, rng, shape):
         return None
 
+    def two_samples(self):
+        return self.x[[0, len(self.x) - 1]].float()
+
     def fetch(self, index, augment):
         return self.x[index], self.y[index]
 
@@ -101,6 +105,11 @@ def final_weights(result):
     """The parameters and buffers of a run's last global model, in one vector."""
     tensors = [t for t in result.module.net.state_dict().values() if isinstance(t, torch.Tensor)]
     return torch.cat([t.detach().flatten() for t in tensors])
+
+
+def without_samples(input_shape):
+    """The data of a process that has no samples."""
+    return SimpleNamespace(input_shape=input_shape, two_samples=lambda: None)
 
 
 def make_setup(

@@ -70,7 +70,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data.setup()
     if not clients_only:
         data.check_samples()
-    module = build_module(described(cfg, data))
+    module = build_module(described(cfg, data), data)
     data.check_labels(module.net, module.task)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods = [part for part in parts_of(build_methods(cfg)) if isinstance(part, kind)]
@@ -125,10 +125,13 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     return cfg
 
 
-def build_module(cfg: DictConfig) -> FederatedModule:
-    """The global network, initialised by the seed, with its server optimizer."""
+def build_module(cfg: DictConfig, data: FederatedDataModule | None = None) -> FederatedModule:
+    """The global network, initialised by the seed, with its server optimizer.
+
+    Two samples of the data pass through a user's network first, and leave no mark in it.
+    """
     seed_generators(torch.device("cpu"), torch_seed(cfg.seed, "initialisation") % 2**32)
-    net = build_net(cfg)
+    net = build_net(cfg, None if data is None else data.two_samples())
     if not any(p.requires_grad for p in net.parameters()):
         raise ValueError(
             f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be"

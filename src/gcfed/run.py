@@ -135,7 +135,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     for key in {"weights", "pretrained", "start"} & cfg.model.keys():
         # the file's tensors replace them: no download
         cfg.model[key] = False if key == "pretrained" else None
-    module = build_module(cfg)
+    module = build_module(cfg, data)
     set_traits(module, data, stack=1)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
     device = (

@@ -34,6 +34,24 @@ class Batch:
     count: Tensor
     rows: Tensor | None = None
 
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, counts: Tensor, even: bool) -> "Batch":
+        """The batch of n clients. Rows after a client's last sample are padding.
+
+        Args:
+            counts: the clients' numbers of samples, ``[n]``.
+            even: whether no client has padding.
+        """
+        rows = None  # which samples are no padding
+        if not even:
+            rows = torch.arange(y.shape[1], device=counts.device) < counts[:, None]
+        if y.dim() == 2 or y.is_floating_point():
+            return cls(x, y, rows, counts, rows)
+        mask = y >= 0
+        if rows is not None:
+            mask = mask & rows.unsqueeze(-1)
+        return cls(x, y, mask, mask.flatten(1).sum(1), rows)
+
     def mean(self, values_KB: Tensor) -> Tensor:
         """Each client's mean over its real labels, a value for each label → ``[n]``; 0 without a
         real label.
@@ -44,8 +62,8 @@ class Batch:
 
 
 class Task:
-    """The interface that the solver and the test use; ``[…]`` stands for any leading axes of
-    samples.
+    """The interface that the solver and the test use; ``[…]`` are the axes of samples and of a
+    sequence.
     """
 
     columns: tuple[str, ...] = ("test/loss",)  # the keys of scores()
@@ -55,7 +73,12 @@ class Task:
     has_classes = False  # whether labels are classes and outputs their logits
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of every label, outputs ``[…, C]`` → ``[…]``; 0 where the label is padding."""
+        """The loss of every label of one client, outputs ``[B, C]``, of sequences ``[B, T, C]`` →
+        ``[B]`` or ``[B, T]``; 0 where the label is padding.
+
+        That of a user's class is called for one client at a time. The losses of this module take
+        any number of leading axes.
+        """
         raise NotImplementedError
 
     def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
@@ -63,7 +86,17 @@ class Task:
 
         ``client.accumulate`` takes it of each part of a batch, and their mean over the samples.
         """
-        return batch.mean(self.losses(outputs, batch.y))
+        if type(self).losses.__module__ == __name__:
+            return batch.mean(self.losses(outputs, batch.y))
+        each = [self.losses(out, y) for out, y in zip(outputs, batch.y, strict=True)]
+        return batch.mean(torch.stack(each))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Moves tensors in attributes, such as weights of classes, to the run's device and type."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                own_type = dtype if value.is_floating_point() else value.dtype
+                setattr(self, name, value.to(device, own_type))
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The scores that a test averages over the real labels, name → ``[…]``."""

@@ -21,7 +21,7 @@ from harness import (
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.engine.server import RoundSums, Server
-from gcfed.federated.parallel.sums import Sums
+from gcfed.federated.parallel.sums import LIMIT, Sums
 from gcfed.federated.protocol.checks import finite_clients
 from gcfed.federated.protocol.messages import Expected
 from gcfed.federated.state.store import ClientStores
@@ -38,7 +38,10 @@ class OnGPU(torch.Tensor):
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
-@pytest.mark.parametrize(("narrow", "places", "scale"), [(True, 40, 300.0), (False, 60, 1e9)])
+@pytest.mark.parametrize(
+    ("narrow", "places", "scale"),
+    [(True, 40, 300.0), (False, 60, 1e9), (True, 40, 1e9), (False, 60, 1e16)],
+)
 def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(
     monkeypatch, narrow, places, scale, kind
 ):
@@ -112,16 +115,17 @@ def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
 
 @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
 def test_numbers_outside_the_grid_are_not_finite(kind):
-    """The limit is 2¹¹ for updates and 2⁴¹ for other tensors. Booleans are numbers, too."""
+    """The limit is 2⁶¹, but not in float64, which needs no grid. Booleans are numbers, too."""
     at = (
-        torch.tensor([1.0, -2047.9, 2048.0, -(2.0**41), float("nan"), float("-inf")])
+        torch.tensor([1.0, -2048.0, 2.0**60, -(2.0**61), float("nan"), float("-inf")])
         .view(6, 1)
         .as_subclass(kind)
     )
     assert finite_clients({"w": at}).tolist() == [True] * 4 + [False] * 2
     sent = {"w": at, "bits": torch.ones(6, 3, dtype=torch.bool), "nothing": torch.zeros(6, 0)}
-    assert finite_clients(sent, {"w"}).tolist() == [True, True, False, False, False, False]
-    assert finite_clients(sent, frozenset()).tolist() == [True, True, True, False, False, False]
+    assert finite_clients(sent, LIMIT).tolist() == [True, True, True, False, False, False]
+    sent["w"] = at.double()
+    assert finite_clients(sent, LIMIT).tolist() == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize("where", ["delta", "extra"])
@@ -166,10 +170,36 @@ def test_a_run_has_the_same_bits_on_one_and_three_processes(tmp_path, make):
     assert torch.equal(*runs)
 
 
+def test_large_updates_count_and_have_the_same_bits_on_one_and_three_processes():
+    """A client's update has entries above 2¹¹.
+
+    Only the process that trains it makes the coarse grid.
+    """
+    ends, lost = [], []
+    for world in (1, 3):
+        data = random_federation(dtype=torch.float32)
+        data.x[data.clients[0]] *= 1e5
+        torch.manual_seed(0)
+        ends.append(
+            train_rounds(
+                torch.nn.Linear(6, 4),
+                data,
+                sgd(),
+                rounds=1,
+                cohort_of=5,
+                world=world,
+                on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
+            )
+        )
+    assert not any(lost)
+    assert 5 * ends[0].abs().max() > 2**11
+    assert torch.equal(*ends)
+
+
 def test_a_client_whose_numbers_are_outside_the_grid_keeps_and_adds_nothing(tmp_path):
     """The decision comes before the state is written, so client and server agree."""
     data = random_federation(dtype=torch.float32)
-    data.x[data.clients[0]] *= 1e5
+    data.x[data.clients[0]] *= 1e21
     rows, stores = [], ClientStores(folder=tmp_path)
     end = train_rounds(
         torch.nn.Linear(6, 4),

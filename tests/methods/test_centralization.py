@@ -9,7 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_setup, random_federation, sgd, train_rounds
+from harness import (
+    make_net,
+    make_setup,
+    random_federation,
+    sgd,
+    train_rounds,
+    without_samples,
+)
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -110,7 +117,7 @@ def net():
 
 def meet(part, model=None):
     shape = model[0].weight.shape[1:] if model else (1, 4, 4)
-    part.meet(make_setup(model or net(), data=SimpleNamespace(input_shape=shape)))
+    part.meet(make_setup(model or net(), data=without_samples(shape)))
 
 
 NAMES = [

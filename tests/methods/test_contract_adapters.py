@@ -124,10 +124,10 @@ def untrained():
 traits = {}  # of the network, by client.stack
 
 
-def probed_once(net, x, y, task, stack):
+def probed_once(net, x, y, task, stack, others):
     """All algorithms train the same network."""
     if stack not in traits:
-        traits[stack] = probe(net, x, y, task, stack)
+        traits[stack] = probe(net, x, y, task, stack, others)
     return traits[stack]
 
 

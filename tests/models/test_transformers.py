@@ -1,12 +1,11 @@
 """ViT, CCT and GPT: their values equal other implementations, and GC's boundary is right."""
 
 from math import floor
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_setup
+from harness import make_setup, without_samples
 from torch import nn
 from torchvision import models as tv
 
@@ -148,9 +147,7 @@ def test_local_gc_takes_the_first_tensors_of_the_forward_pass(name, norm_first):
 
     def chosen(**settings):
         gc = GradientCentralization(server=False, **settings)
-        gc.local.validate(
-            make_setup(net, methods=[gc], data=SimpleNamespace(input_shape=SHAPES[name]))
-        )
+        gc.local.validate(make_setup(net, methods=[gc], data=without_samples(SHAPES[name])))
         return [*gc.local.ndim]
 
     def weights(first):

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Set
-from math import ceil
+from math import ceil, inf
 from typing import Annotated
 
 import torch
@@ -29,7 +29,7 @@ class CohortRule:
 
     _table: Tensor | None = None  # [|S|, D + 1]; the last column is 1 for finite clients
     _no_steps: Set[str] = frozenset()
-    narrow = None
+    limit = inf
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → the aggregate,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from gcfed.federated.parallel.sums import TERMS, Sums
+from gcfed.federated.parallel.sums import LIMIT, TERMS, Sums
 from gcfed.federated.parts import Setup
 from gcfed.federated.protocol.messages import Params, Upload
 from gcfed.federated.protocol.rounds import Round
@@ -22,14 +22,15 @@ class MeanAggregator:
 
     The result does not depend on the order of the updates, nor on the processes that trained the
     clients: Δ of trained parameters is summed in steps of 2⁻⁴⁰, all else of 2⁻⁶⁰, float64 as it is
-    (:mod:`~gcfed.federated.parallel.sums`).
+    (:mod:`~gcfed.federated.parallel.sums`). Numbers must be below 2⁶¹.
 
     Args:
         weighting: ``"uniform"``: p_k = 1 (GC-Fed, Algorithm 1, line 19). ``"samples"``: p_k = n_k
             (FedAvg).
     """
 
-    narrow: Set[str] | None = frozenset()
+    limit = LIMIT
+    narrow: Set[str] = frozenset()  # names of the trained parameters
 
     def __init__(self, weighting: Literal["uniform", "samples"] = "uniform") -> None:
         self.weighting = weighting
@@ -58,7 +59,7 @@ class MeanAggregator:
     def add(self, upload: Upload, round: Round) -> None:
         """Adds the updates of K clients, without those that are not finite."""
         if self._sums is None:
-            self._sums = Sums({name: t[0] for name, t in upload.delta.items()}, self.narrow or ())
+            self._sums = Sums({name: t[0] for name, t in upload.delta.items()}, self.narrow)
         weight = upload.finite.double() * self._unit
         if self.weighting == "samples":
             weight = weight * on_device(upload.num_samples, weight.device)
@@ -69,6 +70,6 @@ class MeanAggregator:
 
         ``like`` gives the shapes to a process that trained no client.
         """
-        sums = self._sums or Sums(like, self.narrow or ())
+        sums = self._sums or Sums(like, self.narrow)
         self._sums = None
         return sums.mean(round.reduce)

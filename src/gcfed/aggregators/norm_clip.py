@@ -7,6 +7,7 @@ cohort.
 
 from collections.abc import Set
 from dataclasses import replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class NormClip:
     """
 
     _no_steps: Set[str] = frozenset()
-    narrow = None
+    limit = inf
 
     def __init__(self, max_norm: Positive = 1.0) -> None:
         self.max_norm, self._mean = max_norm, MeanAggregator()

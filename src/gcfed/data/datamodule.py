@@ -218,6 +218,14 @@ class FederatedDataModule(LightningDataModule):
                 else ("no text", "model=mlp")
             )
             raise ValueError(f"{name} is {kind}, which {model} cannot read: take {take}.")
+        known = getattr(net, "num_tokens", None)
+        if is_text and known is not None:
+            most = max(int(split.x.max(initial=0)) for split in self.splits.values())
+            if most >= known:
+                raise ValueError(
+                    f"{name} has the token {most}, and {model} knows the tokens 0 to {known - 1}:"
+                    " take its own tokenizer."
+                )
         if task.has_classes != (self.labels.dtype.kind == "i"):
             kinds = (
                 "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes,"
@@ -297,6 +305,14 @@ class FederatedDataModule(LightningDataModule):
         draws = None if augment is None else augment.flatten(0, -2)
         inputs = self.transform(x[index.flatten()], draws, self._dtype, self._memory_format)
         return inputs.view(*index.shape, *inputs.shape[1:]), y[index]
+
+    def two_samples(self) -> Tensor | None:
+        """The first and the last training input, ``[2, *input]``, on the CPU; None without any."""
+        x, _ = self._train
+        if not len(x):
+            return None
+        ends = x[[0, len(x) - 1]].cpu()
+        return self.transform(ends, None, torch.float32, torch.contiguous_format)
 
     def fetch_test(self, bounds: tuple[int, int], of: int = 0) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a slice of the test split, or of the validation split (``of=1``)."""

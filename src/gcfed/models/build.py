@@ -6,7 +6,7 @@ from typing import Any
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
-from torch import nn
+from torch import Tensor, nn
 
 from gcfed.models.adapters import with_adapters
 from gcfed.models.own import begin_at, fitted
@@ -14,11 +14,11 @@ from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import build
 
 
-def build_net(cfg: DictConfig) -> nn.Module:
+def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
     """The network of ``cfg.model``, with its ``norm_policy`` and the tensors of its ``start``.
 
     A network from outside this package gets ``input_shape`` and ``num_classes`` if its constructor
-    has these arguments.
+    has these arguments. It must then return ``num_classes`` logits for each of two samples ``x_2``.
 
     Raises ValueError, with the key, if it cannot be built, is no network or does not match the
     data.
@@ -45,7 +45,7 @@ def build_net(cfg: DictConfig) -> nn.Module:
         )
     try:
         if own and len(shape) == 2:
-            net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
+            net = fitted(net, list(shape["input_shape"]), shape["num_classes"], x_2)
         # before a checkpoint is read, because float32 would round its numbers
         if cfg.get("precision") == "64-true":
             net = net.double()

@@ -1,5 +1,6 @@
 """Facts about a network: its kinds of layers, and what they allow."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,6 +18,11 @@ def first_weight(net: nn.Module) -> Tensor:
     types = dict.fromkeys(p.dtype for p in floats)
     most = max(types, key=lambda dtype: sum(p.numel() for p in floats if p.dtype == dtype))
     return next(p for p in floats if p.dtype == most)
+
+
+def two_zeros(net: nn.Module, input_shape: Sequence[int]) -> Tensor:
+    """Two samples of zeros, ``[2, *input]``: tokens for a network that reads texts."""
+    return torch.zeros(2, *input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:

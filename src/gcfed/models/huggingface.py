@@ -29,6 +29,7 @@ class Logits(nn.Module):
     def __init__(self, net: Any, last_only: bool) -> None:
         super().__init__()
         self.net, self.last_only = net, last_only
+        self.num_tokens = net.config.get_text_config().vocab_size
         self.fill = net.config.get_text_config().pad_token_id or 0
 
     def forward(self, x_BT: Tensor) -> Tensor:
@@ -93,6 +94,13 @@ def huggingface_net(
         )
     except Exception as error:  # of any type, for a folder with any content
         raise SettingError("folder", f"={folder}: {' '.join(str(error).split())}") from None
+    positions = getattr(net.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and 0 < positions < input_shape[0]:
+        raise SettingError(
+            "folder",
+            f"={folder} reads at most {positions} tokens, and data.length={input_shape[0]}: set"
+            f" data.length={positions}.",
+        )
     net.config.use_cache = False  # of keys and values, which training does not need
     if not last_only and (size := net.config.get_text_config().vocab_size) != num_classes:
         raise SettingError(

@@ -254,22 +254,25 @@ def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
     """Watches one forward pass in evaluation mode, on inputs ``[B, *input]``, and leaves the
     network as it was.
     """
-    order, x = ForwardOrder(net), x.clone()
-    with unchanged(net), torch.no_grad(), torch.random.fork_rng(devices=()):
+    order = ForwardOrder(net)
+    x = x.clone()
+    with unchanged(net), torch.no_grad():
         net.eval()
+        net(x.clone())  # some networks initialise their weights from the first batch
         with order.watching(x):
             net(x)
     return order
 
 
-def order_for_gc(net: nn.Module, input_shape: Sequence[int]) -> ForwardOrder:
-    """The order in which a forward pass on zeros uses the parameters.
+def order_for_gc(net: nn.Module, x_2: Tensor) -> ForwardOrder:
+    """The order in which a forward pass on two samples, ``[2, *input]``, uses the parameters.
 
     Logs what may surprise users.
     """
-    dtype = torch.int64 if hasattr(net, "last_only") else None
+    like = first_weight(net)
+    x = x_2.to(like.device, like.dtype if x_2.is_floating_point() else None)
     try:
-        order = forward_order(net, first_weight(net).new_zeros(2, *input_shape, dtype=dtype))
+        order = forward_order(net, x)
     except Exception as error:  # the network's own, or a mode that it does not support
         order, reason = ForwardOrder(net, declared=True), " ".join(str(error).split())
         log.warning(

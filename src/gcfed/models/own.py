@@ -6,12 +6,15 @@ import logging
 from collections.abc import Sequence
 from math import gcd
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from gcfed.models.facts import two_zeros
+from gcfed.models.unchanged import unchanged
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import installed
 
@@ -88,25 +91,32 @@ def timm_net(
 
 
 @checked
-def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> nn.Module:
+def fitted(
+    net: nn.Module, input_shape: Sequence[Count], num_classes: Count, x_2: Tensor | None = None
+) -> nn.Module:
     """The network, if it returns ``num_classes`` logits for each of two samples; else raises
     ValueError.
+
+    The pass leaves no mark in it, but lazy modules are then complete.
+
+    Args:
+        x_2: the samples, ``[2, *input]``; by default zeros.
     """
-    what, training = f"model: {type(net).__name__}", net.training
-    x = torch.zeros(2, *input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
+    what = f"model: {type(net).__name__}"
+    x = two_zeros(net, input_shape)
+    if x_2 is not None and x_2.dtype == x.dtype:  # other types are refused with the labels
+        x = x_2.clone()
     try:
-        with torch.no_grad():
+        with unchanged(net), torch.no_grad():
             out = net.eval()(x)
     except Exception as error:
-        text = "; a network for texts needs the attribute last_only" * (x.dim() == 2)
-        reason = (
-            f"{' '.join(str(error).split())}. Its forward takes one tensor{text}: wrap one that"
-            " takes several."
-        )
+        hint = ""
+        if x.dim() == 2 and x.is_floating_point():
+            hint = "; a network for texts needs the attribute last_only"
         raise ValueError(
-            f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason}"
+            f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason(error, x)}."
+            f" Its forward takes one tensor{hint}: wrap one that takes several."
         ) from error
-    net.train(training)
     if not isinstance(out, Tensor):
         raise ValueError(
             f"{what} returns a {type(out).__name__}: its forward must return one tensor, the"
@@ -119,6 +129,20 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
         )
         raise ValueError(f"{what} returns the shape {[*out.shape]} for 2 samples, {must}.")
     return net
+
+
+def reason(error: BaseException, x: Tensor | None = None) -> str:
+    """Why a network failed on inputs x, as a sentence without its full stop."""
+    first_sentence = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    text = shorten(first_sentence, 300) or type(error).__name__
+    if x is None or x.is_floating_point():
+        return text
+    if isinstance(error, IndexError):
+        return (
+            f"{text}: a text has {x.shape[-1]} tokens from 0 to {int(x.max())}, which may be more"
+            " than its positions or its tokens"
+        )
+    return text
 
 
 def batch_norms(net: nn.Module) -> dict[str, Any]:

@@ -1,64 +1,30 @@
 """Leaves a network and its inputs as they were."""
 
 import pickle
-import random
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy, deepcopy
 from typing import Any
 
-import numpy as np
 import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-PLAIN = (bool, int, float, complex, str, type(None))
-CONTAINERS = (list, dict, set, deque)
-OWN = vars(nn.Module()).keys()  # attributes of every module
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+from gcfed.models.snapshot import CONTAINERS, GENERATORS, OWN, PLAIN, Snapshot
 
 
 @contextmanager
-def unchanged(net: nn.Module) -> Iterator[None]:
-    """After the block, attributes, buffers and modes of the network are as before, and lists and
-    dicts too.
+def unchanged(net: nn.Module) -> Iterator[Snapshot]:
+    """After the block, the network is as before (:class:`Snapshot`), and so are the global random
+    generators.
     """
-    memo: dict[int, Any] = {}  # generators that two modules share stay shared
-    modules = [m for m in net.modules() if not isinstance(m, torch.jit.ScriptModule)]
-    attributes: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (
-            own,
-            {key: deepcopy(v, memo) if isinstance(v, GENERATORS) else v for key, v in own.items()},
-        )
-        for m in modules
-        for own in (m.__dict__, m._buffers)
-    ]
-    held: list[tuple[Any, Any]] = [
-        (v, copy(v))
-        for _, b in attributes
-        for k, v in b.items()
-        if isinstance(v, CONTAINERS)
-        and type(v).__module__ in ("builtins", "collections")
-        and k not in OWN
-    ]
-    plain = [t for _, before in attributes for t in before.values() if isinstance(t, Tensor)]
-    distinct = {id(t): t for t in (*plain, *net.buffers())}.values()
-    tensors = [(t, t._version, t.detach().clone()) for t in distinct]
-    training = net.training
+    before = Snapshot(net)
+    states = _collect_rng_states(torch.cuda.is_initialized())
     try:
-        yield
+        yield before
     finally:
-        net.train(training)  # modules in TorchScript
-        for own, before in attributes:
-            own.clear()
-            own.update(before)
-        for kept, content in held:
-            kept.clear()
-            (kept.extend if isinstance(kept, list | deque) else kept.update)(content)
-        for t, version, value in tensors:
-            if t._version != version:
-                t.detach().copy_(value)
+        before.restore()
+        _set_rng_states(states)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 
+from gcfed.utils.autocast import outside_autocast
+
 LEVELS = {  # of Lightning's loggers during a run; errors still come through
     "lightning.pytorch": logging.WARNING,  # tips and device lists
     "lightning.fabric.utilities.distributed": logging.WARNING,  # a line for each process
@@ -33,9 +35,7 @@ def isolated() -> Iterator[None]:
         restore.callback(torch.set_num_threads, torch.get_num_threads())
         restore.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float32)  # ``precision`` decides
-        # the caller's would keep cast weights
-        for device in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
-            restore.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
+        restore.enter_context(outside_autocast())  # the caller's would keep cast weights
         restore.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         # torch's process groups replace it
         restore.callback(setattr, sys, "excepthook", sys.excepthook)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -16,12 +18,14 @@ from gcfed.data.faults import Faults
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts import ClientPart, Own, Part
-from gcfed.federated.parts.part import Aggregator, narrow_of
-from gcfed.federated.protocol.checks import finite_clients, sendable
+from gcfed.federated.parts.part import Aggregator, limit_of
+from gcfed.federated.protocol.checks import finite_clients, sendable, too_large
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.training.batches import Steps
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.utils.rng import seed_generators, torch_seed
+
+log = logging.getLogger(__name__)
 
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
 
@@ -36,6 +40,7 @@ class ClientProgram:
         aggregator: knows which numbers the server can add up.
         download: the download of the present round.
         sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
+        warned: names of tensors that were too large in an earlier round.
     """
 
     module: FederatedModule
@@ -46,6 +51,7 @@ class ClientProgram:
     aggregator: Aggregator | None = None
     download: Download = field(init=False)
     sent: list[tuple[np.ndarray, Tensor]] = field(init=False)
+    warned: set[str] = field(default_factory=set)
 
     def receive(self, download: Download) -> None:
         """Takes the server's download."""
@@ -116,6 +122,8 @@ class ClientProgram:
             plan = plan.padded()  # of a network that is alone, it would change the statistics
         seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
         seed_generators(module.device, seed)
+        if self.data.num_clients > 1:
+            module.lent.begin_anew()
         reads = frozenset[str]().union(*(part.reads for part in self.parts))
         make = partial(ClientStack, module.net, reads=reads, task=module.task, lent=module.lent)
         lasting = recording == "run"
@@ -125,6 +133,11 @@ class ClientProgram:
     def in_steps(self) -> list[ClientPart]:
         """The parts that have a hook in each local step."""
         return [part for part in self.parts if part.overrides(*IN_STEPS)]
+
+    @property
+    def edits_uploads(self) -> bool:
+        """Whether a part may change what clients send. It may clip what is too large."""
+        return any(part.overrides("send") for part in self.parts)
 
     @property
     def recording(self) -> Literal["", "stack", "run"]:
@@ -178,7 +191,7 @@ class ClientProgram:
             num_samples=stack.num_samples,
             num_steps=stack.num_steps,
             delta=delta,
-            finite=finite_clients(delta, narrow_of(self.aggregator)),
+            finite=finite_clients(delta, inf if self.edits_uploads else limit_of(self.aggregator)),
             round=download.round,
             loss=loss_K,
             num_seen=num_seen,
@@ -189,8 +202,21 @@ class ClientProgram:
         """Lets parts edit the uploads and send more."""
         for part in self.parts:
             part.send(upload, states[part], download)
-        if any(part.overrides("send") for part in self.parts):
-            upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
+        limit = limit_of(self.aggregator)
+        if self.edits_uploads:
+            upload.finite = upload.finite & sendable(upload, limit)
+        # On a GPU the host would wait for the device.
+        if upload.finite.device.type == "cpu" and not upload.finite.all():
+            self._warn_of_large(upload, limit)
+
+    def _warn_of_large(self, upload: Upload, limit: float) -> None:
+        """Names the tensors whose finite numbers are too large for a sum, once in a run."""
+        for name, largest in too_large(upload, limit).items():
+            if name not in self.warned:
+                log.warning(
+                    "a client's %s reaches %.2g, and sums need less than %.2g", name, largest, limit
+                )
+            self.warned.add(name)
 
     def _keep(self, upload: Upload, states: Mapping[ClientPart, Own], download: Download) -> None:
         """Writes the clients' new states, of those whose upload is finite."""

@@ -202,8 +202,8 @@ def _warn(row: dict[str, Any]) -> None:
     if lost:
         all_lost = lost == row["train/clients"]
         log.warning(
-            "round %d: %d of %d clients sent numbers that are not finite; %s. Lower"
-            " client.optimizer.lr or set client.clip_norm.",
+            "round %d: %d of %d clients sent numbers that are not finite, or too large for a sum;"
+            " %s. Lower client.optimizer.lr or set client.clip_norm.",
             row["round"],
             lost,
             row["train/clients"],

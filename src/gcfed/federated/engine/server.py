@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gcfed.data.faults import Faults
 from gcfed.federated.parts import Order, ServerPart, upload_shapes
-from gcfed.federated.parts.part import Aggregator, Setup, narrow_of
+from gcfed.federated.parts.part import Aggregator, Setup, limit_of
 from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
@@ -134,7 +134,7 @@ class Server:
         """
         refuse_misfit(upload, sums.expected.shapes)
         if self.setup.transport.remote:  # the server does not trust what it is sent
-            upload.finite = upload.finite & sendable(upload, narrow_of(self.setup.aggregator))
+            upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
         # Measurements see the upload first, before methods edit it.
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             self._add_terms(part, part.on_receive(upload, round) or {}, sums.parts[part])

@@ -21,7 +21,7 @@ from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
-from gcfed.models.unchanged import evaluating
+from gcfed.models.unchanged import evaluating, unchanged
 from gcfed.utils.device import free_memory
 
 MAX_STREAMS = 8  # a GPU runs as many at once
@@ -154,7 +154,7 @@ class Stacks:
         batch_size = ceil(min(program.solver.batch_size, largest) / program.solver.accumulate)
         first = torch.zeros(1, dtype=torch.int64, device=program.module.device)
         sample, _ = data.fetch(first, None)
-        with evaluating(net):
+        with unchanged(net), evaluating(net):
             activations = activation_bytes(net, sample)
         weights = sum(p.nbytes for p in net.parameters())
         return 16 * weights + 2 * batch_size * activations

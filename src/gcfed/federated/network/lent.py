@@ -5,16 +5,17 @@ again. The parameter objects stay the same, so lists of weights, closures, hooks
 ``torch.utils.checkpoint`` work.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.tap import Slot, slots
+from gcfed.federated.network.tap import Slot, dense_buffers, slots
 from gcfed.federated.protocol.messages import Params
+from gcfed.models.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Traits:
     alone: str = ""  # why several clients cannot train in one stack
     single: str = ""  # why a batch of a single sample fails
     assigns: bool = False  # forward replaces tensors by new ones, which no CUDA graph can record
+    keeps: bool = False  # it keeps something in attributes, with which each client begins anew
+    # parameters that forward replaces by others of the network
+    ties: Mapping[str, str] = field(default_factory=dict)
 
 
 class Lent:
@@ -42,6 +46,7 @@ class Lent:
         self.traits = traits or Traits()
         self._rows: Params = {}  # the client's tensors
         self._shared: dict[str, _Shared] = {}  # the tensors that all clients share, by name
+        self._first = Snapshot(net, attributes_only=True) if self.traits.keeps else None
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[Slot] = []
         self.end()
@@ -70,9 +75,14 @@ class Lent:
             # the network.
             self.tensors: Params = {}
             self.tensors.update(self.net.named_parameters())
-            self.tensors.update(self.net.named_buffers())
+            self.tensors.update(dense_buffers(self.net))
             self.saved = self.net.state_dict().keys()  # the names of those that checkpoints have
             self._slots = slots(self.net)
+
+    def begin_anew(self) -> None:
+        """Gives the attributes of a network that keeps something in them their first values."""
+        if self._first is not None:
+            self._first.restore()
 
     def present(self) -> Params:
         """The client's present tensors, by name, also where a forward pass has put new ones."""
@@ -92,6 +102,22 @@ class Lent:
         # A forward pass may tie a parameter to another one of the network.
         tied = any(slot.tensor is t for t in self.tensors.values())
         return not tied
+
+    def tied(self) -> dict[str, str]:
+        """Parameters that forward has replaced by another one of the network, and its name."""
+        found = {}
+        for slot in self._slots:
+            other = self._name_of(slot.tensor)
+            if other not in ("", slot.name) and isinstance(self.tensors[slot.name], nn.Parameter):
+                found[slot.name] = other
+        return found
+
+    def _name_of(self, parameter: Tensor) -> str:
+        """The name of a parameter of the network; empty for another tensor."""
+        for name, t in self.tensors.items():
+            if t is parameter and isinstance(t, nn.Parameter):
+                return name
+        return ""
 
     def settle(self) -> None:
         """After local training, copies tensors that forward passes have replaced into the client's.
@@ -160,6 +186,21 @@ class _Shared(NamedTuple):
         return self.value is None or not torch.equal(now, self.value)
 
 
+def tie(net: nn.Module, ties: Mapping[str, str]) -> None:
+    """Puts other parameters of the network in the place of these, as its forward pass does: name →
+    the other's name.
+    """
+    for name, other in ties.items():
+        parent, _, key = name.rpartition(".")
+        net.get_submodule(parent)._parameters[key] = net.get_parameter(other)
+
+
+def make_contiguous(tensors: Iterable[Tensor]) -> None:
+    """Gives tensors memory of their own in the contiguous layout."""
+    for t in tensors:  # .contiguous() would leave the strides of a single channel as they are
+        t.data = t.data.clone(memory_format=torch.contiguous_format)
+
+
 def new_memory(name: str) -> ValueError:
     return ValueError(
         f"model: forward gives the trained parameter {name} new memory (`.data = …`, or a new"
@@ -178,7 +219,7 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
     """
     saved = net.state_dict()
     names = [name for name, p in net.named_parameters() if p.requires_grad]
-    for name, buffer in net.named_buffers():
+    for name, buffer in dense_buffers(net).items():
         if name in saved and buffer.is_floating_point() and saved[name].isfinite().all():
             names.append(name)
     return tuple(names)

@@ -9,8 +9,16 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gcfed.federated.network.lent import Lent, Traits, broadcast_state, travelling
+from gcfed.federated.network.lent import (
+    Lent,
+    Traits,
+    broadcast_state,
+    make_contiguous,
+    tie,
+    travelling,
+)
 from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.tap import dense_buffers
 from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import first_weight
@@ -18,6 +26,7 @@ from gcfed.models.spectral import restore_unit_norms
 from gcfed.models.unchanged import evaluating, hand_copies, unedited
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
+from gcfed.utils.autocast import outside_autocast
 from gcfed.utils.checked import validated
 
 
@@ -75,12 +84,15 @@ class FederatedModule(LightningModule):
 
     def adopt(self, traits: Traits) -> None:
         """Prepares for what :mod:`gcfed.federated.network.probe` has found about the network."""
-        self.lent = Lent(self.net, traits)
-        self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
+        tie(self.net, traits.ties)
+        travels = [name for name in (*self.travels, *traits.moved) if name not in traits.ties]
+        self.travels = tuple(dict.fromkeys(travels))
         if traits.contiguous:
             self.memory_format = torch.contiguous_format
+            make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
         if traits.edits_input and hand_copies not in self.net._forward_pre_hooks.values():
             self.net.register_forward_pre_hook(hand_copies)
+        self.lent = Lent(self.net, traits)
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
@@ -132,6 +144,7 @@ class FederatedModule(LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         dtype = first_weight(self.net).dtype
         data.to_device(self.device, dtype, self.memory_format)
+        self.task.to(self.device, dtype)
         scale = getattr(data, "scaling", {}).get("y_std")
         if scale is not None:  # errors are in the user's units
             self.task.scale = torch.as_tensor(scale, dtype=dtype, device=self.device)  # type: ignore[attr-defined]
@@ -140,8 +153,7 @@ class FederatedModule(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
         """One round; returns its row of metrics."""
-        # on again in local training and tests
-        with torch.autocast(self.device.type, enabled=False):
+        with outside_autocast():  # on again in local training and tests
             return self.run(self.trainer.global_step)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
@@ -156,6 +168,8 @@ class FederatedModule(LightningModule):
             The values of the task's columns.
         """
         self.sums = {}
+        if self.trainer.datamodule.num_clients > 1:  # type: ignore[attr-defined]
+            self.lent.begin_anew()
         with torch.no_grad(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
             loaders = self.trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
             for index, loader in enumerate(loaders):

@@ -1,399 +1,466 @@
 """Passes a few samples through a network before the first round, to find out how the engine must
 treat it.
 
-The passes run in the user's own network, on copies of its tensors. They result in the network's
-:class:`Traits`, in warnings, or in an error about what no federated run can do right.
+The passes (:mod:`~gcfed.federated.network.passes`) result in the network's :class:`Traits`, in
+warnings, or in an error about what no federated run can do right.
 """
 
 import logging
-import random
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from gcfed.federated.network.lent import Lent, Traits, new_memory, travelling
+from gcfed.federated.network.lent import Traits, new_memory, travelling
 from gcfed.federated.network.module import FederatedModule
-from gcfed.federated.network.tap import Tap
+from gcfed.federated.network.passes import Pass, Passes, grads_of
+from gcfed.federated.network.tap import Tap, dense_buffers
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import (
     cannot_stack,
     first_weight,
-    leaves,
     shows_all_at_once,
     uses_batch_statistics,
 )
+from gcfed.models.own import reason
+from gcfed.models.snapshot import GENERATORS, HOOKS
 from gcfed.models.spectral import unit_vectors
-from gcfed.models.unchanged import GENERATORS, attributes, hand_copies, mark, unchanged
+from gcfed.models.unchanged import attributes, hand_copies, unchanged
 from gcfed.tasks import Task
 from gcfed.utils.rng import seed_generators
 
 log = logging.getLogger(__name__)
 SAMPLES = 8
-GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
 
 
 def set_traits(module: FederatedModule, data: Any, stack: int | str) -> None:
     """Probes a module's network, on samples of the largest client, and lets the module adopt the
     traits.
     """
-    sizes, like = data.sizes(np.arange(data.num_clients)), first_weight(module.net)
+    like = first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
-    samples = data.client(int(sizes.argmax()))[:SAMPLES]
-    x_B, y_B = data.fetch(torch.as_tensor(samples, device=like.device), None)
-    module.adopt(probe(module.net, x_B, y_B, module.task, stack))
+    module.task.to(like.device, like.dtype)
+    own, others = _two_batches(data)
+    x_B, y_B = data.fetch(torch.as_tensor(own, device=like.device), None)
+    others_B, _ = data.fetch(torch.as_tensor(others, device=like.device), None)
+    module.adopt(probe(module.net, x_B, y_B, module.task, stack, others_B))
 
 
-def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task, stack: int | str = 2) -> Traits:
+def _two_batches(data: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of samples of the largest client, ``[B]``, and of as many other samples ``[B]``, of
+    other clients if there are any.
+    """
+    sizes = data.sizes(np.arange(data.num_clients))
+    largest, *rest = np.argsort(-sizes, kind="stable")[: SAMPLES + 1].tolist()
+    own = data.client(largest)
+    of_others = [data.client(client)[:SAMPLES] for client in rest]
+    others = np.concatenate([*of_others, own[SAMPLES:], own])
+    size = min(len(own), SAMPLES)
+    return own[:size], others[:size]
+
+
+def probe(
+    net: nn.Module,
+    x_B: Tensor,
+    y_B: Tensor,
+    task: Task,
+    stack: int | str = 2,
+    others_B: Tensor | None = None,
+) -> Traits:
     """Finds the traits of a network from samples ``[B, *input]`` and their labels.
 
-    Afterwards the network is as before. Only its tensors are contiguous if it fails in
-    ``channels_last``.
+    Afterwards the network is as before.
+
+    Args:
+        others_B: other samples, which some passes see first; by default the same in reverse order.
 
     Raises ValueError if the network fails on the samples, or does something that no federated run
     can do right.
     """
-    with unchanged(net), warnings.catch_warnings():
+    if others_B is None:
+        others_B = x_B.flip(0)
+    with unchanged(net) as fresh, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _Probe(net, x_B, y_B, task).traits(stack)
-
-
-class _Pass(NamedTuple):
-    out: Tensor  # [B, …]
-    grads: list[Tensor]  # of the trained parameters
-    tensors: Params  # the network's tensors afterwards
-    changed: list[str]  # the names of those that the pass changed
+        return _Probe(Passes(net, fresh, x_B, y_B, others_B, task)).traits(stack)
 
 
 class _Probe:
-    def __init__(self, net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> None:
-        self.net, self.x, self.y, self.task, self.name = (
-            net,
-            x_B,
-            y_B,
-            task,
-            f"model: {type(net).__name__}",
-        )
-        self.lent, self.marks = (
-            Lent(net),
-            {name: mark for name, (_, mark) in attributes(net).items()},
-        )
-        self.trained = [name for name, t in self.lent.tensors.items() if t.requires_grad]
-        self.edits = False  # whether a pass wrote to its input
-        self.unregistered = set[int]()  # ids of tensors that get gradients and are no parameters
-        self.replaced = set[str]()  # names for which a pass made a new tensor
-        self.draws = set[str]()  # the global generators that passes used
+    """Draws conclusions from passes."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self.net = passes.net
+        self.name = passes.name
+        self.marks = {name: mark for name, (_, mark) in attributes(self.net).items()}
+        self.sparse = [(t, t.to_dense()) for t in self.net.buffers() if t.layout != torch.strided]
+        self.keeps = False  # whether it keeps something in attributes that can begin anew
 
     def warn(self, text: str) -> None:
         log.warning("%s %s", self.name, text)
 
     def traits(self, stack: int | str) -> Traits:
-        first, contiguous = self.first_pass()
-        self.task.check(first.out, self.y)
-        if self.unregistered:
+        passes = self.passes
+        first = passes.first()
+        if passes.task.has_classes:
+            passes.y = spread_labels(passes.y, first.out.shape[-1])
+        if passes.unregistered:
             self.warn(
-                f"has {len(self.unregistered)} weights that are no parameters of it, so nothing"
+                f"has {len(passes.unregistered)} weights that are no parameters of it, so nothing"
                 " trains them. Register them in __init__: self.w = nn.Parameter(…), or an"
                 " nn.ParameterList."
             )
-        moved, functional, single, alone = self.moved(first), "", "", cannot_stack(self.net)
-        if uses_batch_statistics(self.net):
-            try:
-                self.run(self.x[:1])
-            except Exception as error:
-                single = (
-                    f"{type(self.net).__name__} cannot train on a single sample ({_short(error)})"
-                )
-        if not shows_all_at_once(self.net, stack):
-            test = self.run(self.x, training=False)
-            if test.changed:
-                self.warn(
-                    f"changes {_few(test.changed)} in evaluation mode: a test would change the"
-                    " model. Put it under `if self.training:`."
-                )
-            with self.net.register_forward_pre_hook(hand_copies) if self.edits else nullcontext():
-                hidden = self.hidden_state(first, test)
-                functional, stacked = self.in_stacks(moved)
-                if not hidden:
-                    self.own_memory()
-                alone = alone or hidden or functional or self.rows_meet() or stacked
-            # functional_call reaches these through a list of buffers
-            for name, t in self.before.items():
-                self.lent.tensors[name].data.copy_(t)
+        self.refuse(first)
+        moved = self.moved(first)
+        single = self.fails_on_one()
+        functional = ""
+        alone = cannot_stack(self.net)
+        is_own_task = not type(passes.task).__module__.startswith("gcfed.")
+        if is_own_task or not shows_all_at_once(self.net, stack):
+            functional, why = self.look_closer(first, moved)
+            alone = alone or why
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
-        return Traits(moved, self.edits, contiguous, functional, alone, single, bool(self.replaced))
-
-    def first_pass(self, contiguous: bool = False) -> tuple[_Pass, bool]:
-        """A forward and a backward pass, and whether they need the contiguous layout."""
-        self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
-        try:
-            return self.run(self.x, y=self.y), contiguous
-        except Exception as error:
-            if contiguous:
-                text = (
-                    f"{self.name} fails on {len(self.x)} samples in training mode: {_short(error)}"
-                )
-                raise ValueError(text) from error
-        # .contiguous() would leave the strides of a single channel as they are
-        for t in self.lent.tensors.values():
-            t.data = t.data.clone(memory_format=torch.contiguous_format)
-        self.x = self.x.clone(memory_format=torch.contiguous_format)
-        return self.first_pass(contiguous=True)
-
-    def run(
-        self, x: Tensor, training: bool = True, y: Tensor | None = None, start: Params | None = None
-    ) -> _Pass:
-        """A forward pass, with labels ``y`` of the first samples also a backward pass, on copies of
-        ``start``, by default of the network's tensors. All passes draw the same random numbers.
-        """
-        seed_generators(x.device, 0)
-        generators = {name: mark(generator) for name, generator in GLOBAL.items()}
-        self.lent.begin(
-            {name: t.clone() for name, t in (self.before if start is None else start).items()}
+        return Traits(
+            moved=moved,
+            edits_input=passes.edits_input,
+            contiguous=passes.contiguous,
+            functional=functional,
+            alone=alone,
+            single=single,
+            assigns=bool(passes.replaced),
+            keeps=self.keeps,
+            ties=passes.ties,
         )
-        self.net.train(training)
-        own = self.lent.tensors
+
+    def fails_on_one(self) -> str:
+        """Why a batch of a single sample fails; empty if it does not."""
+        if not uses_batch_statistics(self.net):
+            return ""
         try:
-            with torch.set_grad_enabled(y is not None):
-                out = self.net(seen := x.clone())
-                if y is not None:
-                    if (
-                        loss := self.task.losses(out[: len(y)], y).sum()
-                    ).isnan() and x.isfinite().all():
-                        raise ValueError("its loss is not a number before anything is trained")
-                    loss.backward()
-                    self.unregistered = leaves(loss) - {id(t) for t in own.values()}
-            self.edits |= seen._version > 0 or not torch.equal(seen, x)
-            self.draws |= {
-                name for name, generator in GLOBAL.items() if mark(generator) != generators[name]
-            }
-            self.replaced |= self.lent.replaced()
-            tensors = self.lent.present()
-            changed = [name for name, t in tensors.items() if not _equal(t, self.before[name])]
-            return _Pass(
-                out.detach().clone(), _grads([own[name] for name in self.trained]), tensors, changed
-            )
-        finally:
-            self.lent.end()
-            for t in own.values():
-                t.grad = None
+            self.passes.run(self.passes.x[:1])
+        except Exception as error:
+            why = reason(error.__cause__ or error)
+            return f"{type(self.net).__name__} cannot train on a single sample ({why})"
+        return ""
 
-    def moved(self, first: _Pass) -> tuple[str, ...]:
-        """The constants that training changes, which are then averaged.
+    def look_closer(self, first: Pass, moved: Sequence[str]) -> tuple[str, str]:
+        """Further passes for networks whose first pass does not show all.
 
-        Refuses what cannot be averaged.
+        Returns:
+            Why a client's numbers differ in a call on other tensors, and why clients cannot train
+            in one stack; empty if they do not and can.
         """
-        if replaced := sorted(self.replaced & {*self.trained}):
-            raise new_memory(replaced[0])
-        saved, own = self.net.state_dict(), self.lent.tensors
-        if any(t.layout != torch.strided for t in first.grads):
-            raise ValueError(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
-        if {*map(id, self.net.parameters())} != {
-            id(t) for t in own.values() if isinstance(t, nn.Parameter)
-        }:
-            raise ValueError(
-                f"{self.name}.parameters() lacks some: set requires_grad=False in those instead."
+        passes = self.passes
+        # A test comes after training, whose steps change weights after a pass.
+        trained = self.scaled(first.tensors, 1.1)
+        test = passes.run(passes.x, training=False, start=trained)
+        if test.changed:
+            self.warn(
+                f"changes {_few(test.changed)} in evaluation mode: a test would change the"
+                " model. Put it under `if self.training:`."
             )
-        if imaginary := [
-            n for n, t in own.items() if t.is_complex() and n in (*self.trained, *first.changed)
-        ]:
+        hidden = self.hidden_state(first, test, trained)
+        copies: Any = nullcontext()
+        if passes.edits_input:
+            copies = self.net.register_forward_pre_hook(hand_copies)
+        with copies:
+            functional, stacked = self.in_stacks(moved)
+            if not hidden:
+                self.own_memory()
+            return functional, hidden or functional or self.rows_meet() or stacked
+
+    def scaled(self, tensors: Params, factor: float) -> Params:
+        """These tensors, the trained ones times a factor."""
+        scaled = dict(tensors)
+        for name in self.passes.trained:
+            scaled[name] = tensors[name] * factor
+        return scaled
+
+    def refuse(self, first: Pass) -> None:
+        """Raises ValueError for what no federated run can do right."""
+        self.refuse_parameters(first)
+        self.refuse_sparse_buffers()
+        passes = self.passes
+        before = passes.before
+        saved = self.net.state_dict()
+        numbers = {*passes.trained, *first.changed}
+        imaginary = [name for name, t in before.items() if t.is_complex() and name in numbers]
+        if imaginary:
             raise ValueError(
                 f"{self.name} changes the complex {_few(imaginary)}: keep torch.view_as_real of it."
             )
-        if (
-            new := {name for name, _ in self.net.named_buffers() if name in saved}
-            - self.before.keys()
-        ):
+        new = {name for name in dense_buffers(self.net) if name in saved} - before.keys()
+        if new:
             raise ValueError(
-                f"{self.name} makes the buffer {_few(new)} in forward: register its value in"
-                " __init__."
+                f"{self.name} makes the buffer {_few(sorted(new))} in forward: register its value"
+                " in __init__."
             )
-        if resized := [
-            name for name in first.changed if first.tensors[name].shape != self.before[name].shape
-        ]:
+        resized = [
+            name for name in first.changed if first.tensors[name].shape != before[name].shape
+        ]
+        if resized:
             raise ValueError(
                 f"{self.name} changes the shape of {_few(resized)}: give a buffer one size in"
                 " __init__."
             )
-        constants = [name for name in first.changed if name not in self.trained]
-        if lost := [name for name in constants if name not in saved]:
+
+    def refuse_parameters(self, first: Pass) -> None:
+        passes = self.passes
+        new = {name for name, _ in self.net.named_parameters()} - passes.before.keys()
+        if new:
+            raise ValueError(
+                f"{self.name} makes the parameter {_few(sorted(new))} in forward, where no"
+                " optimizer knows it: make it in __init__, or use a layer such as nn.LazyLinear."
+            )
+        replaced = sorted(passes.replaced & {*passes.trained})
+        if replaced:
+            raise new_memory(replaced[0])
+        if any(t.layout != torch.strided for t in first.grads):
+            raise ValueError(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
+        own = {id(t) for t in passes.lent.tensors.values() if isinstance(t, nn.Parameter)}
+        if {id(p) for p in self.net.parameters()} != own:
+            raise ValueError(
+                f"{self.name}.parameters() lacks some: set requires_grad=False in those instead."
+            )
+
+    def refuse_sparse_buffers(self) -> None:
+        saved = self.net.state_dict()
+        for name, t in self.net.named_buffers():
+            if name in saved and t.layout != torch.strided:
+                raise ValueError(
+                    f"{self.name} has the sparse buffer {name}: register it with persistent=False,"
+                    " because global_model.safetensors cannot hold it, or make it dense."
+                )
+        if any(not torch.equal(t.to_dense(), value) for t, value in self.sparse):
+            raise ValueError(f"{self.name} changes a sparse buffer: keep it dense, or constant.")
+
+    def moved(self, first: Pass) -> tuple[str, ...]:
+        """The constants that training changes, which are then averaged.
+
+        Raises ValueError for one that has no mean.
+        """
+        passes = self.passes
+        saved = self.net.state_dict()
+        constants = sorted(name for name in first.changed if name not in passes.trained)
+        lost = [name for name in constants if name not in saved]
+        if lost:
             self.warn(
                 f"changes {_few(lost)}, which no checkpoint has (persistent=False): "
                 "clients begin each round with its first value."
             )
-        found, repaired = list[str](), unit_vectors(self.net)
-        for name in sorted(name for name in constants if name in saved):
-            old, why = self.before[name], ""
-            if not old.isfinite().all():
-                why = (
-                    "begins at ±∞, so no difference to it can be sent: begin it at a finite number"
-                )
-            elif (
-                name not in repaired and _has_unit_rows(old) and _has_unit_rows(first.tensors[name])
-            ):
-                why = (
-                    "has unit norm, and a mean of unit vectors is shorter: normalise it where"
-                    " forward reads it"
-                )
+        moved = []
+        repaired = unit_vectors(self.net)
+        for name in constants:
+            if name in lost:
+                continue
+            old = passes.before[name]
+            why = why_no_mean(old, first.tensors[name], is_repaired=name in repaired)
             if why:
                 anew = "register it with persistent=False, so that clients begin anew"
                 raise ValueError(f"{self.name} changes {name}, which {why}, or {anew}.")
-            if not old.is_floating_point() or isinstance(own[name], nn.Parameter):
-                found.append(name)
-        if found:
+            is_parameter = isinstance(passes.lent.tensors[name], nn.Parameter)
+            if is_parameter or not old.is_floating_point():
+                moved.append(name)
+        if moved:
             log.info(
-                "%s: training changes %s, which are averaged like buffers", self.name, _few(found)
+                "%s: training changes %s, which are averaged like buffers", self.name, _few(moved)
             )
-        return tuple(found)
+        return tuple(moved)
 
     # The checks below return why clients cannot train in one stack; empty if they can.
-    def hidden_state(self, first: _Pass, test: _Pass) -> str:
-        """Repeats both passes, with the same tensors and seeds.
-
-        Warns of anything else that earlier passes changed.
+    def hidden_state(self, first: Pass, test: Pass, trained: Params) -> str:
+        """Repeats both passes, with the same tensors and seeds, in a network that has first seen
+        other samples. Warns of anything else that earlier passes changed.
         """
-        again, tested = self.run(self.x), self.run(self.x, training=False)
+        passes = self.passes
+        passes.begin_anew()
+        passes.run(passes.others)
+        again = passes.run(passes.x)
+        tested = passes.run(passes.x, training=False, start=trained)
         same = _close(again.out, first.out) and _close(tested.out, test.out)
-        kept = {
-            n: value
-            for n, (value, mark) in attributes(self.net).items()
-            if self.marks.get(n, mark) != mark
-        }
-        if same:  # many networks keep their last features, which no later pass reads
-            kept = {
-                name: value
-                for name, value in kept.items()
-                if not isinstance(value, (Tensor, *GENERATORS))
-            }
-        if kept or not same:
-            where = (
-                f"the attributes {_few(kept)}" if kept else "an attribute, a generator or a global"
-            )
-            self.warn(
-                f"keeps something from one call to the next in {where}: clients share it, in the"
-                " order in which they train, and no checkpoint has it. Make it a buffer"
-                " (register_buffer), and draw from torch's global generator."
-            )
+        kept = self.changed_attributes(ignore_features=same)
+        if same and not kept:
+            return ""
+        where = f"the attributes {_few(kept)}" if kept else "an attribute, a generator or a global"
+        passes.begin_anew()
+        self.keeps = _close(passes.run(passes.x).out, first.out)
+        what = "clients share it, in the order in which they train"
+        if self.keeps:
+            what = "each of several clients begins each round with its first value"
+        self.warn(
+            f"keeps something from one call to the next in {where}: {what}, and no checkpoint"
+            " has it. Make it a buffer (register_buffer), and draw from torch's global generator."
+        )
         return "" if same else "state in plain attributes"
+
+    def changed_attributes(self, ignore_features: bool) -> list[str]:
+        """Names of attributes that passes have changed.
+
+        Many networks keep their last features, which no later pass reads.
+        """
+        changed = []
+        for name, (value, mark) in attributes(self.net).items():
+            is_feature = isinstance(value, (Tensor, *GENERATORS))
+            if self.marks.get(name, mark) != mark and not (ignore_features and is_feature):
+                changed.append(name)
+        return changed
 
     def rows_meet(self) -> str:
         """Compares half of the samples, and the same with padding: with the first sample again and
         again.
         """
-        half, x = max(1, len(self.x) // 2), self.x.clone()
+        passes = self.passes
+        half = max(1, len(passes.x) // 2)
+        x, y = passes.x.clone(), passes.y.clone()
         x[half:] = x[:1]
-        # Random draws depend on the size of a batch.
-        padded, alone = (
-            self.run(a, y=self.y[:half]) for a in (x, self.x if self.draws else self.x[:half])
-        )
+        y[half:] = y[:1]
+        padded = passes.run(x, y=y, num_real=half)
+        size = len(x) if passes.draws else half  # random draws depend on the size of a batch
+        alone = passes.run(passes.x[:size], y=passes.y[:size], num_real=half)
         same = all(_close(padded.tensors[name], alone.tensors[name]) for name in padded.changed)
         if same and _all_close(
             [padded.out[:half], *padded.grads], [alone.out[:half], *alone.grads]
         ):
             return ""
         return (
-            "batches whose samples influence each other, as in batch statistics, which would mix"
-            " with padding"
+            "batches whose samples influence each other, as in batch statistics or in a loss that"
+            " counts labels, which would mix with padding"
         )
 
     def own_memory(self) -> None:
         """Refuses a network whose output differs if its own weights change, or if it is lent the
         changed weights.
         """
-        lent = self.run(
-            self.x, start={n: t * 1.1 if n in self.trained else t for n, t in self.before.items()}
-        )
-        for name in self.trained:  # weights that share memory change twice
-            self.lent.tensors[name].data.mul_(1.1)
-        if not _close(self.run(self.x, start={}).out, lent.out):
-            text = (
-                f"{self.name} keeps a weight's memory in another tensor (self.b = self.a.weight.t()"
-                " or .data in "
-            )
+        passes = self.passes
+        passes.begin_anew()  # calls on other tensors may have reached buffers through a list
+        lent = passes.run(passes.x, start=self.scaled(passes.before, 1.1))
+        for name in passes.trained:  # weights that share memory change twice
+            passes.lent.tensors[name].data.mul_(1.1)
+        if not _close(passes.run(passes.x, start={}).out, lent.out):
             raise ValueError(
-                f"{text}__init__), but clients' weights have other memory: use self.a.weight in"
-                " forward."
+                f"{self.name} keeps a weight's memory in another tensor (self.b ="
+                " self.a.weight.t() or .data in __init__), but clients' weights have other memory:"
+                " use self.a.weight in forward."
             )
 
     def in_stacks(self, moved: Sequence[str]) -> tuple[str, str]:
         """Why a client's numbers differ in a call on other tensors, and why those of two clients
         differ in a stack.
         """
-        # dropout draws other masks in a stack, so it is compared in evaluation mode
-        fixed = "torch" not in self.draws
-        x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (self.x, self.y))
-        states = [
-            self.before | {name: self.before[name] * scale for name in self.trained}
-            for scale in (1.1, 1.2)
-        ]
-        each = [self.run(x_KB[k], fixed, y_KB[k], states[k]) for k in (0, 1)]
-
-        def differs(
-            call: Callable[..., Any], x: Tensor, y: Tensor, state: Params, expected: list[Tensor]
-        ) -> str:
-            try:
-                for training in (True, fixed):
-                    seed_generators(x.device, 0)
-                    self.net.train(training)
-                    leaves = {
-                        name: t.clone().requires_grad_(name in self.trained)
-                        for name, t in state.items()
-                    }
-                    out = call(leaves, x)[0][0]
-                    self.task.losses(out, y).sum().backward()
-            except Exception as error:
-                return f"{type(error).__name__}: {_short(error)}"
-            found = [out.detach(), *_grads([leaves[name] for name in self.trained])]
-            return "" if _all_close(found, expected) else "other outputs or gradients"
+        passes = self.passes
+        x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (passes.x, passes.y))
+        counts = [len(passes.x), max(1, len(passes.x) // 2)]  # the second client has padding
+        states = [self.scaled(passes.before, factor) for factor in (1.1, 1.2)]
+        # Dropout draws other masks in a stack, so it is compared in evaluation mode.
+        training = "torch" not in passes.draws
+        each = [passes.run(x_KB[k], training, y_KB[k], states[k], counts[k]) for k in (0, 1)]
 
         call = Tap(self.net, False, False).on
-        functional = differs(call, x_KB[0], y_KB[0], states[0], [each[0].out, *each[0].grads])
-        constants = self.lent.saved - {
-            *dict(self.net.named_parameters()),
-            *travelling(self.net),
-            *moved,
-        }
-        both = {
-            name: torch.stack([state[name] for state in states])
-            for name in self.before
-            if name not in constants
-        }
-        expected = [
-            torch.stack(pair) for pair in zip(*([p.out, *p.grads] for p in each), strict=True)
-        ]
-        stacked = differs(vmap(call, randomness="different"), x_KB, y_KB, both, expected)
-        if functional:
+        in_stack = vmap(call, randomness="different")
+        constants = self.constants(moved)
+        both = {}
+        for name in passes.before:
+            if name not in constants:
+                both[name] = torch.stack([state[name] for state in states])
+        functional = self.differs(
+            lambda state: call(state, x_KB[0])[0][0].unsqueeze(0),
+            states[0],
+            lambda out_KB: passes.loss(out_KB, x_KB[:1], y_KB[:1], counts[:1]),
+            [each[0].out.unsqueeze(0), *each[0].grads],
+        )
+        stacked = self.differs(
+            lambda state: in_stack(state, x_KB)[0][0],
+            both,
+            lambda out_KB: passes.loss(out_KB, x_KB, y_KB, counts),
+            [torch.stack(pair) for pair in zip(*map(_numbers, each), strict=True)],
+        )
+        if functional or self.has_hooks_on_gradients():
             functional = (
                 "weights that forward reaches other than through its modules (lists, closures,"
                 " hooks)"
             )
-        if {"numpy", "python"} & self.draws:
+        if {"numpy", "python"} & passes.draws:
             return functional, "random numbers of NumPy or Python, drawn once for all of a stack"
         return functional, stacked and f"a forward that torch.func.vmap cannot batch ({stacked})"
 
+    def differs(
+        self,
+        outputs: Callable[[Params], Tensor],
+        state: Params,
+        loss: Callable[[Tensor], Tensor],
+        expected: Sequence[Tensor],
+    ) -> str:
+        """How outputs and gradients on these tensors differ from those of passes in the network."""
+        passes = self.passes
+        try:
+            for training in (True, "torch" not in passes.draws):
+                seed_generators(passes.x.device, 0)
+                self.net.train(training)
+                leaves = {
+                    name: t.clone().requires_grad_(name in passes.trained)
+                    for name, t in state.items()
+                }
+                out_KB = outputs(leaves)
+                loss(out_KB).backward()
+        except Exception as error:
+            cause = error.__cause__ or error
+            return f"{type(cause).__name__}: {reason(cause)}"
+        found = [out_KB.detach(), *grads_of([leaves[name] for name in passes.trained])]
+        return "" if _all_close(found, expected) else "other outputs or gradients"
 
-def _grads(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
+    def constants(self, moved: Sequence[str]) -> set[str]:
+        """Names of the tensors that all clients of a stack share."""
+        numbers = {name for name, _ in self.net.named_parameters()}
+        return set(self.passes.lent.saved) - numbers - {*travelling(self.net)} - {*moved}
+
+    def has_hooks_on_gradients(self) -> bool:
+        """Whether a parameter has hooks, which a call on other tensors does not reach."""
+        return any(getattr(p, kind, None) for p in self.net.parameters() for kind in HOOKS)
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+def spread_labels(y: Tensor, num_classes: int) -> Tensor:
+    """Other labels ``[B]`` or ``[B, T]`` of several classes. Padding stays.
+
+    A loss that counts the labels of a batch may not show it if all are equal.
+    """
+    rows = torch.arange(len(y), device=y.device).view(-1, *[1] * (y.dim() - 1))
+    return y.where(y < 0, (y + rows) % num_classes)
+
+
+def why_no_mean(old: Tensor, new: Tensor, is_repaired: bool) -> str:
+    """Why clients' values of a tensor that passes change cannot be averaged; empty if they can.
+
+    Args:
+        is_repaired: whether the server makes its mean a unit vector again.
+    """
+    if not old.isfinite().all():
+        return "begins at ±∞, so no difference to it can be sent: begin it at a finite number"
+    if not is_repaired and _has_unit_rows(old) and _has_unit_rows(new):
+        return (
+            "has unit norm, and a mean of unit vectors is shorter: normalise it where forward"
+            " reads it"
+        )
+    return ""
+
+
+def _numbers(of_pass: Pass) -> list[Tensor]:
+    return [of_pass.out, *of_pass.grads]
 
 
 def _close(a: Tensor, b: Tensor, rounding: float = 0.0) -> bool:
     """Whether they are equal, except for the rounding of another order of sums."""
-    a, b = (t.to(torch.uint8) if t.dtype == torch.bool else t for t in (a, b))
+    if a.dtype != b.dtype or a.shape != b.shape:  # autocast in a stack may cast others
+        return False
+    if a.dtype == torch.bool:
+        return torch.equal(a, b)
     scale = float(b.abs().max()) if b.numel() else 0.0
-    return a.shape == b.shape and torch.allclose(
-        a, b, rtol=1e-4, atol=1e-5 * scale + rounding, equal_nan=True
-    )
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale + rounding, equal_nan=True)
 
 
 def _has_unit_rows(t: Tensor) -> bool:
@@ -408,10 +475,6 @@ def _all_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """
     largest = max((float(t.abs().max()) for t in expected[1:] if t.numel()), default=0.0)
     return all(map(_close, found, expected, [0.0, *[1e-6 * largest] * len(expected[1:])]))
-
-
-def _short(error: Exception) -> str:
-    return shorten(str(error).split(". ")[0], 300)
 
 
 def _few(names: Iterable[str]) -> str:

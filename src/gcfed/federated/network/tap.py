@@ -5,6 +5,7 @@ logits.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from gcfed.federated.protocol.messages import Params
@@ -43,15 +44,20 @@ class Slot(NamedTuple):
 
 
 def slots(net: nn.Module) -> list[Slot]:
-    """All places where the modules of a network keep parameters and buffers."""
-    names = {id(t): name for name, t in (*net.named_parameters(), *net.named_buffers())}
+    """All places where the modules of a network keep parameters and dense buffers."""
+    names = {id(t): name for name, t in (*net.named_parameters(), *dense_buffers(net).items())}
     found = []
     for module in net.modules():
         for home in (module._parameters, module._buffers):
             for key, t in home.items():
-                if t is not None:
+                if id(t) in names:
                     found.append(Slot(home, key, names[id(t)]))
     return found
+
+
+def dense_buffers(net: nn.Module) -> Params:
+    """The buffers by name, without sparse ones, which are constants."""
+    return {name: t for name, t in net.named_buffers() if t.layout == torch.strided}
 
 
 class Tap:

@@ -3,12 +3,17 @@
 A term is rounded to a multiple of 2⁻ᵇ, and integers add up to the same sum in any order. The low
 bits of the double ``1.5·2⁵² + p x 2ᵇ`` are the integer. |p x| must be less than 2^(51−b), and the
 sum of all terms less than 2^(63−b).
-:func:`~gcfed.federated.protocol.checks.finite_clients` leaves out a client with larger numbers.
+
+Terms of 2^(51−b) and more give their multiples of 2¹⁰ to a coarse grid, and only the remainder to
+the first one. On a CPU, the first such term makes the coarse grid.
+:func:`~gcfed.federated.protocol.checks.finite_clients` leaves out a client with numbers of
+``LIMIT`` or more, which no grid can hold.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -20,6 +25,8 @@ from gcfed.federated.parallel.strategy import rank_and_world
 
 NARROW = (40,)  # b for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
 WIDE = (10, 60)  # for all else, below 2⁴¹: the second grid takes the remainder of the first
+COARSE = -10  # for what is larger, below 2⁶¹
+LIMIT = 2.0 ** (51 - COARSE)
 TERMS = 12  # bits of the number of terms, each with a weight of at most 1
 MAGIC = 1.5 * 2.0**52
 OFFSET = 0x4338000000000000  # its bits
@@ -96,6 +103,9 @@ class Grid:
         self._views = self._split(self._buffer)
         self._terms = 0
         self._magic = torch.full((1,), MAGIC, dtype=torch.float64, device=device)
+        # Terms below it need no coarse grid.
+        self._small = 2.0 ** (51 - self.places[0]) if places else inf
+        self._coarse: Tensor | None = None  # int64, of all entries, in units of 2¹⁰
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """All entries, ``[D]``, as tensors in the set's memory formats."""
@@ -114,19 +124,44 @@ class Grid:
                 continue
             self._copy_row(values_K, row)
             pieces = (t.split(PIECE) for t in (self._buffer, *self.totals))
-            for piece, *totals in zip(*pieces, strict=True):
-                self._add(piece, totals, weight)
+            for number, (piece, *totals) in enumerate(zip(*pieces, strict=True)):
+                if self._has_large(piece):
+                    piece.mul_(weight)
+                    self._move_large(piece, number * PIECE)
+                    self._add(piece, totals, 1.0)
+                else:
+                    self._add(piece, totals, weight)
 
     def _add_on_gpu(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
-        """Does not read the weights, which would wait for the device."""
+        """Does not read the weights or the terms, which would wait for the device."""
         for row, weight in enumerate(weight_K):
             self._copy_row(values_K, row)
             self._buffer.mul_(weight).masked_fill_(weight == 0, 0.0)
+            if self.places:
+                self._move_large(self._buffer, 0)
             self._add(self._buffer, self.totals, 1.0)
 
     def _copy_row(self, values_K: Mapping[str, Tensor], row: int) -> None:
         torch._foreach_copy_(self._views, [values_K[name][row] for name in self._shapes])
         self._terms += 1
+
+    def _has_large(self, piece: Tensor) -> bool:
+        """Whether a number of a piece needs the coarse grid. Weights are at most 1."""
+        if not self.places or not len(piece):
+            return False
+        low, high = torch.aminmax(piece)
+        return max(-float(low), float(high)) >= self._small
+
+    def _move_large(self, piece: Tensor, start: int) -> None:
+        """Moves the multiples of 2¹⁰ of large numbers from a piece, which begins at the entry
+        ``start``, to the coarse grid.
+        """
+        if self._coarse is None:
+            self._coarse = torch.zeros_like(self.totals[0])
+        multiples = (piece * 2.0**COARSE).round_()
+        multiples.masked_fill_(piece.abs() < self._small, 0.0)
+        self._coarse[start : start + len(piece)] += multiples.to(torch.int64)
+        piece.sub_(multiples, alpha=2.0**-COARSE)
 
     def _add(self, piece: Tensor, totals: Sequence[Tensor], weight: float) -> None:
         """Adds a piece of one term, and overwrites the piece."""
@@ -150,14 +185,22 @@ class Grid:
 
         Called once, after the last term.
         """
-        offset = 0
-        if self.places:
-            offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63  # as int64
-        parts = reduce([total.sub_(offset) for total in self.totals])
-        scaled = []
-        for part, b in zip(parts, self.places or (0,), strict=True):
-            scaled.append(part.double().mul_(2.0**-b))
-        total = sum(scaled[1:], scaled[0])
+        if not self.places:
+            (total,) = reduce(self.totals)
+            return self._by_name(total)
+        offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63  # as int64
+        has_coarse = self._magic.new_tensor([self._coarse is not None], dtype=torch.int64)
+        *parts, has_coarse = reduce([*(total.sub_(offset) for total in self.totals), has_coarse])
+        places = list(self.places)
+        # On a GPU every process has one, and to ask would wait for the device.
+        if has_coarse.device.type != "cpu" or int(has_coarse):
+            coarse = torch.zeros_like(self.totals[0]) if self._coarse is None else self._coarse
+            parts += reduce([coarse])
+            places.append(COARSE)
+        scaled = [part.double().mul_(2.0**-b) for part, b in zip(parts, places, strict=True)]
+        return self._by_name(sum(scaled[1:], scaled[0]))
+
+    def _by_name(self, total: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._shapes, self._split(total), strict=True))
 
 

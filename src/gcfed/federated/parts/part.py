@@ -14,11 +14,13 @@ from lightning.pytorch import Callback
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.parallel.sums import LIMIT
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Round
 from gcfed.federated.state.own import Kept
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.models.facts import two_zeros
 from gcfed.models.order import ForwardOrder, order_for_gc
 
 
@@ -127,12 +129,11 @@ class Aggregator(Protocol):
     the round on every process.
 
     Attributes:
-        narrow: names of the tensors whose entries must be below 2¹¹, so that the sums can add them;
-            all others must be below 2⁴¹. A client with a larger number counts as not finite. None:
-            all finite numbers are allowed.
+        limit: numbers must be below it, except those in float64. A client with a larger one is left
+            out.
     """
 
-    narrow: Set[str] | None
+    limit: float
 
     def validate(self, setup: Setup) -> None: ...
     def beside(self) -> Aggregator: ...
@@ -140,12 +141,12 @@ class Aggregator(Protocol):
     def reduce(self, round: Round, like: Params) -> Params: ...
 
 
-def narrow_of(aggregator: Any) -> Set[str] | None:
-    """Its ``narrow``.
+def limit_of(aggregator: Any) -> float:
+    """Its ``limit``.
 
     An aggregator without one may use a mean, so it gets only numbers that sums can add.
     """
-    return getattr(aggregator, "narrow", frozenset())
+    return getattr(aggregator, "limit", LIMIT)
 
 
 class Transport(Protocol):
@@ -221,7 +222,11 @@ class Setup:
     @functools.cached_property
     def forward_order(self) -> ForwardOrder:
         """The order in which a forward pass uses the parameters."""
-        return order_for_gc(self.module.net, self.data.input_shape)
+        net = self.module.net
+        x_2 = self.data.two_samples()
+        if x_2 is None:  # a server without data
+            x_2 = two_zeros(net, self.data.input_shape)
+        return order_for_gc(net, x_2)
 
     @functools.cached_property
     def no_steps(self) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from math import inf
 
 import torch
@@ -12,27 +12,20 @@ from torch import Tensor
 from gcfed.federated.protocol.messages import MessageError, Params, Upload
 
 
-def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = None) -> Tensor:
+def finite_clients(tensors_K: Mapping[str, Tensor], limit: float = inf) -> Tensor:
     """Which clients sent finite numbers only, bool ``[K]``. The host does not wait for the device.
 
-    With ``narrow`` (``Aggregator.narrow``) they must also fit into a sum: below 2¹¹ for these
-    names, else below 2⁴¹.
+    Numbers must also be below ``limit`` (``Aggregator.limit``), except those in float64, which are
+    added as they are.
     """
-    filled = {name: t for name, t in tensors_K.items() if t.numel()}
+    filled = [t for t in tensors_K.values() if t.numel()]
     first = next(iter(tensors_K.values()))
     if not filled:
         return torch.ones(len(first), dtype=torch.bool, device=first.device)
-    limits = [limit_of(name, narrow) for name in filled]
+    limits = [inf if t.dtype is torch.float64 else limit for t in filled]
     if first.is_cuda:
-        return _finite_on_gpu(list(filled.values()), limits)
-    return _finite_on_cpu(list(filled.values()), limits)
-
-
-def limit_of(name: str, narrow: Set[str] | None) -> float:
-    """The absolute value that the numbers of this tensor must not reach."""
-    if narrow is None:
-        return inf
-    return 2.0**11 if name in narrow else 2.0**41
+        return _finite_on_gpu(filled, limits)
+    return _finite_on_cpu(filled, limits)
 
 
 def _finite_on_gpu(tensors_K: Sequence[Tensor], limits: Sequence[float]) -> Tensor:
@@ -66,15 +59,26 @@ def _is_finite(tensors: Sequence[Tensor], limits: Sequence[float]) -> bool:
     )
 
 
-def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:
-    """Which clients sent only numbers that the server's sums can add, bool ``[K]``.
-
-    ``narrow`` is that of Δ; what clients send in addition to it is never narrow.
+def sendable(upload: Upload, limit: float) -> Tensor:
+    """Which clients sent only numbers that the server can aggregate, bool ``[K]``; ``limit`` as
+    above.
     """
-    finite = [finite_clients(upload.delta, narrow)]
-    for tensors in upload.extra.values():
-        finite.append(finite_clients(tensors, None if narrow is None else frozenset()))
-    return torch.stack(finite).all(0)
+    sent = (upload.delta, *upload.extra.values())
+    return torch.stack([finite_clients(tensors, limit) for tensors in sent]).all(0)
+
+
+def too_large(upload: Upload, limit: float) -> dict[str, float]:
+    """The tensors in which a client sent finite numbers of ``limit`` or more, and their largest."""
+    found = {}
+    for tensors in (upload.delta, *upload.extra.values()):
+        for name, t in tensors.items():
+            if t.dtype is torch.float64 or not t.numel():
+                continue
+            size = t.abs()
+            largest = float(size.where(size.isfinite(), 0).max())
+            if largest >= limit:
+                found[name] = largest
+    return found
 
 
 def refuse_misfit(upload: Upload, shapes: Mapping[str, Params]) -> None:

@@ -109,15 +109,7 @@ class BatchPlan:
                 draws = self._at(self.augment, step, kind)[:, : kind.size]
             x, y = data.fetch(index, draws)
             counts = self._at(self._counts, step, kind)
-        rows = None  # which samples are no padding
-        if not kind.even:
-            rows = torch.arange(kind.size, device=counts.device) < counts[:, None]
-        if y.dim() == 2 or y.is_floating_point():
-            return Batch(x, y, rows, counts, rows)
-        mask = y >= 0
-        if rows is not None:
-            mask = mask & rows.unsqueeze(-1)
-        return Batch(x, y, mask, mask.flatten(1).sum(1), rows)
+        return Batch.of(x, y, counts, kind.even)
 
     def _at(self, table: Tensor, step: int | Tensor, kind: Kind) -> Tensor:
         """The active clients' rows of a table, ``[K, T, …]`` → ``[n, …]``, in a step."""

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from gcfed.federated.network.rows import per_client
-from gcfed.federated.parallel.sums import Sums
+from gcfed.federated.parallel.sums import LIMIT, Sums
 from gcfed.federated.parts import (
     ClientPart,
     Download,
@@ -280,7 +280,7 @@ def add_weighted_(
             for n, t in upload.delta.items()
             if n in update
         }
-        sums.add(terms_K, finite_clients(terms_K, frozenset()).double())
+        sums.add(terms_K, finite_clients(terms_K, LIMIT).double())
     total, terms = sums.total(round.reduce)
     # else a term is too large for the sum, and the step is refused
     whole = terms == len(round.cohort)

@@ -1,0 +1,219 @@
+"""Trial passes of a few samples through a network: what they return, and what they change."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gcfed.federated.network.lent import Lent, make_contiguous, tie
+from gcfed.federated.network.tap import dense_buffers
+from gcfed.federated.protocol.messages import Params
+from gcfed.models.facts import leaves
+from gcfed.models.own import reason
+from gcfed.models.snapshot import Snapshot
+from gcfed.models.unchanged import mark
+from gcfed.tasks import Batch, Task
+from gcfed.utils.rng import seed_generators
+
+GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
+
+
+class Pass(NamedTuple):
+    out: Tensor  # [B, …]
+    grads: list[Tensor]  # of the trained parameters
+    tensors: Params  # the network's tensors afterwards
+    changed: list[str]  # the names of those that the pass changed
+
+
+class Passes:
+    """Runs passes in the user's own network, on copies of its tensors.
+
+    Args:
+        fresh: the network before all passes.
+        x_B, y_B: samples, ``[B, *input]``, and their labels.
+        others_B: other samples.
+
+    Attributes:
+        before: the network's tensors before all passes, by name.
+        trained: names of the tensors that have gradients.
+        contiguous: whether the network fails in ``channels_last``.
+        ties: parameters that forward replaces by others of the network.
+        edits_input: whether a pass wrote to its input.
+        unregistered: ids of tensors that get gradients and are no parameters.
+        replaced: names for which a pass made a new tensor.
+        draws: the global generators that passes used.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        fresh: Snapshot,
+        x_B: Tensor,
+        y_B: Tensor,
+        others_B: Tensor,
+        task: Task,
+    ) -> None:
+        self.net = net
+        self.fresh = fresh
+        self.x = x_B
+        self.y = y_B
+        self.others = others_B
+        self.task = task
+        self.name = f"model: {type(net).__name__}"
+        self.lent = Lent(net)
+        self.trained = [name for name, t in self.lent.tensors.items() if t.requires_grad]
+        self.contiguous = False
+        self.ties: dict[str, str] = {}
+        self.edits_input = False
+        self.unregistered = set[int]()
+        self.replaced = set[str]()
+        self.draws = set[str]()
+
+    def first(self) -> Pass:
+        """The first pass, forward and backward.
+
+        It finds out whether the network needs the contiguous layout, and which parameters it ties.
+        """
+        first = self._in_some_layout()
+        if not self.ties:
+            return first
+        self.begin_anew()
+        self.lent = Lent(self.net)
+        self.trained = [name for name in self.trained if name not in self.ties]
+        return self._in_some_layout()
+
+    def _in_some_layout(self) -> Pass:
+        self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
+        try:
+            return self.run(self.x, y=self.y)
+        except Exception:
+            if self.contiguous:
+                raise
+        self.contiguous = True
+        self.begin_anew()
+        self.x = self.x.clone(memory_format=torch.contiguous_format)
+        self.others = self.others.clone(memory_format=torch.contiguous_format)
+        return self._in_some_layout()
+
+    def begin_anew(self) -> None:
+        """Makes the network as it was, except for what it needs to run."""
+        self.fresh.restore()
+        tie(self.net, self.ties)
+        if self.contiguous:
+            make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
+
+    def run(
+        self,
+        x: Tensor,
+        training: bool = True,
+        y: Tensor | None = None,
+        start: Params | None = None,
+        num_real: int | None = None,
+    ) -> Pass:
+        """A forward pass, with labels ``y`` also a backward pass, on copies of ``start``, by
+        default of the network's tensors. All passes draw the same random numbers.
+
+        Args:
+            num_real: the number of samples. The other rows are padding.
+        """
+        seed_generators(x.device, 0)
+        generators = {name: mark(generator) for name, generator in GLOBAL.items()}
+        begun = self.before if start is None else start
+        self.lent.begin({name: t.clone() for name, t in begun.items()})
+        self.net.train(training)
+        seen = x.clone()
+        try:
+            with torch.set_grad_enabled(y is not None):
+                out = self._call(seen, training)
+                if y is not None:
+                    self._backward(out, x, y, num_real)
+            self._note(seen, x, generators)
+            tensors = self.lent.present()
+            expected = self.before | begun
+            return Pass(
+                out=out.detach().clone(),
+                grads=grads_of([self.lent.tensors[name] for name in self.trained]),
+                tensors=tensors,
+                changed=[name for name, t in tensors.items() if not _are_equal(t, expected[name])],
+            )
+        finally:
+            self.lent.end()
+            for t in self.lent.tensors.values():
+                t.grad = None
+
+    def _call(self, x: Tensor, training: bool) -> Tensor:
+        """The network's output. Raises ValueError with one sentence if the network fails."""
+        mode = "training" if training else "evaluation"
+        try:
+            out = self.net(x)
+        except Exception as error:
+            raise ValueError(
+                f"{self.name} fails on {len(x)} samples in {mode} mode: {reason(error, x)}"
+            ) from error
+        if not isinstance(out, Tensor):
+            raise ValueError(
+                f"{self.name} returns a {type(out).__name__} in {mode} mode: its forward must"
+                " return one tensor, the logits."
+            )
+        return out
+
+    def _backward(self, out: Tensor, x: Tensor, y: Tensor, num_real: int | None) -> None:
+        self._check_task(out.detach(), y)
+        count = len(x) if num_real is None else num_real
+        loss = self.loss(out.unsqueeze(0), x, y.unsqueeze(0), [count])
+        if loss.isnan() and x.isfinite().all():
+            raise ValueError(
+                f"{self.name} fails on {len(x)} samples in training mode: its loss is not a number"
+                " before anything is trained."
+            )
+        loss.backward()
+        own = {id(t) for t in self.lent.tensors.values()}
+        self.unregistered = (leaves(loss) & self.fresh.ids) - own
+
+    def loss(self, out_KB: Tensor, x: Tensor, y_KB: Tensor, counts: Sequence[int]) -> Tensor:
+        """The sum of K clients' mean losses, as in training.
+
+        Args:
+            counts: how many samples of each client are real. Its other rows are padding.
+        """
+        counts_K = torch.tensor(counts, dtype=torch.float32, device=x.device)
+        batch = Batch.of(x, y_KB, counts_K, even=min(counts) == y_KB.shape[1])
+        try:
+            return self.task.mean_losses(out_KB, batch).sum()
+        except Exception as error:
+            raise self._failure("its loss fails", out_KB[0], y_KB[0], error) from error
+
+    def _check_task(self, out: Tensor, y: Tensor) -> None:
+        """Raises ValueError if losses or scores fail or have wrong shapes."""
+        try:
+            self.task.check(out, y)
+        except Exception as error:
+            if str(error).startswith("task="):
+                raise
+            raise self._failure("losses or scores fail", out, y, error) from error
+
+    def _failure(self, what: str, out: Tensor, y: Tensor, error: Exception) -> ValueError:
+        return ValueError(
+            f"task={type(self.task).__name__}: {what} on outputs {[*out.shape]} and labels"
+            f" {[*y.shape]}: {reason(error)}"
+        )
+
+    def _note(self, seen: Tensor, x: Tensor, generators: dict[str, object]) -> None:
+        """Notes what a pass has done beside its result."""
+        self.edits_input |= seen._version > 0 or not torch.equal(seen, x)
+        for name, generator in GLOBAL.items():
+            if mark(generator) != generators[name]:
+                self.draws.add(name)
+        self.replaced |= self.lent.replaced()
+        self.ties |= self.lent.tied()
+
+
+def grads_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
+
+
+def _are_equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())

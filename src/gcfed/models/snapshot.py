@@ -1,0 +1,327 @@
+"""The state of a network and of all that it refers to, so that a trial pass leaves no mark."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from types import CellType, FunctionType, MethodType, SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
+
+PLAIN = (bool, int, float, complex, str, type(None))
+CONTAINERS = (list, dict, set, deque)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+#: Objects, functions and classes of these packages keep no state of the user's network.
+LIBRARIES = sys.stdlib_module_names | {
+    "gcfed",
+    "hydra",
+    "lightning",
+    "numpy",
+    "omegaconf",
+    "peft",
+    "timm",
+    "torch",
+    "torchvision",
+    "transformers",
+}
+OWN = vars(nn.Module()).keys()  # attributes of every module: its mode, hooks, children and tensors
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a parameter
+
+
+class Snapshot:
+    """All that a forward pass can reach and change: what the network refers to, directly or through
+    other objects.
+
+    This covers parameters, buffers, attributes, hooks, modes, containers in containers, the user's
+    own objects and classes, NumPy arrays, generators, and variables of closures. Tensors keep their
+    memory. Not covered: globals, and Python objects inside of TorchScript. Lazy modules, which the
+    first pass completes, are left as they are.
+
+    Args:
+        attributes_only: without parameters, buffers, modes, and the lists of hooks and children.
+    """
+
+    def __init__(self, net: nn.Module, attributes_only: bool = False) -> None:
+        self._states: list[_State] = []
+        self._seen: dict[int, Any] = {}  # keeps all objects alive, so that no id is used twice
+        self._attributes_only = attributes_only
+        tensors = [*net.parameters(), *net.buffers()]  # those of TorchScript are no attributes
+        if attributes_only:
+            self._seen = {id(t): t for t in tensors}
+        todo: list[Any] = [net, *tensors]
+        while todo:
+            thing = todo.pop()
+            if not isinstance(thing, PLAIN) and id(thing) not in self._seen:
+                self._seen[id(thing)] = thing
+                todo.extend(self._record(thing))
+
+    @property
+    def ids(self) -> set[int]:
+        """The ids of all objects that the network refers to."""
+        return set(self._seen)
+
+    def restore(self) -> None:
+        """Brings all of this back."""
+        for state in self._states:
+            state.restore()
+
+    def _record(self, thing: Any) -> Iterable[Any]:
+        """Notes the state of an object. Returns the objects that it refers to."""
+        if isinstance(thing, Tensor):
+            return self._record_tensor(thing)
+        if isinstance(thing, np.ndarray):
+            self._states.append(_Array(thing, thing.copy()))
+            return ()
+        if isinstance(thing, GENERATORS):
+            self._states.append(_Generator(thing, _state_of(thing)))
+            return ()
+        if isinstance(thing, CONTAINERS) and type(thing).__module__ in ("builtins", "collections"):
+            return self._record_container(thing)
+        if isinstance(thing, tuple):
+            return thing
+        if isinstance(thing, nn.Module):
+            return self._record_module(thing)
+        if isinstance(thing, type):
+            return self._record_class(thing)
+        return self._record_callable_or_object(thing)
+
+    def _record_tensor(self, t: Tensor) -> Iterable[Any]:
+        if is_lazy(t):
+            return ()
+        self._states.append(_TensorState.of(t))
+        hooks = [getattr(t, kind) for kind in HOOKS] if t.is_leaf else []
+        return [vars(t), *hooks]
+
+    def _record_container(self, container: Any) -> Iterable[Any]:
+        if isinstance(container, dict):
+            self._states.append(_Dict(container, dict(container)))
+            return container.values()
+        items = list(container)
+        self._states.append(_Items(container, items))
+        return items
+
+    def _record_module(self, module: nn.Module) -> Iterable[Any]:
+        is_lazy_module = isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
+        is_script = isinstance(module, torch.jit.ScriptModule)
+        if (is_lazy_module or is_script) and not self._attributes_only:
+            self._states.append(_Mode(module, module.training))
+        if is_lazy_module:
+            return ()
+        if is_script:
+            return vars(module).values()
+        if not self._attributes_only:
+            return self._record_attributes(module)
+        self._record_attributes(module, kept=OWN)
+        values = [type(module)]
+        for key, value in vars(module).items():
+            if key in OWN and isinstance(value, dict):
+                values.extend(value.values())  # the engine may change the dictionary
+            else:
+                values.append(value)
+        return values
+
+    def _record_attributes(self, thing: Any, kept: Collection[str] = ()) -> Iterable[Any]:
+        attributes = vars(thing)
+        self._states.append(_Dict(attributes, dict(attributes), kept))
+        return [type(thing), *attributes.values()]
+
+    def _record_class(self, cls: type) -> Iterable[Any]:
+        if _is_of_a_library(cls.__module__):
+            return ()
+        own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+        self._states.append(_Class(cls, own))
+        functions = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
+        return [*cls.__bases__, *own.values(), *functions]
+
+    def _record_callable_or_object(self, thing: Any) -> Iterable[Any]:
+        if isinstance(thing, partial):
+            return thing.func, thing.args, thing.keywords
+        if isinstance(thing, MethodType):
+            return thing.__self__, thing.__func__
+        if isinstance(thing, FunctionType):
+            if _is_of_a_library(thing.__module__):
+                return ()
+            return thing.__defaults__, thing.__kwdefaults__, *(thing.__closure__ or ())
+        if isinstance(thing, CellType):
+            return self._record_cell(thing)
+        is_users = not _is_of_a_library(type(thing).__module__) or isinstance(
+            thing, SimpleNamespace
+        )
+        if is_users and hasattr(thing, "__dict__"):
+            return self._record_attributes(thing)
+        return ()
+
+    def _record_cell(self, cell: CellType) -> Iterable[Any]:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not assigned yet
+            return ()
+        self._states.append(_Cell(cell, content))
+        return [content]
+
+
+class _State(Protocol):
+    """The state of one object."""
+
+    def restore(self) -> None: ...
+
+
+@dataclass
+class _Dict:
+    """A dictionary, or the attributes of an object; ``kept`` keys stay as they are."""
+
+    owner: dict[Any, Any]
+    items: dict[Any, Any]
+    kept: Collection[str] = ()
+
+    def restore(self) -> None:
+        kept = {key: self.owner[key] for key in self.kept if key in self.owner}
+        self.owner.clear()
+        self.owner.update(self.items | kept)
+
+
+@dataclass
+class _Items:
+    """A list, a set or a deque."""
+
+    owner: Any
+    items: list[Any]
+
+    def restore(self) -> None:
+        self.owner.clear()
+        add = self.owner.update if isinstance(self.owner, set) else self.owner.extend
+        add(self.items)
+
+
+@dataclass
+class _Class:
+    """The attributes of a user's class, without its special methods."""
+
+    owner: type
+    attributes: Mapping[str, Any]
+
+    def restore(self) -> None:
+        now = dict(vars(self.owner))
+        for name in now.keys() - self.attributes.keys():
+            if not name.startswith("__"):
+                delattr(self.owner, name)
+        for name, value in self.attributes.items():
+            if now.get(name) is not value:
+                setattr(self.owner, name, value)
+
+
+@dataclass
+class _Cell:
+    """A variable of a closure."""
+
+    owner: CellType
+    content: Any
+
+    def restore(self) -> None:
+        self.owner.cell_contents = self.content
+
+
+@dataclass
+class _Mode:
+    """The mode of a module whose attributes cannot be replaced."""
+
+    module: nn.Module
+    training: bool
+
+    def restore(self) -> None:
+        self.module.training = self.training
+
+
+@dataclass
+class _Generator:
+    owner: Any
+    state: Any
+
+    def restore(self) -> None:
+        if isinstance(self.owner, np.random.Generator):
+            self.owner.bit_generator.state = self.state
+        elif isinstance(self.owner, random.Random):
+            self.owner.setstate(self.state)
+        else:
+            self.owner.set_state(self.state)
+
+
+@dataclass
+class _Array:
+    owner: np.ndarray
+    entries: np.ndarray
+
+    def restore(self) -> None:
+        if self.owner.flags.writeable:
+            self.owner[...] = self.entries
+
+
+@dataclass
+class _TensorState:
+    """A tensor: its memory and entries, and those of its fields that a pass may set."""
+
+    owner: Tensor
+    memory: Tensor  # of the owner, without its gradient
+    entries: Tensor
+    fields: dict[str, Any]
+
+    @classmethod
+    def of(cls, t: Tensor) -> _TensorState:
+        names = ("requires_grad", "grad", *HOOKS) if t.is_leaf else ()
+        memory = t.detach()
+        return cls(t, memory, memory.clone(), {name: getattr(t, name) for name in names})
+
+    def restore(self) -> None:
+        if self.owner.layout != torch.strided:
+            self.owner.data = self.entries.clone()
+        elif not _have_same_memory(self.owner, self.memory):
+            self.owner.data = self.memory
+        if not have_same_bits(self.memory, self.entries):  # a change of .data counts no version
+            self.memory.copy_(self.entries)
+        for name, value in self.fields.items():
+            if getattr(self.owner, name) is not value:
+                setattr(self.owner, name, value)
+
+
+def _is_of_a_library(module: str | None) -> bool:
+    return (module or "builtins").split(".")[0] in LIBRARIES
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return deepcopy(generator.bit_generator.state)
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    return generator.get_state()
+
+
+def _have_same_memory(a: Tensor, b: Tensor) -> bool:
+    places = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (a, b)]
+    return places[0] == places[1]
+
+
+def have_same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have equal bits. NaN equals NaN, and −0 does not equal 0.
+
+    True for tensors without a dense memory, which cannot be compared.
+    """
+    if a.layout != torch.strided or a.is_meta:
+        return True
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(t: Tensor) -> Tensor:
+    if t.is_complex():
+        t = torch.view_as_real(t.resolve_conj())
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return t.contiguous().view(kinds[t.element_size()])
