@@ -33,10 +33,10 @@ from gcfed.data.sampling import PoissonSampler, UniformSampler
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parts import ClientPart, Order, ServerPart
 from gcfed.federated.parts.refusals import validate_parts
-from gcfed.methods.upload import client_dp
 from gcfed.methods.centralization import GlobalGC
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.momentum.lookahead import LookAhead
+from gcfed.methods.upload import client_dp
 from gcfed.methods.upload.client_dp import ClientDP
 from gcfed.methods.upload.clip_update import ClipUpdate
 from gcfed.methods.upload.quantization import Quantization
