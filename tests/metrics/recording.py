@@ -40,7 +40,7 @@ def of_metric(row):
 
 
 def measured(metric, net, data, *, poisoned=False, methods=(), **run):
-    """Runs a metric, with other methods. Returns its rows, each round's models, the final weights."""
+    """Runs a metric, with other methods. Returns rows, each round's models, the final weights."""
     recorder, rows = Recorder(poisoned), []
     settings = {"solver": sgd(), "rounds": 3} | run
     trained = train_rounds(
