@@ -324,7 +324,7 @@ def method_cards() -> None:
             key.default for file in files for key in keys(file) if key.name.endswith("_target_")
         ]
         built = [paper(target) for target in targets if re.match(r"gcfed\.(methods|optim)", target)]
-        # fedspeed is feddyn with more
+        # fedsmoo is feddyn with more
         bases = re.findall(r"^defaults: \[(\w+), _self_\]", text, re.MULTILINE)
         named = re.compile(f"`({'|'.join([name, *bases])})`")
         refusals = [

@@ -104,6 +104,30 @@ def printed():
                 yield pytest.param(words, id=f"{page.name}: {' '.join(words)}")
 
 
+NAMES_AN_ALGORITHM = re.compile(r"(?<!tags\.)\b(algorithm|experiment)=")
+ON_AN_ALGORITHM = re.compile(
+    r"(?<![\w.])(attack|aggregator|privacy)=|\+methods\.|participation\.faults\."
+)
+A_COMMAND = re.compile(r"python |gcfed-train |configure\(|…|\w+=\S+ \w+\.\w+=")
+
+
+def commands_of(page):
+    """The lines of a page's code blocks, and the code in its sentences and tables."""
+    text = page.read_text().replace("\\\n", " ")
+    return [*re.findall(r"^    (.+)$", text, re.MULTILINE), *re.findall(r"`([^`\n]+)`", text)]
+
+
+def test_a_command_with_an_attack_a_rule_or_an_own_method_names_the_algorithm():
+    """Without a name it would train GC-Fed, the default, underneath."""
+    found = 0
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for command in commands_of(page):
+            if A_COMMAND.search(command) and ON_AN_ALGORITHM.search(command):
+                found += 1
+                assert NAMES_AN_ALGORITHM.search(command), f"{page.name}: {command}"
+    assert found >= 12
+
+
 @pytest.mark.parametrize("words", [*printed()])
 def test_each_command_on_the_pages_is_accepted(config, words):
     """Sweeps are tested with their first values.

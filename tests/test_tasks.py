@@ -22,7 +22,7 @@ from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.local_models import Clients
 from gcfed.run import train
 from gcfed.runs.identity import identity
-from gcfed.tasks import CLASSIFICATION, Classification, SquaredError
+from gcfed.tasks import CLASSIFICATION, Batch, Classification, SquaredError
 
 
 def test_cross_entropy_of_padded_sequences():
@@ -36,6 +36,14 @@ def test_cross_entropy_of_padded_sequences():
     assert tuple(scores) == Classification.columns
     assert torch.equal(scores["test/acc"].bool(), logits.argmax(-1) == y)
     assert torch.equal(Classification().real(y), y >= 0)
+
+
+def test_the_mean_of_a_batch_leaves_padding_out_and_is_zero_without_a_real_label():
+    values = torch.tensor([[1.0, 3.0, 5.0], [2.0, 4.0, 8.0], [7.0, 9.0, 6.0]])
+    mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    y = torch.where(mask > 0, 0, -100)
+    batch = Batch(torch.zeros(3, 3, 6), y, mask, mask.sum(1))
+    assert batch.mean(values).tolist() == [2.0, 0.0, 6.0]
 
 
 def test_squared_error_by_hand():

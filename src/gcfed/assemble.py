@@ -22,7 +22,7 @@ from gcfed.data.sampling import cohort_size
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
-from gcfed.federated.parts import ClientPart, Part, parts_of
+from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
@@ -46,15 +46,29 @@ class Parts:
     callbacks: list[Callback]
 
     def __str__(self) -> str:
-        net, names = (
-            self.module.net,
-            ", ".join(dict.fromkeys(part.title for part in self.methods)) or "none",
-        )
+        """The first line of a run: network, clients, methods, aggregator."""
+        net = self.module.net
         trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        titles = list(dict.fromkeys(part.title for part in self.methods))
         return (
             f"{type(net).__name__} with {trained:,} trained parameters; {self.data.num_clients:,}"
-            f" clients; {self.loop.sampler}; methods: {names}"
+            f" clients; {self.loop.sampler}; methods: {', '.join(titles) or 'none'};"
+            f" aggregator: {self._aggregator()}"
         )
+
+    def _aggregator(self) -> str:
+        """Names the aggregator. Where no method has a say in it, an unweighted mean also names the
+        setting of McMahan et al., who weight clients by their samples.
+        """
+        aggregator = self.loop.aggregator
+        weighting = getattr(aggregator, "weighting", None)
+        if weighting is None:
+            return type(aggregator).__name__
+        if weighting == "samples":
+            return "mean weighted by samples"
+        if any(isinstance(part, ServerPart) for part in self.methods):
+            return "unweighted mean"
+        return "unweighted mean (aggregator=weighted_mean weights clients by their samples)"
 
 
 def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:

@@ -2,6 +2,7 @@
 test_who_takes_part.py has the draws.
 """
 
+import numpy as np
 import pytest
 import torch
 from harness import make_net, random_federation, sgd, train_rounds, weights
@@ -9,6 +10,7 @@ from harness import make_net, random_federation, sgd, train_rounds, weights
 from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import assemble
 from gcfed.data.faults import Faults
+from gcfed.utils.rng import generator
 
 SIZES = (7, 12, 5, 9, 1, 20, 8)
 
@@ -44,6 +46,19 @@ def test_stacks_and_two_processes_agree():
             )
             assert [a[key] for key in same] == [b[key] for key in same]
     assert sum(row["train/dropped_clients"] + row["train/stragglers"] for row in rows) > 0
+
+
+def test_stragglers_keep_to_the_deadline():
+    """A straggler's random number of steps counts only if it is below the deadline."""
+    planned, clients, deadline = np.full(200, 10), np.arange(200), 4
+    steps = Faults(stragglers=0.5, deadline=deadline).steps(planned, clients, round=2, seed=7)
+    expected = []
+    for client in clients.tolist():
+        is_slow, share = generator(7, "straggler", 2, client).random(2)
+        part = 1 + int(share * 10) if is_slow < 0.5 else 10
+        expected.append(min(part, deadline))
+    assert steps.tolist() == expected
+    assert {*expected} == {1, 2, 3, 4}
 
 
 def test_no_more_than_all_clients_can_be_drawn(config):

@@ -240,14 +240,14 @@ class Steps(ClientPart):
     ("methods", "message"),
     [
         ([Scaffold(), FedVARP()], "each of Scaffold and FedVARP corrects drift"),
-        ([FedExP(), LookAhead(update="delta")], "each of FedExP and LookAhead moves the start"),
+        ([FedExP(), LookAhead(0.0)], "each of FedExP and LookAhead moves the start"),
         ([FedCM(), FedNova()], "each of FedCM and FedNova edits the mean"),
         (
             [Scaffold(), FedReg()],
             "Scaffold does not combine with FedReg, which also moves the weights",
         ),
         (
-            [FedDyn(), LookAhead(update="delta")],
+            [FedDyn(), LookAhead(0.0)],
             "FedDyn does not combine with LookAhead, whose clients do not start at",
         ),
         (

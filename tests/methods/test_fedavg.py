@@ -56,10 +56,10 @@ def test_strength_0_equals_fedavg(method):
     assert torch.equal(found, fedavg(rounds=2))
 
 
-LESAM = [partial(Sam, direction=direction) for direction in ("last_update", "constant")]
+LESAM = partial(Sam, direction="last_update")
 
 
-@pytest.mark.parametrize("cls", [FedCurv, FedVARP, Moon, Scaffold, *LESAM])
+@pytest.mark.parametrize("cls", [FedCurv, FedVARP, Moon, Scaffold, LESAM])
 def test_a_first_round_equals_fedavg(cls):
     found = train_rounds(Net(), federation(), sgd(), rounds=1, methods=[cls()], k=2)
     assert torch.equal(found, fedavg(rounds=1))

@@ -39,14 +39,14 @@ def of_metric(row):
     }
 
 
-def measured(metric, net, data, *, poisoned=False, **run):
-    """Runs a metric. Returns its rows, the recorded models of each round, and the final weights."""
+def measured(metric, net, data, *, poisoned=False, methods=(), **run):
+    """Runs a metric, with other methods. Returns rows, each round's models, the final weights."""
     recorder, rows = Recorder(poisoned), []
     settings = {"solver": sgd(), "rounds": 3} | run
     trained = train_rounds(
         net,
         data,
-        methods=[recorder, metric],
+        methods=[*methods, recorder, metric],
         on_round=lambda _, row: rows.append(of_metric(row)),
         **settings,
     )

@@ -2,6 +2,8 @@
 LayerNorm.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from harness import make_net, random_federation
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
+from gcfed.methods.momentum.lookahead import LookAhead
 from gcfed.metrics.gc_share import GCShare
 
 
@@ -49,6 +52,18 @@ def test_the_share_equals_its_definition(k, poisoned):
         wanted |= {f"gc/share_model/{name}": share(start[name]) for name in names}
         assert row == pytest.approx(wanted, **EXACT)
     assert any(NAN_CLIENT in locals_ for _, locals_ in rounds)
+
+
+def test_the_model_is_the_broadcast_one():
+    """Clients start ahead of the server's own model here."""
+    server = partial(torch.optim.SGD, lr=1.0, momentum=0.85)
+    data, net = random_federation(), make_net()
+    run = {"methods": [LookAhead(0.85)], "server": server, "cohort_of": 4}
+    rows, rounds, _ = measured(GCShare(every=1), net, data, **run)
+    for row, (start, _) in zip(rows, rounds, strict=True):
+        for name in ("0.weight", "2.weight"):
+            expected = share(start[name])
+            assert row[f"gc/share_model/{name}"] == pytest.approx(expected, **EXACT)
 
 
 def test_the_share_is_zero_after_a_layer_norm():

@@ -61,6 +61,9 @@ def test_the_relative_error_is_that_of_the_saved_model(config, tmp_path):
     [
         (("metrics=relative_error",), "data=digits has none"),
         ((*TINY, "data.limit_train=20"), r"remove data\.limit_train"),
+        ((*TINY, "data.feature_noise=0.1"), r"remove data\.feature_noise"),
+        ((*TINY, "data.validation=0.1"), r"remove data\.validation"),
+        ((*TINY, "data.client_test=0.1"), r"remove data\.client_test"),
         ((*TINY, "partition=sizes"), "equal weights: take partition=natural with all groups"),
         ((*TINY, "model=mlp"), r"other parameters, fc\.weight.*model=linear"),
     ],

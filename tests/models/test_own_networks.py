@@ -186,6 +186,17 @@ def test_global_gc_does_not_change_the_mean_of_the_clients_batch_norms():
     assert "0.weight" not in same
 
 
+def test_a_client_keeps_only_the_tensors_of_its_batch_norms_that_travel():
+    """A frozen scale is equal on all clients: it is neither sent nor stored."""
+    net, data = with_batch_norm(), random_federation(sizes=(8, 12))
+    net[1].weight.requires_grad_(False)
+    scale, method = net[1].weight.clone(), LocalNorm()
+    train_rounds(net, data, sgd(), rounds=2, methods=[method], cohort_of=2)
+    expected = {"1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert {*method.kept} == expected
+    assert torch.equal(net[1].weight, scale)
+
+
 def test_a_users_module_is_recorded_only_if_it_declares_graphable():
     net = nn.Sequential(nn.Flatten(), Net())
     assert sgd().recorder(net, torch.device("cuda")) is None

@@ -3,8 +3,10 @@
 import logging
 import re
 
+import pytest
 from torch import nn
 
+from gcfed.assemble import assemble
 from gcfed.run import train
 from gcfed.runs.folder import read_run
 from gcfed.utils.compose import shorthand
@@ -28,6 +30,28 @@ class Adapted(nn.Sequential):
         self[2].requires_grad_()
 
 
+WEIGHTED = "aggregator=weighted_mean"
+BY_SAMPLES = "mean weighted by samples"
+UNWEIGHTED = "unweighted mean"
+HINT = f"{UNWEIGHTED} ({WEIGHTED} weights clients by their samples)"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["algorithm=fedavg"], HINT),
+        (["algorithm=fedprox"], HINT),
+        (["algorithm=fedavg", WEIGHTED], BY_SAMPLES),
+        (["algorithm=scaffold"], UNWEIGHTED),  # it refuses weights
+        (["algorithm=gcfed"], UNWEIGHTED),
+        (["algorithm=fedavg", "aggregator=median"], "Median"),
+    ],
+)
+def test_the_first_line_of_a_run_names_the_aggregator(config, words, expected):
+    parts = assemble(config(*FAST, *words))
+    assert str(parts).endswith(f"; aggregator: {expected}")
+
+
 def test_a_run_prints_what_it_trains_and_its_results(config, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     asked = (
@@ -47,7 +71,7 @@ def test_a_run_prints_what_it_trains_and_its_results(config, tmp_path, capsys, c
     with caplog.at_level(logging.INFO):
         train(config(*FAST, *asked, *faults, *own, "gc=none", folder=folder))
     assert "Adapted with 132 trained parameters; 8 clients" in caplog.text
-    assert "UniformSampler(per_round=7); methods: none; on 1 × cpu" in caplog.text
+    assert "UniformSampler(per_round=7); methods: none; aggregator: unweighted mean" in caplog.text
     printed, run = capsys.readouterr().out, read_run(folder)
     assert f"  {folder}\n" in printed
     last = run.metrics.iloc[-1]

@@ -54,14 +54,3 @@ def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
     """
     scale = length / client_norms(grads).clamp(min=1e-12)
     return [g * per_client(scale, g).to(g.dtype) for g in grads]
-
-
-def along_ones(tensors: Sequence[Tensor], length: float) -> list[Tensor]:
-    """FedLESAM's code: one number per client and tensor, ``[n, 1, …]``, along the direction that GC
-    removes.
-
-    Tensor i moves by entry i of all flattened tensors; the absolute numbers add up to ``length``.
-    """
-    first_KT = torch.cat([t.reshape(len(t), -1) for t in tensors], 1)[:, : len(tensors)]
-    moves_KT = first_KT * (length / first_KT.abs().sum(1, keepdim=True).clamp(min=1e-12))
-    return [per_client(move_K, t) for move_K, t in zip(moves_KT.T, tensors, strict=True)]

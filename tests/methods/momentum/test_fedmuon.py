@@ -7,6 +7,7 @@ import pytest
 import torch
 from harness import make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, gradient, tensors
+from torch import nn
 
 from gcfed.methods.centralization import LocalGC
 from gcfed.methods.momentum.fedmuon import FedMuon, orthogonal
@@ -23,8 +24,17 @@ def newton_schulz(m):
     return (u * s @ vt).view(m.shape)
 
 
-@pytest.mark.parametrize("gc", [False, True])
-def test_it_equals_the_plain_loop(federation, gc):
+def convolutional():
+    """Its convolution has a weight of four axes, which is a matrix of its three outputs."""
+    torch.manual_seed(0)
+    layers = [nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(6, 4)).double()
+
+
+@pytest.mark.parametrize(
+    ("make_net", "gc"), [(make_net, False), (make_net, True), (convolutional, False)]
+)
+def test_it_equals_the_plain_loop(federation, make_net, gc):
     """Local GC centralizes the gradients before they become orthogonal steps."""
     beta, alpha, lr, net = 0.9, 0.3, 0.1, make_net()
     w, direction = weights(net), 0.0

@@ -54,7 +54,7 @@ def test_weights_and_running_statistics_are_restored(federation, method):
 
 def test_impossible_settings_are_refused_by_name():
     with pytest.raises(ValueError, match=r"alpha=0\.3 needs direction=own"):
-        Sam(direction="constant", alpha=0.3)
+        Sam(direction="last_update", alpha=0.3)
     with pytest.raises(ValueError, match=r"methods: Sam and FedSol"):
         validate_parts(make_setup(make_net(), methods=[Sam(), FedSol()]))
 

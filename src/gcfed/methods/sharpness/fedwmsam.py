@@ -1,14 +1,15 @@
 """Momentum, control variates and moves ahead of the client: FedWMSAM (Li et al., NeurIPS 2025,
 arXiv 2511.22080).
 
-    momentum        Δ_k = Δ + α/(1 − α) (c − c_k), with FedCM's Δ and SCAFFOLD's c and c_k local
-    step b    w̃ = w + ρ d/‖d‖ with d = w₀ + b Δ_k − w, and w ← w − η (α ∇F_k(w̃) + (1 − α) Δ_k); b
-    = 0, 1, … weight          α⁺ = 0.99 α + 0.01 clip(mean_{k∈S} v_k, 0.1, 0.9) with v_k = 1 +
-    cos(w_k − w₀, Δ)
+    momentum        Δ_k = Δ + α/(1 − α) (c − c_k), with FedCM's Δ and SCAFFOLD's c and c_k
+    local step b    w ← w − η (α ∇F_k(w̃) + (1 − α) Δ_k), for b = 0, 1, …
+                    with w̃ = w + ρ d/‖d‖ and d = w₀ + b Δ_k − w
+    weight          α⁺ = 0.99 α + 0.01 clip(mean_{k∈S} v_k, 0.1, 0.9)
+                    with v_k = 1 + cos(w_k − w₀, Δ)
 
 Δ and Δ_k have the sign of gradients, so d points up the loss. v_k is small where the update follows
-the momentum, and 0 if Δ = 0. The rule of α is that of the authors' code, which moves along −d, by
-one number per tensor: ``constant``.
+the momentum, and 0 if Δ = 0. The rule of α is that of the authors' code. This code moves along −d,
+by one number per tensor: see ``reproductions/constant_moves.py``.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from gcfed.federated.parts import (
     Upload,
 )
 from gcfed.methods.correction.scaffold import ControlVariates, MeanVariate
-from gcfed.methods.estimates import along, along_ones
+from gcfed.methods.estimates import along
 from gcfed.methods.momentum.fedcm import MeanStep
 from gcfed.methods.requirements import local_sgd
 from gcfed.methods.sharpness.sam import Sam
@@ -41,11 +42,11 @@ from gcfed.utils.checked import Inside, Weight, checked
 class FedWMSAM(Method):
     """Mixes each client's momentum into its gradients, which it computes ahead of its weights.
 
-    ``rho`` is ρ, ``alpha`` the α of the first round; ``constant`` moves as the authors' code does.
+    ``rho`` is ρ, ``alpha`` the α of the first round.
     """
 
-    def __init__(self, rho: Weight = 0.01, *, alpha: Inside = 0.1, constant: bool = False) -> None:
-        super().__init__(OwnMomentum(rho, constant), MeanVariate(), WeightedMeanStep(alpha))
+    def __init__(self, rho: Weight = 0.01, *, alpha: Inside = 0.1) -> None:
+        super().__init__(OwnMomentum(rho), MeanVariate(), WeightedMeanStep(alpha))
 
 
 class OwnMomentum(ControlVariates, Sam):
@@ -55,38 +56,38 @@ class OwnMomentum(ControlVariates, Sam):
         *ControlVariates.needs,
     ]
 
-    def __init__(self, rho: float, constant: bool) -> None:
+    def __init__(self, rho: float) -> None:
         Sam.__init__(self, rho)
-        self.constant, self.momentum_correction, self.two_passes = constant, False, False
+        self.two_passes = False
+        self.momentum_correction = False
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """(1 − α) Δ_k, α, and b/(1 − α), which each step increases."""
-        alpha, variates = download.extra["fedwmsam"]["alpha"], super().prepare(stack, own, download)
+        alpha = download.extra["fedwmsam"]["alpha"]
+        variates = super().prepare(stack, own, download)
         mixed = {
-            n: (1 - alpha) * mean + alpha * variates[n]
-            for n, mean in download.extra["fedcm"].items()
+            name: (1 - alpha) * mean + alpha * variates[name]
+            for name, mean in download.extra["fedcm"].items()
         }
         return mixed | {"/alpha": alpha, "/ahead": alpha.new_zeros(len(stack))}
 
     def perturbation(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
     ) -> Sequence[Tensor]:
-        tensors, n = stack.prepared[self], stack.active
-        ahead, weights = (
-            tensors["/ahead"][:n],
-            {name: w.detach() for name, w in stack.leaves.items()},
-        )
+        prepared = stack.prepared[self]
+        ahead = prepared["/ahead"][: stack.active]
+        weights = {name: weight.detach() for name, weight in stack.leaves.items()}
         targets = [
-            stack.start[name] + per_client(ahead, w) * tensors[name][:n]
-            for name, w in weights.items()
+            stack.start[name] + per_client(ahead, weight) * prepared[name][: stack.active]
+            for name, weight in weights.items()
         ]
         directions = torch._foreach_sub(targets, list(weights.values()))
-        ahead.add_(1 / (1 - tensors["/alpha"]))
-        return (
-            along_ones(torch._foreach_neg(directions), self.rho)
-            if self.constant
-            else along(directions, self.rho)
-        )
+        ahead.add_(1 / (1 - prepared["/alpha"]))
+        return self.move(directions)
+
+    def move(self, directions: Sequence[Tensor]) -> Sequence[Tensor]:
+        """ρ d/‖d‖ of each client, ``[n, *shape]`` each."""
+        return along(directions, self.rho)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         Sam.on_after_backward(self, trainer, pl_module)
@@ -110,14 +111,12 @@ class WeightedMeanStep(MeanStep):
         return super().sums(round) | {"values": round.zeros()}
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
-        deltas_KP = torch.cat(
-            [upload.delta[name].reshape(len(upload.clients), -1) for name in self.direction], 1
-        )
-        m_P = torch.cat([m.flatten() for m in self.direction.values()])
-        values = (1 + torch.cosine_similarity(deltas_KP, m_P.unsqueeze(0))).where(
-            m_P.any() & upload.finite, 0.0
-        )
-        return super().on_receive(upload, round) | {"values": values.double().sum()}
+        num_clients = len(upload.clients)
+        deltas = [upload.delta[name].reshape(num_clients, -1) for name in self.direction]
+        direction_P = torch.cat([step.flatten() for step in self.direction.values()])
+        cosine_K = torch.cosine_similarity(torch.cat(deltas, 1), direction_P.unsqueeze(0))
+        value_K = (1 + cosine_K).where(direction_P.any() & upload.finite, 0.0)
+        return super().on_receive(upload, round) | {"values": value_K.double().sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         super().on_aggregate_end(update, round)

@@ -1,12 +1,12 @@
 """Sharpness-aware local steps: w ← w − η ∇F_k(w̃), with w̃ = w + ρ d/‖d‖ and a direction d.
 
     own            d = ∇F_k(w) on the same batch: FedSAM (Qu et al., ICML 2022, Algorithm 1;
-    Caldarola et al. 2022) last_update    d = w_old − w₀: FedLESAM (Fan et al., ICML 2024, Algorithm
-    1) constant       FedLESAM's code: all entries of tensor i move by ρ d_i / Σ_j |d_j|, with entry
-    i of the flattened d
+                   Caldarola et al. 2022)
+    last_update    d = w_old − w₀: FedLESAM (Fan et al., ICML 2024, Algorithm 1)
 
-``own`` takes two passes per step, the others one. w_old is the model that the client last received;
-in its first round w_old = w₀ and w̃ = w. In FedLESAM's code d is the server's last step instead.
+``own`` takes two passes per step, ``last_update`` one. w_old is the model that the client last
+received; in its first round w_old = w₀ and w̃ = w. FedLESAM's published code moves differently: see
+``reproductions/constant_moves.py``.
 
 FedSpeed (Sun et al., ICLR 2023, Algorithm 1) steps along α ∇F_k(w̃) + (1 − α) ∇F_k(w). Its code has
 α = 1.
@@ -29,10 +29,10 @@ from gcfed.federated.parts import (
     like_trained,
 )
 from gcfed.federated.protocol.messages import Download, Upload
-from gcfed.methods.estimates import along, along_ones
+from gcfed.methods.estimates import along
 from gcfed.utils.checked import PositiveShare, SettingError, Weight, checked
 
-Direction = Literal["own", "last_update", "constant"]
+Direction = Literal["own", "last_update"]
 
 
 @checked
@@ -58,12 +58,10 @@ class Sam(ClientPart):
                 "alpha",
                 f"={alpha} needs direction=own: direction={direction} has no gradient at w.",
             )
-        self.rho, self.direction, self.alpha, self.two_passes = (
-            rho,
-            direction,
-            alpha,
-            direction == "own",
-        )
+        self.rho = rho
+        self.direction = direction
+        self.alpha = alpha
+        self.two_passes = direction == "own"
         if direction != "own":
             self.keeps = {"sam": Kept(like_trained, starts_at_model=True)}  # w_old
 
@@ -71,9 +69,9 @@ class Sam(ClientPart):
         """Returns ρ d/‖d‖ if it is the same in all steps."""
         if self.direction == "own":
             return None
-        move = along if self.direction == "last_update" else along_ones
         back = {name: old - stack.start[name] for name, old in own["sam"].items()}
-        return dict(zip(back, move(list(back.values()), self.rho), strict=True))
+        moves = along(list(back.values()), self.rho)
+        return dict(zip(back, moves, strict=True))
 
     def before_step(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]

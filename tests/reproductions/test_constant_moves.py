@@ -1,0 +1,85 @@
+"""The moves of FedLESAM's and FedWMSAM's published code equal plain loops over flat vectors."""
+
+import pytest
+import torch
+from harness import make_net, sgd, train_rounds, weights
+from plain_reference import batches, broken, cohort, gradient
+
+from gcfed.methods.sharpness.fedwmsam import FedWMSAM
+from gcfed.methods.sharpness.sam import Sam
+from reproductions.constant_moves import ConstantLESAM, ConstantWMSAM
+
+RHO, LR, ROUNDS = 0.3, 0.1, 4
+
+
+def constant(net, direction):
+    """Fills tensor i with entry i of the flat direction, scaled to a sum of ρ."""
+    sizes = [p.numel() for p in net.parameters()]
+    first = direction[: len(sizes)]
+    total = first.abs().sum()
+    if total == 0:
+        return torch.zeros_like(direction)
+    return torch.cat([(RHO * x / total).expand(n) for x, n in zip(first, sizes, strict=True)])
+
+
+def lesam_by_hand(net, data):
+    w = weights(net)
+    last_step = torch.zeros_like(w)
+    for t in range(ROUNDS):
+        ends = []
+        for k in cohort(data, t, 3):
+            v, shift = w, constant(net, -last_step)
+            for x, y in batches(data, sgd(), k, t):
+                v = v - LR * gradient(net, v + shift, x, y)
+            ends.append(v)
+        new = torch.stack(ends).mean(0)
+        w, last_step = new, new - w
+    return w
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_fedlesams_code_moves_along_the_servers_last_step(federation, k):
+    found = train_rounds(
+        make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=[ConstantLESAM(RHO)], k=k
+    )
+    torch.testing.assert_close(found, lesam_by_hand(make_net(), federation), rtol=0, atol=1e-10)
+    run = {"rounds": ROUNDS, "k": k}
+    paper = Sam(RHO, direction="last_update")
+    other = train_rounds(make_net(), federation, sgd(lr=LR), methods=[paper], **run)
+    assert not torch.allclose(found, other, rtol=0, atol=1e-4)
+
+
+def wmsam_by_hand(net, data, alpha, absent):
+    w0, n = weights(net), len(data.clients)
+    zero = torch.zeros_like(w0)
+    c, delta, own = zero, zero, [zero] * n
+    for t in range(ROUNDS):
+        ends, changes, steps, values = [], [], [], []
+        for k in (k for k in cohort(data, t, 3) if k != absent):
+            w, momentum = w0, delta + alpha / (1 - alpha) * (c - own[k])
+            for count, (x, y) in enumerate(batches(data, sgd(), k, t)):
+                papers = w0 + count * momentum - w
+                at = w + constant(net, -papers)
+                steps.append(alpha * gradient(net, at, x, y) + (1 - alpha) * momentum)
+                w = w - LR * steps[-1]
+            ends.append(w)
+            changes.append((w0 - w) / ((count + 1) * LR) - c)
+            own[k] = own[k] + changes[-1]
+            cosine = torch.cosine_similarity(w - w0, delta, dim=0).item()
+            values.append(1 + cosine if delta.any() else 0.0)
+        alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
+        w0, c, delta = sum(ends) / len(ends), c + sum(changes) / n, sum(steps) / len(steps)
+    return w0, alpha
+
+
+def test_fedwmsams_code_moves_against_the_papers_direction(federation):
+    method, data, alpha = ConstantWMSAM(RHO, alpha=0.3), broken(federation, 3), 0.3
+    expected, last = wmsam_by_hand(make_net(), data, alpha, 3)
+    run = {"rounds": ROUNDS, "k": 2}
+    found = train_rounds(make_net(), data, sgd(lr=LR), methods=[method], **run)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    change = method.parts[-1].server_state("alpha", {})["change"]
+    assert alpha + change.item() == pytest.approx(last, abs=1e-12)
+    paper = FedWMSAM(RHO, alpha=alpha)
+    other = train_rounds(make_net(), data, sgd(lr=LR), methods=[paper], **run)
+    assert not torch.allclose(found, other, rtol=0, atol=1e-4)

@@ -1,0 +1,37 @@
+"""GC-Fed's FedACG until August 2025 equals a plain loop, and refuses servers with another step."""
+
+from functools import partial
+
+import pytest
+import torch
+from harness import make_net, make_setup, sgd, train_rounds, weights
+from plain_reference import batches, cohort, local_sgd
+from torch.optim import SGD
+
+from reproductions.delta_lookahead import DeltaLookAhead
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_it_equals_the_plain_loop(federation, k):
+    """m is FedACG's, but the server adds Δ only."""
+    net, lam = make_net(), 0.85
+    theta, m = weights(net), 0.0
+    for t in range(4):
+        ahead = theta + lam * m
+        ends = []
+        for client in cohort(federation, t, 3):
+            end, _ = local_sgd(net, ahead, batches(federation, sgd(), client, t), lr=0.1)
+            ends.append(end)
+        delta = torch.stack(ends).mean(0) - ahead
+        m = lam * m + delta
+        theta = theta + delta
+    found = train_rounds(
+        make_net(), federation, sgd(), rounds=4, methods=[DeltaLookAhead(lam)], k=k
+    )
+    torch.testing.assert_close(found, theta, rtol=0, atol=1e-10)
+
+
+def test_a_server_with_momentum_is_refused():
+    setup = make_setup(make_net(), server=partial(SGD, lr=1.0, momentum=0.85))
+    with pytest.raises(ValueError, match=r"needs server\.momentum=0\.0, not 0\.85: .* θ ← θ \+ Δ"):
+        DeltaLookAhead().meet(setup)
