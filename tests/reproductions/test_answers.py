@@ -208,3 +208,14 @@ def test_welchs_tests_of_table_8_follow_from_its_tables(name):
         assert found.value == pytest.approx(difference, abs=0.06)
         assert found.standard_error == pytest.approx(error, abs=0.06)
         assert found.p == pytest.approx(p, rel=0.12)
+
+
+def test_readme_gives_both_measures_of_table_5_in_one_line():
+    (line,) = re.findall(r"^GC-Fed gains .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    stated = [float(x.replace("−", "-")) for x in re.findall(r"−?\d+\.\d", line)]
+    expected = []
+    for column in (0, 3):
+        gains = table5_unclipped(column)
+        half = stats.t.ppf(0.975, 2) * stats.sem(gains)
+        expected += [gains.mean(), gains.mean() - half, gains.mean() + half]
+    assert stated == pytest.approx(expected, abs=0.051)
