@@ -219,3 +219,18 @@ def test_readme_gives_both_measures_of_table_5_in_one_line():
         half = stats.t.ppf(0.975, 2) * stats.sem(gains)
         expected += [gains.mean(), gains.mean() - half, gains.mean() + half]
     assert stated == pytest.approx(expected, abs=0.051)
+
+
+def test_readmes_table_of_digits_follows_from_the_page():
+    """Mean ± sample standard deviation, each to one decimal."""
+    seeds = {name: cells for name, *cells in table("every-method.md", 1)}
+    found = re.findall(
+        r"^\| (\w+) \| ([\d.±]+) \| ([\d.±]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    assert len(found) == 9
+    for name, *cells in found:
+        for cell, own in zip(cells, seeds[name], strict=True):
+            values = numbers(own)
+            mean, std = (float(x) for x in cell.split("±"))
+            assert mean == pytest.approx(np.mean(values), abs=0.051)
+            assert std == pytest.approx(np.std(values, ddof=1), abs=0.051)
