@@ -7,14 +7,15 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import OmegaConf
 
 from gcfed.runs.folder import DIVERGED, Run, read_run
 from gcfed.utils.files import replacing
-from reproductions.tables import Axis, Part, Table
+from reproductions.tables import Axis, Cell, Part, Table
+from reproductions.welch import Difference, Sample, compare_means
 
 UNITS = {  # the unit in a column's name, the factor of our numbers, and their format
     "percent": ("%", 100.0, ".2f"),
@@ -41,96 +42,156 @@ def measured(run: Run, measure: str) -> float | None:
 
     Infinite: it did not reach the target. None: there is no finite number.
     """
-    match = next(filter(None, (form.fullmatch(measure) for form in FORMS)), None)
-    if match is None:
-        forms = (
-            "max:test/acc (min:, mean:, last:), mean:test/acc[10], rounds:test/acc>=0.8,"
-            " test/acc@500"
-        )
-        raise ValueError(f"measure={measure} must be {forms} or a number of summary.json.")
-    how, name, number = match["how"], match["column"], float(match["number"] or math.inf)
-    curve = run.metrics[name].dropna() if name in run.metrics else pd.Series(dtype=float)
+    match = _form_of(measure)
+    how = match["how"]
+    name = match["column"]
     if not how:
-        found = run.summary.get(name)
-        return float(found) if isinstance(found, int | float) and math.isfinite(found) else None
+        return _finite(run.summary.get(name))
+    curve = run.metrics[name].dropna() if name in run.metrics else pd.Series(dtype=float)
+    if not len(curve):
+        return None
     if how == "rounds":
-        if match["window"] and len(curve):  # the mean of the tests in the last so many rounds
-            rounds = range(1, curve.index[-1] + 1)
-            curve = (
-                curve.reindex(rounds)
-                .rolling(int(match["window"]), min_periods=1)
-                .mean()[curve.index]
-            )
-        reached = curve.index[curve >= number]
-        return float(reached[0]) if len(reached) else math.inf if len(curve) else None
+        return _rounds_to(curve, float(match["number"]), match["window"])
+    number = float(match["number"] or math.inf)
     if how == "@":
-        curve = curve[curve.index <= number] if run.rounds >= number else curve[:0]
-    else:
-        curve = curve[curve.index > run.rounds - number]
-    value = (
-        (curve.iloc[-1] if how in ("@", "last") else getattr(curve, how)())
-        if len(curve)
-        else math.nan
+        before = curve[curve.index <= number]
+        return _finite(before.iloc[-1]) if run.rounds >= number and len(before) else None
+    last = curve[curve.index > run.rounds - number]
+    if not len(last):
+        return None
+    return _finite(last.iloc[-1] if how == "last" else getattr(last, how)())
+
+
+def _form_of(measure: str) -> re.Match[str]:
+    for form in FORMS:
+        if match := form.fullmatch(measure):
+            return match
+    raise ValueError(
+        f"measure={measure} must be max:test/acc (min:, mean:, last:), mean:test/acc[10],"
+        " rounds:test/acc>=0.8, test/acc@500 or a number of summary.json."
     )
-    return float(value) if math.isfinite(value) else None
+
+
+def _rounds_to(curve: pd.Series, target: float, window: str | None) -> float:
+    """The first round at the target; with a window, of the mean of the tests in so many rounds."""
+    if window:
+        rounds = range(1, curve.index[-1] + 1)
+        means = curve.reindex(rounds).rolling(int(window), min_periods=1).mean()
+        curve = means[curve.index]
+    reached = curve.index[curve >= target]
+    return float(reached[0]) if len(reached) else math.inf
+
+
+def _finite(value: Any) -> float | None:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def compared(table: Table, row: Axis, column: Axis, works: Sequence[Any]) -> dict[str, Any]:
     """A cell: our mean over the finished runs, the printed number, and their difference, as numbers
     and as text.
     """
-    measure, (unit, factor, digits) = (
-        table.of("measure", row, column),
-        UNITS[table.of("unit", row, column)],
-    )
+    measure = table.of("measure", row, column)
+    unit, factor, digits = UNITS[table.of("unit", row, column)]
     runs = [read_run(work.folder) for work in works if work.state == "finished"]
-    values = {
-        run.seed: (factor * x, run)
-        for run in runs
-        if measure and (x := measured(run, measure)) is not None
-    }
-    bound = any(math.isinf(value) for value, _ in values.values())  # a run did not reach the target
-    numbers = [min(value, run.rounds) if bound else value for value, run in values.values()]
-    mean, std = (
-        fmean(numbers) if numbers else None,
-        stdev(numbers) if len(numbers) > 1 and not bound else None,
-    )
-    printed, gap, difference = table.cell(row, column), "", None
-    theirs = printed.note or "–"
-    if printed.mean is not None:
-        theirs = f"{printed.mean:{digits}}" + (
-            f" ({printed.std:{digits}})" if printed.std is not None else ""
-        )
-        theirs += "+" if printed.note == "+" else f", {printed.note}" * bool(printed.note)
-        if mean is not None and not bound and printed.note != "+":
-            difference, scatter = mean - printed.mean, math.hypot(std or 0.0, printed.std or 0.0)
-            gap = f"{difference:+{digits}}" + (
-                f" ({abs(difference) / scatter:.1f} σ)" if scatter else ""
-            )
-    diverged = any(run.state == DIVERGED for run in runs)
-    ours = ("diverged" if diverged else "–") if runs else "no run"
-    if mean is not None:
-        ours = (
-            f"{mean:{digits}}{'+' * bound}"
-            + (f" ({std:{digits}})" if std is not None else "")
-            + " †" * diverged
-        )
-        ours += f" [{len(numbers)} of {len(works)}]" * (len(numbers) < len(works))
+    ours = _ours(runs, measure, factor)
+    printed = table.cell(row, column)
+    difference = _difference(ours, printed, table.seeds)
     return {
         "row": row.label,
         "column": f"{column.label} ({unit})" if unit else column.label,
-        "ours": ours,
-        "paper": theirs,
-        "difference": gap,
-        "mean": mean,
-        "std": std,
-        "seeds": " ".join(map(str, values)),
-        "values": " ".join(map(str, numbers)),
-        "bound": bound,
+        "ours": _text_of_ours(ours, runs, len(works), digits),
+        "paper": _text_of_paper(printed, digits),
+        "difference": _text_of_difference(difference, digits),
+        "mean": ours.mean,
+        "std": ours.std,
+        "seeds": " ".join(map(str, ours.values)),
+        "values": " ".join(map(str, ours.values.values())),
+        "bound": ours.bound,
         "paper_mean": printed.mean,
         "paper_std": printed.std,
+        "p": difference.p if difference else None,
         "folder": str(works[0].folder),
     }
+
+
+class Ours(NamedTuple):
+    """Our numbers of a cell, in the table's unit."""
+
+    values: dict[int, float]  # by seed
+    bound: bool  # a run did not reach the target: it counts with all its rounds
+
+    @property
+    def mean(self) -> float | None:
+        return fmean(self.values.values()) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        if self.bound or len(self.values) < 2:
+            return None
+        return stdev(self.values.values())
+
+
+def _ours(runs: Sequence[Run], measure: str | None, factor: float) -> Ours:
+    if not measure:
+        return Ours({}, False)
+    values = {}
+    for run in runs:
+        if (value := measured(run, measure)) is not None:
+            values[run.seed] = factor * value
+    bound = any(math.isinf(value) for value in values.values())
+    if bound:
+        rounds = {run.seed: run.rounds for run in runs}
+        values = {seed: min(value, rounds[seed]) for seed, value in values.items()}
+    return Ours(values, bound)
+
+
+def _difference(ours: Ours, printed: Cell, seeds: int | None) -> Difference | None:
+    """Ours less the paper's; p is NaN if the paper has no deviation or does not say its seeds."""
+    if ours.mean is None or ours.bound or printed.mean is None or printed.note == "+":
+        return None
+    tested = compare_means(
+        Sample(ours.mean, ours.std, len(ours.values)),
+        Sample(printed.mean, printed.std, seeds or 1),
+    )
+    return tested or Difference(ours.mean - printed.mean, math.nan, math.nan)
+
+
+def _text_of_ours(ours: Ours, runs: Sequence[Run], wanted: int, digits: str) -> str:
+    if not runs:
+        return "no run"
+    diverged = any(run.state == DIVERGED for run in runs)
+    if ours.mean is None:
+        return "diverged" if diverged else "–"
+    text = f"{ours.mean:{digits}}"
+    if ours.bound:
+        text += "+"
+    if ours.std is not None:
+        text += f" ({ours.std:{digits}})"
+    if diverged:
+        text += " †"
+    if len(ours.values) < wanted:
+        text += f" [{len(ours.values)} of {wanted}]"
+    return text
+
+
+def _text_of_paper(printed: Cell, digits: str) -> str:
+    if printed.mean is None:
+        return printed.note or "–"
+    text = f"{printed.mean:{digits}}"
+    if printed.std is not None:
+        text += f" ({printed.std:{digits}})"
+    if printed.note == "+":
+        return f"{text}+"
+    return f"{text}, {printed.note}" if printed.note else text
+
+
+def _text_of_difference(difference: Difference | None, digits: str) -> str:
+    if difference is None:
+        return ""
+    text = f"{difference.value:+{digits}}"
+    return text if math.isnan(difference.p) else f"{text} (p {difference.p:.2g})"
 
 
 def write_comparison(
@@ -177,7 +238,8 @@ def write_comparison(
         * bool(table.unstated),
         (
             "Mean (sample standard deviation) over seeds; [n of m]: of n seeds; †: a run diverged;"
-            " +: a lower bound."
+            " +: a lower bound; p: Welch's test of the two means, where a single run of ours has"
+            " the paper's standard deviation."
         ),
         f"Made by: {command}",
     ]

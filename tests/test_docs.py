@@ -29,11 +29,35 @@ def test_the_method_of_the_page_is_in_the_project():
         assert content.replace(f"# {name}\n", "", 1) == (ROOT / name).read_text()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
-def test_a_page_states_the_number_of_algorithms(page):
+COUNTS = re.compile(r"\b(\d+) (?:other )?(?:algorithms|methods)\b|\[all (\d+)\]\(methods")
+
+
+def counts_of_methods(text):
+    """Each number of algorithms or methods in a text, without those of a linked table."""
+    own_words = re.sub(r"\[[^\]]*\]\([^)]*results/[^)]*\)", "", text)
+    return [int(number or linked) for number, linked in COUNTS.findall(own_words)]
+
+
+def test_all_pages_state_one_number_of_algorithms():
     """GC-Fed counts as a kind of GC, not as an algorithm."""
-    count = re.search(r"(\d+) algorithms|\[all (\d+)\]\(methods", (ROOT / page).read_text())
-    assert int(count[1] or count[2]) == len([*(ROOT / "configs/algorithm").glob("*.yaml")]) - 1
+    number = len([*(ROOT / "configs/algorithm").glob("*.yaml")]) - 1
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/**/*.md")]
+    stated = {
+        page.relative_to(ROOT).as_posix(): counts
+        for page in pages
+        if page.name != "CHANGELOG.md" and (counts := counts_of_methods(page.read_text()))
+    }
+    assert {"README.md", "docs/commands.md"} <= {*stated}
+    assert not {page: counts for page, counts in stated.items() if {*counts} != {number}}
+
+
+def test_a_second_number_of_algorithms_is_found():
+    assert counts_of_methods("48 algorithms, 45 other methods, [all 47](methods.md)") == [
+        48,
+        45,
+        47,
+    ]
+    assert not counts_of_methods("[The table of 25 methods](reproductions/results/x.md)")
 
 
 OWN = (ROOT / "docs/bring-your-own.md").read_text()

@@ -1,9 +1,11 @@
-"""Draws the figures from the tables on these pages: python reproductions/results/figures.py
+"""Writes the tables that have stored data, and draws the figures:
+``python reproductions/results/figures.py``
 
-``table5.csv`` has the tests of the long runs of Table 5, whose folders were too large to keep.
+The curves are drawn from stored data, the other figures from the tables on these pages.
 """
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,9 +15,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcfed.plots.style import GREY, VERMILION, looks, save, styled
-from gcfed.report.verdict import interval
-from gcfed.runs.measures import smooth
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from gcfed.plots.style import GREY, VERMILION, looks, save, styled  # noqa: E402
+from gcfed.report.verdict import interval  # noqa: E402
+from gcfed.runs.measures import smooth  # noqa: E402
+from reproductions.results import printed  # noqa: E402
+from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
 HERE = Path(__file__).parent
 NUMBER = r"\d+(?:\.\d+)?"
@@ -91,30 +98,40 @@ def table8(figure: Figure) -> None:
     axes.legend(loc="upper left", fontsize=8)
 
 
-def over_rounds(axes: Axes, tests: pd.DataFrame, method: str, run: str = "") -> None:
+def over_rounds(axes: Axes, runs: Sequence[StoredRun], method: str) -> None:
     """Means of the ten tests in 50 rounds: thin each seed, thick their mean, up to the last round
     that all have.
     """
-    look, columns = (
-        looks([method])[method],
-        [name for name in tests if re.fullmatch(rf"{method}{run}, seed \d", name)],
-    )
-    seeds = [smooth(tests[name].dropna(), 50) for name in columns]
+    look = looks([method])[method]
+    seeds = [smooth(100 * run.curve(printed.ACCURACY), 50) for run in runs]
     for seed in seeds:
         axes.plot(seed, **look, lw=0.8, alpha=0.6)
-    axes.plot(pd.concat(seeds, axis=1).mean(axis=1, skipna=False), **look, lw=2.5, label=method)
+    mean = pd.concat(seeds, axis=1).mean(axis=1, skipna=False)
+    axes.plot(mean, **look, lw=2.5, label=method)
     axes.set(xlabel="communication round", ylabel="test accuracy (%)")
 
 
-def table5(figure: Figure, methods: Sequence[str] = ("GC-Fed", "FedAvg"), run: str = "") -> None:
-    axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
+def table5(
+    figure: Figure, methods: Sequence[str] = ("GC-Fed", "FedAvg"), clipped: bool = False
+) -> None:
+    axes = figure.subplots()
+    stored = stored_runs("gcfed-table5")
     for method in methods:
-        over_rounds(axes, tests, method, run)
-    paper = [("GC-Fed", VERMILION, 72.44, 2.14), ("FedAvg", GREY, 66.44, 1.40)]
-    for method, color, mean, deviation in () if run else paper:
+        found = chosen(stored, printed.GC[method])
+        runs = [run for run in found if (printed.CLIPPED in run.overrides) == clipped]
+        over_rounds(axes, runs, method)
+    if not clipped:
+        paper_of_table5(axes)
+    axes.legend(loc="lower right", ncols=1 if clipped else 2)
+
+
+def paper_of_table5(axes: Axes) -> None:
+    """The paper's means and standard deviations, behind the last round."""
+    paper = [("GC-Fed", VERMILION, 2.14), ("FedAvg", GREY, 1.40)]
+    for method, color, deviation in paper:
         axes.errorbar(
             815,
-            mean,
+            printed.PAPER[method],
             deviation,
             color=color,
             marker="D",
@@ -122,7 +139,6 @@ def table5(figure: Figure, methods: Sequence[str] = ("GC-Fed", "FedAvg"), run: s
             capsize=3,
             label=f"{method} in the paper",
         )
-    axes.legend(loc="lower right", ncols=1 if run else 2)
 
 
 def equal_rate(figure: Figure) -> None:
@@ -237,8 +253,9 @@ def gc_share(figure: Figure) -> None:
 
 if __name__ == "__main__":
     matplotlib.use("agg")
+    printed.update()
     tasks = {"Fashion-MNIST, CNN": 2, "TinyShakespeare, LSTM": 1}
-    clipped = partial(table5, methods=("GC-Fed", "Global GC", "FedAvg"), run=", clipped")
+    clipped = partial(table5, methods=("GC-Fed", "Global GC", "FedAvg"), clipped=True)
     drawings: dict[str, tuple[Callable, float, float]] = {
         "gcfed_table5": (table5, 8, 3.4),
         "gcfed_table5_clipped": (clipped, 8, 3.4),

@@ -92,9 +92,9 @@ def cells(monkeypatch, tmp_path):
 def test_a_cell_has_our_mean_the_printed_number_and_their_difference(cells):
     found, text = cells(Trainer(lambda values, number: {"1": 0.5, "2": 0.6}[values["seed"]]))
     assert found == {
-        # √(7.07² + 3²) = 7.68
-        ("FedAvg", "a (%)"): ("55.00 (7.07)", "50.00 (3.00)", "+5.00 (0.7 σ)"),
-        ("FedProx", "a (%)"): ("55.00 (7.07)", "10.00, failed", "+45.00 (6.4 σ)"),
+        # Welch's test: t = 5 / √(7.07²/2 + 3²/2) = 0.92 with 1.3 degrees of freedom
+        ("FedAvg", "a (%)"): ("55.00 (7.07)", "50.00 (3.00)", "+5.00 (p 0.49)"),
+        ("FedProx", "a (%)"): ("55.00 (7.07)", "10.00, failed", "+45.00"),
     }
     lines = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -116,7 +116,7 @@ def test_a_cell_shows_diverged_and_missing_runs(cells):
         return accuracies(*[0.1, 0.2, 0.3, float("nan") if values["seed"] == "2" else 0.5])
 
     found, text = cells(Trainer(of), "client.optimizer.lr=0.1")
-    assert found["FedAvg", "a (%)"] == ("50.00 † [1 of 2]", "50.00 (3.00)", "+0.00 (0.0 σ)")
+    assert found["FedAvg", "a (%)"] == ("50.00 † [1 of 2]", "50.00 (3.00)", "+0.00 (p 1)")
     assert found["FedProx", "a (%)"][0] == "no run"
     assert "Ours differs in client.optimizer.lr 0.1 (paper 0.01)." in text
 

@@ -32,6 +32,14 @@ def test_the_links_of_the_pages_are_valid():
             assert (page.parent / link).exists(), (page.name, link)
 
 
+def test_readme_states_the_number_of_methods_in_the_table_of_digits():
+    text = (ROOT / "README.md").read_text()
+    stated = re.search(r"\[The table of (\d+) methods\]\(reproductions/results/every-method", text)
+    page = (ROOT / "reproductions/results/every-method.md").read_text()
+    section = page.partition("## The digits, three seeds")[2].partition("\n## ")[0]
+    assert int(stated[1]) == len(re.findall(r"^\|.*\|$", section, re.MULTILINE)) - 2
+
+
 @pytest.mark.parametrize(
     "words", printed(r"src/train\.py", PAGES), ids=lambda words: " ".join(words)[:80]
 )

@@ -1,0 +1,287 @@
+"""Writes the numbers of the pages' tables that have stored data:
+``python reproductions/results/printed.py``. ``figures.py`` does so before it draws.
+
+A comment ``<!-- data: <name> -->`` above a table names its function in ``TABLES``. Rows and cells
+without stored runs stay as they are written.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from gcfed.runs.measures import first_round, smooth  # noqa: E402
+from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
+
+HERE = Path(__file__).parent
+Runs = Mapping[str, StoredRun]
+#: The first cells of a row → its other cells; None: a cell that the data do not give.
+Cells = dict[tuple[str, ...], list[str | None]]
+
+ACCURACY = "test/acc"
+PAPER = {"GC-Fed": 72.44, "FedAvg": 66.44}  # Table 5, CIFAR-10, 5/100, α 0.1
+CLIPPED = "client.clip_norm=10"
+GC = {"GC-Fed": "gc=gcfed", "Global GC": "gc=global", "FedAvg": "gc=none"}
+
+
+def number(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def last(run: StoredRun, rounds: int) -> float:
+    """The mean of the tests in the last rounds, in percent."""
+    return up_to(run, int(run.metrics.index[-1]), rounds)
+
+
+def up_to(run: StoredRun, end: int, rounds: int = 50) -> float:
+    """The mean of the tests in the rounds up to ``end``, in percent."""
+    curve = run.curve(ACCURACY)
+    inside = curve[(curve.index > end - rounds) & (curve.index <= end)]
+    return 100 * inside.mean()
+
+
+def rounds_to(run: StoredRun, target: float, window: int = 10) -> str:
+    """The first round whose mean of the tests in so many rounds is at the target."""
+    curve = 100 * run.curve(ACCURACY)
+    # the stored numbers have four decimals
+    found = first_round(smooth(curve, window).round(6), target)
+    return f"not in {curve.index[-1]}" if found is None else str(found)
+
+
+def of_table5(runs: Runs, method: str, seed: int, clipped: bool) -> StoredRun:
+    found = chosen(runs, GC[method], f"seed={seed}")
+    (run,) = [run for run in found if (CLIPPED in run.overrides) == clipped]
+    return run
+
+
+def three_seeds(runs: Runs) -> Cells:
+    cells: Cells = {}
+    for method, paper in PAPER.items():
+        for seed in (2, 3):
+            run = of_table5(runs, method, seed, clipped=False)
+            end = round(last(run, 10), 2)
+            targets = [rounds_to(run, target) for target in (50, 60, 70)]
+            row = [number(end), None, signed(end - paper), number(last(run, 50)), *targets]
+            cells[f"{method}, seed {seed}",] = row
+    return cells
+
+
+def three_seeds_by_round(runs: Runs) -> Cells:
+    cells: Cells = {}
+    for method in PAPER:
+        for seed in (2, 3):
+            run = of_table5(runs, method, seed, clipped=False)
+            row = [number(up_to(run, end), 1) for end in (100, 200, 400, 600)]
+            cells[f"{method}, seed {seed}",] = [*row]
+    return cells
+
+
+def ten_tests(runs: Runs) -> Cells:
+    cells: Cells = {}
+    for method in PAPER:
+        for seed in (2, 3):
+            run = of_table5(runs, method, seed, clipped=False)
+            best = run.curve(ACCURACY)
+            means = [rounds_to(run, 60, window) for window in (10, 50)]
+            row = [number(100 * best.max()), str(best.idxmax()), *means]
+            cells[f"{method}, seed {seed}",] = [*row]
+    return cells
+
+
+def clipped_seed_1(runs: Runs) -> Cells:
+    cells: Cells = {}
+    for method in GC:
+        run = of_table5(runs, method, 1, clipped=True)
+        targets = [rounds_to(run, target) for target in (50, 60, 70)]
+        cells[f"{method}, clipped at 10",] = [number(last(run, 10)), *targets, None, None]
+    return cells
+
+
+def clipped_by_round(runs: Runs) -> Cells:
+    cells: Cells = {}
+    for method in GC:
+        run = of_table5(runs, method, 1, clipped=True)
+        row = [number(up_to(run, end), 1) for end in (100, 200, 400, 600, 800)]
+        cells[f"{method}, clipped at 10",] = [*row]
+    return cells
+
+
+class Ends(NamedTuple):
+    """A clipped method's means of the last 10 and 50 rounds, each for seeds 1, 2 and 3."""
+
+    ten: list[float]
+    fifty: list[float]
+
+    def less(self, other: "Ends") -> "Ends":
+        ten = [a - b for a, b in zip(self.ten, other.ten, strict=True)]
+        fifty = [a - b for a, b in zip(self.fifty, other.fifty, strict=True)]
+        return Ends(ten, fifty)
+
+    def row(self) -> list[str | None]:
+        cells: list[str | None] = []
+        for ten, fifty in zip(self.ten, self.fifty, strict=True):
+            cells += [number(ten), number(fifty)]
+        return [*cells, number(fmean(self.ten)), number(fmean(self.fifty))]
+
+
+def clipped_ends(runs: Runs, method: str) -> Ends:
+    own = [of_table5(runs, method, seed, clipped=True) for seed in (1, 2, 3)]
+    ten = [round(last(run, 10), 2) for run in own]
+    return Ends(ten, [round(last(run, 50), 2) for run in own])
+
+
+def clipped_seeds(runs: Runs) -> Cells:
+    gcfed = clipped_ends(runs, "GC-Fed")
+    server = clipped_ends(runs, "Global GC")
+    fedavg = clipped_ends(runs, "FedAvg")
+    # seed 1 without clipping has no stored data
+    unclipped: list[str | None] = [None, None]
+    added: list[str | None] = [None, None]
+    for seed in (2, 3):
+        run = of_table5(runs, "GC-Fed", seed, clipped=False)
+        ten = round(last(run, 10), 2)
+        fifty = round(last(run, 50), 2)
+        unclipped += [number(ten), number(fifty)]
+        added += [number(gcfed.ten[seed - 1] - ten), number(gcfed.fifty[seed - 1] - fifty)]
+    return {
+        ("GC-Fed, clipped at 10",): gcfed.row(),
+        ("GC-Fed",): [*unclipped, None, None],
+        ("clipping adds",): [*added, None, None],
+        ("Global GC, clipped at 10",): server.row(),
+        ("GC-Fed above Global GC, both clipped",): gcfed.less(server).row(),
+        ("FedAvg, clipped at 10",): fedavg.row(),
+        ("GC-Fed's gain, both clipped",): gcfed.less(fedavg).row(),
+    }
+
+
+def clipped_rounds(runs: Runs) -> Cells:
+    cells: Cells = {}
+    for target in (50, 60, 70):
+        for method in GC:
+            own = [of_table5(runs, method, seed, clipped=True) for seed in (1, 2, 3)]
+            row = [rounds_to(run, target) for run in own]
+            if any(text.isdecimal() for text in row):
+                cells[f"{target} %: {method}, clipped",] = [*row]
+        unclipped = [of_table5(runs, "GC-Fed", seed, clipped=False) for seed in (2, 3)]
+        cells[f"{target} %: GC-Fed",] = [None, *(rounds_to(run, target) for run in unclipped)]
+    return cells
+
+
+def agreement(runs: Runs) -> Cells:
+    """ρ of each layer in the first and last 20 rounds, means over the seeds."""
+    cells: Cells = {}
+    for method, gc in (("FedAvg", "gc=none"), ("Global GC", "gc=global")):
+        for alpha in ("0.1", "1"):
+            own = chosen(runs, gc, f"partition.alpha={alpha}")
+            cells[method, alpha] = [rho(own, 1, 20), rho(own, 81, 100)]
+    return cells
+
+
+def rho(runs: Sequence[StoredRun], first: int, end: int) -> str:
+    means = []
+    for layer in ("fc1", "fc2", "fc3"):
+        column = f"gc/rho/{layer}.weight"
+        means.append(fmean(run.curve(column).loc[first:end].mean() for run in runs))
+    return ", ".join(number(mean) for mean in means)
+
+
+DIGITS = {
+    "FedACG": "fedacg",
+    "FedAdam": "fedadam",
+    "FedAvg": "fedavg",
+    "FedAvgM": "fedavgm",
+    "FedDyn": "feddyn",
+    "SCAFFOLD": "scaffold",
+}
+
+
+def digits(runs: Runs) -> Cells:
+    """The last ten tests of 100 rounds, one in five rounds, by seed."""
+    cells: Cells = {}
+    for label, algorithm in DIGITS.items():
+        row = []
+        for gc in ("gc=none", "gc=gcfed"):
+            own = chosen(runs, f"algorithm={algorithm}", gc)
+            row.append(", ".join(number(last(run, 50)) for run in own))
+        cells[label,] = [*row]
+    return cells
+
+
+#: (page, name of the table) → the function that makes its cells from the page's stored runs.
+TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
+    ("gcfed-table5", "three seeds"): three_seeds,
+    ("gcfed-table5", "three seeds by round"): three_seeds_by_round,
+    ("gcfed-table5", "ten tests"): ten_tests,
+    ("gcfed-table5", "clipped seed 1"): clipped_seed_1,
+    ("gcfed-table5", "clipped by round"): clipped_by_round,
+    ("gcfed-table5", "clipped seeds"): clipped_seeds,
+    ("gcfed-table5", "clipped rounds"): clipped_rounds,
+    ("coherence", "agreement"): agreement,
+    ("every-method", "digits"): digits,
+}
+
+
+def rewritten(page: str, text: str) -> str:
+    """A page's text with the numbers of its stored runs.
+
+    Raises ValueError if a table or one of its rows is missing.
+    """
+    runs = stored_runs(page)
+    for owner, name in TABLES:
+        if owner == page:
+            text = _with_cells(text, f"{page}.md", name, TABLES[owner, name](runs))
+    return text
+
+
+def _with_cells(text: str, page: str, name: str, cells: Cells) -> str:
+    found = re.search(rf"<!-- data: {re.escape(name)} -->\n\n((?:\|.*\n)+)", text)
+    if found is None:
+        raise ValueError(f"{page} has no table below <!-- data: {name} -->.")
+    lines = found[1].splitlines(keepends=True)
+    missing = {*cells}
+    for i, line in enumerate(lines):
+        old = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        for head in _heads(old):
+            if head in cells:
+                missing.discard(head)
+                lines[i] = _line(head, old[len(head) :], cells[head])
+    if missing:
+        raise ValueError(f"{page}, table {name}: there is no row {sorted(missing)[0]}.")
+    return text[: found.start(1)] + "".join(lines) + text[found.end(1) :]
+
+
+def _heads(cells: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """The first cell, and the first two."""
+    yield tuple(cells[:1])
+    yield tuple(cells[:2])
+
+
+def _line(head: tuple[str, ...], old: Sequence[str], new: Sequence[str | None]) -> str:
+    """A row of a table. A bold cell stays bold."""
+    cells = [*head]
+    for before, after in zip(old, new, strict=True):
+        if after is None or before.strip("*") == after:
+            cells.append(before)
+        else:
+            cells.append(f"**{after}**" if before.startswith("**") else after)
+    return f"| {' | '.join(cells)} |\n"
+
+
+def update() -> None:
+    """Writes all pages with stored data."""
+    for page in sorted({page for page, _ in TABLES}):
+        path = HERE / f"{page}.md"
+        path.write_text(rewritten(page, path.read_text()))
+
+
+if __name__ == "__main__":
+    update()
