@@ -22,6 +22,10 @@ HINTS = {
     "callbacks.best.monitor=val/acc": (
         "callbacks.best.monitor: there is no such key without callbacks=best."
     ),
+    "data=image_folder data.path=flowers": (
+        "data.path: there is no such key: did you mean data.root?"
+    ),
+    "data=csv data.root=people.csv": "data.root: there is no such key: did you mean data.path?",
     "data.root=flowers": "data.root: there is no such key without data=image_folder.",
     "experiment=cifar10": (
         "experiment=cifar10: there is no such option: did you mean experiment=cifar10_cnn_gcfed "

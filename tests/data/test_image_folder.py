@@ -1,5 +1,7 @@
 """Folders of images: which files are read, and how."""
 
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +57,7 @@ def test_one_folder_per_client_makes_natural_clients(tmp_path):
     assert dataset.train.y.tolist() == [1] * 5 + [0] * 4 + [1]
     clients = ByGroup()(dataset.train.y, None, seed=1, groups=dataset.train.groups)
     assert clients.label_counts(dataset.train.y, 2).tolist() == [[0, 5], [4, 1]]  # bob has no rose
-    with pytest.raises(ValueError, match=r"has images of more, .* below a folder for each client"):
+    with pytest.raises(ValueError, match=r"has images of more: .* below a folder for each client"):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
 
 
@@ -69,7 +71,7 @@ def test_classes_below_what_is_read_as_classes_are_named(tmp_path, caplog):
     )
 
 
-def test_files_that_are_no_images_are_counted_in_one_line(tmp_path, caplog):
+def test_files_that_are_no_images_are_counted_by_reason(tmp_path, caplog):
     write_images(tmp_path / "f", {"rose": 4, "tulip": 4})
     rose = tmp_path / "f" / "rose"
     for name in ("Thumbs.db", "README", "x.heic", "../loose.png"):
@@ -78,11 +80,52 @@ def test_files_that_are_no_images_are_counted_in_one_line(tmp_path, caplog):
         Image.new("RGB", (6, 5), (i, 90, 0)).save(rose / f"x{i}{suffix}")
     dataset = image_folder(str(tmp_path / "f"), str(tmp_path), test=0.5)
     assert len(dataset.train) + len(dataset.test) == 14
-    (line,) = caplog.messages
-    assert "8 files are not read" in line
-    assert line.endswith(
-        ": loose.png, rose/README, rose/Thumbs.db, rose/more/.hidden.png, rose/notes.txt, …"
+    loose, odd, hidden = caplog.messages
+    assert loose.endswith("f: 1 entry is not read (not in a folder of a class): loose.png")
+    assert "5 entries are not read (the name ends in none of .bmp, " in odd
+    assert odd.endswith(
+        ": rose/README, rose/Thumbs.db, rose/notes.txt, rose/x.heic, tulip/notes.txt"
     )
+    assert "2 entries are not read (hidden): rose/more/.hidden.png" in hidden
+
+
+def test_what_the_arrays_lack_is_counted_in_each_run(tmp_path, caplog):
+    """Alpha channels, later frames and the lower bits of 16; an opaque alpha channel is no loss."""
+    picture = Image.new("RGB", (6, 5), (9, 90, 0))
+    for name in ("rose", "tulip"):
+        folder = tmp_path / "f" / name
+        folder.mkdir(parents=True)
+        picture.save(folder / "plain.png")
+        picture.convert("RGBA").save(folder / "opaque.png")
+    Image.new("RGBA", (6, 5), (9, 90, 0, 200)).save(tmp_path / "f/rose/clear.png")
+    frames = {"save_all": True, "append_images": [Image.new("RGB", (6, 5))]}
+    for suffix in ("gif", "webp", "tiff", "png"):
+        picture.save(tmp_path / f"f/tulip/frames.{suffix}", **frames)
+    (tmp_path / "f/rose/deep.ppm").write_bytes(b"P6 6 5 65535\n" + bytes(6 * 5 * 6))
+    for _ in range(2):  # decoded, then from the cache
+        caplog.clear()
+        image_folder(str(tmp_path / "f"), str(tmp_path), test=0.2)
+        text = "\n".join(caplog.messages)
+        counts = {}
+        for count, loss in re.findall(r"images of \w+: (\d+) (are transparent|have [\w ]+),", text):
+            counts[loss] = counts.get(loss, 0) + int(count)
+        assert counts == {
+            "are transparent": 1,
+            "have several frames": 4,
+            "have 16 bits a channel": 1,
+        }
+        assert "opaque" not in text
+
+
+def test_classes_and_clients_are_named(tmp_path, caplog):
+    caplog.set_level("INFO")
+    write_images(tmp_path / "f/bob", {"rose": 4, "Tulip": 4})
+    write_images(tmp_path / "f/zoe", {"rose": 4, "tulip": 4, "lily ": 4})
+    image_folder(str(tmp_path / "f"), str(tmp_path), clients=True)
+    text = "\n".join(caplog.messages)
+    assert "f: 4 classes: Tulip, lily, rose, tulip\n" in text
+    assert text.endswith("f: 2 clients: bob, zoe")
+    assert "1 of the classes nearly equal another one, such as 'Tulip' and 'tulip'" in text
 
 
 def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):
@@ -130,10 +173,10 @@ def test_invalid_folders_are_named(tmp_path):
     write_images(tmp_path / "flowers/test", {"rose": 2, "lily": 2})
     refused("flowers has a folder test, but none to train on: call it train")
     write_images(tmp_path / "flowers/train", {"rose": 2, "tulip": 2})
-    refused(
-        "has images of rose, tulip, and test images of lily, rose: it must have a .* at least two"
-        " classes"
-    )
+    refused("the test split has no image of tulip: add one, or take the folder of tests away")
+    write_images(tmp_path / "flowers/test", {"tulip": 2})
+    refused("the training split has no image of lily: add one")
+    shutil.rmtree(tmp_path / "flowers/test/tulip")
     (tmp_path / "flowers/test/lily").rename(tmp_path / "flowers/test/tulip")
     write_images(tmp_path / "flowers/test", {"rose": 2}, size=(3, 3))
     refused(

@@ -76,6 +76,29 @@ def test_float_labels_are_refused_unless_the_task_is_a_regression(config, tmp_pa
     with pytest.raises(ValueError, match=words):
         assemble(config(*mine))
     assemble(config(*mine, "task._target_=gcfed.tasks.SquaredError"))
+    np.savez(tmp_path / "x.npz", x=IMAGES[:, 0, 0] / 1.0, y=CLASSES)
+    words = (
+        r"SquaredError is not for labels of int64: .*y\.astype\(float\), or data\.regression=true"
+    )
+    with pytest.raises(ValueError, match=words):
+        assemble(config(*mine, "task._target_=gcfed.tasks.SquaredError"))
+
+
+@pytest.mark.parametrize(
+    ("partition", "warned"),
+    [
+        (("partition=natural", "participation.num_clients=null"), False),
+        (("partition=natural", "participation.num_clients=2"), False),
+        (("partition=dirichlet", "participation.num_clients=3"), True),
+        (("partition=iid", "participation.num_clients=3"), True),
+    ],
+)
+def test_natural_clients_that_are_mixed_are_named(config, tmp_path, caplog, partition, warned):
+    np.savez(tmp_path / "x.npz", x=IMAGES, y=CLASSES, groups=np.arange(N) // 10)
+    build(config("data=arrays", f"data.path={tmp_path}/x.npz", *partition).data).setup()
+    words = "the data have 4 natural clients, and this partition mixes them in 3 clients"
+    assert (words in caplog.text) == warned
+    assert warned or "natural clients" not in caplog.text
 
 
 def test_labels_of_tokens_and_targets():
@@ -138,7 +161,7 @@ def test_columns_of_pandas_are_arrays():
         ([IMAGES, CLASSES], "gives a list: make it a dict of arrays"),
         (
             {"x": IMAGES / 255, "y": CLASSES},
-            r"samples must be images, uint8 .*\(x \* 255\)\.round.* not float64",
+            r"samples must be images, uint8 .* not float64 .*\(x \* 255\)\.round",
         ),
         ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "inhomogeneous"),
         (

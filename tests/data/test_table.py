@@ -1,5 +1,8 @@
 """CSV files: the inputs, the test rows, the clients, and what is refused."""
 
+import re
+import unicodedata
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -152,6 +155,75 @@ def test_empty_cells_are_refused(tmp_path):
         with pytest.raises(ValueError, match=words):
             csv(path, target="paid", ignore=others)
     assert csv(path, target="paid", ignore=["work", "rate"]).train.x.shape == (16, 2)
+
+
+def messages_of(caplog, content, **options):
+    """The log of reading a table."""
+    caplog.set_level("INFO")
+    caplog.clear()
+    csv(content, **options)
+    return "\n".join(caplog.messages)
+
+
+def test_columns_that_become_something_else_are_named(tmp_path, caplog):
+    """Numbers with a missing value, ids, categories that only test rows have, and all others."""
+    rows = [(i, "?" if i == 9 else i % 7, "ab"[i % 2]) for i in range(30)]
+    text = messages_of(caplog, write(tmp_path / "x.csv", rows, "id,size,y"), target="y")
+    assert "column id: all whole numbers are different, as in a column of ids" in text
+    assert "data.ignore=[id] leaves it out" in text
+    assert "column size: 1 of its 8 values are no numbers (?), so that all are categories" in text
+    assert re.search(r"column size becomes [78] columns of 0 and 1: 0, 1, 2, 3, 4, …", text)
+    again = messages_of(caplog, str(tmp_path / "x.csv"), target="y", categorical=["id", "size"])
+    assert "different" not in again
+    assert "no numbers" not in again
+    for name, kinds in (("a", "xy"), ("test", "xz")):
+        rows = [(i, kinds[i % 2], i % 2) for i in range(30)]
+        write(tmp_path / "s" / f"{name}.csv", rows, "id,kind,y")
+    text = messages_of(caplog, str(tmp_path / "s"), target="y")
+    assert "column id: all whole numbers are different" in text  # in each file
+    assert "column kind becomes 2 columns of 0 and 1: x, y" in text
+    assert "column kind: 1 texts, such as 'z', are in test rows only" in text
+
+
+def test_texts_of_one_number_are_different_classes_with_a_warning(tmp_path, caplog):
+    rows = [(i / 2, ("1", "1.0", "2")[i % 3]) for i in range(30)]
+    path = write(tmp_path / "x.csv", rows, "a,y")
+    text = messages_of(caplog, path, target="y")
+    assert "x.csv: 3 classes: 1, 1.0, 2" in text
+    assert "1 of the classes nearly equal another one, such as '1' and '1.0'" in text
+    rows = [(i / 2, 12 - i % 12) for i in range(36)]
+    numbers = csv(write(tmp_path / "y.csv", rows, "a,y"), target="y")
+    assert numbers.class_names == tuple(map(str, range(1, 13)))  # 2 comes before 10
+
+
+@pytest.mark.parametrize("cell", ["inf", "-Infinity", "1e999"])
+def test_infinite_numbers_are_named(tmp_path, cell):
+    rows = [(cell if i == 3 else i / 3, i % 2) for i in range(30)]
+    with pytest.raises(ValueError, match=rf"^column rate holds '{cell}', which is no finite"):
+        csv(write(tmp_path / "x.csv", rows, "rate,y"), target="y")
+
+
+def test_names_of_columns_have_one_form(tmp_path):
+    """A file from a Mac may hold ö as two characters."""
+    rows = [(i / 3, i % 2) for i in range(30)]
+    path = write(tmp_path / "x.csv", rows, unicodedata.normalize("NFD", "größe") + ",y")
+    assert csv(path, target="größe", regression=True).num_classes == 1
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zip"])
+def test_compressed_tables_are_read(tmp_path, suffix):
+    frame = pd.DataFrame({"n": range(30), "y": [0, 1] * 15})
+    (tmp_path / "s").mkdir()
+    for name in ("a", "b"):
+        frame.to_csv(tmp_path / "s" / f"{name}.csv.{suffix}", index=False)
+    assert csv(str(tmp_path / "s"), target="y").train.groups.max() == 1
+    assert len(csv(str(tmp_path / "s" / f"a.csv.{suffix}"), target="y").train) == 24
+    (tmp_path / "s" / f"b.csv.{suffix}").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=rf"b\.csv\.{suffix} cannot be read as a CSV file: "):
+        csv(str(tmp_path / "s"), target="y")
+    frame.to_csv(tmp_path / "s" / "b.csv", index=False)
+    with pytest.raises(ValueError, match="have the same name: take one of them away"):
+        csv(str(tmp_path / "s"), target="y")
 
 
 @pytest.mark.parametrize(

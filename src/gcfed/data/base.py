@@ -29,47 +29,47 @@ class Split:
     groups: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        x, y, n = self.x, self.y, self.x.shape[:1]
-        vectors, tokens = (
-            x.dtype in FLOATS and x.ndim == 2,
-            x.dtype in (np.uint8, np.int32) and x.ndim == 2,
-        )
-        targets = vectors and y.dtype in FLOATS and y.ndim == 2 and len(y) == len(x)
-        samples = (
-            "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 or int32 [n, T], or floats [n, d]"
-        )
-        numbers = x.ndim in (3, 4) and x.dtype != np.uint8 and x.dtype.kind in "iufb" and len(x) > 0
-        if numbers and 0 <= x.min() <= x.max() <= 255:
-            samples += f" ((x * {255 if x.max() <= 1 else 1}).round().astype('uint8') makes images)"
-        labels = (
-            f"int64 [{len(x)}]{f' or {[*x.shape]}' * tokens}{f' or floats [{len(x)}, C]' * vectors}"
-        )
-        for name, values, right, wanted in (
-            ("samples", x, vectors or tokens or (x.dtype == np.uint8 and x.ndim == 4), samples),
-            (
-                "labels",
-                y,
-                targets or (y.dtype == np.int64 and y.shape in [n] + [x.shape] * tokens),
-                labels,
-            ),
-            (
-                "groups",
-                g := self.groups,
-                g is None or (g.dtype, g.shape) == (np.int64, n),
-                f"int64 [{len(x)}]",
-            ),
-        ):
-            if values is not None and not right:
-                raise ValueError(
-                    f"{name} must be {wanted}, not {values.dtype}"
-                    f" {[*values.shape]}{label_fix(values)}"
-                )
-            if (
-                values is not None
-                and values.dtype in FLOATS
-                and (bad := np.count_nonzero(~np.isfinite(values)))
-            ):
-                raise ValueError(f"{name} must be finite numbers; {bad} are NaN or infinite")
+        self._check_samples()
+        self._check_labels()
+        self._check_groups()
+
+    @property
+    def _are_vectors(self) -> bool:
+        return self.x.dtype in FLOATS and self.x.ndim == 2
+
+    @property
+    def _are_tokens(self) -> bool:
+        return self.x.dtype in (np.uint8, np.int32) and self.x.ndim == 2
+
+    def _check_samples(self) -> None:
+        are_images = self.x.dtype == np.uint8 and self.x.ndim == 4
+        if not (are_images or self._are_tokens or self._are_vectors):
+            wanted = (
+                "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 or int32 [n, T], or floats"
+                " [n, d]"
+            )
+            raise ValueError(_refusal("samples", wanted, self.x, sample_fix(self.x)))
+        _require_finite("samples", self.x)
+
+    def _check_labels(self) -> None:
+        n = len(self.x)
+        shapes: list[tuple[int, ...]] = [(n,)]
+        wanted = f"int64 [{n}]"
+        if self._are_tokens:
+            shapes.append(self.x.shape)
+            wanted += f" or {[*self.x.shape]}"
+        if self._are_vectors:
+            wanted += f" or floats [{n}, C]"
+        are_classes = self.y.dtype == np.int64 and self.y.shape in shapes
+        are_targets = self.y.dtype in FLOATS and self.y.ndim == 2 and len(self.y) == n
+        if not (are_classes or (are_targets and self._are_vectors)):
+            raise ValueError(_refusal("labels", wanted, self.y, label_fix(self.y)))
+        _require_finite("labels", self.y)
+
+    def _check_groups(self) -> None:
+        groups, n = self.groups, len(self.x)
+        if groups is not None and (groups.dtype != np.int64 or groups.shape != (n,)):
+            raise ValueError(_refusal("groups", f"int64 [{n}]", groups))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -109,21 +109,65 @@ class FederatedDataset:
     optimum: dict[str, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
-        wrong, classes = "", f"for {self.num_classes} classes"
         for part, split in (("train", self.train), ("test", self.test)):
-            if len(split) == 0:
-                wrong = f"the {part} split is empty"
-            elif split.y.dtype in FLOATS:
-                if split.y.shape[1] != self.num_classes:
-                    wrong = f"{part} targets have {split.y.shape[1]} components"
-            elif not len(split.classes):
-                wrong = f"all labels of the {part} split are padding ({IGNORE})"
-            elif (low := split.classes.min()) < 0 or split.classes.max() >= self.num_classes:
-                wrong = f"{part} labels {low} … {split.classes.max()} {classes}"
+            wrong = self._trouble(part, split)
+            if wrong:
+                raise ValueError(f"data set {self.name!r}: {wrong}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
-            wrong = f"{len(self.class_names)} class names {classes}"
-        if wrong:
-            raise ValueError(f"data set {self.name!r}: {wrong}")
+            raise ValueError(
+                f"data set {self.name!r}: {len(self.class_names)} class names for"
+                f" {self.num_classes} classes"
+            )
+
+    def _trouble(self, part: str, split: Split) -> str:
+        """What is wrong with the labels of a split; empty if nothing is."""
+        if len(split) == 0:
+            return f"the {part} split is empty"
+        if split.y.dtype in FLOATS:
+            components = split.y.shape[1]
+            fits = components == self.num_classes
+            return "" if fits else f"{part} targets have {components} components"
+        if not len(split.classes):
+            return f"all labels of the {part} split are padding ({IGNORE})"
+        low = split.classes.min()
+        high = split.classes.max()
+        if low >= 0 and high < self.num_classes:
+            return ""
+        return f"{part} labels {low} … {high} for {self.num_classes} classes"
+
+
+def _refusal(name: str, wanted: str, values: np.ndarray, fix: str = "") -> str:
+    return f"{name} must be {wanted}, not {values.dtype} {[*values.shape]}{fix}"
+
+
+def _require_finite(name: str, values: np.ndarray) -> None:
+    if values.dtype not in FLOATS:
+        return
+    count = np.count_nonzero(~np.isfinite(values))
+    if count:
+        raise ValueError(f"{name} must be finite numbers; {count} are NaN or infinite")
+
+
+def sample_fix(x: np.ndarray) -> str:
+    """The code that converts these samples to images, tokens or vectors, for an error."""
+    if x.ndim == 2 and x.dtype.kind in "iu":
+        return ": x.astype('float32') makes a table of numbers, x.astype('int32') makes tokens"
+    if x.ndim == 2 and x.dtype.kind in "bf":
+        return ": x.astype('float32') makes a table of numbers"
+    if x.ndim not in (3, 4) or x.dtype.kind not in "iufb" or x.size == 0:
+        return ""
+    low = x.min()
+    high = x.max()
+    if x.dtype == np.uint8:
+        return ": x[:, None] makes images of one channel"
+    if low >= 0 and high <= 1:
+        return ": (x * 255).round().astype('uint8') makes images"
+    if low >= 0 and high <= 255:
+        return ": x.round().astype('uint8') makes images"
+    if not np.isfinite([low, high]).all() or low == high:
+        return ""
+    stretched = "(x - x.min()) * (255 / (x.max() - x.min()))"
+    return f": ({stretched}).round().astype('uint8') makes images of normalised values"
 
 
 def label_fix(y: np.ndarray) -> str:

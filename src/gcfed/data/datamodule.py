@@ -109,10 +109,12 @@ class FederatedDataModule(LightningDataModule):
             self.dataset = self.load()
         except SettingError as error:
             raise ValueError(f"data.dataset.{error.name}{error.rest}") from None
-        train, held = self.dataset.train, []
+        train = self.dataset.train
+        held = []
         if self.validation:
             chosen = held_out(train.y, self.validation, "validation")
-            train, held = train.subset(~chosen), [train.subset(chosen)]
+            held = [train.subset(chosen)]
+            train = train.subset(~chosen)
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
         self._fit(train, test)
@@ -121,19 +123,12 @@ class FederatedDataModule(LightningDataModule):
         self.partition = self.partitioner(
             train.y, self.num_clients, seed=self.seed, groups=train.groups
         )
-        if isinstance(self.partitioner, Shift):
-            change, owner_n = self.partitioner.shifted, self.partition.owners(len(train))
-            x = change(train.x, owner_n, self.partition.num_clients, generator(self.seed, "shift"))
-            train = replace(train, x=x)
-            for i, s in enumerate(tests):  # the same for all seeds
-                tests[i] = replace(
-                    s, x=change(s.x, np.arange(len(s)), len(s), generator(0, "shift_test", i))
-                )
-        aside, whole = np.zeros(0, np.int64), self.partition
+        self._warn_of_mixed_groups(train)
+        train, tests = self._shifted(train, tests)
+        whole = self.partition
+        aside = np.zeros(0, np.int64)
         if self.client_test:
-            self.partition, self.tests_of_clients = self.partition.parted(
-                self.client_test, self.seed
-            )
+            self.partition, self.tests_of_clients = whole.parted(self.client_test, self.seed)
             aside = self.tests_of_clients.indices
         if isinstance(self.transform, AutoTransform):
             self.transform = self.transform(train.x, aside)
@@ -146,12 +141,40 @@ class FederatedDataModule(LightningDataModule):
             train = replace(train, y=y)
         self.labels = train.y
         self.num_clients = self.partition.num_clients
-        self.test_labels, self.num_test, self.smallest_test = (
-            tests[0].y,
-            len(tests[0]),
-            min(map(len, tests)),
-        )
+        self.test_labels = tests[0].y
+        self.num_test = len(tests[0])
+        self.smallest_test = min(map(len, tests))
         self._train, *self._tests = map(_tensors, (train, *tests))
+
+    def _shifted(self, train: Split, tests: list[Split]) -> tuple[Split, list[Split]]:
+        """Changes the images of groups of clients, if the partition does so."""
+        if not isinstance(self.partitioner, Shift):
+            return train, tests
+        change = self.partitioner.shifted
+        owner_n = self.partition.owners(len(train))
+        x = change(train.x, owner_n, self.partition.num_clients, generator(self.seed, "shift"))
+        changed = []
+        for i, split in enumerate(tests):
+            rng = generator(0, "shift_test", i)  # the same for all seeds
+            each = np.arange(len(split))
+            changed.append(replace(split, x=change(split.x, each, len(split), rng)))
+        return replace(train, x=x), changed
+
+    def _warn_of_mixed_groups(self, train: Split) -> None:
+        """Warns if the data have natural clients, and the partition mixes them."""
+        if train.groups is None:
+            return
+        owner_n = self.partition.owners(len(train))
+        groups, group_n = np.unique(train.groups, return_inverse=True)
+        pairs = np.unique((owner_n * len(groups) + group_n)[owner_n >= 0])
+        if len(pairs) > self.partition.num_clients:
+            log.warning(
+                "%s: the data have %d natural clients, and this partition mixes them in %d clients:"
+                " partition=natural participation.num_clients=null keeps them",
+                self.dataset.name,
+                len(groups),
+                self.partition.num_clients,
+            )
 
     def _fit(self, *splits: Split) -> None:
         """Checks the shape and the number of classes of the data, or takes them from the data if
@@ -160,30 +183,30 @@ class FederatedDataModule(LightningDataModule):
         self.num_classes = self.num_classes or self.dataset.num_classes
         self.input_shape = self.input_shape or splits[0].x.shape[1:]
         for name, split in zip(("training", "test"), splits, strict=True):
-            key, wrong, last = (
-                f"data.num_classes={self.num_classes}",
-                "",
-                split.classes.max(initial=0),
-            )
-            if split.x.shape[1:] != self.input_shape:
-                key, wrong = (
-                    f"data.input_shape={[*self.input_shape]}",
-                    f"samples have the shape {split.x.shape[1:]}",
-                )
-            elif split.y.dtype in FLOATS and split.y.shape[1] != self.num_classes:
-                wrong = f"targets have {split.y.shape[1]} components"
-            elif last >= self.num_classes:
-                wrong = f"labels run from 0 to {last}"
+            wrong = self._misfit(split)
             if wrong:
+                what, key = wrong
                 raise ValueError(
-                    f"{self.dataset.name}: {name} {wrong}, and the model is built for {key}."
+                    f"{self.dataset.name}: {name} {what}, and the model is built for {key}."
                 )
+
+    def _misfit(self, split: Split) -> tuple[str, str] | None:
+        """What does not fit in a split, and the setting that it does not fit; or None."""
+        if split.x.shape[1:] != self.input_shape:
+            key = f"data.input_shape={[*self.input_shape]}"
+            return f"samples have the shape {split.x.shape[1:]}", key
+        key = f"data.num_classes={self.num_classes}"
+        if split.y.dtype in FLOATS and split.y.shape[1] != self.num_classes:
+            return f"targets have {split.y.shape[1]} components", key
+        last = split.classes.max(initial=0)
+        return (f"labels run from 0 to {last}", key) if last >= self.num_classes else None
 
     def check_samples(self) -> None:
         """Refuses data from which nothing can be learned, and warns of classes that are tested but
         not trained.
         """
-        if len(empty := np.flatnonzero(self.partition.sizes == 0)):
+        empty = np.flatnonzero(self.partition.sizes == 0)
+        if len(empty):
             who = (
                 f"{len(empty)} of {self.num_clients} clients without a sample, such as client"
                 f" {empty[0]}: give it one"
@@ -192,32 +215,36 @@ class FederatedDataModule(LightningDataModule):
                 f"partition: {type(self.partitioner).__name__} leaves {who}, or lower num_clients."
             )
         if self.labels.dtype.kind == "i":
-            trained, tested = (
-                {*np.unique(y[y >= 0]).tolist()} for y in (self.labels, self.test_labels)
+            self._check_classes()
+
+    def _check_classes(self) -> None:
+        trained = np.unique(self.labels[self.labels >= 0])
+        if len(trained) < 2:
+            raise ValueError(
+                f"data={self.dataset.name}: all training samples are of class {trained.tolist()}."
             )
-            if len(trained) < 2:
-                raise ValueError(
-                    f"data={self.dataset.name}: all training samples are of class {[*trained]}."
-                )
-            # some characters are rare
-            if (strange := sorted(tested - trained)) and self.labels.ndim == 1:
-                log.warning(
-                    "%d classes, such as %s, are tested and have no training sample",
-                    len(strange),
-                    strange[0],
-                )
+        strange = np.setdiff1d(self.test_labels[self.test_labels >= 0], trained)
+        # some characters are rare
+        if len(strange) and self.labels.ndim == 1:
+            names = self.dataset.class_names or range(self.num_classes)
+            log.warning(
+                "%d classes, such as %s, are tested and have no training sample",
+                len(strange),
+                names[strange[0]],
+            )
 
     def check_labels(self, net: nn.Module, task: Task) -> None:
         """Refuses inputs that the network cannot read, and labels that the task cannot use."""
-        name, model = f"data ({self.dataset.name})", type(net).__name__
+        name = f"data ({self.dataset.name})"
+        model = type(net).__name__
         is_text = len(self.input_shape) == 1 and self.dataset.train.x.dtype.kind in "iu"
-        if is_text != hasattr(net, "last_only"):
-            kind, take = (
-                ("text", "model=lstm or gpt, or make them floats")
-                if is_text
-                else ("no text", "model=mlp")
+        if is_text and not hasattr(net, "last_only"):
+            raise ValueError(
+                f"{name} is text, which {model} cannot read: take model=lstm or gpt, or make them"
+                " floats."
             )
-            raise ValueError(f"{name} is {kind}, which {model} cannot read: take {take}.")
+        if not is_text and hasattr(net, "last_only"):
+            raise ValueError(f"{name} is no text, which {model} cannot read: take model=mlp.")
         known = getattr(net, "num_tokens", None)
         if is_text and known is not None:
             most = max(int(split.x.max(initial=0)) for split in self.splits.values())
@@ -232,6 +259,8 @@ class FederatedDataModule(LightningDataModule):
                 " which are integers"
             )
             fix = label_fix(self.dataset.train.y)
+            if not task.has_classes:
+                fix = ": y.astype(float), or data.regression=true, makes numbers of whole numbers"
             raise ValueError(
                 f"task: {type(task).__name__} is not for labels of {self.labels.dtype}:"
                 f" {kinds}{fix}."
@@ -243,18 +272,20 @@ class FederatedDataModule(LightningDataModule):
 
         Columns of 0 and 1 stay as they are; constant columns get a deviation of 1.
         """
-        for key in ("x", "y") if self.standardize else ():
+        if not self.standardize:
+            return splits
+        for key in ("x", "y"):
             values = getattr(splits[0], key)
-            if values.dtype in FLOATS:
-                values = np.delete(values, aside, 0)
-                switches = ((values == 0) | (values == 1)).all(0)
-                mean = np.where(switches, 0.0, values.mean(0, np.float64))
-                std = np.where(switches | (np.ptp(values, 0) == 0), 1.0, values.std(0, np.float64))
-                self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
-                splits = [
-                    replace(s, **{key: ((getattr(s, key) - mean) / std).astype(values.dtype)})
-                    for s in splits
-                ]
+            if values.dtype not in FLOATS:
+                continue
+            values = np.delete(values, aside, 0)
+            switches = ((values == 0) | (values == 1)).all(0)
+            mean = np.where(switches, 0.0, values.mean(0, np.float64))
+            std = np.where(switches | (np.ptp(values, 0) == 0), 1.0, values.std(0, np.float64))
+            self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
+            for i, split in enumerate(splits):
+                scaled = ((getattr(split, key) - mean) / std).astype(values.dtype)
+                splits[i] = replace(split, **{key: scaled})
         return splits
 
     def to_device(

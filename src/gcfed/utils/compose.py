@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gcfed.utils.resolvers import CONFIGS
 
 TRAIN = CONFIGS / "train.yaml"
+PLACES = ("data.path", "data.root", "data.name")  # each names where the user's own data are
 GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
 )
@@ -92,6 +93,9 @@ def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str
             for file in CONFIGS.glob(f"{group}/*.yaml")
             if file.stem != "base" and _has(file, key)
         )
+        places = [other for other in PLACES if key in PLACES and other in _known(words, path)]
+        if places:
+            return f"{key}: there is no such key: did you mean {places[0]}?"
         if files and group != "hydra":
             return (
                 f"{key}: there is no such key without"

@@ -10,9 +10,8 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +21,8 @@ import numpy as np
 from gcfed.data.base import FederatedDataset, Split
 
 log = logging.getLogger(__name__)
+Note = Callable[[int, str], None]
+"""``note(level, text)`` logs a text, like ``logging.log``."""
 TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
 """Names of folders, files and splits for training and for testing.
 
@@ -78,6 +79,40 @@ def listing(names: Sequence[str]) -> str:
     return ", ".join([*names[:5], *["…"] * (len(names) > 5)]) or "nothing"
 
 
+def entries(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """All files below the folder, in the order of their paths, and all folders without an entry.
+
+    Links to folders are followed, but for a link to a folder ``above`` it.
+    """
+    above |= {folder.resolve()}
+    for path in sorted(folder.iterdir()):
+        is_circle = path.is_dir() and path.resolve() in above
+        if is_circle or not path.is_dir():
+            yield path
+            continue
+        inside = list(entries(path, above))
+        yield from inside or [path]
+
+
+def why_unread(path: Path, folder: Path) -> str:
+    """Why no reader takes this entry of the folder, whatever it looks for; empty if one may."""
+    if any(part.startswith(".") for part in path.relative_to(folder).parts):
+        return "hidden"
+    if path.is_dir():
+        return "a link to a folder above it" if any(path.iterdir()) else "an empty folder"
+    return "" if path.is_file() else "no file, or a broken link"
+
+
+def report_unread(folder: Path, left: Mapping[str, Sequence[Path]], note: Note = log.log) -> None:
+    """Logs for each reason how many entries of the folder are not read, and the first of them."""
+    for reason, paths in left.items():
+        if not paths:
+            continue
+        names = [str(path.relative_to(folder)) for path in paths]
+        count = "1 entry is" if len(names) == 1 else f"{len(names)} entries are"
+        note(logging.WARNING, f"{folder}: {count} not read ({reason}): {listing(names)}")
+
+
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
     """The cells of each line, split at white space or the separator.
 
@@ -96,17 +131,64 @@ def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list
 # ---------------------------------------------------------------------------------------- the cache
 MANIFEST = "manifest.json"
 
-Keep = Callable[..., None]
-"""``keep("train", x, y, groups)`` writes a split.
 
-``x`` is an array, or an iterator over blocks of samples.
-"""
+class Keep:
+    """Writes the splits of a data set to a folder: ``keep("train", x, y, groups)``.
+
+    ``keep.note(level, text)`` keeps a text that is logged whenever the data set is read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes: list[tuple[int, str]] = []
+
+    def note(self, level: int, text: str) -> None:
+        self.notes.append((level, text))
+
+    def __call__(
+        self,
+        part: str,
+        x: np.ndarray | Iterable[np.ndarray],
+        y: np.ndarray,
+        groups: np.ndarray | None = None,
+    ) -> None:
+        """Writes one split.
+
+        Args:
+            part: ``train`` or ``test``.
+            x: the samples [n, …], or blocks of them.
+            y: their labels [n, …].
+            groups: their natural clients [n].
+
+        Raises ValueError if the numbers of samples and labels differ.
+        """
+        blocks = [x] if isinstance(x, np.ndarray) else x
+        end = 0
+        for block in blocks:
+            if end == 0:
+                shape = (len(y), *block.shape[1:])
+                path = self.folder / f"{part}_x.npy"
+                out = np.lib.format.open_memmap(path, mode="w+", dtype=block.dtype, shape=shape)
+            start = end
+            end += len(block)
+            if end > len(y):
+                break
+            out[start:end] = block
+        if end == 0:
+            raise ValueError(f"the {part} split is empty")
+        if end != len(y):
+            raise ValueError(f"the {part} split has {len(y)} labels, and not as many samples")
+        np.save(self.folder / f"{part}_y.npy", y)
+        if groups is not None:
+            np.save(self.folder / f"{part}_groups.npy", groups)
+
+
 Build = Callable[[Keep], tuple[int, Sequence[str]]]
 """Keeps the splits ``train`` and ``test``. Returns the number of classes and their names."""
 
 
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
-    """The data set ``name`` from its cache.
+    """The data set ``name`` from its cache, and the notes of its build in the log.
 
     Builds the cache first if it is missing, damaged or of another source.
 
@@ -130,8 +212,9 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
     ) as scratch:
         stage = Path(scratch) / name
         stage.mkdir()
-        num_classes, names = build(partial(_write, stage))
-        info = {"num_classes": num_classes, "class_names": [*names]}
+        keep = Keep(stage)
+        num_classes, names = build(keep)
+        info = {"num_classes": num_classes, "class_names": [*names], "notes": keep.notes}
         (stage / MANIFEST).write_text(json.dumps({"source": source, "info": info}))
         # maps its own files: another process may replace the folder at any time
         dataset = _dataset(stage, info)
@@ -141,28 +224,21 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
     return dataset
 
 
-def _write(
-    folder: Path, part: str, x: Any, y: np.ndarray, groups: np.ndarray | None = None
-) -> None:
-    end = 0
-    for block in [x] if isinstance(x, np.ndarray) else x:
-        if end == 0:
-            shape, path = (len(y), *block.shape[1:]), folder / f"{part}_x.npy"
-            out = np.lib.format.open_memmap(path, mode="w+", dtype=block.dtype, shape=shape)
-        out[end : end + len(block)] = block
-        end += len(block)
-    np.save(folder / f"{part}_y.npy", y)
-    if groups is not None:
-        np.save(folder / f"{part}_groups.npy", groups)
-
-
 def _dataset(folder: Path, info: dict[str, Any]) -> FederatedDataset:
-    def split(part: str) -> Split:
-        # Labels and groups are small and read in random order, so they are loaded into memory.
-        # Images are mapped.
-        y, groups = (folder / f"{part}_{kind}.npy" for kind in ("y", "groups"))
-        x = np.load(folder / f"{part}_x.npy", mmap_mode="r")
-        return Split(x, np.load(y), np.load(groups) if groups.is_file() else None)
-
+    train = _split(folder, "train")
+    test = _split(folder, "test")
     names = tuple(info["class_names"]) or None
-    return FederatedDataset(folder.name, info["num_classes"], split("train"), split("test"), names)
+    dataset = FederatedDataset(folder.name, info["num_classes"], train, test, names)
+    for level, text in info.get("notes", ()):  # caches of older versions have none
+        log.log(level, text)
+    return dataset
+
+
+def _split(folder: Path, part: str) -> Split:
+    """Maps the samples. Labels and groups are small and read in random order, so they are loaded
+    into memory.
+    """
+    x = np.load(folder / f"{part}_x.npy", mmap_mode="r")
+    y = np.load(folder / f"{part}_y.npy")
+    groups = folder / f"{part}_groups.npy"
+    return Split(x, y, np.load(groups) if groups.is_file() else None)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.files import TESTS, Keep, cached, written
+from gcfed.data.sets.files import (
+    TESTS,
+    Keep,
+    Note,
+    cached,
+    entries,
+    listing,
+    report_unread,
+    why_unread,
+    written,
+)
 from gcfed.data.sets.images import Side, decode
 from gcfed.data.sets.leaf import ALPHABET, LENGTH, PAD, encode, sequences
 from gcfed.data.sets.own import from_arrays, require_columns
@@ -20,6 +32,8 @@ from gcfed.utils.instantiate import installed
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+METADATA = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 @checked
@@ -78,32 +92,33 @@ def huggingface(
     ]
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        train, tests = _load(name, subset, data_dir)
-        columns, read = (
-            _columns(train, {"x": input, "y": label, "groups": groups}, next_token),
-            _encoder(tokenizer),
-        )
-        content, kind = _arrays(train, columns, size, length, read), columns["y"]
-        for rows in [rows for rows in tests if not kind or rows.unique(kind) != [-1]][:1]:
-            if kind and getattr(rows.features[kind], "names", ()) != getattr(
-                train.features[kind], "names", ()
-            ):
+        splits = _load(name, subset, data_dir)
+        train = splits["train"]
+        columns = _columns(train, {"x": input, "y": label, "groups": groups}, next_token)
+        encoder = _encoder(tokenizer)
+        reader = _Reader(columns, size, length, encoder, keep.note)
+        kind = columns["y"]
+        content = reader.arrays(train, "train")
+        used = ["train"]
+        for split in [split for split in TESTS if _is_labelled(splits.get(split), kind)][:1]:
+            if _names(splits[split], kind) != _names(train, kind):
                 raise ValueError(
                     f"data.label={kind} has other classes in the test split: cast both to one"
                     " ClassLabel."
                 )
             grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
-            more = _arrays(rows, columns | {"groups": None}, size, length, read, grey)
+            more = reader.arrays(splits[split], split, grey, with_groups=False)
             content |= {f"{key}_test": array for key, array in more.items()}
-        dataset = from_arrays(content, f"data.name={name}", test)
+            used.append(split)
+        _report_left(name, splits, used, columns, keep)
+        dataset = from_arrays(
+            content, f"data.name={name}", test, keep.note, class_names=_names(train, kind)
+        )
         keep("train", **vars(dataset.train))
         keep("test", **vars(dataset.test))
         if kind is None:
-            return read[1], ()
-        names = getattr(train.features[kind], "names", ())
-        return dataset.num_classes, (
-            names if len(names) == dataset.num_classes else dataset.class_names or ()
-        )
+            return encoder[1], ()
+        return dataset.num_classes, dataset.class_names or ()
 
     where = Path(name).resolve() if files else name
     settings: tuple[Any, ...] = (
@@ -115,7 +130,7 @@ def huggingface(
         size,
         length,
         test,
-        "all classes known",
+        "all classes known, with notes",
     )
     settings += (tokenizer, next_token) if tokenizer or next_token else ()
     key = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
@@ -125,8 +140,8 @@ def huggingface(
     )
 
 
-def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[Dataset]]:
-    """The training split, and the splits for testing."""
+def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
+    """The splits, by name. One is called ``train``."""
     installed("datasets", "data=huggingface", "huggingface")
     import datasets
 
@@ -135,12 +150,55 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
     else:
         found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
     if isinstance(found, datasets.Dataset):
-        return found, []
+        return {"train": found}
     if "train" not in found:
         raise ValueError(
             f"data.name={name} has the splits {', '.join(found)}, and needs one called train."
         )
-    return found["train"], [found[split] for split in TESTS if split in found]
+    return dict(found)
+
+
+def _is_labelled(rows: Dataset | None, kind: str | None) -> bool:
+    """Whether there is such a split, with labels if these are the column ``kind``."""
+    if rows is None:
+        return False
+    return kind is None or rows.unique(kind) != [-1]
+
+
+def _names(rows: Dataset, kind: str | None) -> Sequence[str]:
+    """The names of classes 0, 1, …, if the column ``kind`` has some."""
+    return [] if kind is None else getattr(rows.features[kind], "names", [])
+
+
+def _report_left(
+    name: str,
+    splits: Mapping[str, Dataset],
+    used: Sequence[str],
+    columns: Mapping[str, str | None],
+    keep: Keep,
+) -> None:
+    """Notes the splits, the columns and the files that are not read."""
+    place = f"data.name={name}"
+    for split, rows in splits.items():
+        if split not in used:
+            chosen = " and ".join(used)
+            text = f"{place}: split {split} with {len(rows)} rows is not read: {chosen} is used"
+            keep.note(logging.WARNING, text)
+    others = [column for column in splits["train"].features if column not in columns.values()]
+    if others:
+        keep.note(logging.INFO, f"{place}: columns that are not read: {listing(others)}")
+    folder = Path(name).resolve()
+    if not folder.is_dir():
+        return
+    arrow = {Path(file["filename"]) for split in used for file in splits[split].cache_files}
+    left: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in entries(folder):
+        if path in arrow or path.name in METADATA:
+            continue
+        split = path.relative_to(folder).parts[0]
+        reason = f"of the split {split}" if split in splits else "not part of the data set"
+        left[why_unread(path, folder) or reason].append(path)
+    report_unread(folder, left, keep.note)
 
 
 _Encoder = tuple[Callable[[str, int | None], np.ndarray], int, int]
@@ -209,55 +267,102 @@ def _columns(rows: Dataset, named: dict[str, str | None], next_token: bool) -> d
     return named | {"x": named["x"] or (images or texts)[0], "y": label}
 
 
-def _arrays(
-    rows: Dataset,
-    columns: dict[str, Any],
-    size: int | None,
-    length: int,
-    read: _Encoder,
-    grey: bool | None = None,
-) -> dict[str, np.ndarray]:
-    """The columns as arrays for :func:`from_arrays`.
+@dataclass(frozen=True)
+class _Reader:
+    """Makes arrays of the columns of a split, for :func:`from_arrays`.
 
-    ``grey``: images have one channel; None: as the first image.
+    columns: of samples (x), labels (y) and clients (groups).
+    size: side of the square to which images are resized, or None.
+    length: tokens of a text.
     """
-    content = {key: np.array(rows[name]) for key, name in columns.items() if key != "x" and name}
-    input, label = columns["x"], columns["y"]
-    if (
-        label
-        and hasattr(rows.features[label], "names")
-        and (count := np.count_nonzero(content["y"] < 0))
-    ):
-        raise ValueError(
-            f"data.label={label} is -1, no class, in {count} of {len(rows)} samples: filter them"
-            " out."
-        )
-    if type(rows.features[input]).__name__ == "Image":
+
+    columns: Mapping[str, str | None]
+    size: int | None
+    length: int
+    encoder: _Encoder
+    note: Note
+
+    def arrays(
+        self, rows: Dataset, split: str, grey: bool | None = None, with_groups: bool = True
+    ) -> dict[str, np.ndarray]:
+        """The arrays of a split by the names x, y and groups.
+
+        ``grey``: images have one channel; None: as the first image.
+        """
+        content = {}
+        for key in ("y", "groups") if with_groups else ("y",):
+            column = self.columns[key]
+            if column:
+                content[key] = np.array(rows[column])
+        self._require_classes(rows, content.get("y"))
+        input = str(self.columns["x"])
+        if type(rows.features[input]).__name__ == "Image":
+            return {"x": self._images(rows, input, split, grey), **content}
+        texts = list(rows[input])
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"data.input={input} has a row that is no text: take it out.")
+        if self.columns["y"]:
+            return {"x": self._texts(texts, split), **content}
+        return self._sequences(texts, split, content)
+
+    def _require_classes(self, rows: Dataset, y: np.ndarray | None) -> None:
+        if y is None or not _names(rows, self.columns["y"]):
+            return
+        count = np.count_nonzero(y < 0)
+        if count:
+            raise ValueError(
+                f"data.label={self.columns['y']} is -1, no class, in {count} of {len(rows)}"
+                " samples: filter them out."
+            )
+
+    def _images(self, rows: Dataset, input: str, split: str, grey: bool | None) -> np.ndarray:
+        """uint8 [n, C, H, W]."""
         images = rows.select_columns([input])
         blocks = decode(
             range(len(rows)),
-            f"images of {input}",
+            f"images of {split}",
             opened=lambda i: images[i][input],
             named=lambda i: f"data.input={input} of row {i}",
-            size=size,
+            size=self.size,
             grey=grey,
+            note=self.note,
         )
-        return {"x": np.concatenate([*blocks]), **content}
-    texts = list(rows[input])
-    if not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"data.input={input} has a row that is no text: take it out.")
-    encoded, _, pad = read
-    if label:
-        cut = (encoded(text, length) for text in texts)
-        return {
-            "x": np.stack([np.pad(t, (length - len(t), 0), constant_values=pad) for t in cut]),
-            **content,
-        }
-    pieces = [sequences(encoded(text, None), length, pad) for text in texts]
-    sizes = [len(x) for x, _ in pieces]
-    x, y = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-    return {
-        "x": x,
-        "y": y,
-        **{key: np.repeat(values, sizes, axis=0) for key, values in content.items()},
-    }
+        return np.concatenate([*blocks])
+
+    def _texts(self, texts: list[str], split: str) -> np.ndarray:
+        """One row of tokens for each text, padded on the left, [n, length]."""
+        encoded, _, pad = self.encoder
+        tokens = [encoded(text, self.length) for text in texts]
+        self._note_unknown(tokens, split)
+        full = sum(len(t) == self.length for t in tokens)
+        if full:
+            text = f"{split}: {full} of {len(texts)} texts fill data.length={self.length} tokens"
+            self.note(logging.INFO, f"{text}, and are cut if they are longer")
+        padded = [np.pad(t, (self.length - len(t), 0), constant_values=pad) for t in tokens]
+        return np.stack(padded)
+
+    def _sequences(
+        self, texts: list[str], split: str, content: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The sequences of all texts, [n, length], and the next tokens as their labels."""
+        encoded, _, pad = self.encoder
+        tokens = [encoded(text, None) for text in texts]
+        self._note_unknown(tokens, split)
+        pieces = [sequences(t, self.length, pad) for t in tokens]
+        sizes = [len(x) for x, _ in pieces]
+        if 0 in sizes:
+            text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
+            self.note(logging.WARNING, f"{text} than two tokens")
+        x = np.concatenate([x for x, _ in pieces])
+        y = np.concatenate([y for _, y in pieces])
+        more = {key: np.repeat(values, sizes, axis=0) for key, values in content.items()}
+        return {"x": x, "y": y, **more}
+
+    def _note_unknown(self, tokens: list[np.ndarray], split: str) -> None:
+        """Notes the characters that LEAF's alphabet lacks."""
+        pad = self.encoder[2]
+        unknown = sum(np.count_nonzero(t == pad) for t in tokens)
+        if unknown:
+            known = sum(map(len, tokens))
+            text = f"{split}: {unknown} of {known} characters are not in LEAF's alphabet and become"
+            self.note(logging.WARNING, f"{text} padding; data.tokenizer reads other texts")

@@ -7,15 +7,30 @@ TinyShakespeare.
 """
 
 import json
+import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.files import Keep, cached, obtain, written
+from gcfed.data.sets.files import (
+    Keep,
+    cached,
+    counted,
+    entries,
+    listing,
+    obtain,
+    report_unread,
+    why_unread,
+    written,
+)
 from gcfed.data.sets.images import decode
+from gcfed.data.sets.names import announce, numbered
 from gcfed.tasks import IGNORE
 
 # From LEAF's pages: the whole data set, with each user's samples split into training and test.
@@ -25,6 +40,8 @@ COMMANDS = {
     "shakespeare": "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8",
 }
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+FACES = "raw/img_align_celeba"  # CelebA's images
 
 Samples = tuple[np.ndarray, np.ndarray]
 """x [n, …] and y int64 [n] of one user."""
@@ -124,24 +141,38 @@ def shakespeare(data_dir: str) -> FederatedDataset:
 
 
 def _characters(x: list[list[float]], y: list[int]) -> Samples:
-    return np.rint(np.reshape(x, (-1, 1, 28, 28)) * 255.0).astype(np.uint8), np.array(y, np.int64)
+    pixels = np.reshape(np.array(x, np.float64), (-1, 1, 28, 28))
+    if not (pixels.min() >= 0 and pixels.max() <= 1):
+        raise ValueError("a pixel is outside 0 … 1")
+    return np.rint(pixels * 255.0).astype(np.uint8), _whole(y)
 
 
 def _faces(x: list[str], y: list[float]) -> Samples:
-    return np.array([Path(name).name for name in x], np.str_), np.array(y, np.int64)
+    return np.array([Path(name).name for name in x], np.str_), _whole(y)
 
 
 def _lines(x: list[str], y: list[str]) -> Samples:
-    tokens, labels = encode("".join(x)).reshape(len(y), LENGTH), encode("".join(y)).astype(np.int64)
+    if {*map(len, x)} != {LENGTH} or {*map(len, y)} != {1}:
+        raise ValueError(f"a text has not {LENGTH} characters, or a label not one")
+    tokens = encode("".join(x)).reshape(len(y), LENGTH)
+    labels = encode("".join(y)).astype(np.int64)
     known = labels != PAD
     return tokens[known], labels[known]
+
+
+def _whole(y: list[Any]) -> np.ndarray:
+    """Class indices, int64 [n]."""
+    labels = np.array(y, np.float64)
+    if (labels % 1).any():
+        raise ValueError("a label is no whole number")
+    return labels.astype(np.int64)
 
 
 def _leaf(
     name: str, data_dir: str, read: Callable[..., Samples], classes: Sequence[str]
 ) -> FederatedDataset:
     root = Path(data_dir) / name / "data"
-    files = {part: sorted((root / part).glob("*.json")) for part in ("train", "test")}
+    files = {part: _json_files(root / part) for part in ("train", "test")}
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not all(files.values()):
@@ -150,38 +181,96 @@ def _leaf(
                 f" github.com/TalwalkarLab/leaf, run {COMMANDS[name]} in its folder data/{name},"
                 " and set paths.data_dir (DATA_DIR) to its folder data."
             )
-        samples = {
-            part: list(zip(*_users(paths, read), strict=True)) for part, paths in files.items()
-        }
-        everyone = sorted({user for users, _, _ in samples.values() for user in users})
-        for part, (users, xs, ys) in samples.items():
-            x: Iterable[np.ndarray] = xs
+        parts = {part: _users(paths, read, keep) for part, paths in files.items()}
+        users = [user for part in parts.values() for user in part.users]
+        group_n, clients = numbered(np.array(users), "a user")
+        announce(f"data set {name}", "clients", clients, keep.note)
+        read_files = {path for paths in files.values() for path in paths}
+        start = 0
+        for part, found in parts.items():
+            x: Iterable[np.ndarray] = found.xs
             if name == "celeba":
-                faces = [
-                    root / "raw" / "img_align_celeba" / file for file in np.concatenate(xs).tolist()
-                ]
-                x = decode(faces, f"CelebA {part}", size=84, bicubic=True)
-            groups = [everyone.index(user) for user in users]
-            keep(part, x, np.concatenate(ys), np.repeat(groups, [*map(len, ys)]))
+                faces = [root / FACES / file for file in np.concatenate(found.xs).tolist()]
+                read_files.update(faces)
+                x = decode(faces, f"CelebA {part}", size=84, bicubic=True, note=keep.note)
+            groups = group_n[start : start + len(found.users)]
+            start += len(found.users)
+            keep(part, x, np.concatenate(found.ys), np.repeat(groups, [*map(len, found.ys)]))
+        _report_left(root, read_files, keep)
         return len(classes), classes
 
     every = [*files["train"], *files["test"]]
-    return cached(data_dir, f"leaf_{name}", build, written(every) if every else "")
+    source = ""  # the cache may be all that is left
+    if every:
+        source = f"{written(every)}; {counted(root.parent, 'data', 'data/train', 'data/test')}"
+    return cached(data_dir, f"leaf_{name}", build, source)
 
 
-def _users(
-    paths: list[Path], read: Callable[..., Samples]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields (user, x, y) for each user with samples."""
+def _json_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("[!.]*"))
+    return [path for path in files if path.is_file() and path.suffix.lower() == ".json"]
+
+
+def _report_left(root: Path, read: set[Path], keep: Keep) -> None:
+    """Notes the entries of the folder that are not read. Folders of LEAF's intermediate results
+    count as one entry.
+    """
+    folders = {path.relative_to(root).parts[0] for path in read}
+    left: defaultdict[str, list[Path]] = defaultdict(list)
+    for place in sorted(root.iterdir()):
+        if place.name not in folders:
+            left["beside the folders of samples"].append(place)
+            continue
+        for path in entries(place):
+            if path not in read:
+                left[
+                    why_unread(path, root) or "neither a JSON file of a split nor a user's face"
+                ].append(path)
+    report_unread(root, left, keep.note)
+
+
+@dataclass
+class _Users:
+    """The users of a split who have samples."""
+
+    users: list[str] = field(default_factory=list)
+    xs: list[np.ndarray] = field(default_factory=list)
+    ys: list[np.ndarray] = field(default_factory=list)
+
+
+def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _Users:
+    found = _Users()
+    without = []  # users without a sample
+    unknown = 0  # samples whose label is no character of LEAF
     for path in paths:
         try:
             content = json.loads(path.read_bytes())
             for user in content["users"]:
                 # popped, because lists of floats need much memory
                 samples = content["user_data"].pop(user)
-                if samples["x"]:
-                    yield user, *read(samples["x"], samples["y"])
+                count = len(samples["y"])
+                if len(samples["x"]) != count:
+                    raise ValueError(f"user {user} has not as many samples as labels")
+                if not count:
+                    without.append(user)
+                    continue
+                x, y = read(samples["x"], samples["y"])
+                unknown += count - len(y)
+                if len(y):
+                    found.users.append(user)
+                    found.xs.append(x)
+                    found.ys.append(y)
+            if content["user_data"]:
+                raise ValueError(f"users does not list {listing([*content['user_data']])}")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is not what LEAF's preprocessing writes ({error!r}): make it again."
             ) from error
+    part = paths[0].parent.name
+    if without:
+        text = f"{part}: {len(without)} users have no sample: {listing(without)}"
+        keep.note(logging.WARNING, text)
+    if unknown:
+        text = f"{part}: {unknown} samples are left out: their label is not in LEAF's alphabet"
+        keep.note(logging.WARNING, text)
+    return found

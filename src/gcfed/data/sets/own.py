@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 from gcfed.data.base import FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.files import listing
+from gcfed.data.sets.files import Note, listing
+from gcfed.data.sets.names import announce, numbered
 from gcfed.tasks import IGNORE
 from gcfed.utils.checked import Inside, checked
 
@@ -78,8 +79,15 @@ def arrays(path: str | None, test: Inside = 0.2) -> FederatedDataset:
     return from_arrays(content, str(path), test)
 
 
-def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
-    """The data set of these arrays.
+def from_arrays(
+    content: Any,
+    name: str,
+    test: float,
+    note: Note = log.log,
+    *,
+    class_names: Sequence[str] = (),
+) -> FederatedDataset:
+    """The data set of these arrays. The log names its classes and clients.
 
     Args:
         content: by name, arrays or what NumPy converts to arrays, such as pandas' columns. ``x``:
@@ -91,37 +99,61 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         name: of the file or module, for errors.
         test: share of the samples (of each class) that become the test split if ``x_test`` is
             missing.
+        note: logs a text.
+        class_names: names of the classes 0, 1, … in ``y``; empty: the values in ``y`` are names.
 
     Raises ValueError, with the file's name, if an array is missing or arrays do not match.
     """
-    if not isinstance(content, Mapping):
-        raise ValueError(
-            f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y."
-        )
-    if not {"x", "y"} <= content.keys() <= set(KEYS) or ("x_test" in content) != (
-        "y_test" in content
-    ):
-        raise ValueError(
-            f"{name} has {', '.join(map(str, content))}: give x and y, and perhaps"
-            f" {', '.join(KEYS[2:])}."
-        )
+    _require_keys(content, name)
     try:
         found = {key: _plain(key, value) for key, value in content.items()}
-        y, num_classes, names = _labels([found[key] for key in ("y", "y_test") if key in found])
-        groups = (
-            np.unique(_flat(found["groups"]), return_inverse=True)[1] if "groups" in found else None
-        )
+        labels = [found[key] for key in ("y", "y_test") if key in found]
+        y, num_classes, classes = _labels(labels)
+        if class_names and classes:
+            classes = tuple(class_names[int(number)] for number in classes)
+        groups, clients = _groups(found.get("groups"))
         train = Split(_samples(found["x"]), y[0], groups)
         if "x_test" in found:
             tests = Split(_samples(found["x_test"]), y[1])
         else:
             chosen = held_out(train.y, test, "test")
-            train, tests = train.subset(~chosen), train.subset(chosen)
-        if names:
-            log.info("%s: %d classes: %s", name, num_classes, listing(names))
-        return FederatedDataset(Path(name).stem, num_classes, train, tests, names)
+            tests = train.subset(chosen)
+            train = train.subset(~chosen)
+        dataset = FederatedDataset(Path(name).stem, num_classes, train, tests, classes)
     except ValueError as error:
         raise ValueError(f"{name}: {error}.") from error
+    if classes:
+        announce(name, "classes", classes, note)
+    if clients:
+        announce(name, "clients", clients, note)
+    _report_untested(dataset, name, note)
+    return dataset
+
+
+def _report_untested(dataset: FederatedDataset, name: str, note: Note) -> None:
+    """Warns of classes that have training samples and no test sample."""
+    untested = np.setdiff1d(dataset.train.classes, dataset.test.classes)
+    if dataset.class_names is None or not len(untested):
+        return
+    names = [dataset.class_names[number] for number in untested]
+    note(
+        logging.WARNING,
+        f"{name}: the test split has no sample of {len(names)} classes: {listing(names)}",
+    )
+
+
+def _require_keys(content: Any, name: str) -> None:
+    """Raises ValueError unless ``content`` maps the names of the arrays to arrays."""
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y."
+        )
+    is_complete = {"x", "y"} <= content.keys() <= set(KEYS)
+    if not is_complete or ("x_test" in content) != ("y_test" in content):
+        raise ValueError(
+            f"{name} has {', '.join(map(str, content))}: give x and y, and perhaps"
+            f" {', '.join(KEYS[2:])}."
+        )
 
 
 def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str | None]]) -> None:
@@ -137,15 +169,27 @@ def _plain(key: str, value: Any) -> np.ndarray:
     """An array of numbers, booleans or text. Columns of pandas keep text as objects."""
     array = np.asarray(value)
     if array.dtype == object:
-        if key.startswith("x"):
-            return array.astype(np.float64)
-        if len({type(entry) for entry in array.flat}) > 1:
-            raise ValueError(
-                f"{key} holds objects that are neither all text nor all numbers, such as empty"
-                " cells"
-            )
-        array = np.array(array.tolist())
+        array = array.astype(np.float64) if key.startswith("x") else _of_one_type(key, array)
+    if array.dtype.kind == "T":  # NumPy's texts of any length
+        return array.astype(np.str_)
     return np.char.decode(array) if array.dtype.kind == "S" else array
+
+
+def _of_one_type(key: str, array: np.ndarray) -> np.ndarray:
+    """Objects as an array of text or numbers. Integers of over 64 bits stay exact, as text.
+
+    Raises ValueError if the objects have several types.
+    """
+    types = {type(entry) for entry in array.flat}
+    if len(types) > 1:
+        raise ValueError(
+            f"{key} holds objects that are neither all text nor all numbers, such as empty cells"
+        )
+    entries = array.tolist()
+    plain = np.array(entries)
+    if types == {int} and plain.dtype.kind not in "iu":
+        return array.astype(np.str_)
+    return plain
 
 
 def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:
@@ -155,20 +199,43 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     parts = [part if part.dtype.kind == "f" else _flat(part) for part in parts]
     kinds = {part.dtype.kind for part in parts}
     if kinds <= set("iuUb") and all(part.ndim == 1 for part in parts):
-        values = np.unique(np.concatenate(parts))
-        y = [np.searchsorted(values, part.astype(values.dtype)) for part in parts]
-        return y, len(values), tuple(map(str, values))
+        class_of_n, names = numbered(_joined(parts), "an entry of y")
+        y = np.split(class_of_n, [len(parts[0])])
+        return y[: len(parts)], len(names), names
     if kinds <= set("iu"):  # of tokens
         tokens = [np.where(part < 0, IGNORE, part).astype(np.int64) for part in parts]
         return tokens, 1 + max(int(part.max(initial=0)) for part in tokens), None
     if kinds == {"f"}:
         targets = [_floats(part.reshape(len(part), -1)) for part in parts]
         return targets, targets[0].shape[1], None
-    found, fix = (
-        " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts),
-        max(map(label_fix, parts)),
-    )
+    found = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts)
+    fix = max(map(label_fix, parts))
     raise ValueError(f"y holds {found}, neither classes throughout nor floats to regress on{fix}")
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The classes of all splits. Those of unsigned and signed integers have no common type but
+    float64, which would merge large ones.
+    """
+    if np.result_type(*parts).kind == "f":
+        parts = [part.astype(object) for part in parts]
+    return np.concatenate(parts)
+
+
+def _groups(groups: np.ndarray | None) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The number of each sample's client, int64 [n], and the clients' names.
+
+    Raises ValueError for NaN.
+    """
+    if groups is None:
+        return None, ()
+    groups = _flat(groups)
+    missing = np.count_nonzero(groups != groups)  # NaN, and NaT of dates
+    if missing:
+        raise ValueError(
+            f"groups holds {missing} empty entries (NaN): give each sample a client, or drop it"
+        )
+    return numbered(groups, "an entry of groups")
 
 
 def _flat(values: np.ndarray) -> np.ndarray:

@@ -1,6 +1,9 @@
 """The user's own tables: one CSV file, or a folder with one file per client."""
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +14,15 @@ from pandas import DataFrame, Series
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.files import TESTS
+from gcfed.data.sets.files import TESTS, entries, listing, report_unread, why_unread
+from gcfed.data.sets.names import clean, numbered
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 
 log = getLogger(__name__)
 MOST = 20  # the largest number of values of a column of text that data.categorical does not name
+FILE_NAME = re.compile(r"(?P<name>.+)\.csv(\.(bz2|gz|xz|zip))?", re.IGNORECASE)
+WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # an int64 has one such text
 
 
 @checked
@@ -38,9 +44,12 @@ def csv(
     begins with 0, as post codes do. Columns without a name are left out, such as the row numbers in
     files that pandas wrote.
 
+    Classes, clients and categories are texts: two texts that differ are never merged. The log says
+    which columns become several, and counts the entries of a folder that are not read.
+
     Args:
-        path: a file, or a folder with one file per client; ``test.csv`` (or ``val.csv``) in it is
-            the test split.
+        path: a file, perhaps compressed (``.csv.gz``), or a folder with one file per client;
+            ``test.csv`` (or ``val.csv``) in it is the test split.
         categorical: columns of numbers that are codes, and columns of text with more than 20
             values.
         regression: the target is a number, not a class.
@@ -50,140 +59,301 @@ def csv(
             it.
 
     Raises FileNotFoundError if there is no CSV file; ValueError for a file that cannot be read, a
-    missing or repeated column, empty cells, or text that is no category.
+    missing or repeated column, empty cells, infinite numbers, or text that is no category.
     """
-    rows, is_test, files = _read(
-        path, {"semicolon": ";", "tab": "\t"}.get(sep, sep), decimal, encoding
-    )
-    named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
-    require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
-    rows = rows.drop(columns=[name for name in ignore if name not in (target, groups)])
-    if len(empty := rows.columns[rows.isna().any()]):
-        cells = (
-            f"has {rows[empty[0]].isna().sum()} empty cells (or NA, None, null, …) of {len(rows)}"
-        )
-        raise ValueError(
-            f"column {empty[0]} {cells}: fill them, drop the rows, or set data.ignore=[{empty[0]}]."
-        )
-    inputs = rows.drop(columns=[name for name in (target, groups) if name is not None])
+    form = _Form({"semicolon": ";", "tab": "\t"}.get(sep, sep), decimal, encoding)
+    table = _read(path, form)
+    target = None if target is None else clean(target)
+    groups = None if groups is None else clean(groups)
+    categorical = [clean(name) for name in categorical]
+    ignore = [clean(name) for name in ignore]
+    named: dict[str, Sequence[str | None]] = {
+        "data.target": [target],
+        "data.categorical": categorical,
+        "data.ignore": ignore,
+    }
+    if groups is not None:
+        named["partition.by"] = [groups]
+    require_columns(table.rows.columns, named)
+    cells = table.rows.drop(columns=[name for name in ignore if name not in (target, groups)])
+    _require_full(cells)
+    inputs = cells.drop(columns=[name for name in (target, groups) if name is not None])
     if inputs.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
-    y = _target(rows[str(target)], regression)
-    owners = files if groups is None else rows[groups].to_numpy()
+    y = _targets(cells[target], form) if regression else _classes(cells[target], form)
+    is_test = table.is_test
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, "test")
-    coded = [name for name in inputs if name in categorical or inputs[name].dtype.kind not in "iuf"]
-    for name in coded:
-        if name not in categorical and (count := inputs[name].nunique()) > MOST:
-            what = f"has {count:,} texts in {len(rows):,} rows, such as {inputs[name].iloc[0]!r}"
-            remedy = f"name it in data.categorical=[{name}], or leave it out, data.ignore=[{name}]"
-            raise ValueError(
-                f"column {name} {what}: write numbers plainly (see data.decimal), {remedy}."
-            )
-    numbers = inputs.drop(columns=coded).to_numpy(np.float64)
-    texts = inputs[coded].astype(str)
-    one_hot = [
-        texts[[name]].to_numpy() == np.sort(texts.loc[~is_test, name].unique()) for name in coded
-    ]
-    x = np.concatenate([numbers, *one_hot], axis=1)
+    x = _inputs(inputs, categorical, is_test, form, table.files)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
-    return from_arrays(
-        content | ({} if owners is None else {"groups": owners[~is_test]}), str(path), test
-    )
+    owners = table.clients if groups is None else _codes(cells[groups])
+    if owners is not None:
+        content["groups"] = owners[~is_test]
+    return from_arrays(content, str(path), test)
 
 
-def _read(
-    path: str | None, sep: str, decimal: str, encoding: str
-) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
-    """All rows; which of them are the test split, bool [n]; and the file of each row if each file
-    is a client.
+# ------------------------------------------------------------------------------------------- files
+@dataclass(frozen=True)
+class _Form:
+    """How the files are written."""
+
+    sep: str
+    decimal: str
+    encoding: str
+
+
+@dataclass(frozen=True)
+class _Table:
+    """All rows, as text.
+
+    rows: the cells, without spaces around them; NaN for empty ones.
+    files: the name of each row's file, [n].
+    is_test: which rows are the test split, bool [n].
+    clients: the name of each row's file, if each file is a client, [n].
+    """
+
+    rows: DataFrame
+    files: np.ndarray
+    is_test: np.ndarray
+    clients: np.ndarray | None
+
+
+def _read(path: str | None, form: _Form) -> _Table:
+    files, test_name = _files(path)
+    tables: list[DataFrame] = []
+    first = next(iter(files.values()))
+    for file in files.values():
+        try:
+            tables.append(_texts(file, form))
+            if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
+                raise ValueError(
+                    f"it has no row, or other columns than {first}: {', '.join(tables[-1])}"
+                )
+        except Exception as error:  # of pandas, of decoding or of decompression
+            remedy = (
+                "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first"
+                " line"
+            )
+            text = " ".join(str(error).split())
+            raise ValueError(f"{file} cannot be read as a CSV file: {text}: {remedy}.") from error
+    names = np.repeat([*files], [len(table) for table in tables])
+    is_test = np.array([name == test_name for name in names.tolist()])
+    if is_test.all():
+        raise ValueError(
+            f"data.path={path} has a file {first.name}, but none to train on: call it train.csv."
+        )
+    several = len(files) - is_test.any() > 1
+    rows = pd.concat(tables, ignore_index=True)
+    return _Table(rows, names, is_test, names if several else None)
+
+
+def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
+    """The files to read, by their names without ``.csv``, and the name of the test split, if any.
+
+    Raises FileNotFoundError if there is none; ValueError for two files of one name.
     """
     place = Path(path or "")
-    files = sorted(place.glob("*.csv")) if place.is_dir() and path else [place] * place.is_file()
-    tests = [
-        file for name in TESTS for file in files if place.is_dir() and file.stem.lower() == name
-    ]
-    files = [file for file in files if file not in tests[1:]]
+    if path and place.is_file():
+        return {place.stem: place}, None
+    files: dict[str, Path] = {}
+    left: defaultdict[str, list[Path]] = defaultdict(list)
+    for file in entries(place) if path and place.is_dir() else ():
+        match = FILE_NAME.fullmatch(file.name)
+        reason = why_unread(file, place)
+        if not reason and file.parent != place:
+            reason = "in a subfolder"
+        if reason or match is None:
+            left[reason or "its name does not end in .csv"].append(file)
+            continue
+        other = files.setdefault(clean(match["name"]), file)
+        if other != file:
+            raise ValueError(f"{other} and {file} have the same name: take one of them away.")
+    tests = [name for wanted in TESTS for name in files if name.lower() == wanted]
+    for name in tests[1:]:
+        left[f"{files[tests[0]].name} is the test split"].append(files.pop(name))
+    report_unread(place, left)
     if not files:
         what = (
             "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv"
             " data.target=income"
         )
         raise FileNotFoundError(f"data.path={path or 'null'} {what}.")
-    tables: list[DataFrame] = []
-    for file in files:
-        try:
-            tables.append(_texts(file, sep, encoding))
-            if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
-                raise ValueError(
-                    f"it has no row, or other columns than {files[0]}: {', '.join(tables[-1])}"
-                )
-        except (
-            ValueError,
-            LookupError,
-            OSError,
-        ) as error:  # pandas' errors of parsing and decoding are ValueErrors
-            remedy = (
-                "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first"
-                " line"
-            )
-            raise ValueError(f"{file} cannot be read as a CSV file: {error}: {remedy}.") from error
-    rows = pd.concat(tables, ignore_index=True)
-    names = np.repeat([file.stem for file in files], [len(table) for table in tables])
-    is_test = np.isin(names, [file.stem for file in tests[:1]])
-    several = len(files) - len(tests[:1]) > 1
-    return rows.apply(lambda column: _typed(column, decimal)), is_test, names if several else None
+    return files, tests[0] if tests else None
 
 
-def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
+def _texts(file: Path, form: _Form) -> DataFrame:
     """The cells of the columns with a name as text, without spaces around them; NaN for empty
     cells.
 
     The header is read as a row. Otherwise pandas would rename repeated columns.
     """
-    form: Any = {
-        "sep": sep,
-        "encoding": encoding,
+    options: Any = {
+        "sep": form.sep,
+        "encoding": form.encoding,
         "header": None,
         "dtype": str,
         "skipinitialspace": True,
     }
     # a column may be called NA
-    header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0].str.strip()
-    named = header[header != ""]
-    if len(header) == 1 or named.duplicated().any():
+    cells = pd.read_csv(file, **options, nrows=1, keep_default_na=False).iloc[0]
+    header = np.array([clean(cell) for cell in cells], object)
+    has_name = header != ""
+    named = header[has_name].tolist()
+    if len(header) == 1 or len(set(named)) < len(named):
         raise ValueError(f"it has one column, or two of one name: {', '.join(named)}")
     if len(named) < len(header):
         log.warning("%s: columns without a name are left out", file)
-    cells = pd.read_csv(file, **form).iloc[1:].apply(lambda column: column.str.strip())
-    return cells.set_axis(header, axis=1).loc[:, (header != "").to_numpy()]
+    rows = pd.read_csv(file, **options).iloc[1:].apply(lambda column: column.str.strip())
+    return rows.set_axis(header, axis=1).loc[:, has_name]
 
 
-def _typed(column: Series, decimal: str) -> Series:
-    """A column of text as numbers, if all cells are numbers and none is a code such as 01234."""
-    plain = column.str.translate(str.maketrans(",.", ".,")) if decimal == "," else column
-    numbers = pd.to_numeric(plain, errors="coerce")
-    has_codes = bool((numbers.dropna() % 1 == 0).all() and column.str.match(r"[+-]?0\d").any())
-    return column if has_codes or (numbers.isna() & column.notna()).any() else numbers
+# ----------------------------------------------------------------------------------------- columns
+def _require_full(cells: DataFrame) -> None:
+    """Raises ValueError for empty cells."""
+    empty = cells.isna() | (cells == "")
+    counts = empty.sum()
+    for name in counts.index[counts > 0]:
+        raise ValueError(
+            f"column {name} has {counts[name]} empty cells (or NA, None, null, …) of {len(cells)}:"
+            f" fill them, drop the rows, or set data.ignore=[{name}]."
+        )
 
 
-def _target(column: Series, regression: bool) -> np.ndarray:
-    """The classes, integers or text [n], or the numbers to regress on, float64 [n]."""
-    name, is_number = column.name, column.dtype.kind in "iuf"
-    if regression and not is_number:
+def _numbers(column: Series, form: _Form) -> Series | None:
+    """A column of text as numbers; None if a cell is no number, or one is a code such as 01234.
+
+    Raises ValueError for an infinite number.
+    """
+    numbers = _parsed(column, form)
+    if numbers.isna().any():
+        return None
+    infinite = np.isinf(numbers.to_numpy(np.float64))
+    if infinite.any():
+        raise ValueError(
+            f"column {column.name} holds {column[infinite].iloc[0]!r}, which is no finite number:"
+            f" correct it, or set data.ignore=[{column.name}]."
+        )
+    has_codes = (numbers % 1 == 0).all() and column.str.match(r"[+-]?0\d").any()
+    return None if has_codes else numbers
+
+
+def _parsed(column: Series, form: _Form) -> Series:
+    """The numbers in a column of text; NaN where a cell is none."""
+    if form.decimal == ",":
+        column = column.str.translate(str.maketrans(",.", ".,"))
+    return pd.to_numeric(column, errors="coerce")
+
+
+def _targets(column: Series, form: _Form) -> np.ndarray:
+    """The numbers to regress on, float64 [n]."""
+    numbers = _numbers(column, form)
+    if numbers is None:
         what = (
             f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see"
             " data.decimal"
         )
-        raise ValueError(f"data.target={name} {what}.")
-    if not regression and is_number and (column % 1).any():
+        raise ValueError(f"data.target={column.name} {what}.")
+    return numbers.to_numpy(np.float64)
+
+
+def _classes(column: Series, form: _Form) -> np.ndarray:
+    """The classes, integers or text [n]."""
+    numbers = _numbers(column, form)
+    if numbers is not None and (numbers % 1).any():
         raise ValueError(
-            f"data.target={name} holds numbers with fractions: data.regression=true regresses on"
-            " them."
+            f"data.target={column.name} holds numbers with fractions: data.regression=true"
+            " regresses on them."
         )
-    if is_number and not regression and (count := column.nunique()) > MOST:
+    count = column.nunique()
+    if numbers is not None and count > MOST:
         log.warning(
-            "%s: %d values are read as classes; data.regression=true predicts a number", name, count
+            "%s: %d values are read as classes; data.regression=true predicts a number",
+            column.name,
+            count,
         )
-    # 0.0 and 1.0 are classes
-    return column.to_numpy(np.float64 if regression else np.int64 if is_number else np.str_)
+    return _codes(column)
+
+
+def _codes(column: Series) -> np.ndarray:
+    """Texts [n]; or integers, if each text is the only one of its integer, so that 2 comes before
+    10.
+    """
+    texts = column.to_numpy(np.str_)
+    if all(map(WHOLE_NUMBER.fullmatch, column.unique())):
+        return texts.astype(np.int64)
+    return texts
+
+
+def _inputs(
+    inputs: DataFrame,
+    categorical: Iterable[str],
+    is_test: np.ndarray,
+    form: _Form,
+    files: np.ndarray,
+) -> np.ndarray:
+    """The samples, float64 [n, d]: first the columns of numbers, then those of 0 and 1."""
+    numbers = []
+    switches = []
+    for name in inputs:
+        column = inputs[name]
+        plain = None if name in categorical else _numbers(column, form)
+        if plain is not None:
+            _warn_of_ids(column, plain, files)
+            numbers.append(plain.to_numpy(np.float64)[:, None])
+            continue
+        if name not in categorical:
+            _require_categories(column, form)
+        switches.append(_one_hot(column, is_test))
+    return np.concatenate([*numbers, *switches], axis=1)
+
+
+def _warn_of_ids(column: Series, numbers: Series, files: np.ndarray) -> None:
+    """Warns of whole numbers that are all different in each file, as ids are."""
+    if len(column) <= MOST or (numbers % 1).any():
+        return
+    if not DataFrame({"file": files, "text": column}).duplicated().any():
+        log.warning(
+            "column %s: all whole numbers are different, as in a column of ids, and the model gets"
+            " them as an input; data.ignore=[%s] leaves it out",
+            column.name,
+            column.name,
+        )
+
+
+def _require_categories(column: Series, form: _Form) -> None:
+    """Raises ValueError for more texts than categories have; warns of texts among numbers."""
+    count, name = column.nunique(), column.name
+    if count > MOST:
+        what = f"has {count:,} texts in {len(column):,} rows, such as {column.iloc[0]!r}"
+        remedy = f"name it in data.categorical=[{name}], or leave it out, data.ignore=[{name}]"
+        raise ValueError(
+            f"column {name} {what}: write numbers plainly (see data.decimal), {remedy}."
+        )
+    is_text = _parsed(column, form).isna()
+    texts = column[is_text].unique().tolist()
+    if 0 < len(texts) < count:
+        log.warning(
+            "column %s: %d of its %d values are no numbers (%s), so that all are categories; "
+            "write numbers plainly (see data.decimal), or drop these rows",
+            name,
+            len(texts),
+            count,
+            listing(texts),
+        )
+
+
+def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
+    """A column of 0 and 1 for each text in the training rows, in their order, float64 [n, c]."""
+    number_n, names = numbered(column.to_numpy(np.str_))
+    trained = np.unique(number_n[~is_test])
+    kept = [names[number] for number in trained]
+    log.info("column %s becomes %d columns of 0 and 1: %s", column.name, len(kept), listing(kept))
+    untrained = np.setdiff1d(number_n, trained)
+    if len(untrained):
+        log.warning(
+            "column %s: %d texts, such as %r, are in test rows only, which get 0 in all columns",
+            column.name,
+            len(untrained),
+            names[untrained[0]],
+        )
+    return (number_n[:, None] == trained).astype(np.float64)

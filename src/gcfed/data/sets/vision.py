@@ -3,6 +3,7 @@ digits.
 """
 
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,15 +17,23 @@ import torch
 import torch.nn.functional as F
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.files import Keep, cached, counted, missing, obtain, rows_of
+from gcfed.data.sets.files import (
+    Keep,
+    cached,
+    counted,
+    entries,
+    missing,
+    obtain,
+    report_unread,
+    rows_of,
+    why_unread,
+)
 from gcfed.data.sets.images import decode
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.instantiate import installed
 
-CIFAR, EMNIST = (
-    "www.cs.toronto.edu/~kriz/cifar.html",
-    "www.nist.gov/itl/products-and-services/emnist-dataset",
-)
+CIFAR = "www.cs.toronto.edu/~kriz/cifar.html"
+EMNIST = "www.nist.gov/itl/products-and-services/emnist-dataset"
 # name → torchvision's class, the official page, the class's further arguments
 SETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "cifar10": ("CIFAR10", CIFAR, {}),
@@ -36,6 +45,7 @@ SETS: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 
 TINY = "tiny-imagenet-200"
+TINY_TEXTS = ("wnids.txt", "words.txt", "val/val_annotations.txt")
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
 
@@ -101,7 +111,8 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
 
     Raises FileNotFoundError for missing files; ValueError for a broken image or an unknown class.
     """
-    folder, root = Path(data_dir), Path(data_dir) / TINY
+    folder = Path(data_dir)
+    root = folder / TINY
     if not root.is_dir() and not (folder / "cache/tiny_imagenet").is_dir():
         archive = folder / f"{TINY}.zip"
         obtain(archive, MD5, f"http://cs231n.stanford.edu/{TINY}.zip", "tiny_imagenet", download)
@@ -117,30 +128,53 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
 def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
     wnids = [wnid for wnid, *_ in rows_of(root / "wnids.txt", 1)]
     words = dict(row[:2] for row in rows_of(root / "words.txt", 2, "\t"))
-    test = [
-        (root / "val/images" / file, wnid)
-        for file, wnid, *_ in rows_of(root / "val/val_annotations.txt", 2)
-    ]
-    jpegs = [
-        path
-        for path in root.glob("train/*/images/[!.]*")
-        if path.suffix.lower() in (".jpeg", ".jpg")
-    ]
-    train = [(path, path.parts[-3]) for path in sorted(jpegs)]
-    trained, tested = ({wnid for _, wnid in samples} for samples in (train, test))
-    if odd := sorted(trained ^ {*wnids} | tested - {*wnids}):
+    parts = {"train": _trained(root), "test": _tested(root)}
+    trained = {wnid for _, wnid in parts["train"]}
+    tested = {wnid for _, wnid in parts["test"]}
+    odd = sorted(trained ^ {*wnids} | tested - {*wnids})
+    if odd:
         raise ValueError(
             f"data set tiny_imagenet: {root} has no training image of {odd[0]}, or wnids.txt"
             " lacks it."
         )
-    for part, samples in (("train", train), ("test", test)):
-        images = decode([path for path, _ in samples], f"TinyImageNet {part}")
+    for part, samples in parts.items():
+        images = decode([path for path, _ in samples], f"TinyImageNet {part}", note=keep.note)
         keep(part, images, np.array([wnids.index(wnid) for _, wnid in samples]))
+    read = {path for samples in parts.values() for path, _ in samples}
+    _report_left(root, read | {root / name for name in TINY_TEXTS}, keep)
     return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
 
 
-# ----------------------------------------------------------------------------------------- FedGC's
-# handwritten digits
+def _trained(root: Path) -> list[tuple[Path, str]]:
+    """The training images and their classes."""
+    jpegs = [
+        path
+        for path in sorted(root.glob("train/*/images/[!.]*"))
+        if path.suffix.lower() in (".jpeg", ".jpg")
+    ]
+    return [(path, path.parts[-3]) for path in jpegs]
+
+
+def _tested(root: Path) -> list[tuple[Path, str]]:
+    """The validation images and their classes."""
+    rows = rows_of(root / "val/val_annotations.txt", 2)
+    return [(root / "val/images" / file, wnid) for file, wnid, *_ in rows]
+
+
+def _report_left(folder: Path, read: set[Path], keep: Keep) -> None:
+    """Notes the entries of the folder that are not read."""
+    left: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in entries(folder):
+        if path in read:
+            continue
+        reason = why_unread(path, folder)
+        if not reason and path.suffix == ".txt":
+            reason = "a text that has no labels"
+        left[reason or "no image with a label"].append(path)
+    report_unread(folder, left, keep.note)
+
+
+# ----------------------------------------------------------------- FedGC's handwritten digits
 NAMES = ("mnist", "mnist_m", "usps", "svhn")
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
 
@@ -166,16 +200,17 @@ def hwdigits(
 
     def build(keep: Keep) -> tuple[int, str]:
         for part in ("train", "test"):
-            xs, ys = zip(
-                *(_read_digits(name, folder, download, part) for name in sets), strict=True
-            )
+            xs = []
+            ys = []
+            for name in sets:
+                images, labels = _read_digits(name, folder, download, part, keep)
+                xs.append(images)
+                ys.append(labels)
             groups = np.repeat(np.arange(len(sets)), [*map(len, ys)])
-            keep(
-                part,
-                (block for images in xs for block in _resized(images)),
-                np.concatenate(ys),
-                groups,
-            )
+            blocks = (block for images in xs for block in _resized(images))
+            keep(part, blocks, np.concatenate(ys), groups)
+        if "mnist_m" in sets:
+            _report_mnist_m(folder / "mnist_m", keep)
         return 10, "0123456789"
 
     source = (
@@ -200,7 +235,7 @@ def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _read_digits(
-    name: str, folder: Path, download: bool, part: str
+    name: str, folder: Path, download: bool, part: str, keep: Keep
 ) -> tuple[np.ndarray, np.ndarray]:
     """The images, uint8 [n, 1 or 3, H, W], and labels, int64 [n], of one part of a set."""
     if name == "svhn":
@@ -209,15 +244,37 @@ def _read_digits(
             name, "SVHN", folder / "SVHN", "ufldl.stanford.edu/housenumbers/", download, split=part
         )
         return split.data, split.labels
-    if name != "mnist_m":
-        root, page = (folder, SETS["mnist"][1]) if name == "mnist" else (folder / "USPS", USPS)
-        split = published(name, name.upper(), root, page, download, train=part == "train")
-        return np.array(split.data)[:, None], np.asarray(split.targets, np.int64)
-    root = folder / "mnist_m"
+    if name == "mnist_m":
+        return _read_mnist_m(folder / "mnist_m", part, keep)
+    root, page = (folder, SETS["mnist"][1]) if name == "mnist" else (folder / "USPS", USPS)
+    split = published(name, name.upper(), root, page, download, train=part == "train")
+    return np.array(split.data)[:, None], np.asarray(split.targets, np.int64)
+
+
+def _read_mnist_m(root: Path, part: str, keep: Keep) -> tuple[np.ndarray, np.ndarray]:
     if not root.is_dir():
-        raise missing(name, root, "the folder is missing", "http://yaroslav.ganin.net/ (unpacked)")
-    rows = rows_of(root / f"mnist_m_{part}_labels.txt", 2)
-    images = decode(
-        [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows], f"MNIST-M {part}"
-    )
-    return np.concatenate([*images]), np.array([int(label) for _, label, *_ in rows])
+        page = "http://yaroslav.ganin.net/ (unpacked)"
+        raise missing("mnist_m", root, "the folder is missing", page)
+    images = decode(_mnist_m_images(root, part), f"MNIST-M {part}", note=keep.note)
+    labels = [label for _, label, *_ in rows_of(_mnist_m_labels(root, part), 2)]
+    odd = [label for label in labels if not (label.isascii() and label.isdigit())]
+    if odd:
+        raise ValueError(f"{_mnist_m_labels(root, part)} has a label {odd[0]!r}, which is no digit")
+    return np.concatenate([*images]), np.array([*map(int, labels)])
+
+
+def _mnist_m_labels(root: Path, part: str) -> Path:
+    return root / f"mnist_m_{part}_labels.txt"
+
+
+def _mnist_m_images(root: Path, part: str) -> list[Path]:
+    rows = rows_of(_mnist_m_labels(root, part), 2)
+    return [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
+
+
+def _report_mnist_m(root: Path, keep: Keep) -> None:
+    read = set()
+    for part in ("train", "test"):
+        read.add(_mnist_m_labels(root, part))
+        read.update(_mnist_m_images(root, part))
+    _report_left(root, read, keep)
