@@ -25,6 +25,11 @@ UNITS = {  # the unit in a column's name, the factor of our numbers, and their f
     "1e-3": ("10⁻³", 1e3, ".3f"),
     "none": ("", 1.0, ".4g"),
 }
+LEGEND = (
+    "Mean (sample standard deviation) over seeds; [n of m]: of n seeds; †: a run diverged;"
+    " +: a lower bound; p: Welch's test of the two means, where a single run of ours has"
+    " the paper's standard deviation."
+)
 FORMS = [
     # of all or the last rounds
     re.compile(r"(?P<how>max|min|mean|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"),
@@ -205,52 +210,75 @@ def write_comparison(
 
     ``found`` has the works of each cell.
     """
-    records, differs = [], dict[str, dict[str, None]]()
-    for row, column in ((row, column) for row in table.rows for column in table.columns):
-        if works := found.get((row.label, column.label)):
-            records.append(compared(table, row, column, works))
-            for key, wish in table.settings(row, column).items():
-                if (have := OmegaConf.select(works[0].cfg, key)) != wish:
-                    why = (
-                        f": {table.departures[key].rstrip('.')}" if key in table.departures else ""
-                    )
-                    differs.setdefault(f"{key} {have} (paper {wish}{why})", {})[row.label] = None
+    records = []
+    for row in table.rows:
+        for column in table.columns:
+            works = found.get((row.label, column.label))
+            if works:
+                records.append(compared(table, row, column, works))
     cells = pd.DataFrame(records)
-    kinds = (
-        {"ours": "", "paper": "*paper*", "difference": "*difference*"}
-        if table.cells
-        else {"ours": ""}
-    )
-    columns, lines = [*dict.fromkeys(cells["column"])], []
-    for row, own in cells.set_index("column").groupby("row", sort=False):
-        shown = {
-            kind: own[kind].reindex(columns, fill_value="–") for kind in kinds if own[kind].any()
-        }
-        lines += [[kinds[kind] or row, *texts] for kind, texts in shown.items()]
-    said = [
-        f"{text} [{', '.join(of)}]" if len(of) < cells["row"].nunique() else text
-        for text, of in differs.items()
-    ]
-    notes = [
-        f"Source: {table.source}. {table.note}" * bool(table.source),
-        f"Ours differs in {'; '.join(said)}." * bool(said),
-        f"Not stated: {table.unstated.strip().rstrip('.')}; ours are the experiment's."
-        * bool(table.unstated),
-        (
-            "Mean (sample standard deviation) over seeds; [n of m]: of n seeds; †: a run diverged;"
-            " +: a lower bound; p: Welch's test of the two means, where a single run of ours has"
-            " the paper's standard deviation."
-        ),
+    parts = [
+        _title(table, scale),
+        _markdown(cells, has_paper=bool(table.cells)),
+        f"Source: {table.source}. {table.note}" if table.source else "",
+        _departures(table, found, cells["row"].nunique()),
+        _unstated(table),
+        LEGEND,
         f"Made by: {command}",
     ]
-    markdown = pd.DataFrame(lines, columns=["", *columns]).to_markdown(
-        index=False, disable_numparse=True
-    )
-    place = f"Table {table.table}" if table.table.isalnum() else table.table or table.name
-    less = " ".join([f"scale={scale}", *table.scales.get(scale, Part()).overrides])
-    title = f"## {', '.join(filter(None, [table.paper, place, table.title]))} ({less})"
-    text = "\n\n".join([title, markdown, *filter(None, notes)]) + "\n"
+    text = "\n\n".join(filter(None, parts)) + "\n"
     for suffix, content in (("md", text), ("csv", cells.to_csv(index=False))):
         with replacing(root / f"comparison.{suffix}") as temporary:
             temporary.write_text(content, encoding="utf-8")
     return text
+
+
+def _title(table: Table, scale: str) -> str:
+    place = f"Table {table.table}" if table.table.isalnum() else table.table or table.name
+    less = " ".join([f"scale={scale}", *table.scales.get(scale, Part()).overrides])
+    return f"## {', '.join(filter(None, [table.paper, place, table.title]))} ({less})"
+
+
+def _markdown(cells: pd.DataFrame, *, has_paper: bool) -> str:
+    """A line of ours for each row, and below it the paper's and the difference."""
+    kinds = {"ours": ""}
+    if has_paper:
+        kinds |= {"paper": "*paper*", "difference": "*difference*"}
+    columns = [*dict.fromkeys(cells["column"])]
+    lines = []
+    for row, own in cells.set_index("column").groupby("row", sort=False):
+        for kind, name in kinds.items():
+            if own[kind].any():
+                texts = own[kind].reindex(columns, fill_value="–")
+                lines.append([name or row, *texts])
+    shown = pd.DataFrame(lines, columns=["", *columns])
+    return shown.to_markdown(index=False, disable_numparse=True)
+
+
+def _departures(table: Table, found: Mapping[tuple[str, str], Sequence[Any]], num_rows: int) -> str:
+    """The settings in which our runs differ from the paper's, with the rows that do."""
+    rows_by_text: dict[str, dict[str, None]] = {}
+    for row in table.rows:
+        for column in table.columns:
+            works = found.get((row.label, column.label))
+            if not works:
+                continue
+            for key, wish in table.settings(row, column).items():
+                have = OmegaConf.select(works[0].cfg, key)
+                if have != wish:
+                    text = f"{key} {have} (paper {wish}{_reason(table, key)})"
+                    rows_by_text.setdefault(text, {})[row.label] = None
+    said = []
+    for text, rows in rows_by_text.items():
+        said.append(text if len(rows) == num_rows else f"{text} [{', '.join(rows)}]")
+    return f"Ours differs in {'; '.join(said)}." if said else ""
+
+
+def _reason(table: Table, key: str) -> str:
+    return f": {table.departures[key].rstrip('.')}" if key in table.departures else ""
+
+
+def _unstated(table: Table) -> str:
+    if not table.unstated:
+        return ""
+    return f"Not stated: {table.unstated.strip().rstrip('.')}; ours are the experiment's."

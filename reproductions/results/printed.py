@@ -75,13 +75,16 @@ def three_seeds(runs: Runs) -> Cells:
     return cells
 
 
+def by_round(run: StoredRun, *ends: int) -> list[str | None]:
+    return [number(up_to(run, end), 1) for end in ends]
+
+
 def three_seeds_by_round(runs: Runs) -> Cells:
     cells: Cells = {}
     for method in PAPER:
         for seed in (2, 3):
             run = of_table5(runs, method, seed, clipped=False)
-            row = [number(up_to(run, end), 1) for end in (100, 200, 400, 600)]
-            cells[f"{method}, seed {seed}",] = [*row]
+            cells[f"{method}, seed {seed}",] = by_round(run, 100, 200, 400, 600)
     return cells
 
 
@@ -110,8 +113,7 @@ def clipped_by_round(runs: Runs) -> Cells:
     cells: Cells = {}
     for method in GC:
         run = of_table5(runs, method, 1, clipped=True)
-        row = [number(up_to(run, end), 1) for end in (100, 200, 400, 600, 800)]
-        cells[f"{method}, clipped at 10",] = [*row]
+        cells[f"{method}, clipped at 10",] = by_round(run, 100, 200, 400, 600, 800)
     return cells
 
 
