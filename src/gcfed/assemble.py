@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from gcfed.data.clock import Clock
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import cohort_size
@@ -184,6 +185,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
         eval_every=cfg.eval_every,
         stores=stores,
         faults=faults,
+        clock=optional(cfg.participation, "clock") or Clock(),
         federation=federation and partial(federation, cfg=cfg),
     )
 

@@ -175,7 +175,11 @@ class Sites(Stacks):
         return self.program.solver.num_steps(self._sizes[clients])
 
     def fit(
-        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+        self,
+        download: Download,
+        clients: np.ndarray,
+        expected: Expected | None = None,
+        among: np.ndarray | None = None,
     ) -> Iterator[Upload]:
         """Yields the uploads of these clients as they arrive.
 

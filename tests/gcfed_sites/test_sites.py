@@ -154,13 +154,13 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
     """A run with failing sites equals a simulation in which their clients drop out of the same
     rounds.
     """
-    from gcfed.data.faults import Faults
+    from gcfed.data.schedule import Schedule
 
     result, line = federated(*words, "federation.least=1", **how)
     monkeypatch.setattr(
-        Faults,
-        "survivors",
-        lambda self, drawn, steps, round, *_: np.setdiff1d(drawn, lost.get(round, [])),
+        Schedule,
+        "ask",
+        lambda self, clients, t: (~np.isin(clients, lost.get(t, [])), np.zeros(len(clients))),
     )
     reference = simulated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))

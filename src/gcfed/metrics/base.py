@@ -137,7 +137,8 @@ class ClientMetric(ServerMetric, ClientPart):
 
     @torch.no_grad()
     def observe(self, stack: ClientStack, download: Download) -> Params | None:
-        return self.note(stack, download) if self.due(download.round) else None
+        index = download.round if download.used is None else download.used
+        return self.note(stack, download) if self.due(index) else None
 
     def notes(self, round: Round) -> dict[str, Params]:
         sums = self.sums(round)

@@ -13,8 +13,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import UniformSampler
+from gcfed.data.schedule import Schedule, schedule_of
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
 from gcfed.federated.engine.server import Server
@@ -24,7 +26,8 @@ from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup
 from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.parts.refusals import validate_parts
-from gcfed.federated.state.store import ClientStores
+from gcfed.federated.protocol.messages import nbytes
+from gcfed.federated.state.store import SENT, ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
 
@@ -49,9 +52,11 @@ class FederatedLoop(Callback):
     # by default in a temporary folder, without checkpoints
     stores: ClientStores = field(default_factory=ClientStores)
     faults: Faults = field(default_factory=Faults)
+    clock: Clock = field(default_factory=Clock)
     # takes the simulation in memory; returns another transport
     federation: Callable[[Stacks], Stacks] | None = None
     data: Any = field(default=None, init=False)
+    schedule: Schedule | None = field(default=None, init=False)
     # of the last round in this process
     _row: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -85,6 +90,7 @@ class FederatedLoop(Callback):
         self.stores = self.transport.stores
         self.sampler.validate(data.num_clients)
         parts = [part for part in callbacks if isinstance(part, Part)]
+        self.schedule = self._make_schedule(data, module)
         setup = Setup(
             sampler=self.sampler,
             solver=self.solver,
@@ -107,18 +113,47 @@ class FederatedLoop(Callback):
             )
         validate_parts(setup)
         self.data = data
-        self.server = Server(setup, self.faults, self.seed)
+        self.server = Server(setup, self.schedule, self.seed)
         module.run = self.run_and_test
+
+    def _make_schedule(self, data: Any, module: FederatedModule) -> Schedule:
+        """The run's timetable. Raises ValueError if a setting of it cannot work."""
+        model_bytes = float(nbytes(module.broadcast_state()))
+        schedule = schedule_of(
+            self.sampler,
+            self.faults,
+            self.clock,
+            data.num_clients,
+            self.seed,
+            self.transport.planned,
+            data.sizes,
+            model_bytes,
+            model_bytes,
+        )
+        schedule.validate()
+        if schedule.timed and self.transport.remote:
+            raise ValueError(
+                "participation.clock.step: real sites take the time that they take. Leave it out."
+            )
+        if schedule.late:
+            self.stores.names.add(SENT)
+        return schedule
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.stores.release()
         self.solver.recorders.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stores": self.stores.state_dict()}
+        state: dict[str, Any] = {"stores": self.stores.state_dict()}
+        own = self.schedule.state_dict() if self.schedule else {}
+        if own:
+            state["schedule"] = own
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.stores.load_state_dict(state_dict["stores"])
+        if self.schedule and "schedule" in state_dict:
+            self.schedule.load_state_dict(state_dict["schedule"])
 
     def run_and_test(self, t: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""

@@ -67,9 +67,11 @@ class ClientEnd:
             self.module.device, first_weight(self.module.net).dtype, self.module.memory_format
         )
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[dict[str, Any]]:
+    def fit(
+        self, download: Download, clients: np.ndarray, among: np.ndarray | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Trains these clients. Yields their uploads, as contents of a message."""
-        for upload in self.stacks.fit(download.to(self.module.device), clients):
+        for upload in self.stacks.fit(download.to(self.module.device), clients, among=among):
             yield upload_content(upload.to(torch.device("cpu")))
 
     def reply(self, message: bytes) -> None:
@@ -105,10 +107,14 @@ class Wire(Stacks):
             part.stores = self.stores
 
     def fit(
-        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+        self,
+        download: Download,
+        clients: np.ndarray,
+        expected: Expected | None = None,
+        among: np.ndarray | None = None,
     ) -> Iterator[Upload]:
         assert expected is not None
-        for content in self.end.fit(unpack_download(pack(vars(download))), clients):
+        for content in self.end.fit(unpack_download(pack(vars(download))), clients, among):
             yield read_upload(unpack(pack(content)), expected.shapes["delta"]).to(
                 self.program.module.device
             )

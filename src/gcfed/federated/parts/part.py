@@ -57,6 +57,12 @@ FACTS = {
         "its step must not show whether a client answered, so it also happens if none did"
     ),
     "rehearses": "it asks the transport what clients would send",
+    "one round's messages": (
+        "the server understands only answers to its present download, so no client may be late"
+    ),
+    "one rate": (
+        "it divides by the learning rate of the round, and a late client has had an earlier one"
+    ),
     "long updates": (
         "its updates may have entries of 2¹¹ and more, for which the mean needs a wider grid"
     ),
@@ -152,7 +158,7 @@ def limit_of(aggregator: Any) -> float:
 class Transport(Protocol):
     """Carries messages between the server and the clients. A simulation trains them in memory.
 
-    ``fit`` trains the clients of a round and yields their uploads, K at a time. ``rehearse`` yields
+    ``fit`` trains clients of a round and yields their uploads, K at a time. ``rehearse`` yields
     what clients would send; they keep nothing. ``reply`` sends the server's reply to the clients of
     the round. ``planned`` says how many local steps are asked of each client.
 
@@ -176,7 +182,11 @@ class Transport(Protocol):
     def start(self) -> None: ...
     def planned(self, clients: np.ndarray) -> np.ndarray: ...
     def fit(
-        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+        self,
+        download: Download,
+        clients: np.ndarray,
+        expected: Expected | None = None,
+        among: np.ndarray | None = None,
     ) -> Iterator[Upload]: ...
     def rehearse(
         self,

@@ -9,6 +9,7 @@ from functools import cache
 
 from lightning.pytorch import Callback
 
+from gcfed.data.sampling import Buffered
 from gcfed.federated.parts import FACTS, ClientPart, Order, Part, ServerPart, Setup
 
 # hooks of one side only
@@ -78,6 +79,8 @@ def validate_parts(setup: Setup) -> None:
             f"methods: {movers[0].title} and {movers[1].title} both move the weights of a step:"
             " keep one."
         )
+    if isinstance(setup.sampler, Buffered):
+        _refuse_late_clients(setup)
     for part in setup.parts:
         if unknown := sorted(part.facts - FACTS.keys()):
             raise ValueError(f"{part.title}.facts: {unknown[0]!r} is none of {', '.join(FACTS)}.")
@@ -91,3 +94,28 @@ def validate_parts(setup: Setup) -> None:
             )
         check_hooks(type(part), part.title)  # type: ignore[arg-type]
         part.meet(setup)
+
+
+def _refuse_late_clients(setup: Setup) -> None:
+    """Raises ValueError for parts that cannot use the answers of late clients."""
+    if setup.transport.remote:
+        raise ValueError("participation=buffered is simulated: set federation=none.")
+    if setup.cohort < setup.sampler.per_round:
+        raise ValueError(
+            "participation.faults.extra does not combine with participation=buffered: raise"
+            " participation.sampler.concurrency instead."
+        )
+    rate_decays = setup.solver.lr(0) != setup.solver.lr(1)
+    one_round = {"one round's messages", "sees the cohort", "rehearses"}
+    for part in setup.parts:
+        hears = isinstance(part, ClientPart) and part.overrides("hear")
+        if hears or one_round & part.facts:
+            raise ValueError(
+                f"{part.title} does not combine with participation=buffered: its messages belong to"
+                " one round, and clients are late."
+            )
+        if "one rate" in part.facts and rate_decays:
+            raise ValueError(
+                f"{part.title} does not combine with participation=buffered and client.lr_decay:"
+                " late clients have an earlier rate."
+            )

@@ -52,6 +52,8 @@ class Download(Message):
         extra: what methods send in addition to the model, by name: name → ``[*shape]``.
         packed: size in bytes of entries of ``model`` and ``extra`` that are sent in fewer bytes
             than tensors have.
+        used: index of the round that uses the answers of late clients, for measurements. None: that
+            of the download.
     """
 
     round: int
@@ -61,6 +63,7 @@ class Download(Message):
     cohort: np.ndarray
     extra: dict[str, Params] = field(default_factory=dict)
     packed: dict[str, int] = field(default_factory=dict)
+    used: int | None = None
 
     @property
     def nbytes(self) -> int:

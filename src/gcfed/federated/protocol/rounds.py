@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gcfed.data.schedule import NOBODY, Turn
 from gcfed.federated.parallel.sums import Reduce, sum_over_processes
-from gcfed.federated.protocol.messages import Params
+from gcfed.federated.protocol.messages import Download, Params
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +38,9 @@ class Round:
             ``on_receive``.
         server: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
-        drawn: number of drawn clients, including those that ``participation.faults`` removes from
-            the cohort.
+        turn: who was asked, and which version of the model each client of ``asked`` had.
+        sent: in ``on_receive``, the download that these clients had. It is an older one than the
+            round's if they are late.
     """
 
     index: int
@@ -50,7 +52,8 @@ class Round:
     model: Params = field(default_factory=dict)
     reduce: Reduce = sum_over_processes
     server: Optimizer | None = None
-    drawn: int = 0
+    turn: Turn = NOBODY
+    sent: Download | None = None
     cohort: np.ndarray = field(kw_only=True)
 
     def places(self, clients: np.ndarray) -> np.ndarray:

@@ -90,7 +90,7 @@ class ClientConstraint(ClientPart):
     reach the margin.
     """
 
-    facts = {"corrects drift", "edits the mean", "long updates"}
+    facts = {"corrects drift", "edits the mean", "long updates", "one rate"}
     needs = [local_sgd("it computes a pseudo-gradient from w_k − w", momentum=True)]
 
     def __init__(self, margin: float, layerwise: str, cgc: bool) -> None:

@@ -49,6 +49,7 @@ class OneFactor(ClientPart):
     """RoLoRA on the clients, which train and send one factor."""
 
     method = "model.lora.average=alternate"
+    facts = {"one round's messages"}
     recordable = "stack"
 
     def validate(self, setup: Setup) -> None:
@@ -115,10 +116,10 @@ class MeanProduct(ServerPart):
         }
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
+        assert round.sent is not None
+        start = round.sent.model  # of late clients, an older model than the round's
         w_K = {
-            n: (round.start[n] + t).double().flatten(2)
-            for n, t in upload.delta.items()
-            if ".lora_" in n
+            n: (start[n] + t).double().flatten(2) for n, t in upload.delta.items() if ".lora_" in n
         }
         products = {a: w_K[b] @ w_K[a] for a, b in self.pairs.items()}  # [K, out, in]
         return {

@@ -120,7 +120,7 @@ class SubspaceClient(ClientPart):
 
     recordable = "stack"
     order = Order.PROJECTS
-    facts = {"corrects drift"}
+    facts = {"corrects drift", "one round's messages"}
     needs = [local_sgd("a local step is plain SGD on the coordinates")]
 
     def __init__(self, spaces: Subspaces) -> None:
