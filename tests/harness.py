@@ -33,6 +33,12 @@ from gcfed.utils.resolvers import ROOT
 ALGORITHMS = sorted(
     {path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed", "fedzmg"}
 )
+# Those that wait for late clients; tests/methods/server/test_late.py has their contract.
+LATE = [
+    name
+    for name in ALGORITHMS
+    if "/participation: buffered" in (ROOT / f"configs/algorithm/{name}.yaml").read_text()
+]
 # Overrides by algorithm.
 FEW_INNER_STEPS = {
     "fedreg": ["methods.fedreg.iterations=2"],

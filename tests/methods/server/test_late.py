@@ -9,6 +9,7 @@ import torch
 from harness import (
     ALGORITHMS,
     FEW_INNER_STEPS,
+    LATE,
     final_weights,
     make_net,
     random_federation,
@@ -48,10 +49,9 @@ def trained(config, tmp_path):
     return run
 
 
-# The two algorithms whose messages belong to one round, and those that wait for late clients only.
+# The two algorithms whose messages belong to one round.
 REFUSED = {"fedsub", "ssf"}
-LATE = {"fedbuff", "fedasync", "ca2fl"}
-LIMITS = sorted({*ALGORITHMS} - REFUSED - LATE)
+LIMITS = sorted({*ALGORITHMS} - REFUSED - {*LATE})
 
 
 def schedule(sampler, faults=None, steps=range(1, 7), **clock):
@@ -416,6 +416,30 @@ def test_late_clients_over_a_wire_and_after_a_checkpoint(trained, tmp_path):
     assert rows.equals(others)
     assert torch.equal(whole, wired)
     assert torch.equal(whole, resumed)
+
+
+@pytest.mark.parametrize("algorithm", LATE)
+def test_stacks_processes_a_wire_and_a_killed_run_agree(algorithm, trained, tmp_path):
+    """The contract of all algorithms with late clients, together with GC and lost clients."""
+    words = [f"algorithm={algorithm}", "gc=gcfed", "precision=64-true", "data.limit_train=300"]
+    words += ["participation.per_round=3", "participation.sampler.concurrency=6"]
+    words += ["participation.clock.spread=1.0", "participation.faults.dropout=0.2"]
+    words += ["client.epochs=1", "model.hidden=[8]", "eval_every=6"]
+    whole, rows = trained(*words, "rounds=6", "client.stack=1", "trainer.devices=1")
+    assert rows["late/max"].max() > 0
+    others = [
+        trained(*words, "rounds=6", "client.stack=2", "trainer.devices=1"),
+        trained(*words, "rounds=6", "trainer.devices=2"),
+        trained(*words, "rounds=6", "federation=wire", "trainer.devices=1"),
+    ]
+    trained(*words, "rounds=3", "trainer.devices=1")
+    (tmp_path / "5").rename(tmp_path / "6")
+    last = f"ckpt_path={tmp_path}/6/checkpoints/last.ckpt"
+    others.append(trained(*words, "rounds=6", "trainer.devices=2", last))
+    for model, found in others:
+        torch.testing.assert_close(model, whole, rtol=0, atol=1e-9)
+        for column in ("clock/seconds", "late/mean", "train/dropped_clients", "comm/down_bytes"):
+            assert found[column].equals(rows[column])
 
 
 def test_measurements_of_late_clients_change_nothing(trained):
