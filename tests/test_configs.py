@@ -43,6 +43,7 @@ def instantiate(cfg):
     assert callable(data.load)
     data.num_clients = data.num_clients or 660  # files decide the number of natural clients
     data.sizes = lambda clients: np.full(len(clients), 100)
+    data.two_samples = lambda: None
     per_round = cohort_size(cfg.participation.per_round, data.num_clients)
     with torch.device("meta"):  # the weights do not matter here
         module = build_module(cfg)
