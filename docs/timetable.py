@@ -1,6 +1,6 @@
 """Draws ``docs/images/late_clients.png``: who trains when, by the run's own timetable.
 
-    python docs/timetable.py
+python docs/timetable.py
 """
 
 from pathlib import Path
