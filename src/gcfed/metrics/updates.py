@@ -18,6 +18,7 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.network.rows import per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts import Download, Params, Received, Round, Setup, Upload, upload_shapes
+from gcfed.methods.projection import by_output
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked
 
@@ -34,15 +35,6 @@ class Cohorts(RoundTable):
     def columns(self, round: Received) -> dict[str, float]:
         self.append(round, ([client] for client in round.cohort.tolist()))
         return {}
-
-
-def by_output(grad_K: Tensor, groups: int = 0) -> Tensor:
-    """``[K, *shape]`` → ``[K, out, in]``; P subtracts the mean of each row; ``groups`` as in
-    ``centralize_``.
-    """
-    if groups:
-        grad_K = grad_K.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
-    return grad_K.flatten(2)
 
 
 def weights_of(setup: Setup, names: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -168,8 +160,8 @@ class Coherence(ClientMetric):
     """Whether clients agree in the part of Δ_k that gradient centralization removes:
     ``gc/rho/<tensor>``.
 
-    P removes the mean over each output's inputs (``gc.mean=out``, also if the run's GC has another
-    mean). For the m clients of a round,
+    P removes the mean over each output's inputs (also if the run's GC has
+    another mean, of ``reproductions/mean_shapes.py``). For the m clients of a round,
 
         gc/rho/<tensor> = ‖mean_k (I − P)Δ_k‖² / mean_k ‖(I − P)Δ_k‖²
 
