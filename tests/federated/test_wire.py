@@ -43,9 +43,7 @@ CLIP = tuple(
     f"+methods.clip_update.{key}"
     for key in ("_target_=gcfed.methods.upload.clip_update.ClipUpdate", "quantile=0.3")
 )
-EACH = tuple(
-    f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface")
-)
+EACH = tuple(f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates"))
 CASES = {
     "nobody answers in round 4": ("algorithm=fedgc", *BITS, *NOBODY),
     "late and colluding clients": (
@@ -63,7 +61,7 @@ CASES = {
     ),
     "measured": (
         "algorithm=fedacg",
-        "metrics=[drift,cka,clients,coherence,forgetting,updates,surface,angle]",
+        "metrics=[drift,cka,clients,coherence,forgetting,updates,angle]",
         *EACH,
     ),
 }

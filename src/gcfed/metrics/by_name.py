@@ -40,7 +40,8 @@ class ByName(OwnNumbers):
 
     @checked
     def __init__(self, names: Sequence[str], every: Count = 1) -> None:
-        self.chosen, self.every = list(dict.fromkeys(names)), every
+        self.chosen = list(dict.fromkeys(names))
+        self.every = every
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -82,10 +83,13 @@ class ByName(OwnNumbers):
         shares = outputs.flatten(0, -2).softmax(
             -1, torch.promote_types(outputs.dtype, torch.float32)
         )
-        return shares[real := y.flatten() >= 0], y.flatten()[real]
+        labels = y.flatten()
+        real = labels >= 0
+        return shares[real], labels[real]
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        device, own = device_of(own), own | {name: t[row] for name, t in stack.personal.items()}
+        device = device_of(own)
+        own = own | {name: t[row] for name, t in stack.personal.items()}
         samples = np.zeros(0, dtype=np.int64)
         if self.numbers and self.data.tests_of_clients is not None:
             samples = self.data.tests_of_clients.client(int(stack.clients[row]))
@@ -104,7 +108,8 @@ class ByName(OwnNumbers):
         return torch.where(finite.all(), values, torch.nan)
 
     def columns(self, round: Received) -> dict[str, float]:
-        (counts,), self._tested = round.reduce([self._tested]), torch.zeros(0)
+        (counts,) = round.reduce([self._tested])
+        self._tested = torch.zeros(0)
         tested, odd = counts.tolist()
         found = {
             f"test/{name}": float(metric.compute())
@@ -141,17 +146,18 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
     options = inspect.signature(kind.__new__).parameters
     if ("task" in options) != (classes is not None) or issubclass(kind, BaseAggregator | Running):
         raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
-    x, y, how = torch.arange(8.0).flip(0), torch.arange(8.0), dict(sync)
+    x = torch.arange(8.0).flip(0)
+    y = torch.arange(8.0)
+    how = dict(sync)
     if classes is not None:
         how |= {"task": "multiclass", "num_classes": classes} | (
             {"average": "macro"} if "average" in options else {}
         )
-        x, y = torch.eye(classes).repeat(2, 1), torch.arange(classes).repeat(2)
+        x = torch.eye(classes).repeat(2, 1)
+        y = torch.arange(classes).repeat(2)
     try:
-        metric, values = (
-            Auroc(classes or 0, **sync) if kind is torchmetrics.AUROC else kind(**how),
-            [],
-        )
+        metric = Auroc(classes or 0, **sync) if kind is torchmetrics.AUROC else kind(**how)
+        values = []
         for shift in (0, 8 * (classes is None)):
             metric.update(x + shift, y + shift)
             values.append(metric.compute().reshape(()))

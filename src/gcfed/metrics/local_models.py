@@ -94,10 +94,8 @@ class Personal(Clients):
 
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)
-        finite_KV, found = (
-            values_KV[values_KV.isfinite().all(1)].sort(0).values,
-            dict[str, Tensor](),
-        )
+        finite_KV = values_KV[values_KV.isfinite().all(1)].sort(0).values
+        found = dict[str, Tensor]()
         for model, acc_K in (
             (("global", finite_KV[:, 0]), ("local", finite_KV[:, 2])) if len(finite_KV) else ()
         ):
@@ -142,7 +140,8 @@ class Forgetting(OwnNumbers):
             for i, rng in zip(cohort, rngs, strict=True)
         ]
         sizes = [len(samples) for samples in chosen]
-        owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(stack.full)
+        owner = np.repeat(np.arange(len(chosen)), sizes)
+        device = device_of(stack.full)
         self._index, self._owner = (
             torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner)
         )
@@ -187,7 +186,9 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
         xx, yy = (t @ t.T for t in (x, y))
         cross = (xx * yy).sum()
     else:
-        xx, yy, cross = x.T @ x, y.T @ y, (x.T @ y).square().sum()
+        xx = x.T @ x
+        yy = y.T @ y
+        cross = (x.T @ y).square().sum()
     return cross / (xx.norm() * yy.norm())
 
 

@@ -29,7 +29,9 @@ class FedMLB(ClientPart):
     needs = [class_logits, network_parts("stages"), teacher]
 
     def __init__(self, ce: Weight = 1.0, kl: Weight = 1.0, tau: Positive = 1.0) -> None:
-        self.ce, self.kl, self.tau = ce, kl, tau
+        self.ce = ce
+        self.kl = kl
+        self.tau = tau
 
     def validate(self, setup: Setup) -> None:
         net = setup.module.net

@@ -36,7 +36,8 @@ class FedRep(Method):
     """
 
     def __init__(self, head_share: Share = 0.8, head: Sequence[str] | None = None) -> None:
-        super().__init__(client := InTurn(head_share, head), Withheld(client))
+        client = InTurn(head_share, head)
+        super().__init__(client, Withheld(client))
 
 
 class InTurn(Private):

@@ -40,7 +40,8 @@ class PFedMe(Proximal):
 
     def __init__(self, lam: Weight = 15.0, *, lr: Positive = 0.005, inner_steps: Count = 5) -> None:
         super().__init__(lam)  # around w, which ``prepare`` returns
-        self.rate, self.inner_steps = lr * lam, inner_steps
+        self.rate = lr * lam
+        self.inner_steps = inner_steps
 
     def validate(self, setup: Setup) -> None:
         if setup.solver.clip_norm is not None:

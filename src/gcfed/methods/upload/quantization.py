@@ -35,7 +35,8 @@ class Quantization(ClientPart):
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         # Not running statistics: a variance could become negative.
-        tensors, norms = [upload.delta[name] for name in self.trained_names], []
+        tensors = [upload.delta[name] for name in self.trained_names]
+        norms = []
         for row, client in enumerate(upload.clients.tolist()):
             random = torch.Generator(tensors[0].device)
             random.manual_seed(torch_seed(download.seed, "quantization", download.round, client))

@@ -45,9 +45,8 @@ class TopK(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         orders = Order.PROJECTS, Order.QUANTIZES
-        if others := [
-            part.title for part in setup.parts if part.order in orders and part is not self
-        ]:
+        others = [part.title for part in setup.parts if part.order in orders and part is not self]
+        if others:
             raise ValueError(
                 f"TopK does not combine with {others[0]}: its residual is one of whole, exact"
                 " updates."
