@@ -17,7 +17,7 @@ from gcfed.data.faults import Faults
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
-from gcfed.federated.engine.server import Server
+from gcfed.federated.engine.server import LOWER, Server
 from gcfed.federated.engine.stacks import Stacks
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
@@ -135,6 +135,8 @@ class FederatedLoop(Callback):
             refuse_changes(part, before, row)
         row = numbers(row)
         row["time/round_s"] = time.perf_counter() - started
+        if module.trainer.is_global_zero:
+            warn(row, received.large_statistics)
         return row
 
     def on_train_batch_end(
@@ -142,8 +144,6 @@ class FederatedLoop(Callback):
     ) -> None:
         """Logs the row, and shows it to those callbacks of Lightning that monitor a column."""
         self._row = outputs
-        if trainer.is_global_zero:
-            _warn(outputs)
         self._log(trainer, outputs)
         if "test/loss" not in outputs:
             return
@@ -197,17 +197,19 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _warn(row: dict[str, Any]) -> None:
+def warn(row: dict[str, Any], large_statistics: int) -> None:
+    """Warns of clients that do not count in a round, and of a step that was undone."""
     lost = row["train/nonfinite_clients"]
     if lost:
-        all_lost = lost == row["train/clients"]
+        advice = f" {LOWER.capitalize()}." if lost > large_statistics else ""
         log.warning(
             "round %d: %d of %d clients sent numbers that are not finite, or too large for a sum;"
-            " %s. Lower client.optimizer.lr or set client.clip_norm.",
+            " %s.%s",
             row["round"],
             lost,
             row["train/clients"],
-            "the model stays as it was" if all_lost else "they are left out",
+            "the model stays as it was" if lost == row["train/clients"] else "they are left out",
+            advice,
         )
     if row["train/refused_steps"]:
         log.warning(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,10 +15,13 @@ from torch import Tensor
 from gcfed.data.faults import Faults
 from gcfed.federated.parts import Order, ServerPart, upload_shapes
 from gcfed.federated.parts.part import Aggregator, Setup, limit_of
-from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable
+from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable, too_large
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.utils.device import on_device
+
+log = logging.getLogger(__name__)
+LOWER = "lower client.optimizer.lr or set client.clip_norm"
 
 
 @dataclass
@@ -31,6 +35,8 @@ class RoundSums:
         finite: which clients sent finite numbers only, a bool ``[K]`` on the device per upload.
         losses: the clients' losses, ``[K]`` on the device per upload.
         up_bytes, samples, steps: of all uploads.
+        large_statistics: clients that are left out only because statistics of their inputs are too
+            large for a sum. A GPU does not count them, because it would wait.
     """
 
     expected: Expected
@@ -41,6 +47,7 @@ class RoundSums:
     up_bytes: int = 0
     samples: int = 0
     steps: int = 0
+    large_statistics: int = 0
 
     def count(self, upload: Upload) -> None:
         """Adds an upload's losses, bytes, samples and steps."""
@@ -51,12 +58,16 @@ class RoundSums:
         self.steps += int(upload.num_steps.sum())
 
     def counts(self) -> Tensor:
-        """Number of finite losses, their sum, number of finite clients, bytes, samples, steps."""
+        """Number of finite losses, their sum, number of finite clients, bytes, samples, steps,
+        clients with large statistics.
+        """
         finite_K = torch.cat(self.finite)
         loss_K = torch.cat(self.losses)
         both_K = finite_K & loss_K.isfinite()
         of_clients = torch.stack([both_K, loss_K.where(both_K, 0.0), finite_K]).sum(1)
-        of_uploads = np.array([self.up_bytes, self.samples, self.steps], dtype=np.float64)
+        of_uploads = np.array(
+            [self.up_bytes, self.samples, self.steps, self.large_statistics], dtype=np.float64
+        )
         return torch.cat([of_clients, on_device(of_uploads, of_clients.device)])
 
 
@@ -67,6 +78,7 @@ class Server:
     setup: Setup
     faults: Faults
     seed: int
+    large: set[str] = field(default_factory=set)  # names of tensors that a warning has named
 
     @cached_property
     def parts(self) -> list[ServerPart]:
@@ -135,6 +147,9 @@ class Server:
         refuse_misfit(upload, sums.expected.shapes)
         if self.setup.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
+        # On a GPU the host would wait for the device.
+        if upload.finite.device.type == "cpu" and not upload.finite.all():
+            self._explain(upload, sums)
         # Measurements see the upload first, before methods edit it.
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             self._add_terms(part, part.on_receive(upload, round) or {}, sums.parts[part])
@@ -142,6 +157,32 @@ class Server:
             sent = upload if name == "delta" else replace(upload, delta=upload.extra[name])
             mean.add(sent, round)
         sums.count(upload)
+
+    def _explain(self, upload: Upload, sums: RoundSums) -> None:
+        """Names tensors whose finite numbers are too large for a sum, once in a run. Counts the
+        clients for which these are statistics of the inputs.
+        """
+        limit = limit_of(self.setup.aggregator)
+        for name, largest in too_large(upload, limit).items():
+            if name in self.large:
+                continue
+            self.large.add(name)
+            log.warning(
+                "a client's %s reaches %.2g, and a sum takes numbers below %.2g: %s.",
+                name,
+                largest,
+                limit,
+                "scale the inputs" if self._is_statistic(name) else LOWER,
+            )
+        steps = {name: t for name, t in upload.delta.items() if not self._is_statistic(name)}
+        others = replace(upload, delta=steps)
+        fit_K = sendable(others, limit) & finite_clients(upload.delta)
+        sums.large_statistics += int((fit_K & ~upload.finite).sum())
+
+    def _is_statistic(self, name: str) -> bool:
+        """Whether it is a buffer, such as a running variance, which no learning rate scales."""
+        module = self.setup.module
+        return name in module.travels and name not in self.setup.names
 
     def _add_terms(self, part: ServerPart, terms: Params, totals: Params) -> None:
         for name, term in terms.items():
@@ -157,7 +198,7 @@ class Server:
         counts, *totals = round.reduce([sums.counts(), *sums_of_parts(sums.parts)])
         # The round waits for the device, once.
         numbers = torch.cat([counts, overflowed(means.values())]).tolist()
-        num_losses, loss_sum, num_finite, up_bytes, samples, steps, overflows = numbers
+        num_losses, loss_sum, num_finite, up_bytes, samples, steps, statistics, overflows = numbers
         stepping = num_finite > 0 or self._steps_without_clients
         received = Received.of(
             round,
@@ -170,6 +211,7 @@ class Server:
             up_bytes=int(up_bytes),
             samples=int(samples),
             steps=int(steps),
+            large_statistics=int(statistics),
             overflowed=overflows > 0,
             usable=stepping and not overflows,
         )
