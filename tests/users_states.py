@@ -60,11 +60,12 @@ class MeanOfFirst(Small):
 
 
 class LayerOfForward(Small):
-    late = None
+    def build(self):
+        self.late = None
 
     def features(self, x):
         if self.late is None:
-            self.late = nn.Linear(36, 36)
+            self.late = nn.Linear(36, 36, dtype=x.dtype)
         return super().features(self.late(x))
 
 
