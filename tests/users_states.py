@@ -184,6 +184,16 @@ class Lazy(Small):
         return self.norm(self.fc1(x)).tanh()
 
 
+class AnyUnit(Small):
+    """Its outputs do not depend on the unit of the inputs."""
+
+    def build(self):
+        self.norm = nn.BatchNorm1d(36)
+
+    def features(self, x):
+        return super().features(self.norm(x))
+
+
 # ------------------------------------------------------------------------- autocast in forward
 class Autocast(Small):
     keeps_casts = True

@@ -75,7 +75,7 @@ def _train(cfg: DictConfig) -> None:
     finally:
         with suppress(OSError):  # it is not empty, unless the run was refused
             Path(cfg.paths.output_dir).rmdir()
-    if result.is_untrained:
+    if not result.loop.counted:
         raise UntrainedError(
             "no client counted in any round, so the model is as it began: the warnings above name"
             f" the reason. The rows are in {result.folder}."

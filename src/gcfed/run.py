@@ -62,15 +62,6 @@ class RunResult:
         """The global network after the last round."""
         return self.module.net
 
-    @property
-    def is_untrained(self) -> bool:
-        """Whether clients trained, and none counted in any round."""
-        if "train/clients" not in self.frame:  # a run without metrics.csv
-            return False
-        answered = self.frame["train/clients"]
-        all_lost = (self.frame["train/nonfinite_clients"] == answered).all()
-        return bool(all_lost and answered.sum() > 0)
-
     def __repr__(self) -> str:
         shown = ("round", "test/acc", "test/rmse", "test/loss")
         figures = [f"{name}={self.metrics[name]:.4g}" for name in shown if name in self.metrics]

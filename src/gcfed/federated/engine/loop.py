@@ -52,6 +52,8 @@ class FederatedLoop(Callback):
     # takes the simulation in memory; returns another transport
     federation: Callable[[Stacks], Stacks] | None = None
     data: Any = field(default=None, init=False)
+    # whether a client has counted in a round of this run
+    counted: bool = field(default=False, init=False)
     # of the last round in this process
     _row: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -115,15 +117,17 @@ class FederatedLoop(Callback):
         self.solver.recorders.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stores": self.stores.state_dict()}
+        return {"stores": self.stores.state_dict(), "counted": self.counted}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.stores.load_state_dict(state_dict["stores"])
+        self.counted = state_dict.get("counted", True)  # earlier checkpoints lack it
 
     def run_and_test(self, t: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
         row, received = run_round(t, self.server)
+        self.counted = self.counted or received.num_finite > 0
         module = self.server.setup.module
         finished = t + 1
         last = finished >= self.rounds or module.trainer.should_stop

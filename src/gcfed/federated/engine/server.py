@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.utils.device import on_device
 
 log = logging.getLogger(__name__)
+SCALE = "scale the inputs"
 LOWER = "lower client.optimizer.lr or set client.clip_norm"
 
 
@@ -35,8 +37,8 @@ class RoundSums:
         finite: which clients sent finite numbers only, a bool ``[K]`` on the device per upload.
         losses: the clients' losses, ``[K]`` on the device per upload.
         up_bytes, samples, steps: of all uploads.
-        large_statistics: clients that are left out only because statistics of their inputs are too
-            large for a sum. A GPU does not count them, because it would wait.
+        large_statistics: clients that are left out only because of statistics of their inputs, such
+            as a running variance. A GPU does not count them, because it would wait.
     """
 
     expected: Expected
@@ -78,7 +80,7 @@ class Server:
     setup: Setup
     faults: Faults
     seed: int
-    large: set[str] = field(default_factory=set)  # names of tensors that a warning has named
+    advised: set[str] = field(default_factory=set)  # the advice that warnings have given
 
     @cached_property
     def parts(self) -> list[ServerPart]:
@@ -159,24 +161,25 @@ class Server:
         sums.count(upload)
 
     def _explain(self, upload: Upload, sums: RoundSums) -> None:
-        """Names tensors whose finite numbers are too large for a sum, once in a run. Counts the
-        clients for which these are statistics of the inputs.
+        """Names tensors whose numbers are too large for a sum, once in a run. Counts the clients
+        that are left out only because of statistics of their inputs.
         """
         limit = limit_of(self.setup.aggregator)
+        places: dict[str, list[str]] = {SCALE: [], LOWER: []}
         for name, largest in too_large(upload, limit).items():
-            if name in self.large:
-                continue
-            self.large.add(name)
-            log.warning(
-                "a client's %s reaches %.2g, and a sum takes numbers below %.2g: %s.",
-                name,
-                largest,
-                limit,
-                "scale the inputs" if self._is_statistic(name) else LOWER,
-            )
+            advice = SCALE if self._is_statistic(name) else LOWER
+            places[advice].append(f"{name} (up to {largest:.2g})")
+        for advice, names in places.items():
+            if names and advice not in self.advised:
+                self.advised.add(advice)
+                log.warning(
+                    "clients send too large numbers in %s; a sum takes numbers below %.2g: %s.",
+                    shorten(", ".join(names), 200, placeholder=" …"),
+                    limit,
+                    advice,
+                )
         steps = {name: t for name, t in upload.delta.items() if not self._is_statistic(name)}
-        others = replace(upload, delta=steps)
-        fit_K = sendable(others, limit) & finite_clients(upload.delta)
+        fit_K = sendable(replace(upload, delta=steps), limit)
         sums.large_statistics += int((fit_K & ~upload.finite).sum())
 
     def _is_statistic(self, name: str) -> bool:

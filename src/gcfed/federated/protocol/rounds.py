@@ -78,8 +78,8 @@ class Received(Round):
         num_finite: number of clients that count: those that sent finite numbers only.
         loss: mean of the finite training losses, over the clients that count.
         up_bytes, samples, steps: of all uploads.
-        large_statistics: clients that do not count only because statistics of their inputs are too
-            large for a sum; always 0 on a GPU.
+        large_statistics: clients that do not count only because of statistics of their inputs, such
+            as a running variance; always 0 on a GPU.
         overflowed: whether the aggregate of finite uploads is not finite.
         usable: whether the server steps along the update: it is finite, and comes from at least one
             client, which a part with the fact "steps without clients" does not require.
