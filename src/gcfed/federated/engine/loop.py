@@ -19,7 +19,7 @@ from gcfed.data.sampling import UniformSampler
 from gcfed.data.schedule import Schedule, schedule_of
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
-from gcfed.federated.engine.server import Server
+from gcfed.federated.engine.server import LOWER, Server
 from gcfed.federated.engine.stacks import Stacks
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
@@ -57,6 +57,8 @@ class FederatedLoop(Callback):
     federation: Callable[[Stacks], Stacks] | None = None
     data: Any = field(default=None, init=False)
     schedule: Schedule | None = field(default=None, init=False)
+    # whether a client has counted in a round of this run
+    counted: bool = field(default=False, init=False)
     # of the last round in this process
     _row: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -144,7 +146,7 @@ class FederatedLoop(Callback):
         self.solver.recorders.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"stores": self.stores.state_dict()}
+        state: dict[str, Any] = {"stores": self.stores.state_dict(), "counted": self.counted}
         own = self.schedule.state_dict() if self.schedule else {}
         if own:
             state["schedule"] = own
@@ -152,6 +154,7 @@ class FederatedLoop(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.stores.load_state_dict(state_dict["stores"])
+        self.counted = state_dict.get("counted", True)  # earlier checkpoints lack it
         if self.schedule and "schedule" in state_dict:
             self.schedule.load_state_dict(state_dict["schedule"])
 
@@ -159,6 +162,7 @@ class FederatedLoop(Callback):
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
         row, received = run_round(t, self.server)
+        self.counted = self.counted or received.num_finite > 0
         module = self.server.setup.module
         finished = t + 1
         last = finished >= self.rounds or module.trainer.should_stop
@@ -170,6 +174,8 @@ class FederatedLoop(Callback):
             refuse_changes(part, before, row)
         row = numbers(row)
         row["time/round_s"] = time.perf_counter() - started
+        if module.trainer.is_global_zero:
+            warn(row, received.large_statistics)
         return row
 
     def on_train_batch_end(
@@ -177,8 +183,6 @@ class FederatedLoop(Callback):
     ) -> None:
         """Logs the row, and shows it to those callbacks of Lightning that monitor a column."""
         self._row = outputs
-        if trainer.is_global_zero:
-            _warn(outputs)
         self._log(trainer, outputs)
         if "test/loss" not in outputs:
             return
@@ -232,17 +236,19 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _warn(row: dict[str, Any]) -> None:
+def warn(row: dict[str, Any], large_statistics: int) -> None:
+    """Warns of clients that do not count in a round, and of a step that was undone."""
     lost = row["train/nonfinite_clients"]
     if lost:
-        all_lost = lost == row["train/clients"]
+        advice = f" {LOWER.capitalize()}." if lost > large_statistics else ""
         log.warning(
             "round %d: %d of %d clients sent numbers that are not finite, or too large for a sum;"
-            " %s. Lower client.optimizer.lr or set client.clip_norm.",
+            " %s.%s",
             row["round"],
             lost,
             row["train/clients"],
-            "the model stays as it was" if all_lost else "they are left out",
+            "the model stays as it was" if lost == row["train/clients"] else "they are left out",
+            advice,
         )
     if row["train/refused_steps"]:
         log.warning(
