@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.lent import (
     Lent,
     Traits,
@@ -153,8 +154,10 @@ class FederatedModule(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
         """One round; returns its row of metrics."""
-        with outside_autocast():  # on again in local training and tests
-            return self.run(self.trainer.global_step)
+        t = self.trainer.global_step
+        # autocast is on again in local training and tests
+        with blamed(self.net, self.task, f"in round {t + 1}"), outside_autocast():
+            return self.run(t)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
         """Tests the global model on the test split, and on the validation split if there is one,
