@@ -19,6 +19,7 @@ from gcfed.tasks import Task
 OURS = {
     "ClientStack.__call__": "model: {net} fails",
     "ClientStack.backward": "model or task: the backward pass of {net} and {task} fails",
+    "Passes.run": "model or task: the backward pass of {net} and {task} fails",
     "LocalSolver.train": "model or task: local training of {net} with {task} fails",
     "FederatedModule.validation_step": "task={task} or model: the test of {net} fails",
 }

@@ -24,7 +24,7 @@ from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
-from gcfed.models.unchanged import evaluating, hand_copies, unedited
+from gcfed.models.unchanged import evaluating, hand_copies, unchanged, unedited
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.autocast import outside_autocast
@@ -93,7 +93,7 @@ class FederatedModule(LightningModule):
             make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
         if traits.edits_input and hand_copies not in self.net._forward_pre_hooks.values():
             self.net.register_forward_pre_hook(hand_copies)
-        self.lent = Lent(self.net, traits)
+        self.lent = Lent(self.net, traits, self.task)
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
@@ -173,7 +173,8 @@ class FederatedModule(LightningModule):
         self.sums = {}
         if self.trainer.datamodule.num_clients > 1:  # type: ignore[attr-defined]
             self.lent.begin_anew()
-        with torch.no_grad(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
+        precision = self.trainer.precision_plugin.forward_context()
+        with torch.no_grad(), evaluating(self.net), self._keeping_task(), precision:
             loaders = self.trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
             for index, loader in enumerate(loaders):
                 for batch in loader:
@@ -182,6 +183,10 @@ class FederatedModule(LightningModule):
                         for watch in watchers:
                             watch(outputs, y)
         return self.scores()
+
+    def _keeping_task(self) -> AbstractContextManager[object]:
+        """After the block, a task that keeps something from one call to the next is as before."""
+        return unchanged(self.task) if self.lent.traits.keeps else nullcontext()
 
     def scores(self) -> dict[str, float]:
         """The means of the present test over all processes, by column, with the task's roots and

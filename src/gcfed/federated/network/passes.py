@@ -158,6 +158,11 @@ class Passes:
                 f"{self.name} returns a {type(out).__name__} in {mode} mode: its forward must"
                 " return one tensor, the logits."
             )
+        if out.dim() < 2 or len(out) != len(x):
+            raise ValueError(
+                f"{self.name} returns the shape {[*out.shape]} for {len(x)} samples in {mode} mode:"
+                " its first axis must be that of the samples, its last one that of the logits."
+            )
         return out
 
     def _backward(self, out: Tensor, x: Tensor, y: Tensor, num_real: int | None) -> None:
@@ -169,9 +174,22 @@ class Passes:
                 f"{self.name} fails on {len(x)} samples in training mode: its loss is not a number"
                 " before anything is trained."
             )
+        if not loss.requires_grad:
+            raise self._no_gradient(out)
         loss.backward()
         own = {id(t) for t in self.lent.tensors.values()}
         self.unregistered = (leaves(loss) & self.fresh.ids) - own
+
+    def _no_gradient(self, out: Tensor) -> ValueError:
+        if out.requires_grad:
+            return ValueError(
+                f"task={type(self.task).__name__}: its loss has no gradient: do not detach it, and"
+                " compute it with torch's functions."
+            )
+        return ValueError(
+            f"{self.name} returns outputs without gradients: forward must not detach them, and must"
+            " use the parameters."
+        )
 
     def loss(self, out_KB: Tensor, x: Tensor, y_KB: Tensor, counts: Sequence[int]) -> Tensor:
         """The sum of K clients' mean losses, as in training.

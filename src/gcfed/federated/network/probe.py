@@ -85,7 +85,7 @@ def probe(
     """
     if others_B is None:
         others_B = x_B.flip(0)
-    with unchanged(net) as fresh, warnings.catch_warnings():
+    with unchanged(net, task) as fresh, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _Probe(Passes(net, fresh, x_B, y_B, others_B, task)).traits(stack)
 
@@ -124,6 +124,8 @@ class _Probe:
         if is_own_task or not shows_all_at_once(self.net, stack):
             functional, why = self.look_closer(first, moved)
             alone = alone or why
+        if is_own_task:
+            alone = alone or self.state_in_task(first)
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
         return Traits(
@@ -298,6 +300,34 @@ class _Probe:
             " has it. Make it a buffer (register_buffer), and draw from torch's global generator."
         )
         return "" if same else "state in plain attributes"
+
+    def state_in_task(self, first: Pass) -> str:
+        """Computes the loss of a batch again, after that of another one. Warns if it differs."""
+        passes = self.passes
+        passes.begin_anew()
+        value = self.loss_of(first.out)
+        self.loss_of(first.out.flip(0) * 1.1)
+        if _close(self.loss_of(first.out), value):
+            return ""
+        passes.begin_anew()
+        name = f"task={type(passes.task).__name__}"
+        what = "clients and tests share it, in the order in which they come"
+        if _close(self.loss_of(first.out), value):
+            self.keeps = True
+            what = "each of several clients begins each round with its first value"
+        log.warning(
+            "%s keeps something from one call to the next: %s, and no checkpoint has it.",
+            name,
+            what,
+        )
+        return f"state in its {name}"
+
+    def loss_of(self, out: Tensor) -> Tensor:
+        """The loss of outputs ``[B, …]``, always with the same random numbers."""
+        passes = self.passes
+        seed_generators(out.device, 0)
+        y = passes.y
+        return passes.loss(out.clone().unsqueeze(0), passes.x, y.unsqueeze(0), [len(y)]).detach()
 
     def changed_attributes(self, ignore_features: bool) -> list[str]:
         """Names of attributes that passes have changed.
