@@ -121,11 +121,10 @@ class _Probe:
         functional = ""
         alone = cannot_stack(self.net)
         is_own_task = not type(passes.task).__module__.startswith("gcfed.")
+        state = self.state_in_task(first) if is_own_task else ""
         if is_own_task or not shows_all_at_once(self.net, stack):
             functional, why = self.look_closer(first, moved)
-            alone = alone or why
-        if is_own_task:
-            alone = alone or self.state_in_task(first)
+            alone = alone or state or why
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
         return Traits(
@@ -327,7 +326,8 @@ class _Probe:
         passes = self.passes
         seed_generators(out.device, 0)
         y = passes.y
-        return passes.loss(out.clone().unsqueeze(0), passes.x, y.unsqueeze(0), [len(y)]).detach()
+        out = out.clone().unsqueeze(0)
+        return passes.next_loss(out, passes.x, y.unsqueeze(0), [len(y)]).detach()
 
     def changed_attributes(self, ignore_features: bool) -> list[str]:
         """Names of attributes that passes have changed.
@@ -437,11 +437,12 @@ class _Probe:
                     for name, t in state.items()
                 }
                 out_KB = outputs(leaves)
+                returned = out_KB.detach().clone()  # a loss may edit it
                 loss(out_KB).backward()
         except Exception as error:
             cause = error.__cause__ or error
             return f"{type(cause).__name__}: {reason(cause)}"
-        found = [out_KB.detach(), *grads_of([leaves[name] for name in passes.trained])]
+        found = [returned, *grads_of([leaves[name] for name in passes.trained])]
         return "" if _all_close(found, expected) else "other outputs or gradients"
 
     def constants(self, moved: Sequence[str]) -> set[str]:
