@@ -5,6 +5,8 @@ The user's own traceback stays.
 
 import copy
 import re
+import subprocess
+import sys
 import traceback
 from inspect import isclass, isfunction
 
@@ -15,12 +17,15 @@ from torch import nn
 
 from gcfed.run import train
 from gcfed.tasks import Task
+from gcfed.utils.resolvers import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+TEXTS = ("Positions", "Tokens")
 NETWORKS = [
     name
     for name, thing in vars(users_broken).items()
     if getattr(thing, "__module__", "") == users_broken.__name__
+    and name not in TEXTS
     and (name == "late_function" or (isclass(thing) and issubclass(thing, nn.Module)))
 ]
 LOSSES = [
@@ -80,6 +85,39 @@ def test_the_last_line_of_an_error_names_the_network(config, tmp_path, name, sta
     print(text)
     shown = "Sequential" if isfunction(getattr(users_broken, name)) else name
     assert re.search(rf"\bmodel\b.*\b{shown}\b", last_line(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Positions", "a text has 6 tokens from 0 to .*its positions"),
+        ("Tokens", "a text has 6 tokens from 0 to .*its tokens"),
+    ],
+)
+def test_texts_that_do_not_fit_a_network_are_named(config, tmp_path, name, words):
+    cfg = composed(config, model=name)
+    with open_dict(cfg):
+        cfg.data.dataset._target_ = "users_more.load"
+        cfg.data.dataset.kind = "sequences"
+    cfg.paths.output_dir = str(tmp_path / "run")
+    assert re.search(rf"^ValueError: model: {name} .*{words}", last_line(failure(cfg)))
+
+
+def test_the_last_line_on_the_screen_names_the_network(tmp_path):
+    """In one process and in two, whose errors are texts."""
+    for devices in (1, 2):
+        words = ["+callbacks.arm._target_=users_broken.Arm"]
+        words += ["model._target_=users_broken.LateError", f"trainer.devices={devices}"]
+        words += [f"paths.output_dir={tmp_path}/{devices}", f"hydra.run.dir={tmp_path}/{devices}"]
+        done = subprocess.run(
+            [sys.executable, ROOT / "src/train.py", *SETTING, *words],
+            cwd=ROOT / "tests",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.rstrip("\n").splitlines()[-1] == "model: LateError fails in round 2."
 
 
 @pytest.mark.parametrize("stack", [1, 3])
