@@ -72,6 +72,13 @@ class Task:
     exponentials: tuple[str, ...] = ()  # columns for which it reports e to the mean
     shares: tuple[str, ...] = ()  # columns whose scores are from 0 to 1
     has_classes = False  # whether labels are classes and outputs their logits
+    # whether a CUDA graph can record the losses of a user's class: the same operations every time
+    graphable = False
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether a CUDA graph can record the losses."""
+        return self.graphable or type(self).__module__ == __name__
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every label of one client, outputs ``[B, C]``, of sequences ``[B, T, C]`` →
@@ -87,10 +94,20 @@ class Task:
 
         ``client.accumulate`` takes it of each part of a batch, and their mean over the samples.
         """
+        return batch.mean(self.client_losses(outputs, batch.y))
+
+    def client_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The losses of n clients' labels, outputs ``[n, B, …, C]`` → ``[n, B, …]``."""
         if type(self).losses.__module__ == __name__:
-            return batch.mean(self.losses(outputs, batch.y))
-        each = [self.losses(out, y) for out, y in zip(outputs, batch.y, strict=True)]
-        return batch.mean(torch.stack(each))
+            return self.losses(outputs, y)
+        # an index, because a loss may edit its outputs in place
+        values = torch.stack([self.losses(outputs[k], y[k]) for k in range(len(y))])
+        if values.shape[:2] != y.shape[:2]:
+            raise ValueError(
+                f"task={type(self).__name__}: losses has the shape {[*values.shape[1:]]} for labels"
+                f" {[*y.shape[1:]]}: it must be one number for each label."
+            )
+        return values
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Moves tensors in attributes, such as weights of classes, to the run's device and type."""
@@ -112,17 +129,25 @@ class Task:
         return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Raises ValueError if a loss or a score is not one number for each label.
-
-        Sums would broadcast it.
+        """Raises ValueError if a loss or a score is not one number for each label, which sums would
+        broadcast, if a column has no score, or if the labels change.
         """
-        for name, values in ({"losses": self.losses(outputs, y)} | self.scores(outputs, y)).items():
-            if values.shape != (wanted := self.real(y).shape):
+        name = type(self).__name__
+        labels = y.clone()
+        losses = self.losses(outputs.clone(), labels)
+        scores = self.scores(outputs.clone(), labels)
+        if not torch.equal(labels.nan_to_num(), y.nan_to_num()):
+            raise ValueError(f"task={name} changes its labels: begin with y = y.clone().")
+        wanted = self.real(y).shape
+        for kind, values in ({"losses": losses} | scores).items():
+            if values.shape != wanted:
                 shapes = f"{[*values.shape]} for outputs {[*outputs.shape]} and labels {[*y.shape]}"
                 raise ValueError(
-                    f"task={type(self).__name__}: {name} has the shape {shapes}: it must be"
-                    f" {[*wanted]}."
+                    f"task={name}: {kind} has the shape {shapes}: it must be {[*wanted]}."
                 )
+        missing = [column for column in self.columns if column not in scores]
+        if missing:
+            raise ValueError(f"task={name}: scores() lacks its columns {', '.join(missing)}.")
 
 
 class Classification(Task):

@@ -137,7 +137,7 @@ class ClientProgram:
     @property
     def recording(self) -> Literal["", "stack", "run"]:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
-        if self.module.lent.traits.assigns:
+        if self.module.lent.traits.assigns or not self.module.task.can_be_recorded:
             return ""
         for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
             if not isinstance(callback, Part) and hears_of_steps(callback):

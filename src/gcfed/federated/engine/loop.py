@@ -21,6 +21,7 @@ from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
 from gcfed.federated.engine.server import LOWER, Server
 from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup
@@ -106,17 +107,22 @@ class FederatedLoop(Callback):
             transport=self.transport,
         )
         self.aggregator.validate(setup)
-        set_traits(module, data, self.solver.stack)
-        self.solver.check(module.lent.traits, data)
-        if self.solver.accumulate > 1 and "statistics" in module.lent.traits.alone:
+        with blamed(module.net, module.task, "before the first round"):
+            set_traits(module, data, self.solver.stack)
+            self._check_traits(module, data)
+            validate_parts(setup)
+        self.data = data
+        self.server = Server(setup, self.schedule, self.seed)
+        module.run = self.run_and_test
+
+    def _check_traits(self, module: FederatedModule, data: Any) -> None:
+        traits = module.lent.traits
+        self.solver.check(traits, data)
+        if self.solver.accumulate > 1 and "statistics" in traits.alone:
             log.warning(
                 "client.accumulate changes the results: the network uses the statistics of a part"
                 " of a batch"
             )
-        validate_parts(setup)
-        self.data = data
-        self.server = Server(setup, self.schedule, self.seed)
-        module.run = self.run_and_test
 
     def _make_schedule(self, data: Any, module: FederatedModule) -> Schedule:
         """The run's timetable. Raises ValueError if a setting of it cannot work."""

@@ -61,6 +61,8 @@ class FedMLB(ClientPart):
             hybrid = (logits / self.tau).log_softmax(-1)
             divergence = F.kl_div(client, hybrid, reduction="none", log_target=True).sum(-1)
             terms.append(
-                batch.mean(self.ce * stack.task.losses(logits, batch.y) + self.kl * divergence)
+                batch.mean(
+                    self.ce * stack.task.client_losses(logits, batch.y) + self.kl * divergence
+                )
             )
         return torch.stack(terms).mean(0)

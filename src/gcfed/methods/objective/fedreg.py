@@ -120,7 +120,9 @@ class FedReg(ClientPart):
                 )
             )
         if self.perturbed:
-            terms.append(stack.task.losses(stack.reference(perturbed, params=params).logits_KBC, y))
+            terms.append(
+                stack.task.client_losses(stack.reference(perturbed, params=params).logits_KBC, y)
+            )
         for term in terms:
             grads = torch.autograd.grad(
                 (term * weight).sum(), list(params.values()), materialize_grads=True
@@ -190,7 +192,9 @@ def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int)
     """
     for _ in range(iterations):
         x = x.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(stack.task.losses(stack.reference(x).logits_KBC, y).sum(), x)
+        (grad,) = torch.autograd.grad(
+            stack.task.client_losses(stack.reference(x).logits_KBC, y).sum(), x
+        )
         x = x.detach() + eta * grad.sign()
     return x
 
