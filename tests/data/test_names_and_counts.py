@@ -132,6 +132,18 @@ def as_array_of_clients(folder, names):
     return len(np.unique(train.groups)), train.x[:, 0], train.groups
 
 
+def as_texts_of_any_length(folder, names):
+    texts = np.array(names * PER_NAME, np.dtypes.StringDType())
+    dataset = from_arrays({"x": vectors(names), "y": texts}, "mine.py", 0.2)
+    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
+
+
+def as_bytes(folder, names):
+    texts = np.char.encode(np.array(names * PER_NAME), "utf-8")
+    dataset = from_arrays({"x": vectors(names), "y": texts}, "mine.py", 0.2)
+    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
+
+
 def as_objects(folder, names):
     content = {"x": vectors(names), "y": np.array(names * PER_NAME, object)}
     dataset = from_arrays(content, "mine.py", 0.2)
@@ -196,6 +208,8 @@ READERS = {
     "array of classes": as_array_of_classes,
     "array of clients": as_array_of_clients,
     "objects": as_objects,
+    "texts of any length": as_texts_of_any_length,
+    "bytes": as_bytes,
     "folders of classes": as_folders_of_classes,
     "folders of clients": as_folders_of_clients,
     "leaf users": as_leaf_users,
@@ -248,6 +262,7 @@ def test_integers_of_any_size_stay_apart():
         (np.array(["2026-01-01", "NaT"] * 20, "datetime64[D]"), "groups holds 20 empty entries"),
         (np.array(["a", " "] * 20), "an entry of groups is an empty text: fill it"),
         ([None, "a"] * 20, "groups holds objects that are neither all text nor all numbers"),
+        ([None] * 40, "groups holds objects that are neither all text nor all numbers"),
     ],
 )
 def test_clients_without_a_name_are_refused(groups, words):
