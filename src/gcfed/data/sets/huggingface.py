@@ -94,6 +94,8 @@ def huggingface(
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         splits = _load(name, subset, data_dir)
         train = splits["train"]
+        if not len(train):
+            raise ValueError(f"data.name={name}: the split train has no row.")
         columns = _columns(train, {"x": input, "y": label, "groups": groups}, next_token)
         encoder = _encoder(tokenizer)
         reader = _Reader(columns, size, length, encoder, keep.note)
@@ -146,7 +148,14 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
     import datasets
 
     if Path(name).is_dir():
-        found = datasets.load_from_disk(name)
+        try:
+            found = datasets.load_from_disk(name)
+        except Exception as error:  # of any type, for a folder with any content
+            text = " ".join(str(error).split())
+            raise ValueError(
+                f"data.name={name} is no folder of save_to_disk, or has a split without rows"
+                f" ({text}): write it again, or take data=csv or image_folder."
+            ) from error
     else:
         found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
     if isinstance(found, datasets.Dataset):
@@ -160,7 +169,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
 
 def _is_labelled(rows: Dataset | None, kind: str | None) -> bool:
     """Whether there is such a split, with labels if these are the column ``kind``."""
-    if rows is None:
+    if rows is None or not len(rows):
         return False
     return kind is None or rows.unique(kind) != [-1]
 

@@ -183,7 +183,7 @@ def _leaf(
             )
         parts = {part: _users(paths, read, keep) for part, paths in files.items()}
         users = [user for part in parts.values() for user in part.users]
-        group_n, clients = numbered(np.array(users), "a user")
+        group_n, clients = numbered(np.array(users), f"data set {name}: a user")
         announce(f"data set {name}", "clients", clients, keep.note)
         read_files = {path for paths in files.values() for path in paths}
         start = 0
@@ -267,6 +267,8 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _User
                 f"{path} is not what LEAF's preprocessing writes ({error!r}): make it again."
             ) from error
     part = paths[0].parent.name
+    if not found.users:
+        raise ValueError(f"{paths[0].parent} has no user with a sample: make its files again.")
     if without:
         text = f"{part}: {len(without)} users have no sample: {listing(without)}"
         keep.note(logging.WARNING, text)
