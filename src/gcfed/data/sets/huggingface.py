@@ -101,17 +101,7 @@ def huggingface(
         reader = _Reader(columns, size, length, encoder, keep.note)
         kind = columns["y"]
         content = reader.arrays(train, "train")
-        used = ["train"]
-        for split in [split for split in TESTS if _is_labelled(splits.get(split), kind)][:1]:
-            if _names(splits[split], kind) != _names(train, kind):
-                raise ValueError(
-                    f"data.label={kind} has other classes in the test split: cast both to one"
-                    " ClassLabel."
-                )
-            grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
-            more = reader.arrays(splits[split], split, grey, with_groups=False)
-            content |= {f"{key}_test": array for key, array in more.items()}
-            used.append(split)
+        used = ["train", *reader.add_test(splits, content)]
         _report_left(name, splits, used, columns, keep)
         dataset = from_arrays(
             content, f"data.name={name}", test, keep.note, class_names=_names(train, kind)
@@ -313,6 +303,26 @@ class _Reader:
         if self.columns["y"]:
             return {"x": self._texts(texts, split), **content}
         return self._sequences(texts, split, content)
+
+    def add_test(self, splits: Mapping[str, Dataset], content: dict[str, np.ndarray]) -> list[str]:
+        """Adds the arrays x_test and y_test of the first split for testing that has labels.
+
+        Returns the name of this split, or nothing.
+        """
+        kind = self.columns["y"]
+        labelled = [split for split in TESTS if _is_labelled(splits.get(split), kind)]
+        if not labelled:
+            return []
+        rows = splits[labelled[0]]
+        if _names(rows, kind) != _names(splits["train"], kind):
+            raise ValueError(
+                f"data.label={kind} has other classes in the test split: cast both to one"
+                " ClassLabel."
+            )
+        grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
+        for key, array in self.arrays(rows, labelled[0], grey, with_groups=False).items():
+            content[f"{key}_test"] = array
+        return labelled[:1]
 
     def _require_classes(self, rows: Dataset, y: np.ndarray | None) -> None:
         if y is None or not _names(rows, self.columns["y"]):

@@ -80,7 +80,8 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     sizes = [len(x) for x in xs]
     is_train = np.concatenate([np.arange(size) < max(1, size * 9 // 10) for size in sizes])
     whole = Split(np.concatenate(xs), np.concatenate(ys), np.repeat(np.arange(len(xs)), sizes))
-    train, test = whole.subset(is_train), whole.subset(~is_train)
+    train = whole.subset(is_train)
+    test = whole.subset(~is_train)
     return FederatedDataset("tiny_shakespeare", len(ALPHABET), train, test, tuple(ALPHABET))
 
 
@@ -107,7 +108,8 @@ def sequences(
     n = max(0, -(-(len(tokens) - 1) // length))
     padded = np.full(n * length + 1, pad, tokens.dtype)
     padded[: len(tokens)] = tokens[: len(padded)]
-    x, y = padded[:-1].reshape(n, length), padded[1:].reshape(n, length).astype(np.int64)
+    x = padded[:-1].reshape(n, length)
+    y = padded[1:].reshape(n, length).astype(np.int64)
     y[y == pad] = IGNORE
     return x, y
 
