@@ -144,27 +144,45 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
     if not (isinstance(kind, type) and issubclass(kind, Metric)):
         raise ValueError(f"metrics.torchmetrics.names: torchmetrics has no {name}.")
     options = inspect.signature(kind.__new__).parameters
-    if ("task" in options) != (classes is not None) or issubclass(kind, BaseAggregator | Running):
+    is_for_task = ("task" in options) == (classes is not None)
+    if not is_for_task or issubclass(kind, BaseAggregator | Running):
         raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
-    x = torch.arange(8.0).flip(0)
-    y = torch.arange(8.0)
-    how = dict(sync)
+    settings = dict(sync)
     if classes is not None:
-        how |= {"task": "multiclass", "num_classes": classes} | (
-            {"average": "macro"} if "average" in options else {}
-        )
-        x = torch.eye(classes).repeat(2, 1)
-        y = torch.arange(classes).repeat(2)
+        settings |= {"task": "multiclass", "num_classes": classes}
+        if "average" in options:
+            settings["average"] = "macro"
     try:
-        metric = Auroc(classes or 0, **sync) if kind is torchmetrics.AUROC else kind(**how)
-        values = []
-        for shift in (0, 8 * (classes is None)):
-            metric.update(x + shift, y + shift)
-            values.append(metric.compute().reshape(()))
-            metric.reset()
+        if kind is torchmetrics.AUROC:
+            metric: Metric = Auroc(classes or 0, **sync)
+        else:
+            metric = kind(**settings)
+        metric.reads_zero = _reads_zero(metric, classes)
     except Exception as error:
         raise ValueError(
             f"metrics.torchmetrics.names: {name} gives no single number here: {error}"
         ) from error
-    metric.reads_zero = not torch.allclose(*values)
     return metric
+
+
+def _reads_zero(metric: Metric, classes: int | None) -> bool:
+    """Whether the metric changes if outputs and targets are shifted. Resets the metric.
+
+    Raises an error of any type if the metric gives no single number.
+    """
+    if classes is not None:
+        labels = torch.arange(classes).repeat(2)
+        _value(metric, torch.eye(classes).repeat(2, 1), labels)
+        return False
+    outputs = torch.arange(8.0).flip(0)
+    targets = torch.arange(8.0)
+    return not torch.allclose(
+        _value(metric, outputs, targets), _value(metric, outputs + 8, targets + 8)
+    )
+
+
+def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+    metric.update(outputs, targets)
+    value = metric.compute().reshape(())
+    metric.reset()
+    return value

@@ -100,22 +100,14 @@ def huggingface(
             for file in rows.cache_files:
                 _refuse_outside(folder, file["filename"], f"data.name={name}")
         train = splits["train"]
+        if not len(train):
+            raise ValueError(f"data.name={name}: the split train has no row.")
         columns = _columns(train, {"x": input, "y": label, "groups": groups}, next_token)
         encoder = _encoder(tokenizer)
         reader = _Reader(columns, size, length, encoder, keep.note, folder)
         kind = columns["y"]
         content = reader.arrays(train, "train")
-        used = ["train"]
-        for split in [split for split in TESTS if _is_labelled(splits.get(split), kind)][:1]:
-            if _names(splits[split], kind) != _names(train, kind):
-                raise ValueError(
-                    f"data.label={kind} has other classes in the test split: cast both to one"
-                    " ClassLabel."
-                )
-            grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
-            more = reader.arrays(splits[split], split, grey, with_groups=False)
-            content |= {f"{key}_test": array for key, array in more.items()}
-            used.append(split)
+        used = ["train", *reader.add_test(splits, content)]
         _report_left(name, splits, used, columns, keep)
         dataset = from_arrays(
             content, f"data.name={name}", test, keep.note, class_names=_names(train, kind)
@@ -152,7 +144,14 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
     import datasets
 
     if Path(name).is_dir():
-        found = datasets.load_from_disk(name)
+        try:
+            found = datasets.load_from_disk(name)
+        except Exception as error:  # of any type, for a folder with any content
+            text = " ".join(str(error).split())
+            raise ValueError(
+                f"data.name={name} is no folder of save_to_disk, or has a split without rows"
+                f" ({text}): write it again, or take data=csv or image_folder."
+            ) from error
     else:
         found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
     if isinstance(found, datasets.Dataset):
@@ -166,7 +165,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
 
 def _is_labelled(rows: Dataset | None, kind: str | None) -> bool:
     """Whether there is such a split, with labels if these are the column ``kind``."""
-    if rows is None:
+    if rows is None or not len(rows):
         return False
     return kind is None or rows.unique(kind) != [-1]
 
@@ -345,6 +344,26 @@ class _Reader:
         if self.columns["y"]:
             return {"x": self._texts(texts, split), **content}
         return self._sequences(texts, split, content)
+
+    def add_test(self, splits: Mapping[str, Dataset], content: dict[str, np.ndarray]) -> list[str]:
+        """Adds the arrays x_test and y_test of the first split for testing that has labels.
+
+        Returns the name of this split, or nothing.
+        """
+        kind = self.columns["y"]
+        labelled = [split for split in TESTS if _is_labelled(splits.get(split), kind)]
+        if not labelled:
+            return []
+        rows = splits[labelled[0]]
+        if _names(rows, kind) != _names(splits["train"], kind):
+            raise ValueError(
+                f"data.label={kind} has other classes in the test split: cast both to one"
+                " ClassLabel."
+            )
+        grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
+        for key, array in self.arrays(rows, labelled[0], grey, with_groups=False).items():
+            content[f"{key}_test"] = array
+        return labelled[:1]
 
     def _require_classes(self, rows: Dataset, y: np.ndarray | None) -> None:
         if y is None or not _names(rows, self.columns["y"]):
