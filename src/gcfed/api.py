@@ -147,7 +147,7 @@ class Comparison:
         """
         import pandas as pd
 
-        from gcfed.report.verdict import interval
+        from gcfed.reporting.verdict import interval
 
         curves = self.curves(column)
         if (
@@ -174,7 +174,7 @@ class Comparison:
         import pandas as pd
 
         from gcfed.plots.style import looks
-        from gcfed.report.figures import curves
+        from gcfed.reporting.figures import curves
 
         self.curves(column)  # raises for an unknown column
         rows = pd.DataFrame(

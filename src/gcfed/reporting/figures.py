@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gcfed.plots.style import FACTORS, LABELS, logarithmic, looks, save, styled, ticks
-from gcfed.report.verdict import Verdict
+from gcfed.reporting.verdict import Verdict
 from gcfed.runs.folder import FINISHED, Run
 from gcfed.runs.measures import parse, smooth
 

@@ -206,7 +206,7 @@ class Verdict:
 
 
 def verdict(rows: pd.DataFrame) -> Verdict:
-    """``rows`` are those of one place in :func:`gcfed.report.frame.frame_of`."""
+    """``rows`` are those of one place in :func:`gcfed.reporting.frame.frame_of`."""
     measure = main_measure(rows)
     values, higher = per_seed(rows, measure), higher_is_better(measure)
     counts = values.notna().sum().sort_values(ascending=False, kind="stable")

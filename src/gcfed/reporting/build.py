@@ -12,9 +12,9 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gcfed.report.frame import frame_of, search_of
-from gcfed.report.tables import Table, all_runs, comparison, targets
-from gcfed.report.verdict import verdict
+from gcfed.reporting.frame import frame_of, search_of
+from gcfed.reporting.tables import Table, all_runs, comparison, targets
+from gcfed.reporting.verdict import verdict
 from gcfed.runs.folder import STATES, find_runs
 from gcfed.runs.measures import parse, value
 from gcfed.utils.files import replacing
@@ -95,14 +95,14 @@ def write_report(
     write_text(out / "tables" / "runs.csv", every.join(numbers).to_csv(index=False))
     pictures = []
     if figures:
-        from gcfed.report.figures import draw  # matplotlib
+        from gcfed.reporting.figures import draw  # matplotlib
 
         pictures = draw(frame, verdicts, out / "figures")
     states = Counter(run.state for run in runs)
     counts = f"{len(runs)} run{'s' * (len(runs) > 1)}: "
     counts += ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     page = Environment(
-        loader=PackageLoader("gcfed.report", "."), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("gcfed.reporting", "."), autoescape=True, undefined=StrictUndefined
     )
     html = page.get_template("page.html").render(
         title=f"Runs in {', '.join(root.resolve().name for root in folders)}",

@@ -12,10 +12,10 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from run_folders import GCFED, run_of
 
-from gcfed.report.build import MEASURES
-from gcfed.report.frame import frame_of
-from gcfed.report.tables import comparison, targets
-from gcfed.report.verdict import interval, main_measure, verdict
+from gcfed.reporting.build import MEASURES
+from gcfed.reporting.frame import frame_of
+from gcfed.reporting.tables import comparison, targets
+from gcfed.reporting.verdict import interval, main_measure, verdict
 
 SCAFFOLD = {
     "tags.algorithm": "scaffold",

@@ -3,7 +3,7 @@
 import pytest
 from run_folders import GCFED, PLACE, run_of
 
-from gcfed.report.frame import frame_of
+from gcfed.reporting.frame import frame_of
 
 
 def methods(*runs):

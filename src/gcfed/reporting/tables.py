@@ -10,8 +10,8 @@ from os.path import relpath
 
 import pandas as pd
 
-from gcfed.report.frame import described, symbol, varying
-from gcfed.report.verdict import FEWEST, Verdict, per_seed, scale_of
+from gcfed.reporting.frame import described, symbol, varying
+from gcfed.reporting.verdict import FEWEST, Verdict, per_seed, scale_of
 from gcfed.runs.folder import DIVERGED, STATES
 from gcfed.runs.measures import value
 
