@@ -62,6 +62,14 @@ def measured(run: Run, measure: str) -> float | None:
     return _finite(last.iloc[-1] if how == "last" else getattr(last, how)())
 
 
+def column_of(measure: str) -> str:
+    """The column, or the number of ``summary.json``, from which a measure is computed.
+
+    Raises ValueError for a measure of another form.
+    """
+    return _form_of(measure)["column"]
+
+
 def _form_of(measure: str) -> re.Match[str]:
     for form in FORMS:
         if match := form.fullmatch(measure):

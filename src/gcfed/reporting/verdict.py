@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gcfed.runs.folder import FINISHED
-from gcfed.runs.measures import WINDOW, higher_is_better, parse, value
+from gcfed.reporting.judged import judged, listed
+from gcfed.runs.measures import WINDOW, higher_is_better, is_accuracy, parse, value
 
 FEWEST = 3  # seeds of a method that is ranked
 #: Names of columns.
@@ -21,8 +22,8 @@ TITLES = {
     "test/relative_error": "relative error",
     "test/loss": "test loss",
     "val/acc": "validation accuracy",
-    "personal/global_acc": "global model on clients' own tests",
-    "personal/local_acc": "local models on clients' own tests",
+    "personal/global_acc": "accuracy of the global model at clients",
+    "personal/local_acc": "accuracy of clients' own models",
     "comm/down_bytes": "sent to clients",
     "comm/up_bytes": "sent by clients",
 }
@@ -55,25 +56,25 @@ def scale_of(measure: str, largest: float = 1.0) -> Scale:
     name, of = parse(measure)
     if name == "rounds":
         return Scale(f"rounds to {100 * float(of):g}\u00a0%", "", 1.0, 0)
-    title = TITLES.get(of, of)
-    title += {"last10": f", last {WINDOW} rounds", "best": ", best", "total": ""}.get(name, "")
-    if of.endswith("acc"):
+    suffixes = {"last10": f", last {WINDOW} rounds", "best": ", best"}
+    title = TITLES.get(of, of) + suffixes.get(name, "")
+    if is_accuracy(of):
         return Scale(title, "%", 100.0, 2)
-    unit, factor = ("MB", 1e-6) if of.endswith("_bytes") else ("", 1.0)
+    unit = "MB" if of.endswith("_bytes") else ""
+    factor = 1e-6 if unit else 1.0
     size = abs(factor * largest)
-    return Scale(
-        title, unit, factor, min(9, max(0, 3 - math.floor(math.log10(size)))) if size > 0 else 2
-    )
+    digits = 2
+    if 0 < size < math.inf:
+        digits = min(9, max(0, 3 - math.floor(math.log10(size))))
+    return Scale(title, unit, factor, digits)
 
 
 def interval(values: Any) -> tuple[float, float]:
     """The 95 % interval of the mean, by Student's t; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan, math.nan
-    mean, half = (
-        np.mean(values),
-        _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values)),
-    )
+    mean = np.mean(values)
+    half = _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values))
     return float(mean - half), float(mean + half)
 
 
@@ -88,36 +89,20 @@ def _quantile(n: int) -> float:
     return math.sqrt(n - 1) * math.tan(np.interp(0.95 * areas[-1], areas, angles))
 
 
-def main_measure(rows: pd.DataFrame) -> str:
-    """The measure that ranks the methods: the accuracy of the last ten rounds if they are at most a
-    third of every finished run, otherwise that of the last test. Without accuracies: relative
-    error, RMSE or loss of the last test.
-    """
-    tested = {name for run in rows["run"] for name in run.metrics}
-    column = next(
-        (c for c in ("test/acc", "test/relative_error", "test/rmse") if c in tested), "test/loss"
-    )
-    finished = [
-        run.rounds for run in rows["run"] if run.state == FINISHED and column in run.metrics
-    ]
-    long_runs = min(finished, default=0) >= 3 * WINDOW
-    measure = "last10" if column == "test/acc" and long_runs else "final"
-    return f"{measure}:{column}"
-
-
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     """A measure of ended runs, [seeds, methods], or NaN.
 
     A run that missed a target counts with all its rounds.
     """
-    rows = rows[~rows["repeated"] & rows["state"].isin(["finished", "diverged"])]
-    values = [value(run, measure) for run in rows["run"]]
-    if measure.startswith("rounds:"):
-        values = [
-            run.rounds if v is None else v for v, run in zip(values, rows["run"], strict=True)
-        ]
+    has_ended = rows["run"].map(lambda run: run.has_ended).astype(bool)
+    counted = rows[has_ended & ~rows["repeated"]]
+    values = []
+    for run in counted["run"]:
+        number = value(run, measure)
+        missed = number is None and measure.startswith("rounds:")
+        values.append(run.rounds if missed else number)
     frame = pd.DataFrame(
-        {"seed": rows["seed"], "method": rows["method"], "value": np.array(values, float)}
+        {"seed": counted["seed"], "method": counted["method"], "value": np.array(values, float)}
     )
     return frame.pivot(index="seed", columns="method", values="value").dropna(how="all")
 
@@ -135,6 +120,8 @@ class Verdict:
     seeds: list[int]  # the seeds that they share
     reference: str  # FedAvg if it is ranked, otherwise the best; "" if nothing is ranked
     leaders: list[str]  # methods that are not clearly worse than any other, the best first
+    apart: Mapping[str, str]  # methods that the measure does not judge → why
+    declared: Mapping[str, str]  # methods that are not judged by the global model → their column
 
     @property
     def direction(self) -> str:
@@ -151,32 +138,44 @@ class Verdict:
         """What the intervals allow: ``SCAFFOLD and GC-Fed lead; GC-Fed +1.4 points over FedAvg (0.4
         to 2.4)``.
         """
-        better = self.better * (self.scale.unit != "%")
         if len(self.table) == 1:
-            method, row = self.table.index[0], self.table.iloc[0]
-            number = (
-                f"{self.scale.title.partition(',')[0]} {self.scale.text(row['mean'])}"
-                f" {self.scale.unit}".rstrip()
-            )
-            return f"{method}: {number}{better}" if row["n"] else f"{method}: no result yet"
+            return self._only(self.table.index[0])
         if not self.ranked:
-            return f"Not ranked: fewer than {FEWEST} common seeds"
-        *others, last = self.leaders
-        first = f"{', '.join(others)} and {last} lead" if others else f"{last} leads"
+            reasons = "; ".join(self.apart.values())
+            return f"Not ranked: {reasons or f'fewer than {FEWEST} common seeds'}"
+        text = self._leaders()
+        if self.apart:
+            is_or_are = "is" if len(self.apart) == 1 else "are"
+            text += f"; {listed([*self.apart])} {is_or_are} not compared"
+        return text
+
+    def _only(self, method: str) -> str:
+        """The headline of a place with one method."""
+        if method in self.apart:
+            return self.apart[method]
+        row = self.table.loc[method]
+        if not row["n"]:
+            return f"{method}: no result yet"
+        name = self.scale.title.partition(",")[0]
+        text = f"{method}: {name} {self.scale.text(row['mean'])} {self.scale.unit}".rstrip()
+        return text if self.scale.unit == "%" else text + self.better
+
+    def _leaders(self) -> str:
+        """The headline of ranked methods."""
+        better = "" if self.scale.unit == "%" else self.better
+        first = f"{listed(self.leaders)} lead{'s' * (len(self.leaders) == 1)}"
         if len(self.leaders) > 3:
             first = (
                 f"{len(self.leaders)} of {len(self.ranked)} methods lead, {self.leaders[0]} first"
             )
         if len(self.leaders) == len(self.ranked):
             first = "No method leads clearly"
-        shown = [m for m in self.leaders if m != self.reference] or self.ranked[1:2]
+        shown = [method for method in self.leaders if method != self.reference] or self.ranked[1:2]
         shown = sorted(shown, key=self.uncertain)[:3]  # stable: the best first
-        if [last] == self.leaders == shown:
-            return first + self.gap(last).removeprefix(last) + better
-        return (
-            f"{first};"
-            f" {', '.join(self.gap(method, i == 0) for i, method in enumerate(shown))}{better}"
-        )
+        if shown == self.leaders and len(shown) == 1:
+            return first + self.gap(shown[0]).removeprefix(shown[0]) + better
+        gaps = [self.gap(method, first=method == shown[0]) for method in shown]
+        return f"{first}; {', '.join(gaps)}{better}"
 
     def uncertain(self, method: str) -> bool:
         """Whether the interval of its difference to the reference includes 0."""
@@ -187,56 +186,95 @@ class Verdict:
         RMSE against …``.
         """
         difference, _, ends = self.difference(method, 1).partition(" ")
-        is_over = self.table["difference"][method] > 0 and higher_is_better(self.measure)
-        unit = "points" if self.scale.unit == "%" else self.scale.title
-        words = f" {unit} {'over' if is_over else 'against'} {self.reference}" * first
         unsure = self.uncertain(method)
-        return (
-            f"{method}"
-            f" {difference}{words}{f' {ends}' * (first or not unsure)}{', uncertain' * unsure}"
-        )
+        text = f"{method} {difference}"
+        if first:
+            is_over = self.table["difference"][method] > 0 and higher_is_better(self.measure)
+            unit = "points" if self.scale.unit == "%" else self.scale.title
+            text += f" {unit} {'over' if is_over else 'against'} {self.reference}"
+        if first or not unsure:
+            text += f" {ends}"
+        return f"{text}, uncertain" if unsure else text
 
     def difference(self, method: str, digits: int | None = None) -> str:
         """``+1.42 (0.41 to 2.43)``, the difference to the reference; ``digits`` of percentages."""
-        scale = (
-            replace(self.scale, digits=digits) if digits and self.scale.unit == "%" else self.scale
-        )
+        scale = self.scale
+        if digits and scale.unit == "%":
+            scale = replace(scale, digits=digits)
         gap, low, high = self.table.loc[method, ["difference", "low", "high"]]
         return f"{scale.text(gap, '+')} ({scale.text(low)} to {scale.text(high)})"
 
 
 def verdict(rows: pd.DataFrame) -> Verdict:
     """``rows`` are those of one place in :func:`gcfed.reporting.frame.frame_of`."""
-    measure = main_measure(rows)
-    values, higher = per_seed(rows, measure), higher_is_better(measure)
+    by_method = rows[~rows["repeated"]].groupby("method", sort=False)["run"]
+    decision = judged({method: [*runs] for method, runs in by_method})
+    measure = decision.measure
+    higher = higher_is_better(measure)
+    values = per_seed(rows, measure)
+    values = values.drop(columns=[*decision.apart], errors="ignore").dropna(how="all")
+    ranked, seeds = _sharing_seeds(values)
+    shared = values.loc[seeds, ranked]
+    ranked = [*shared.mean().sort_values(ascending=not higher, kind="stable").index]
+    reference = _reference(ranked)
+    lines = []
+    for method in dict.fromkeys([*ranked, *rows["method"]]):
+        own = values.reindex(columns=[method])[method].dropna()
+        gap = own[:0]
+        if method in ranked:
+            own = shared[method]
+            gap = own - shared[reference]
+        lines.append((method, len(own), own.mean(), own.std(), gap.mean(), *interval(gap)))
+    columns = ["method", "n", "mean", "std", "difference", "low", "high"]
+    table = pd.DataFrame(lines, columns=columns).set_index("method")
+    leaders = _leading(shared[ranked] if higher else -shared[ranked])
+    scale = scale_of(measure, table["mean"].abs().max())
+    return Verdict(
+        measure,
+        scale,
+        table,
+        ranked,
+        [*shared.index],
+        reference,
+        leaders,
+        decision.apart,
+        decision.declared,
+    )
+
+
+def _sharing_seeds(values: pd.DataFrame) -> tuple[list[str], pd.Index]:
+    """The methods that share enough seeds to be ranked, and these seeds.
+
+    Methods with the most seeds come first, so that one with few seeds does not exclude them.
+    """
     counts = values.notna().sum().sort_values(ascending=False, kind="stable")
-    ranked, seeds = list[str](), values.index
-    for method in counts.index:  # those with the most seeds first
+    ranked: list[str] = []
+    seeds = values.index
+    for method in counts.index:
         common = seeds[values.loc[seeds, method].notna()]
         if len(common) >= FEWEST:
-            ranked, seeds = [*ranked, method], common
-    ranked = ranked if len(ranked) > 1 else []
-    shared = values.loc[seeds if ranked else [], ranked]
-    ranked = [*shared.mean().sort_values(ascending=not higher, kind="stable").index]
-    reference = next(
-        (method for method in ranked if method.lower() == "fedavg"), ranked[0] if ranked else ""
-    )
-    table = []
-    for method in dict.fromkeys([*ranked, *rows["method"]]):
-        own = (
-            shared[method]
-            if method in ranked
-            else values.reindex(columns=[method])[method].dropna()
-        )
-        gap = shared[method] - shared[reference] if method in ranked else own[:0]
-        table.append((method, len(own), own.mean(), own.std(), gap.mean(), *interval(gap)))
-    frame = pd.DataFrame(
-        table, columns=["method", "n", "mean", "std", "difference", "low", "high"]
-    ).set_index("method")
-    # [seeds, methods]; a method is clearly worse if an interval is below 0
-    gains = (1 if higher else -1) * shared
-    leaders = [
-        m for m in ranked if all(interval(gains[m] - gains[other])[1] >= 0 for other in ranked)
-    ]
-    scale = scale_of(measure, frame["mean"].abs().max())
-    return Verdict(measure, scale, frame, ranked, [*shared.index], reference, leaders)
+            ranked.append(method)
+            seeds = common
+    return (ranked, seeds) if len(ranked) > 1 else ([], seeds[:0])
+
+
+def _reference(ranked: list[str]) -> str:
+    """FedAvg if it is ranked, otherwise the best method; "" if nothing is ranked."""
+    for method in ranked:
+        if method.lower() == "fedavg":
+            return method
+    return ranked[0] if ranked else ""
+
+
+def _leading(gains: pd.DataFrame) -> list[str]:
+    """The methods that are not clearly worse than any other.
+
+    Args:
+        gains: [seeds, methods], higher is better, the best method first.
+    """
+    leaders = []
+    for method in gains:
+        highest = [interval(gains[method] - gains[other])[1] for other in gains]
+        if all(high >= 0 for high in highest):
+            leaders.append(method)
+    return leaders
