@@ -57,7 +57,7 @@ def tune(
         configs[cell] = compose(common[cell])
         if "methods" in configs[cell]:
             result = declared_result(configs[cell])
-            key = f"{job.title}: search.metric={search.metric}"
+            key = f"{cell}: search.metric={search.metric}"
             check_judges(column_of(search.metric), result, key)
         if both := {*(search.seeds or [configs[cell].seed])} & {job.seed for job in jobs.values()}:
             raise ValueError(
