@@ -114,6 +114,12 @@ def test_tables_for_papers_fit_one_column_of_two():
         targets(found, rows, "t", "T"),
     ):
         assert 100 < width(table.latex) < 234, table.latex  # ICML's column; IEEE's has 252
+    for one in rows["run"]:
+        one.summary["result"] = "personal/local_acc"
+        one.metrics["personal/local_acc"] = one.metrics["test/acc"]
+    found = verdict(rows)
+    assert found.measure == "last10:personal/local_acc"
+    assert width(comparison(found, rows, [], "c", "P").latex) < 234
 
 
 def test_personalised_metrics_have_columns():

@@ -29,6 +29,19 @@ class Picture(NamedTuple):
     file: Path  # PNG; there is a PDF of the same name
 
 
+class Mark(NamedTuple):
+    """The marker of one of several methods in a figure."""
+
+    marker: str
+    number: int  # the method's, from 0
+    methods: int
+
+    def places(self, points: int) -> slice:
+        """The points that are marked: each method has others, so that no marker hides another."""
+        step = max(self.methods, points // POINTS)
+        return slice(self.number * step // self.methods % points, None, step)
+
+
 @styled
 def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> list[Picture]:
     """Writes all figures as PNG and PDF."""
@@ -111,15 +124,14 @@ def curves(
         runs = [*counted["run"][counted["method"] == method]]
         finished = [run for run in runs if run.state == FINISHED]
         others = [[run] for run in runs if run.state != FINISHED]
-        marker = MARKERS[number % len(MARKERS)] if len(methods) > 1 else ""
+        mark = Mark(MARKERS[number % len(MARKERS)], number, len(methods))
         label = fill(method, 40)
         for one in [finished, *others]:
             look = dict(shades[method])
-            mark = (marker, number)
+            is_marked = one is finished and len(methods) > 1
             if one is not finished:
                 look |= {"linestyle": ":", "linewidth": 1.3}
-                mark = ("", number)
-            if _plot(axes, one, column, smoothed, over, look, label, mark):
+            if _plot(axes, one, column, smoothed, over, look, label, mark if is_marked else None):
                 label = ""  # the legend names a method once
     values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines] or [np.zeros(1)])
     is_share = factor(column) == 100
@@ -141,13 +153,12 @@ def _plot(
     over: str,
     look: Mapping[str, Any],
     label: str,
-    mark: tuple[str, int],
+    mark: Mark | None,
 ) -> bool:
     """Draws the mean of these runs and a band; returns whether they have values.
 
     Args:
-        mark: the marker and the method's number. Each method has its markers in other places and
-            above all lines, so that one shows where curves coincide.
+        mark: markers lie above all lines, so that they show where curves coincide. None: none.
     """
     values = pd.DataFrame({i: _curve(run, column, smoothed) for i, run in enumerate(runs)}).dropna()
     if values.empty:
@@ -157,15 +168,13 @@ def _plot(
     if over == "bytes":
         sent = pd.DataFrame({i: _megabytes(run).cumsum() for i, run in enumerate(runs)})
         x = sent.mean(axis=1).reindex(values.index).to_numpy()
-    marker, number = mark
-    step = max(1, len(x) // POINTS)
-    marked = slice(number * step // len(MARKERS) % step, None, step)
     y = mean.to_numpy()
     color = look["color"]
     axes.plot(x, y, label=label, marker="o" if len(x) == 1 else None, **look)
     axes.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
-    if marker:
-        axes.scatter(x[marked], y[marked], 18, color, marker=marker, label=label, zorder=3)
+    if mark is not None:
+        marked = mark.places(len(x))
+        axes.scatter(x[marked], y[marked], 18, color, marker=mark.marker, label=label, zorder=3)
     return True
 
 

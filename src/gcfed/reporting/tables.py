@@ -57,7 +57,9 @@ class Table:
     def latex(self) -> str:
         marks = str.maketrans(_LATEX)
         cells = self._marked(marks, r"\textbf{%s}").iloc[:, : self.printed]
-        caption = re.compile(r"^rounds to |, last \d+ rounds")  # words that the caption has, too
+        caption = re.compile(
+            r"^rounds to | of clients' own models|, last \d+ rounds"
+        )  # words that the caption has, too
         cells = cells.rename(columns=lambda name: caption.sub("", name))
         tabular = cells.to_latex(
             index=False, column_format=f"@{{}}l{'r' * (self.printed - 1)}@{{}}"
