@@ -95,7 +95,7 @@ def _report(cfg: DictConfig) -> None:
     """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of
     finished runs.
     """
-    from gcfed.report import write_report
+    from gcfed.reporting import write_report
 
     roots = [cfg.roots] if isinstance(cfg.roots, str) else cfg.roots or ()
     write_report(

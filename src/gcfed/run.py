@@ -112,9 +112,10 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
                 trainer.strategy.checkpoint_io.teardown()
             if leads:
                 stopped = why_stopped(parts.callbacks)
-                finish(
-                    cfg, folder, parts.module.net, trainer, parts.data, held, record.about, stopped
-                )
+                about = record.about
+                net = parts.module.net
+                result = parts.result
+                finish(cfg, folder, net, trainer, parts.data, held, about, stopped, result)
     return RunResult(folder, read_metrics(folder / METRICS), parts.module, trainer, parts.loop)
 
 

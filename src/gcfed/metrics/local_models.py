@@ -74,7 +74,7 @@ class Personal(Clients):
     losses: the usual fairness measures (Li et al., "Fair Resource Allocation in Federated
         Learning", ICLR 2020).
 
-    Raises ValueError at ``validate`` for clients without a test split.
+    Raises ValueError at ``validate`` for clients without a test split, or without a sample in it.
     """
 
     def validate(self, setup: Setup) -> None:
@@ -83,6 +83,15 @@ class Personal(Clients):
             raise ValueError(
                 "metrics=personal tests clients on their own test splits: set data.client_test=0.2."
             )
+        if not setup.transport.remote and not self._has_tests():
+            raise ValueError(
+                f"metrics=personal: data.client_test={self.data.client_test} leaves no client a"
+                " test sample. Set a larger share, such as data.client_test=0.5."
+            )
+
+    def _has_tests(self) -> bool:
+        """Whether any client has a sample in its test split."""
+        return any(len(self.samples(client)) for client in range(self.data.num_clients))
 
     def samples(self, client: int) -> np.ndarray:
         assert self.data.tests_of_clients is not None

@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike
 
 from gcfed.plots.style import (
     BLUE,
-    FACTORS,
     GREY,
     LABELS,
     VERMILION,
+    factor,
     logarithmic,
     save,
     styled,
@@ -48,7 +48,7 @@ def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
         *(n for n in table if n.startswith("test/") and n != "test/loss"),
     ]
     measure = next((name for name in known if len(column(table, name))), "test/acc")
-    is_regression, tests = measure != "test/acc", FACTORS.get(measure, 1) * column(table, measure)
+    is_regression, tests = measure != "test/acc", factor(measure) * column(table, measure)
     figure = Figure(figsize=(10, 3.8))
     left, right = figure.subplots(1, 2)
     _line(left, tests, "each test", color=BLUE, alpha=1 if is_regression else 0.35, linewidth=1)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gcfed.federated.parts import Batch, ClientStack, Download, Order, Own, Params, Setup
 from gcfed.methods.objective.proximal import Proximal
+from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.personal.ditto import LR, rate
 from gcfed.methods.requirements import local_sgd
 from gcfed.optim.partial import probe_optimizer
@@ -35,6 +36,7 @@ class PFedMe(Proximal):
 
     recordable = "run"
     order = Order.MOVES_WEIGHTS
+    result = OWN_MODELS
     facts = {"corrects drift"}  # Δ is no sum of gradients
     needs = [local_sgd("its inner steps are plain")]
 

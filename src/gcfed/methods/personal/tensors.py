@@ -27,6 +27,7 @@ from gcfed.federated.parts import (
     Setup,
     Upload,
 )
+from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.requirements import teacher
 from gcfed.optim.partial import probe_optimizer
@@ -51,6 +52,7 @@ class Personal(Method):
 
 
 class Private(LocalNorm):
+    result = OWN_MODELS
     keeps = {"personal": LocalNorm.keeps["batch_norm"]}
     needs = []
 
