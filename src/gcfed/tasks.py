@@ -7,6 +7,7 @@ Your own loss is a class that inherits from :class:`Classification`, :class:`Squ
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 import torch.nn.functional as F
@@ -98,6 +99,10 @@ class Task:
                 own_type = dtype if value.is_floating_point() else value.dtype
                 setattr(self, name, value.to(device, own_type))
 
+    def least_loss(self) -> float:
+        """The smallest loss that is possible; −∞ if there is none."""
+        return -inf
+
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The scores that a test averages over the real labels, name → ``[…]``."""
         return {"test/loss": self.losses(_at_least_float32(outputs), y)}
@@ -145,6 +150,9 @@ class Classification(Task):
         # step.
         return F.cross_entropy(outputs.squeeze(0), batch.y.squeeze(0)).unsqueeze(0)
 
+    def least_loss(self) -> float:
+        return 0.0 if has_losses_of(self, Classification) else -inf
+
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"test/acc": (outputs.argmax(-1) == y).float()} | super().scores(outputs, y)
 
@@ -177,9 +185,18 @@ class SquaredError(Task):
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).square().sum(-1) / 2
 
+    def least_loss(self) -> float:
+        return 0.0 if has_losses_of(self, SquaredError) else -inf
+
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         errors = (_at_least_float32(outputs) - y) * self.scale
         return super().scores(outputs, y) | {"test/rmse": errors.square().mean(-1)}
+
+
+def has_losses_of(task: Task, kind: type[Task]) -> bool:
+    """Whether a task has the losses of this class, and not those of a user's subclass."""
+    own = type(task)
+    return own.losses is kind.losses and own.mean_losses is kind.mean_losses
 
 
 def _at_least_float32(outputs: Tensor) -> Tensor:

@@ -205,6 +205,16 @@ class OwnNumbers(ClientMetric):
             "seconds": torch.tensor(now(device) - started, dtype=torch.float64),
         }
 
+    def take(self, upload: Upload, round: Round) -> Params | None:
+        note = upload.notes[self.title]
+        if not self.transport.remote:
+            return note
+        # A site could fill the rows of other sites' clients.
+        rows = round.places(upload.clients)
+        own = torch.zeros_like(note["values"])
+        own[rows] = note["values"][rows]
+        return note | {"values": own}
+
     def values(self, round: Received) -> Tensor:
         """The numbers of the clients that came, ``[K, V]``."""
         return round.sums[self]["values"][round.places(round.cohort)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from gcfed.data.faults import Faults
 from gcfed.data.schedule import Schedule
 from gcfed.federated.engine.wire import pack, unpack_download
-from gcfed.federated.parts import Order, ServerPart, upload_shapes
+from gcfed.federated.parts import ClientPart, Order, ServerPart, upload_shapes
 from gcfed.federated.parts.part import Aggregator, Setup, limit_of
 from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
@@ -165,13 +165,19 @@ class Server:
         notes: dict[str, Params] = {}
         for part in self.parts:
             notes.update(part.notes(round))
+        bits: dict[str, int] = {}
+        packed: dict[str, int] = {}
+        for own in self.setup.parts:
+            if isinstance(own, ClientPart):
+                bits.update(own.quantized(shapes["delta"]))
+                packed.update(own.packed(shapes["delta"]))
         aggregator = self.setup.aggregator
         means: dict[str, Aggregator] = {}
         for name, like in shapes.items():
             if all(t.is_floating_point() for t in like.values()):
                 means[name] = aggregator if name == "delta" else aggregator.beside()
         return RoundSums(
-            expected=Expected(shapes, notes),
+            expected=Expected(shapes, notes, bits, packed),
             means=means,
             parts={part: part.sums(round) for part in self.parts},
             finite=[round.zeros(0).bool()],  # a process may train no client

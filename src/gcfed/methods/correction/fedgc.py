@@ -155,7 +155,13 @@ class ServerConstraint(ServerPart):
             for name in self.trained_names:  # in place: a copy would double the memory of the round
                 upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
             self._uploads.append(upload)
-        return upload.notes["fedgc"] if self.cgc else None
+        if not self.cgc:
+            return None
+        note = upload.notes["fedgc"]
+        if self.may_miss:  # a site may send any numbers
+            most = len(upload.clients) * len(self.trained_names)
+            return {"projected": note["projected"].clamp(0, most)}
+        return note
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         if not self.sgc:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.parts import ClientPart, Download, Order, Own, Upload
+from gcfed.federated.parts import ClientPart, Download, Order, Own, Params, Upload
 from gcfed.federated.protocol.messages import Levels
 from gcfed.utils.checked import checked
 from gcfed.utils.rng import torch_seed
@@ -44,6 +44,9 @@ class Quantization(ClientPart):
             n: Levels(self.bits, own)
             for n, own in zip(self.trained_names, torch.stack(norms, 1), strict=True)
         }
+
+    def quantized(self, delta: Params) -> dict[str, int]:
+        return dict.fromkeys(self.trained_names, self.bits)
 
 
 def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Tensor:
