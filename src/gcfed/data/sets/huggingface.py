@@ -7,10 +7,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.files import (
@@ -24,7 +26,7 @@ from gcfed.data.sets.files import (
     why_unread,
     written,
 )
-from gcfed.data.sets.images import Side, decode
+from gcfed.data.sets.images import Side, decode, open_image
 from gcfed.data.sets.leaf import ALPHABET, LENGTH, PAD, encode, sequences
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
@@ -93,10 +95,14 @@ def huggingface(
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         splits = _load(name, subset, data_dir)
+        folder = Path(name if Path(name).is_dir() else f"{data_dir}/huggingface").resolve()
+        for rows in splits.values():
+            for file in rows.cache_files:
+                _refuse_outside(folder, file["filename"], f"data.name={name}")
         train = splits["train"]
         columns = _columns(train, {"x": input, "y": label, "groups": groups}, next_token)
         encoder = _encoder(tokenizer)
-        reader = _Reader(columns, size, length, encoder, keep.note)
+        reader = _Reader(columns, size, length, encoder, keep.note, folder)
         kind = columns["y"]
         content = reader.arrays(train, "train")
         used = ["train"]
@@ -201,6 +207,39 @@ def _report_left(
     report_unread(folder, left, keep.note)
 
 
+def _refuse_outside(folder: Path, path: str, what: str) -> None:
+    """Raises ValueError for a path outside the data set's folder, or an address.
+
+    A stranger's data set could name any file of this machine.
+    """
+    if "://" in path or not Path(path).resolve().is_relative_to(folder):
+        raise ValueError(
+            f"{what} names {path}, which is not in {folder}: write the data set with save_to_disk"
+            " where its files are, which puts them inside"
+        )
+
+
+def _opener(rows: Dataset, input: str, folder: Path) -> Callable[[int], Image.Image]:
+    """Opens the image of a row, without ``datasets``, which would follow any address and let Pillow
+    try formats that start a program.
+    """
+    import datasets
+
+    mode = rows.features[input].mode
+    encoded = rows.select_columns([input]).cast_column(input, datasets.Image(decode=False))
+
+    def opened(row: int) -> Image.Image:
+        entry = encoded[row][input]
+        if entry["bytes"] is not None:
+            image = open_image(BytesIO(entry["bytes"]))
+        else:
+            _refuse_outside(folder, str(entry["path"]), "it")
+            image = open_image(entry["path"])
+        return image.convert(mode) if mode else image
+
+    return opened
+
+
 _Encoder = tuple[Callable[[str, int | None], np.ndarray], int, int]
 """Takes a text and its largest number of tokens, and returns its tokens; the
 number of all tokens; padding.
@@ -274,6 +313,7 @@ class _Reader:
     columns: of samples (x), labels (y) and clients (groups).
     size: side of the square to which images are resized, or None.
     length: tokens of a text.
+    folder: contains all files of the data set.
     """
 
     columns: Mapping[str, str | None]
@@ -281,6 +321,7 @@ class _Reader:
     length: int
     encoder: _Encoder
     note: Note
+    folder: Path
 
     def arrays(
         self, rows: Dataset, split: str, grey: bool | None = None, with_groups: bool = True
@@ -317,11 +358,10 @@ class _Reader:
 
     def _images(self, rows: Dataset, input: str, split: str, grey: bool | None) -> np.ndarray:
         """uint8 [n, C, H, W]."""
-        images = rows.select_columns([input])
         blocks = decode(
             range(len(rows)),
             f"images of {split}",
-            opened=lambda i: images[i][input],
+            opened=_opener(rows, input, self.folder),
             named=lambda i: f"data.input={input} of row {i}",
             size=self.size,
             grey=grey,
