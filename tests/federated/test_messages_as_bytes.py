@@ -65,7 +65,9 @@ def test_messages_keep_their_values_order_and_memory_format():
     assert_same(vars(unpack_download(message)), vars(DOWNLOAD))
     assert payload(message) == DOWNLOAD.nbytes
     sent = an_upload(notes={"drift": {"": torch.rand(3)}})
-    assert_same(vars(read_upload(unpack(pack(upload_content(sent))), expected_of(sent))), vars(sent))
+    assert_same(
+        vars(read_upload(unpack(pack(upload_content(sent))), expected_of(sent))), vars(sent)
+    )
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(3, torch.float64), (22, torch.float32)])
