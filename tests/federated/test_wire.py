@@ -70,9 +70,11 @@ CASES = {
 class Both(BesideSimulation):
     """Sends every message over the wire, and then to the simulation's clients."""
 
-    def fit(self, download, clients, expected):
-        received = list(super().fit(download, clients, expected))
-        for upload, other in zip(self.simulation.fit(download, clients), received, strict=True):
+    def fit(self, download, clients, expected, among=None):
+        received = list(super().fit(download, clients, expected, among))
+        for upload, other in zip(
+            self.simulation.fit(download, clients, among=among), received, strict=True
+        ):
             torch.testing.assert_close(
                 *map(content, (upload, other)), rtol=0, atol=0, equal_nan=True, check_stride=True
             )
