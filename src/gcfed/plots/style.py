@@ -85,6 +85,9 @@ METHODS = (
     "Top-k",
     "FedAdamW",
     "FedDPC",
+    "FedBuff",
+    "FedAsync",
+    "CA²FL",
 )
 _DASHES = (
     "-",

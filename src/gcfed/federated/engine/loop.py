@@ -27,7 +27,6 @@ from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup
 from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.parts.refusals import validate_parts
-from gcfed.federated.protocol.messages import nbytes
 from gcfed.federated.state.store import SENT, ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
@@ -93,7 +92,7 @@ class FederatedLoop(Callback):
         self.stores = self.transport.stores
         self.sampler.validate(data.num_clients)
         parts = [part for part in callbacks if isinstance(part, Part)]
-        self.schedule = self._make_schedule(data, module)
+        self.schedule = self._make_schedule(data)
         setup = Setup(
             sampler=self.sampler,
             solver=self.solver,
@@ -124,9 +123,8 @@ class FederatedLoop(Callback):
                 " of a batch"
             )
 
-    def _make_schedule(self, data: Any, module: FederatedModule) -> Schedule:
+    def _make_schedule(self, data: Any) -> Schedule:
         """The run's timetable. Raises ValueError if a setting of it cannot work."""
-        model_bytes = float(nbytes(module.broadcast_state()))
         schedule = schedule_of(
             self.sampler,
             self.faults,
@@ -135,8 +133,6 @@ class FederatedLoop(Callback):
             self.seed,
             self.transport.planned,
             data.sizes,
-            model_bytes,
-            model_bytes,
         )
         schedule.validate()
         if schedule.timed and self.transport.remote:

@@ -19,7 +19,7 @@ from gcfed.federated.engine.wire import pack, unpack_download
 from gcfed.federated.parts import ClientPart, Order, ServerPart, upload_shapes
 from gcfed.federated.parts.part import Aggregator, Setup, limit_of
 from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable, too_large
-from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.protocol.messages import Download, Expected, Params, Upload, nbytes
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.store import SENT
 from gcfed.utils.device import on_device
@@ -109,8 +109,10 @@ class Server:
     def draw(self, t: int) -> Round:
         """Takes the schedule's next turn: the clients whose uploads this round uses."""
         setup = self.setup
-        turn = self.schedule.turn(t)
         model = setup.module.broadcast_state()
+        if self.schedule.download_bytes == 0:  # before the first round
+            self.schedule.download_bytes = self.schedule.upload_bytes = float(nbytes(model))
+        turn = self.schedule.turn(t)
         return Round(
             index=t,
             seed=self.seed,

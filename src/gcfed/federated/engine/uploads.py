@@ -129,6 +129,7 @@ def _read_levels(sent: Any, expected: Mapping[str, int], k: int) -> dict[str, Le
     if not isinstance(sent, dict) or sent.keys() != expected.keys():
         known = ", ".join(expected) or "none"
         raise MessageError(f"levels cannot be {shortened(sent)}, because asked were {known}.")
+    like = torch.zeros((), dtype=torch.float32)  # in float64 runs, too
     levels = {}
     for name, bits in expected.items():
         pair = sent[name]
@@ -136,7 +137,7 @@ def _read_levels(sent: Any, expected: Mapping[str, int], k: int) -> dict[str, Le
             raise MessageError(f"levels.{name} cannot be {shortened(pair)}.")
         if whole_number(f"the bits of {name}", pair[0]) != bits:
             raise MessageError(f"the bits of {name} cannot be {pair[0]}: asked were {bits}.")
-        norms_K = _read_tensor(f"the norms of {name}", pair[1], torch.zeros(()), k)
+        norms_K = _read_tensor(f"the norms of {name}", pair[1], like, k)
         if bool((norms_K < 0).any()):
             raise MessageError(f"a norm of {name} is negative.")
         levels[name] = Levels(bits, norms_K)
