@@ -1,4 +1,4 @@
-"""The figures of a report: curves over the rounds, and over the bytes that were sent."""
+"""The figures of a report: curves over the rounds, the bytes that were sent, and simulated time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from matplotlib.figure import Figure
 from gcfed.plots.style import LABELS, MARKERS, factor, logarithmic, looks, save, styled, ticks
 from gcfed.reporting.verdict import Verdict
 from gcfed.runs.folder import FINISHED, Run
-from gcfed.runs.measures import parse, smooth
+from gcfed.runs.measures import CLOCK, parse, smooth
 
 METHODS = 12  # the first so many methods of a place are drawn
 PLACES = 6  # of the first so many places
 POINTS = 8  # markers on a curve
+#: What a curve is drawn over → the label of the axis.
+ABSCISSAE = {
+    "round": "communication round",
+    "bytes": "sent to and by clients (MB)",
+    "seconds": "simulated seconds",
+}
 
 
 class Picture(NamedTuple):
@@ -68,6 +74,8 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
             kinds = {stem: (title, "round")}
             if column == first and _bytes_differ(rows):
                 kinds[f"{stem}_bytes"] = (f"{title} over megabytes", "bytes")
+            if column == first and all(CLOCK in run.metrics for run in rows["run"]):
+                kinds[f"{stem}_seconds"] = (f"{title} over simulated time", "seconds")
             for name, (heading, over) in kinds.items():
                 file = folder / f"{name}_{number}.png"
                 figure = curves(rows, column, shades, smoothed, over=over)
@@ -114,7 +122,8 @@ def curves(
     """A column over the rounds, one line per method, with the legend below the axes.
 
     Args:
-        over: ``round``, or ``bytes`` for the megabytes that were sent until then.
+        over: ``round``, ``bytes`` for the megabytes that were sent until then, or ``seconds`` for
+            the simulated time.
     """
     figure = Figure(figsize=(5.6, 3.4))
     axes = figure.subplots()
@@ -137,8 +146,7 @@ def curves(
     is_share = factor(column) == 100
     if not is_share and values.min() > 0 and values.max() > 1000 * values.min():
         logarithmic(axes)
-    xlabel = "communication round" if over == "round" else "sent to and by clients (MB)"
-    axes.set(xlabel=xlabel, ylabel=LABELS.get(column, column))
+    axes.set(xlabel=ABSCISSAE[over], ylabel=LABELS.get(column, column))
     if over == "round":
         ticks(axes)
     _legend(figure, axes)
@@ -165,9 +173,9 @@ def _plot(
         return False
     mean, spread = values.mean(axis=1), values.std(axis=1)
     x = values.index.to_numpy(dtype=float)
-    if over == "bytes":
-        sent = pd.DataFrame({i: _megabytes(run).cumsum() for i, run in enumerate(runs)})
-        x = sent.mean(axis=1).reindex(values.index).to_numpy()
+    if over != "round":
+        until = pd.DataFrame({i: _until(run, over) for i, run in enumerate(runs)})
+        x = until.mean(axis=1).reindex(values.index).to_numpy()
     y = mean.to_numpy()
     color = look["color"]
     axes.plot(x, y, label=label, marker="o" if len(x) == 1 else None, **look)
@@ -176,6 +184,11 @@ def _plot(
         marked = mark.places(len(x))
         axes.scatter(x[marked], y[marked], 18, color, marker=mark.marker, label=label, zorder=3)
     return True
+
+
+def _until(run: Run, over: str) -> pd.Series:
+    """Megabytes or seconds from the start to the end of each round."""
+    return _megabytes(run).cumsum() if over == "bytes" else run.curve(CLOCK)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

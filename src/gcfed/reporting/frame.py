@@ -26,6 +26,13 @@ _PLACE = (
     "rounds",
     "eval_every",
 )
+#: Keys of the participation that belong to the method: how the server waits for clients.
+_WAITS = (
+    "participation.sampler._target_",
+    "participation.sampler.concurrency",
+    "participation.sampler.max_staleness",
+    "participation.faults.extra",
+)
 #: Keys with a symbol or a name of their own.
 SYMBOLS = {
     "gc.lam": "λ",
@@ -63,7 +70,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     differing = sorted(keys.columns[keys.nunique() > 1], key=_importance)
     settings = keys[differing].groupby(frame["setting"]).first()
     first = frame.groupby("setting")["run"].first()
-    places = [key for key in differing if key.startswith(_PLACE)]
+    places = [key for key in differing if key.startswith(_PLACE) and key not in _WAITS]
     place = _distinguished(first.map(_place), settings[places])
     method = first.map(_method)
     own = [key for key in differing if key not in places]

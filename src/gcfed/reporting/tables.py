@@ -14,7 +14,7 @@ from gcfed.reporting.frame import described, symbol, varying
 from gcfed.reporting.judged import listed
 from gcfed.reporting.verdict import FEWEST, Scale, Verdict, per_seed, scale_of
 from gcfed.runs.folder import DIVERGED, STATES
-from gcfed.runs.measures import parse, value
+from gcfed.runs.measures import CLOCK, is_to_target, parse, value
 
 TARGETS = 4  # at most so many columns of targets
 _LATEX = {character: rf"\{character}" for character in "&%$#_{}"}
@@ -117,7 +117,7 @@ def _counted(method: str, found: Verdict, values: pd.DataFrame) -> pd.Series:
 def _missed(rows: pd.DataFrame, measure: str) -> dict[str, set[int]]:
     """The seeds of each method that did not reach a target."""
     missed: dict[str, set[int]] = {}
-    if measure.startswith("rounds:"):
+    if is_to_target(measure):
         counted = rows[~rows["repeated"]]
         for method, run in zip(counted["method"], counted["run"], strict=True):
             if run.has_ended and value(run, measure) is None:
@@ -231,7 +231,8 @@ def _different_clients(rows: pd.DataFrame) -> list[str]:
 
 
 def targets(found: Verdict, rows: pd.DataFrame, name: str, place: str) -> Table | None:
-    """Rounds to the highest targets that a run reached; None if no run reached one.
+    """Rounds to the highest targets that a run reached, and seconds if all runs have a clock; None
+    if no run reached one.
 
     Targets are accuracies of the global model, so methods whose clients use others are left out.
     """
@@ -241,11 +242,14 @@ def targets(found: Verdict, rows: pd.DataFrame, name: str, place: str) -> Table 
     reached = [m for m in measures if any(value(run, m) for run in rows["run"])]
     if not reached:
         return None
-    frame = measured(found, rows, reached[-TARGETS:])
+    reached = reached[-TARGETS:]
+    if all(len(run.curve(CLOCK)) for run in rows["run"]):
+        reached += [measure.replace("rounds:", "seconds:") for measure in reached]
+    frame = measured(found, rows, reached)
     frame = frame[~frame["method"].isin([*found.declared])]
     note = (
-        "+: a run did not reach the target and counts with all its rounds, so the mean is a lower"
-        " bound."
+        "+: a run did not reach the target and counts with its whole length, so the mean is a"
+        " lower bound."
     )
     is_bound = any("+" in cell for cell in frame.iloc[:, 1:].to_numpy().flat)
     title = f"Rounds to a test accuracy: {place}"

@@ -12,7 +12,15 @@ import numpy as np
 import pandas as pd
 
 from gcfed.reporting.judged import judged, listed
-from gcfed.runs.measures import WINDOW, higher_is_better, is_accuracy, parse, value
+from gcfed.runs.measures import (
+    WINDOW,
+    higher_is_better,
+    is_accuracy,
+    is_to_target,
+    parse,
+    value,
+    whole_length,
+)
 
 FEWEST = 3  # seeds of a method that is ranked
 #: Names of columns.
@@ -56,6 +64,8 @@ def scale_of(measure: str, largest: float = 1.0) -> Scale:
     name, of = parse(measure)
     if name == "rounds":
         return Scale(f"rounds to {100 * float(of):g}\u00a0%", "", 1.0, 0)
+    if name == "seconds":
+        return Scale(f"seconds to {100 * float(of):g}\u00a0%", "", 1.0, 0 if largest >= 100 else 2)
     suffixes = {"last10": f", last {WINDOW} rounds", "best": ", best"}
     title = TITLES.get(of, of) + suffixes.get(name, "")
     if is_accuracy(of):
@@ -92,15 +102,16 @@ def _quantile(n: int) -> float:
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     """A measure of ended runs, [seeds, methods], or NaN.
 
-    A run that missed a target counts with all its rounds.
+    A run that missed a target counts with all its rounds or seconds.
     """
     has_ended = rows["run"].map(lambda run: run.has_ended).astype(bool)
     counted = rows[has_ended & ~rows["repeated"]]
     values = []
     for run in counted["run"]:
         number = value(run, measure)
-        missed = number is None and measure.startswith("rounds:")
-        values.append(run.rounds if missed else number)
+        if number is None and is_to_target(measure):
+            number = whole_length(run, measure)
+        values.append(number)
     frame = pd.DataFrame(
         {"seed": counted["seed"], "method": counted["method"], "value": np.array(values, float)}
     )

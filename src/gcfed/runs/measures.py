@@ -1,4 +1,4 @@
-"""Five measures of a run by name, such as ``last10:test/acc``, and moving means of accuracies.
+"""Six measures of a run by name, such as ``last10:test/acc``, and moving means of accuracies.
 
 ====================  ==============================================================
 ``final:<column>``    the last value of a column of ``metrics.csv``; also ``<column>``
@@ -6,6 +6,7 @@
 ``last10:<column>``   its mean over the last ten rounds
 ``total:<column>``    its sum over all rounds, as for ``comm/up_bytes``
 ``rounds:<target>``   the first round whose test accuracy is at least the target
+``seconds:<target>``  the time of that round on the simulated clock (``clock/seconds``)
 ====================  ==============================================================
 """
 
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
     from gcfed.runs.folder import Run
 
 WINDOW, DECAY = 10, 0.9  # rounds of GC-Fed's moving mean, and of FedACG's exponential average
-NAMES = ("final", "best", "last10", "total", "rounds")
+CLOCK = "clock/seconds"  # the column of the simulated time
+OF_COLUMNS = ("final", "best", "last10", "total")
+TO_TARGET = ("rounds", "seconds")
 FORMS = (
-    f"A measure is {', '.join(f'{name}:<column>' for name in NAMES[:-1])}, rounds:<target"
-    " accuracy>, or a column."
+    f"A measure is {', '.join(f'{name}:<column>' for name in OF_COLUMNS)},"
+    f" {', '.join(f'{name}:<target accuracy>' for name in TO_TARGET)}, or a column."
 )
 # In these columns, less is better.
 _LOWER = re.compile(
@@ -41,7 +44,8 @@ def parse(measure: str, key: str = "measure") -> tuple[str, str]:
     """Name, and column or target. Raises ValueError, which names ``key``, for anything else."""
     name, colon, of = measure.partition(":")
     name, of = (name, of) if colon else ("final", measure)
-    if name not in NAMES or not of or (name == "rounds" and not re.fullmatch(r"\d*\.?\d+", of)):
+    of_target = name in TO_TARGET and re.fullmatch(r"\d*\.?\d+", of)
+    if not of_target and not (name in OF_COLUMNS and of):
         raise ValueError(f"{key}={measure!r} is not understood. {FORMS}")
     return name, of
 
@@ -49,12 +53,17 @@ def parse(measure: str, key: str = "measure") -> tuple[str, str]:
 def column_of(measure: str) -> str:
     """The column of ``metrics.csv`` from which a measure is computed."""
     name, of = parse(measure)
-    return "test/acc" if name == "rounds" else of
+    return "test/acc" if name in TO_TARGET else of
+
+
+def is_to_target(measure: str) -> bool:
+    """Whether a measure says when a run reached a target."""
+    return parse(measure)[0] in TO_TARGET
 
 
 def higher_is_better(measure: str) -> bool:
     name, of = parse(measure)
-    return name != "rounds" and not _LOWER.search(of)
+    return name not in TO_TARGET and not _LOWER.search(of)
 
 
 def is_accuracy(column: str) -> bool:
@@ -96,8 +105,9 @@ def value(run: Run, measure: str) -> float | None:
     finite.
     """
     name, of = parse(measure)
-    if name == "rounds":
-        return first_round(run.curve("test/acc"), float(of))
+    if name in TO_TARGET:
+        reached = first_round(run.curve("test/acc"), float(of))
+        return reached if name == "rounds" or reached is None else seconds_at(run, reached)
     curve = run.curve(of)
     if name == "last10":
         curve = curve[curve.index > run.rounds - WINDOW]
@@ -108,6 +118,19 @@ def value(run: Run, measure: str) -> float | None:
     else:
         found = {"final": curve.iloc[-1], "last10": curve.mean(), "total": curve.sum()}[name]
     return float(found) if math.isfinite(found) else None
+
+
+def seconds_at(run: Run, round: int) -> float | None:
+    """The simulated time at the end of a round; None if the run has no clock."""
+    seconds = run.curve(CLOCK).get(round)
+    return None if seconds is None else float(seconds)
+
+
+def whole_length(run: Run, measure: str) -> float | None:
+    """What a run that missed its target counts with: all its rounds or seconds."""
+    if parse(measure)[0] == "seconds":
+        return seconds_at(run, run.rounds)
+    return run.rounds
 
 
 def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gcfed.runs.folder import FAILURE, SUMMARY
-from gcfed.runs.measures import DECAY, WINDOW, first_round, global_test, is_accuracy, smooth
+from gcfed.runs.measures import CLOCK, DECAY, WINDOW, first_round, global_test, is_accuracy, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
 
@@ -68,6 +68,8 @@ def summary_of(
     change = acc.diff().dropna()
     errors = {name: column(metrics, name) for name in ERRORS if name in metrics}
     reached = {f"{t:g}": first_round(acc, t) for t in targets}
+    clock = column(metrics, CLOCK)
+    seconds = {t: float(clock[r]) if r else None for t, r in reached.items()} if len(clock) else {}
     traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64").cumsum()
     kept = [name for name in metrics if name.startswith(("personal/", "privacy/"))]
     return {
@@ -86,6 +88,7 @@ def summary_of(
         **{f"{name}_best": float(error.min()) for name, error in errors.items()},
         **{name: _last(column(metrics, name)) for name in kept},
         "rounds_to_target": reached,
+        "seconds_to_target": seconds,
         "bytes_to_target": {t: r and int(traffic[r]) for t, r in reached.items()},
         "client_seconds": float(
             (metrics["time/train_s"] * processes / metrics["train/clients"]).median()
@@ -164,7 +167,11 @@ def _tests(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
     for target, reached in summary["rounds_to_target"].items():
         if reached:
             size = filesize.decimal(summary["bytes_to_target"][target])
-            rows[f"to {float(target):.0%}"] = f"{rounds_in_words(reached)}, {size}"
+            text = f"{rounds_in_words(reached)}, {size}"
+            seconds = summary["seconds_to_target"].get(target)
+            if seconds is not None:
+                text += f", {seconds:,.4g} simulated seconds"
+            rows[f"to {float(target):.0%}"] = text
     return rows
 
 
