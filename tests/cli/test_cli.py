@@ -117,9 +117,9 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path):
 @pytest.mark.parametrize(
     ("word", "last_line"),
     [
-        ("gcc=local", "gcc: there is no such key: did you mean gc?"),
+        ("gcc=local", "gcc: there is no such key: did you mean gc=local?"),
         ("--epochs=3", "--epochs=3: a setting has no dashes: did you mean client.epochs=3?"),
-        ("algorithm=null", "algorithm=none: there is no such option."),
+        ("algorithm=null", "algorithm=null: algorithm cannot be left out."),
         (
             "partition.alpha=0",
             "BuildError: partition.alpha=0: Input should be greater than or equal to 0.0000",

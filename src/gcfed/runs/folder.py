@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
@@ -178,6 +179,23 @@ def new_folder(path: Path) -> Path:
             folder.mkdir(parents=True)
             break
     return folder
+
+
+def remove_refused(cfg: DictConfig) -> None:
+    """Removes the folder of a run that was refused before it began: it has no file but its log.
+
+    Reading the data logs lines, so the log may exist. Also removes the folder of the run's name, if
+    it is empty.
+    """
+    folder = Path(cfg.paths.output_dir)
+    logs = {f"{HydraConfig.get().job.name}.log"} if HydraConfig.initialized() else set[str]()
+    with suppress(OSError):  # no such folder, or one that is not empty
+        if {path.name for path in folder.iterdir()} <= logs:
+            for name in logs:
+                (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+        if folder.is_relative_to(Path(cfg.paths.log_dir) / cfg.name):
+            folder.parent.rmdir()
 
 
 def check_folder(cfg: DictConfig, folder: Path) -> None:

@@ -12,11 +12,12 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.utils.checked import SettingError
+from gcfed.utils.refusal import Refusal
 
 _HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
 
 
-class BuildError(ValueError):
+class BuildError(Refusal):
     """A node of the config from which nothing can be built; names the key."""
 
 
@@ -30,6 +31,7 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
     """
     if not node or node.get("_target_") is None:
         return None
+    _require_module(node)
     try:
         target = get_object(node["_target_"])
         given = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
@@ -43,6 +45,17 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         raise BuildError(
             f"{node._get_full_key(None)}: {kind}{' '.join(str(error).split())}"
         ) from error
+
+
+def _require_module(node: DictConfig) -> None:
+    """Raises BuildError if the first module of a ``_target_`` is in no folder that Python knows."""
+    target = str(node["_target_"])
+    module = target.partition(".")[0]
+    if module and find_spec(module) is None:
+        raise BuildError(
+            f"{node._get_full_key('_target_')}={target}: there is no module {module} here. Run the"
+            " command in the folder that has it: your project's, or a clone of this project."
+        )
 
 
 def _built(value: Any) -> Any:
