@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -29,6 +29,12 @@ from gcfed.utils.checked import Count, Inside, SettingError, Share, Weight, Whol
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
+
+
+def _two_shares(value: Any) -> Any:
+    if value is None or (isinstance(value, Sequence) and len(value) == 2):
+        return value
+    raise ValueError("give [ρ, τ], two shares, as in data.label_noise=[0.4,0.5]")
 
 
 @checked
@@ -80,7 +86,7 @@ class FederatedDataModule(LightningDataModule):
         client_test: Inside | None = None,
         standardize: bool = False,
         feature_noise: Weight | None = None,
-        label_noise: Annotated[Sequence[Share], Field(min_length=2, max_length=2)] | None = None,
+        label_noise: Annotated[Sequence[Share] | None, BeforeValidator(_two_shares)] = None,
     ) -> None:
         super().__init__()
         self.load, self.partitioner = dataset, partitioner

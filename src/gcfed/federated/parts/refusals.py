@@ -87,6 +87,11 @@ def validate_parts(setup: Setup) -> None:
         if setup.transport.remote and (does := {"sees the cohort", "rehearses"} & part.facts):
             only = "which works in simulations only (federation=none)"
             raise ValueError(f"{part.title} {does.pop()}, {only}: leave it out.")
+        if setup.transport.separate_clients and "rehearses" in part.facts:
+            raise ValueError(
+                f"metrics: {part.title} rehearses, which works with federation=none only: leave it"
+                " out."
+            )
         if part in movers and part.order is not Order.MOVES_WEIGHTS:
             hook = part.overrides("before_step", "after_step")[0]
             raise ValueError(
