@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 import gcfed
-from gcfed.utils.compose import refuse_words
+from gcfed.utils.compose import is_override, refuse_words
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 
@@ -102,10 +102,9 @@ def test_the_error_of_a_path_shows_the_quotes_that_it_needs(path):
 
 def said(*words, command="train"):
     """The refusal of a command line, before anything is composed."""
-    flags = [word for word in words if "=" not in word or word.startswith("-")]
-    overrides = [word for word in words if word not in flags]
+    overrides = [word for word in words if is_override(word)]
     with pytest.raises(Refusal) as refused:
-        refuse_words(flags, overrides, CONFIGS / f"{command}.yaml")
+        refuse_words(words, overrides, CONFIGS / f"{command}.yaml")
     return str(refused.value)
 
 
@@ -140,4 +139,6 @@ def test_a_bare_word_is_refused_with_what_to_type(command, words, sentence):
 
 
 def test_flags_of_hydra_are_not_taken_for_settings():
-    refuse_words(["-m", "--config-dir", "conf", "--cfg=job"], ["seed=1"], CONFIGS / "train.yaml")
+    refuse_words(
+        ["-m", "--config-dir", "conf", "--cfg=job", "seed=1"], ["seed=1"], CONFIGS / "train.yaml"
+    )

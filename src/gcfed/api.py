@@ -17,6 +17,7 @@ from gcfed.runs.folder import CHECKPOINT, check_folder, read_run
 from gcfed.runs.measures import smooth
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.machine import job
+from gcfed.utils.refusal import Refusal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +91,7 @@ def compare(
         {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs},
     )
     if not (names and seeds) or len({*names.values()}) < len(names) or len({*seeds}) < len(seeds):
-        raise ValueError(
+        raise Refusal(
             f"A comparison needs different names and different seeds: {', '.join(names)}; {seeds}."
         )
     logs = next(iter(configs.values())).paths.log_dir
@@ -101,7 +102,7 @@ def compare(
     runs = {key: deepcopy(configs[key[0]]) for key in folders}
     for key, run in runs.items():
         if run.ckpt_path not in (None, "last"):
-            raise ValueError(
+            raise Refusal(
                 f"ckpt_path={run.ckpt_path}: a comparison continues its own folders, by"
                 " ckpt_path=last."
             )
@@ -134,7 +135,7 @@ class Comparison:
         values = self.frame.reindex(columns=[column])[column].dropna()
         methods = dict.fromkeys(method for method, _ in self.folders)
         if lacking := [method for method in methods if method not in values.index.unique("method")]:
-            raise ValueError(
+            raise Refusal(
                 f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}."
             )
         return {method: values.loc[method].unstack("seed") for method in methods}

@@ -177,7 +177,7 @@ def build_module(cfg: DictConfig, data: FederatedDataModule | None = None) -> Fe
     seed_generators(torch.device("cpu"), torch_seed(cfg.seed, "initialisation") % 2**32)
     net = build_net(cfg, None if data is None else data.two_samples())
     if not any(p.requires_grad for p in net.parameters()):
-        raise ValueError(
+        raise Refusal(
             f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be"
             " trained."
         )

@@ -15,6 +15,7 @@ from gcfed.utils.checked import Count, Share, Whole, validated
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.refusal import Refusal
 
+Devices = Annotated[str, Field(pattern=r"^(auto|-1|\d+(,\d+)*)$")]  # as Lightning reads a text
 RANGES: dict[str, Any] = {
     "name": Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")],
     "rounds": Count,
@@ -32,6 +33,7 @@ RANGES: dict[str, Any] = {
     "extras.figures": bool,
     "participation.num_clients": Count | None,
     "trainer.num_nodes": Count | None,
+    "trainer.devices": Annotated[int, Field(ge=-1)] | Devices | Sequence[Whole],
     "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }
 

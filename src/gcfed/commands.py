@@ -65,7 +65,7 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from gcfed.runs.folder import run_config  # its resolvers name the folders of runs
-    from gcfed.utils.compose import explained, refuse_words, shorthand
+    from gcfed.utils.compose import explained, is_override, refuse_words, shorthand
     from gcfed.utils.refusal import Refusal
     from gcfed.utils.resolvers import CONFIGS
 
@@ -88,17 +88,13 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         if found is not None:
             path = found
             overrides += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
-        refuse_words(flags, overrides, path)
+        refuse_words(words, overrides, path)
         # Hydra's parser refuses an override behind -m if another one stands before it
         sys.argv[1:] = overrides + flags
         compose = hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)
         compose(partial(_guarded, task))()
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(explained(error, overrides, path)) from None
-
-
-def is_override(word: str) -> bool:
-    return not word.startswith("-") and ("=" in word or word.startswith("~"))
 
 
 def _guarded(task: Task, cfg: DictConfig) -> None:

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcfed.utils.refusal import Refusal
+
 IGNORE = -100  # the label of padding
 
 
@@ -114,7 +116,7 @@ class Task:
         for name, values in ({"losses": self.losses(outputs, y)} | self.scores(outputs, y)).items():
             if values.shape != (wanted := self.real(y).shape):
                 shapes = f"{[*values.shape]} for outputs {[*outputs.shape]} and labels {[*y.shape]}"
-                raise ValueError(
+                raise Refusal(
                     f"task={type(self).__name__}: {name} has the shape {shapes}: it must be"
                     f" {[*wanted]}."
                 )

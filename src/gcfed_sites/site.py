@@ -27,6 +27,7 @@ from gcfed.runs.identity import digest
 from gcfed.utils.checked import Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.files import in_words
+from gcfed.utils.refusal import Refusal
 from gcfed_sites.answers import NONE, About
 
 #: The keys of a config that clients need.
@@ -110,7 +111,7 @@ class Site:
         try:
             asked = json.loads(about)
             if verb != "configure" and asked["run"] != self.run:
-                raise ValueError(
+                raise Refusal(
                     f"{self.name} does not know the run {asked['run']}, because its job has begun"
                     " anew."
                 )
@@ -124,11 +125,11 @@ class Site:
         Refuses another version of this project, and data that have changed.
         """
         if about["version"] != __version__:
-            raise ValueError(
+            raise Refusal(
                 f"the server has gcfed {about['version']}, and {self.name} has {__version__}."
             )
         if not re.fullmatch(r"[\w-]+", about["run"]):
-            raise ValueError(f"the run {about['run']!r} has a name that cannot name a folder.")
+            raise Refusal(f"the run {about['run']!r} has a name that cannot name a folder.")
         self.run, own = "", Settings.read(self.settings)
         vars(self).pop("end", None)  # frees its memory
         # it becomes part of a config
@@ -140,12 +141,12 @@ class Site:
         if end.data.num_clients != (n := about["num_clients"]) or not set(self.clients) <= set(
             range(n)
         ):
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} holds the clients {self.clients}, and the run has {n}, from 0 on."
             )
         path, checksum = folder / "data.txt", digest(fingerprint(end.data))
         if about["resumed"] and path.is_file() and path.read_text() != checksum:
-            raise ValueError(
+            raise Refusal(
                 f"the data of {self.name} have changed since the run began: restore them."
             )
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +178,7 @@ class Site:
                 f"{self.name} takes only numbers from the server, and its gcfed.yaml has"
                 " another run"
             )
-            raise ValueError(f"{takes}: {'; '.join(odd)}. Name the same choices in both.")
+            raise Refusal(f"{takes}: {'; '.join(odd)}. Name the same choices in both.")
         if own.arrays:
             data = config["data"]
             means = {
@@ -205,13 +206,13 @@ class Site:
         """
         clients, states, stores = about["clients"], about["states"], self.end.stores
         if not set(clients) <= set(self.clients):
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} holds the clients {self.clients}, and asked were {clients}."
             )
         download = unpack_download(message)
         refuse_other("the server's model", download.model, self.end.module.broadcast_state())
         if states.keys() != stores.names:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} has the states {sorted(stores.names)}, and asked were {[*states]}."
             )
         known = {
@@ -306,14 +307,14 @@ def own_samples(
     """
     found = read_arrays(path, TEST)
     if standardize and found.train.x.dtype.kind == "f":
-        raise ValueError(
+        raise Refusal(
             "data.standardize=true needs the mean of all samples, which no site knows: set it to"
             " false."
         )
     if classes is None or found.class_names is None:
         return found
     if unknown := sorted(set(found.class_names) - set(classes)):
-        raise ValueError(
+        raise Refusal(
             f"{found.name} has the class {unknown[0]}, and the run's are {', '.join(classes)}."
         )
     number = np.array([list(classes).index(name) for name in found.class_names])

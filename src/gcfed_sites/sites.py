@@ -27,6 +27,7 @@ from gcfed.federated.state.store import NONE, ClientStores, Key
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import Refusal
 from gcfed_sites import answers
 from gcfed_sites.answers import RESUME, About, Answer, counted_against
 from gcfed_sites.site import clients_config
@@ -128,7 +129,7 @@ class Sites(Stacks):
                 reasons.
         """
         if self.program.module.trainer.world_size > 1:
-            raise ValueError("federation=nvflare needs trainer.devices=1, because the sites train.")
+            raise Refusal("federation=nvflare needs trainer.devices=1, because the sites train.")
         self.line = self.open_line()
         data, module, names = self.program.data, self.program.module, self.line.sites
         transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
@@ -164,12 +165,12 @@ class Sites(Stacks):
                 self._held[answer.site], self._sizes[clients] = {*clients}, sizes
                 log.info("%s holds the clients %s with %s samples", answer.site, clients, sizes)
         for site, why in lost.items():
-            raise ValueError(f"federation: {site} {why}")
+            raise Refusal(f"federation: {site} {why}")
         for client in range(len(self._sizes)):
             holders = sorted(site for site, clients in self._held.items() if client in clients)
             if len(holders) != 1:
                 who = f"client {client} is held by {' and '.join(holders) or 'no site'}"
-                raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
+                raise Refusal(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self._sizes[clients])

@@ -122,10 +122,10 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path):
         ("algorithm=null", "algorithm=null: algorithm cannot be left out."),
         (
             "partition.alpha=0",
-            "BuildError: partition.alpha=0: Input should be greater than or equal to 0.0000",
+            "partition.alpha=0: Input should be greater than or equal to 0.0000",
         ),
         ("name=${nope}", "Interpolation key 'nope' not found"),
-        ("ckpt_path=it's.ckpt", "FileNotFoundError: ckpt_path=it's.ckpt: there is no such file"),
+        ("ckpt_path=it's.ckpt", "ckpt_path=it's.ckpt: there is no such file"),
         ("hydra.run.dir={tmp_path}/file/run", "/file/run'"),
     ],
 )

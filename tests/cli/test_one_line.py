@@ -62,7 +62,7 @@ WRONG = {
     "participation.num_clients=null": "participation.num_clients",
     "participation.per_round=6": "participation.per_round",
     "participation.faults.dropout=2": "participation.faults.dropout",
-    "model=mpl": "model=mlp",
+    "model=mpl": "mlp",
     "model.hidden=[0]": "model.hidden",
     "model.hidden=wide": "model.hidden",
     "model=cnn model.num_classes=3": "model.num_classes",
@@ -141,9 +141,7 @@ def completed(words: str, folder) -> list[str]:
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_wrong_word_ends_with_one_line_that_names_it_and_leaves_no_folder(
-    typed, tmp_path, words
-):
+def test_a_wrong_word_ends_with_one_line_that_names_it_and_leaves_no_folder(typed, tmp_path, words):
     status, lines, left = typed(*completed(words, tmp_path))
     assert status == 1
     assert len(lines) == 1, "\n".join(lines)

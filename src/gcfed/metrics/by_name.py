@@ -16,6 +16,7 @@ from torchmetrics.wrappers import Running
 from gcfed.federated.parts import ClientStack, Download, Params, Received, Round, Setup
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.refusal import Refusal
 
 
 class ByName(OwnNumbers):
@@ -137,10 +138,10 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
     wanted = name.replace("_", "").lower()
     kind = KINDS.get(wanted) or KINDS.get(f"{wanted}score")
     if not (isinstance(kind, type) and issubclass(kind, Metric)):
-        raise ValueError(f"metrics.torchmetrics.names: torchmetrics has no {name}.")
+        raise Refusal(f"metrics.torchmetrics.names: torchmetrics has no {name}.")
     options = inspect.signature(kind.__new__).parameters
     if ("task" in options) != (classes is not None) or issubclass(kind, BaseAggregator | Running):
-        raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
+        raise Refusal(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
     x, y, how = torch.arange(8.0).flip(0), torch.arange(8.0), dict(sync)
     if classes is not None:
         how |= {"task": "multiclass", "num_classes": classes} | (
@@ -157,7 +158,7 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
             values.append(metric.compute().reshape(()))
             metric.reset()
     except Exception as error:
-        raise ValueError(
+        raise Refusal(
             f"metrics.torchmetrics.names: {name} gives no single number here: {error}"
         ) from error
     metric.reads_zero = not torch.allclose(*values)

@@ -27,6 +27,7 @@ from gcfed.federated.protocol.checks import finite_clients
 from gcfed.metrics.base import AT_ONCE, ClientMetric, drawn, evaluating, fetch_tests
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class Surface(ClientMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if setup.cohort < THREE:
-            raise ValueError(
+            raise Refusal(
                 f"metrics=surface needs three clients, not participation.per_round={setup.cohort}."
             )
 

@@ -18,6 +18,7 @@ from gcfed.report.verdict import verdict
 from gcfed.runs.folder import STATES, find_runs
 from gcfed.runs.measures import parse, value
 from gcfed.utils.files import replacing
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
 
 #: Further columns of a comparison, if the runs have them.
@@ -64,7 +65,7 @@ def write_report(
     ]
     runs = [run for run in found if run.config and not search_of(run)]
     if not runs:
-        raise ValueError(
+        raise Refusal(
             f"There is no run below {', '.join(map(str, folders))}: a run's folder holds"
             " config.yaml and metrics.csv. `python src/train.py` makes one; roots=[…] names other"
             " folders. " + "; ".join(notes)

@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from gcfed.runs.identity import counted, differences, digest, identity, leaves
 from gcfed.runs.reading import column, read_metrics, read_summary, read_yaml
 from gcfed.utils.machine import job, leads
+from gcfed.utils.refusal import MissingFile, Refusal
 from gcfed.utils.resolvers import ROOT, register
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
     found = set[str]()
     for root in map(Path, roots):
         if not root.is_dir():
-            raise FileNotFoundError(
+            raise MissingFile(
                 f"roots={root}: there is no such folder. Runs are in {ROOT / 'logs'} by default."
             )
         for name, below, files in os.walk(root):
@@ -184,9 +185,11 @@ def new_folder(path: Path) -> Path:
 def remove_refused(cfg: DictConfig) -> None:
     """Removes the folder of a run that was refused before it began: it has no file but its log.
 
-    Reading the data logs lines, so the log may exist. Also removes the folder of the run's name, if
-    it is empty.
+    Reading the data logs lines, so the log may exist. Also removes empty folders between it
+    and ``paths.log_dir``.
     """
+    if cfg.paths is None:
+        return
     folder = Path(cfg.paths.output_dir)
     logs = {f"{HydraConfig.get().job.name}.log"} if HydraConfig.initialized() else set[str]()
     with suppress(OSError):  # no such folder, or one that is not empty
@@ -194,8 +197,11 @@ def remove_refused(cfg: DictConfig) -> None:
             for name in logs:
                 (folder / name).unlink(missing_ok=True)
         folder.rmdir()
-        if folder.is_relative_to(Path(cfg.paths.log_dir) / cfg.name):
-            folder.parent.rmdir()
+    for parent in folder.parents:
+        if not parent.is_relative_to(cfg.paths.log_dir) or parent == Path(cfg.paths.log_dir):
+            break
+        with suppress(OSError):
+            parent.rmdir()
 
 
 def check_folder(cfg: DictConfig, folder: Path) -> None:
@@ -218,11 +224,11 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
         if config.is_file()
         else f"it has no {CONFIG}"
     ):
-        raise ValueError(
+        raise Refusal(
             f"{folder} holds another run: {odd}. Name another folder, or move that one away."
         )
     if kept and cfg.ckpt_path is None:
-        raise ValueError(
+        raise Refusal(
             f"{folder} holds this run already: continue it with ckpt_path=last, or name another"
             " folder."
         )
@@ -246,7 +252,7 @@ def run_config(words: Sequence[str]) -> Path | None:
         path.parent.parent if path.parent.name == "checkpoints" else path.parent
     ) / "config.yaml"
     if not config.is_file():
-        raise ValueError(
+        raise Refusal(
             f"ckpt_path={path}: there is no {config}. Name the settings of its run: model=…"
             " data=… …"
         )

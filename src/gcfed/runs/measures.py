@@ -16,6 +16,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from gcfed.utils.refusal import Refusal
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -38,7 +40,7 @@ def parse(measure: str, key: str = "measure") -> tuple[str, str]:
     name, colon, of = measure.partition(":")
     name, of = (name, of) if colon else ("final", measure)
     if name not in NAMES or not of or (name == "rounds" and not re.fullmatch(r"\d*\.?\d+", of)):
-        raise ValueError(f"{key}={measure!r} is not understood. {FORMS}")
+        raise Refusal(f"{key}={measure!r} is not understood. {FORMS}")
     return name, of
 
 

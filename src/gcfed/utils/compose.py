@@ -179,19 +179,26 @@ def _keys_of_default(group: str) -> list[str]:
     return [str(key) for key in OmegaConf.load(file) if key != "defaults"]
 
 
-def refuse_words(flags: Sequence[str], words: Sequence[str], path: Path) -> None:
+def is_override(word: str) -> bool:
+    """Whether a word of the command line is an override, such as ``seed=2`` or ``~callbacks``."""
+    return not word.startswith("-") and ("=" in word or word.startswith("~"))
+
+
+def refuse_words(typed: Sequence[str], overrides: Sequence[str], path: Path) -> None:
     """Raises Refusal for words of the command line that are no overrides and no flags of Hydra.
 
     Args:
-        flags: the words without ``=``, in their order.
-        words: the overrides.
+        typed: all words, in their order.
+        overrides: those that Hydra gets.
         path: the config file of the command.
     """
-    known, unknown = get_args_parser().parse_known_args(list(flags))
+    flags = [word for word in typed if not is_override(word)]
+    known, unknown = get_args_parser().parse_known_args(flags)
     if unknown:
-        raise Refusal(_dashed(unknown[0], flags, words, path))
+        raise Refusal(_dashed(unknown[0], flags, overrides, path))
     for word in known.overrides:
-        raise Refusal(_bare(word, known.multirun, words, path))
+        before = typed[typed.index(word) - 1] if known.multirun else ""
+        raise Refusal(_bare(word, before, overrides, path))
 
 
 def _dashed(flag: str, flags: Sequence[str], words: Sequence[str], path: Path) -> str:
@@ -203,16 +210,16 @@ def _dashed(flag: str, flags: Sequence[str], words: Sequence[str], path: Path) -
     return f"{flag}: a setting has no dashes{meant}"
 
 
-def _bare(word: str, sweep: bool, words: Sequence[str], path: Path) -> str:
-    """What to type in place of a word without ``=``."""
+def _bare(word: str, before: str, words: Sequence[str], path: Path) -> str:
+    """What to type in place of a word without ``=``; ``before`` stands before it in a sweep."""
     if path.stem == "report":
         return f"{word}: name the folders of runs as in 'roots=[{word}]'."
     if path.stem == "eval":
         return f"{word}: name the checkpoint as in ckpt_path={word}."
-    if sweep and words:
+    if is_override(before):
         return (
             f"{word}: the values of a sweep are separated by commas, without spaces:"
-            f" {words[-1]},{word}."
+            f" {before},{word}."
         )
     choices = _choosing(word)
     if choices:

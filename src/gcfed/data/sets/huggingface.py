@@ -29,6 +29,7 @@ from gcfed.data.sets.leaf import ALPHABET, LENGTH, PAD, encode, sequences
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import Refusal
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -102,7 +103,7 @@ def huggingface(
         used = ["train"]
         for split in [split for split in TESTS if _is_labelled(splits.get(split), kind)][:1]:
             if _names(splits[split], kind) != _names(train, kind):
-                raise ValueError(
+                raise Refusal(
                     f"data.label={kind} has other classes in the test split: cast both to one"
                     " ClassLabel."
                 )
@@ -152,7 +153,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
     if isinstance(found, datasets.Dataset):
         return {"train": found}
     if "train" not in found:
-        raise ValueError(
+        raise Refusal(
             f"data.name={name} has the splits {', '.join(found)}, and needs one called train."
         )
     return dict(found)
@@ -220,7 +221,7 @@ def _encoder(tokenizer: str | None) -> _Encoder:
     try:
         tokens = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
         if len(tokens) < 2:  # transformers makes an empty one for a folder with a model only
-            raise ValueError("there is no tokenizer")
+            raise Refusal("there is no tokenizer")
     except Exception as error:  # of any type, for a folder with any content
         raise SettingError("tokenizer", f"={tokenizer}: {' '.join(str(error).split())}") from None
 
@@ -255,12 +256,12 @@ def _columns(rows: Dataset, named: dict[str, str | None], next_token: bool) -> d
     if next_token:
         label, images = None, []
     elif label is None:
-        raise ValueError(
+        raise Refusal(
             "data.label=null: name the column of the classes, one of"
             f" {', '.join(classes or kinds)}."
         )
     if named["x"] is None and len(images or texts) != 1:
-        raise ValueError(
+        raise Refusal(
             "data.input=null: name the column of the images or texts, one of"
             f" {', '.join(rows.features)}."
         )
@@ -300,7 +301,7 @@ class _Reader:
             return {"x": self._images(rows, input, split, grey), **content}
         texts = list(rows[input])
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"data.input={input} has a row that is no text: take it out.")
+            raise Refusal(f"data.input={input} has a row that is no text: take it out.")
         if self.columns["y"]:
             return {"x": self._texts(texts, split), **content}
         return self._sequences(texts, split, content)
@@ -310,7 +311,7 @@ class _Reader:
             return
         count = np.count_nonzero(y < 0)
         if count:
-            raise ValueError(
+            raise Refusal(
                 f"data.label={self.columns['y']} is -1, no class, in {count} of {len(rows)}"
                 " samples: filter them out."
             )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gcfed.federated.network.tap import Slot, dense_buffers, slots
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.snapshot import Snapshot
+from gcfed.utils.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class Lent:
             slot.put(network_own)
         for name, shared in self._shared.items():
             if shared.differs(self.tensors[name]):
-                raise ValueError(
+                raise Refusal(
                     f"model: forward changes {name} in some steps only: do it in all training steps"
                     " or in __init__."
                 )

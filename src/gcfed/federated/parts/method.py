@@ -8,6 +8,7 @@ from gcfed.federated.parts.part import Part
 from gcfed.federated.parts.server import ServerPart
 from gcfed.federated.protocol.messages import Params
 from gcfed.federated.protocol.rounds import Round
+from gcfed.utils.refusal import Refusal
 
 
 class Method:
@@ -25,7 +26,7 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     """
     methods = list(methods)
     if odd := next((method for method in methods if not isinstance(method, Method | Part)), None):
-        raise ValueError(
+        raise Refusal(
             f"{type(odd).__name__} is no method: make it a ClientPart, a ServerPart, or a Method of"
             " both."
         )

@@ -31,6 +31,7 @@ from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.requirements import teacher
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import checked
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -59,7 +60,7 @@ class Private(LocalNorm):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if others := [part.title for part in setup.parts if teacher in part.needs]:
-            raise ValueError(
+            raise Refusal(
                 f"{self.title} does not combine with {others[0]}: no broadcast model is complete."
             )
 
@@ -80,7 +81,7 @@ class Private(LocalNorm):
         body = [name for name in travels if name not in head]
         if not (head and body and all(found.values())):
             known = ", ".join(name for name, _ in setup.module.net.named_modules() if name)
-            raise ValueError(
+            raise Refusal(
                 f"{self.title}: head={[*modules]} must be modules with tensors, and not all, of"
                 f" {known}."
             )
@@ -104,7 +105,7 @@ class Withheld(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         if probe_optimizer(setup.module.server).defaults.get("weight_decay"):
-            raise ValueError(
+            raise Refusal(
                 f"{self.title} needs server.weight_decay=0: the server must not change personal"
                 " tensors."
             )
