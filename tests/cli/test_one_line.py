@@ -1,10 +1,12 @@
 """A wrong setting, file or combination ends a command with one line that names the key."""
 
+import logging
 import sys
 
 import numpy as np
 import pytest
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 
 from gcfed import commands
 
@@ -112,6 +114,10 @@ def typed(tmp_path, monkeypatch, capsys):
     """
     (tmp_path / "text.npz").write_text("no arrays")
     np.savez(tmp_path / "x.npz", x=np.zeros((60, 4), np.float32), y=np.arange(60) % 3)
+    # Hydra's handlers would write to the folder of the refused run for the rest of this process
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # a refused name leaves it there
 
     def call(*words: str, command=commands.train):
         logs = tmp_path / "logs"
