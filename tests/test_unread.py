@@ -8,10 +8,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.assemble import assemble, build_trainer
 from gcfed.check import check
-from gcfed.unread import refuse_unread
 from gcfed.utils.compose import GROUPS
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
+from gcfed.utils.unread import refuse_unread
 
 SMALL = (
     "data.limit_train=100",

@@ -10,10 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import Field
 
-from gcfed.unread import refuse_unread
 from gcfed.utils.checked import Count, Share, Whole, validated
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.refusal import Refusal
+from gcfed.utils.unread import refuse_unread
 
 Devices = Annotated[str, Field(pattern=r"^(auto|-1|\d+(,\d+)*)$")]  # as Lightning reads a text
 RANGES: dict[str, Any] = {
