@@ -24,7 +24,7 @@ from gcfed.data.sampling import cohort_size
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
-from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of
+from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result_of
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
@@ -47,6 +47,7 @@ class Parts:
     loop: FederatedLoop
     methods: list[Part]
     callbacks: list[Callback]
+    result: str  # the column that the methods declare as their result, or ""
 
     def __str__(self) -> str:
         """The first line of a run: network, clients, methods, aggregator."""
@@ -91,6 +92,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data.check_labels(module.net, module.task)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods = [part for part in parts_of(build_methods(cfg)) if isinstance(part, kind)]
+    result = result_of(methods)
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
     own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
@@ -99,7 +101,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     if loop.transport.separate_clients:
         _refuse_client_callbacks(own)
     loop.stores.require_folder()
-    return Parts(module, data, loop, methods, callbacks)
+    return Parts(module, data, loop, methods, callbacks, result)
 
 
 def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:
@@ -228,6 +230,13 @@ def build_methods(cfg: DictConfig) -> list[Part]:
     lora = AVERAGES.get(OmegaConf.select(cfg, "model.lora.average"), list)()
     rest = [optional(cfg, key) for key in ("gc", "privacy", "attack", "quantization")]
     return parts_of(m for m in (*own, *lora, *build_all(cfg, "methods"), *rest) if m is not None)
+
+
+def declared_result(cfg: DictConfig) -> str:
+    """The column that the config's methods declare as their result; "" for the test of the global
+    model.
+    """
+    return result_of(build_methods(cfg))
 
 
 def build_trainer(

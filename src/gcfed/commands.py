@@ -139,11 +139,17 @@ def _train(cfg: DictConfig) -> None:
     """Trains one run: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``."""
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
     from gcfed.runs.folder import remove_refused
+    from gcfed.utils.refusal import Refusal
 
     try:
-        train(cfg)
+        result = train(cfg)
     finally:
         remove_refused(cfg)
+    if not result.loop.counted:
+        raise Refusal(
+            "no client counted in any round, so the model is as it began: the warnings above name"
+            f" the reason. The rows are in {result.folder}."
+        )
 
 
 def _evaluate(cfg: DictConfig) -> None:
@@ -159,7 +165,7 @@ def _report(cfg: DictConfig) -> None:
     """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of
     finished runs.
     """
-    from gcfed.report import write_report
+    from gcfed.reporting import write_report
 
     roots = [cfg.roots] if isinstance(cfg.roots, str) else cfg.roots or ()
     measures = list(cfg.measures) if cfg.measures else cfg.measures

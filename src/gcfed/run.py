@@ -21,6 +21,7 @@ from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, checkpoint_of, fitting, load_weights, resume
 from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parallel.strategy import trains_on_cpu
@@ -132,7 +133,9 @@ def _fit_and_finish(
     _fit(parts, trainer, folder, checkpoint, resumed_after)
     if leads:
         stopped = why_stopped(parts.callbacks)
-        finish(cfg, folder, parts.module.net, trainer, parts.data, held, record.about, stopped)
+        about = record.about
+        net = parts.module.net
+        finish(cfg, folder, net, trainer, parts.data, held, about, stopped, parts.result)
 
 
 def _fit(
@@ -210,7 +213,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         # the file's tensors replace them: no download
         cfg.model[key] = False if key == "pretrained" else None
     module = build_module(cfg, data)
-    set_traits(module, data, stack=1)
+    with blamed(module.net, module.task, "before the test"):
+        set_traits(module, data, stack=1)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
     device = (
         "gpu" if torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator) else "cpu"
@@ -219,7 +223,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     trainer = Trainer(accelerator=device, devices=1, precision=cfg.precision, **quiet)
-    trainer.validate(module, datamodule=data, verbose=False)
+    with blamed(module.net, module.task, "in the test"):
+        trainer.validate(module, datamodule=data, verbose=False)
     return {"round": rounds} | {
         key: float(value) for key, value in trainer.callback_metrics.items()
     }

@@ -4,7 +4,7 @@ figure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,11 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from gcfed.plots.style import (
-    BLACK,
     BLUE,
-    FACTORS,
     GREY,
     LABELS,
-    ORANGE,
     VERMILION,
+    factor,
     logarithmic,
     save,
     styled,
@@ -35,14 +33,6 @@ from gcfed.runs.summary import skew_in_words
 
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
-
-#: Models on the plane of a loss surface: marker, colour, size and name. Local models have the
-#: default.
-MARKS = {
-    "mean": ("D", ORANGE, 7, "their mean"),
-    "broadcast": ("s", BLUE, 7, "broadcast model"),
-    "global": ("*", VERMILION, 13, "new global model"),
-}
 
 
 @styled
@@ -58,7 +48,7 @@ def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
         *(n for n in table if n.startswith("test/") and n != "test/loss"),
     ]
     measure = next((name for name in known if len(column(table, name))), "test/acc")
-    is_regression, tests = measure != "test/acc", FACTORS.get(measure, 1) * column(table, measure)
+    is_regression, tests = measure != "test/acc", factor(measure) * column(table, measure)
     figure = Figure(figsize=(10, 3.8))
     left, right = figure.subplots(1, 2)
     _line(left, tests, "each test", color=BLUE, alpha=1 if is_regression else 0.35, linewidth=1)
@@ -217,65 +207,5 @@ def plot_recovered(
             )
             ax.set_title(title, fontsize=9)
             ax.set_axis_off()
-    save(figure, path)
-    return figure
-
-
-@styled
-def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
-    """Contour lines of the loss and six models on the plane through three local ones, as FedACG's
-    Figure 2(a).
-
-    ``surface`` is what ``surface_round_<t>.npz`` holds (:mod:`gcfed.metrics.surface`), for instance
-    by ``numpy.load``.
-    """
-    figure = Figure(figsize=(7.6, 5.2))
-    axes = figure.subplots()
-    loss_GG = np.ma.masked_invalid(surface["loss"])
-    low, high = loss_GG.min(), loss_GG.max()
-    if low < high:
-        # Equal ratios, unless a loss is negative.
-        levels = (
-            np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
-        )
-        lines = axes.contour(
-            surface["x"], surface["y"], loss_GG, levels=levels[1:-1], cmap="cividis", linewidths=1.2
-        )
-        axes.clabel(lines, levels[1:-1:2], fmt="%.3g", fontsize=7)
-    rows = zip(
-        surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True
-    )
-    for i, (name, (x, y), loss, distance) in enumerate(rows):
-        marker, colour, size, words = MARKS.get(name, ("o", BLACK, 7, f"w{'₁₂₃'[i % 3]}, {name}"))
-        if name not in MARKS:
-            axes.annotate(words[:2], (x, y), xytext=(5, 5), textcoords="offset points")
-        label = f"{words}: {loss:.3g}" + (
-            f",\n{distance:.3g} off the plane" if distance > 0 else ""
-        )
-        axes.plot(
-            x,
-            y,
-            marker,
-            color=colour,
-            markersize=size,
-            markeredgecolor="white",
-            label=label,
-            zorder=3,
-        )
-    unit = "nats" if "acc" in surface else "squared error / 2"
-    title = f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}"
-    title = title.capitalize()
-    axes.set(
-        xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
-        ylabel="across, towards w₃ (same unit)",
-    )
-    axes.set(title=title, aspect="equal", xlim=surface["x"][[0, -1]], ylim=surface["y"][[0, -1]])
-    axes.grid(visible=False)
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1),
-        title=f"{surface['split']} loss",
-        alignment="left",
-    )
     save(figure, path)
     return figure

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,17 @@ from torch import Tensor
 from gcfed.data.faults import Faults
 from gcfed.data.schedule import Schedule
 from gcfed.federated.engine.wire import pack, unpack_download
-from gcfed.federated.parts import Order, ServerPart, upload_shapes
+from gcfed.federated.parts import ClientPart, Order, ServerPart, upload_shapes
 from gcfed.federated.parts.part import Aggregator, Setup, limit_of
-from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable
-from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable, too_large
+from gcfed.federated.protocol.messages import Download, Expected, Params, Upload, nbytes
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.store import SENT
 from gcfed.utils.device import on_device
+
+log = logging.getLogger(__name__)
+SCALE = "scale the inputs"
+LOWER = "lower client.optimizer.lr or set client.clip_norm"
 
 
 @dataclass
@@ -35,6 +41,8 @@ class RoundSums:
         losses: the clients' losses, ``[K]`` on the device per upload.
         places: positions of the clients in the round, ``[K]`` per upload.
         up_bytes, samples, steps: of all uploads.
+        large_statistics: clients that are left out only because of statistics of their inputs, such
+            as a running variance. A GPU does not count them, because it would wait.
     """
 
     expected: Expected
@@ -46,6 +54,7 @@ class RoundSums:
     up_bytes: int = 0
     samples: int = 0
     steps: int = 0
+    large_statistics: int = 0
 
     def count(self, upload: Upload, round: Round) -> None:
         """Adds an upload's losses, bytes, samples and steps."""
@@ -57,12 +66,16 @@ class RoundSums:
         self.steps += int(upload.num_steps.sum())
 
     def counts(self) -> Tensor:
-        """Number of finite losses, their sum, number of finite clients, bytes, samples, steps."""
+        """Number of finite losses, their sum, number of finite clients, bytes, samples, steps,
+        clients with large statistics.
+        """
         finite_K = torch.cat(self.finite)
         loss_K = torch.cat(self.losses)
         both_K = finite_K & loss_K.isfinite()
         of_clients = torch.stack([both_K, loss_K.where(both_K, 0.0), finite_K]).sum(1)
-        of_uploads = np.array([self.up_bytes, self.samples, self.steps], dtype=np.float64)
+        of_uploads = np.array(
+            [self.up_bytes, self.samples, self.steps, self.large_statistics], dtype=np.float64
+        )
         return torch.cat([of_clients, on_device(of_uploads, of_clients.device)])
 
     def losses_by_place(self, round: Round) -> Tensor:
@@ -87,6 +100,7 @@ class Server:
     setup: Setup
     schedule: Schedule
     seed: int
+    advised: set[str] = field(default_factory=set)  # the advice that warnings have given
 
     @cached_property
     def parts(self) -> list[ServerPart]:
@@ -95,8 +109,10 @@ class Server:
     def draw(self, t: int) -> Round:
         """Takes the schedule's next turn: the clients whose uploads this round uses."""
         setup = self.setup
-        turn = self.schedule.turn(t)
         model = setup.module.broadcast_state()
+        if self.schedule.download_bytes == 0:  # before the first round
+            self.schedule.download_bytes = self.schedule.upload_bytes = float(nbytes(model))
+        turn = self.schedule.turn(t)
         return Round(
             index=t,
             seed=self.seed,
@@ -165,13 +181,19 @@ class Server:
         notes: dict[str, Params] = {}
         for part in self.parts:
             notes.update(part.notes(round))
+        bits: dict[str, int] = {}
+        packed: dict[str, int] = {}
+        for own in self.setup.parts:
+            if isinstance(own, ClientPart):
+                bits.update(own.quantized(shapes["delta"]))
+                packed.update(own.packed(shapes["delta"]))
         aggregator = self.setup.aggregator
         means: dict[str, Aggregator] = {}
         for name, like in shapes.items():
             if all(t.is_floating_point() for t in like.values()):
                 means[name] = aggregator if name == "delta" else aggregator.beside()
         return RoundSums(
-            expected=Expected(shapes, notes),
+            expected=Expected(shapes, notes, bits, packed),
             means=means,
             parts={part: part.sums(round) for part in self.parts},
             finite=[round.zeros(0).bool()],  # a process may train no client
@@ -188,6 +210,9 @@ class Server:
         refuse_misfit(upload, sums.expected.shapes)
         if self.setup.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
+        # On a GPU the host would wait for the device.
+        if upload.finite.device.type == "cpu" and not upload.finite.all():
+            self._explain(upload, sums)
         # Measurements see the upload first, before methods edit it.
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             self._add_terms(part, part.on_receive(upload, round) or {}, sums.parts[part])
@@ -195,6 +220,33 @@ class Server:
             sent = upload if name == "delta" else replace(upload, delta=upload.extra[name])
             mean.add(sent, round)
         sums.count(upload, round)
+
+    def _explain(self, upload: Upload, sums: RoundSums) -> None:
+        """Names tensors whose numbers are too large for a sum, once in a run. Counts the clients
+        that are left out only because of statistics of their inputs.
+        """
+        limit = limit_of(self.setup.aggregator)
+        places: dict[str, list[str]] = {SCALE: [], LOWER: []}
+        for name, largest in too_large(upload, limit).items():
+            advice = SCALE if self._is_statistic(name) else LOWER
+            places[advice].append(f"{name} (up to {largest:.2g})")
+        for advice, names in places.items():
+            if names and advice not in self.advised:
+                self.advised.add(advice)
+                log.warning(
+                    "clients send too large numbers in %s; a sum takes numbers below %.2g: %s.",
+                    shorten(", ".join(names), 200, placeholder=" …"),
+                    limit,
+                    advice,
+                )
+        steps = {name: t for name, t in upload.delta.items() if not self._is_statistic(name)}
+        fit_K = sendable(replace(upload, delta=steps), limit)
+        sums.large_statistics += int((fit_K & ~upload.finite).sum())
+
+    def _is_statistic(self, name: str) -> bool:
+        """Whether it is a buffer, such as a running variance, which no learning rate scales."""
+        module = self.setup.module
+        return name in module.travels and name not in self.setup.names
 
     def _add_terms(self, part: ServerPart, terms: Params, totals: Params) -> None:
         for name, term in terms.items():
@@ -217,7 +269,7 @@ class Server:
             self.schedule.learn(losses_of_clients, round.index)
         # The round waits for the device, once.
         numbers = torch.cat([counts, overflowed(means.values())]).tolist()
-        num_losses, loss_sum, num_finite, up_bytes, samples, steps, overflows = numbers
+        num_losses, loss_sum, num_finite, up_bytes, samples, steps, statistics, overflows = numbers
         if len(round.asked):
             self.schedule.upload_bytes = up_bytes / len(round.asked)
         stepping = num_finite > 0 or self._steps_without_clients
@@ -232,6 +284,7 @@ class Server:
             up_bytes=int(up_bytes),
             samples=int(samples),
             steps=int(steps),
+            large_statistics=int(statistics),
             overflowed=overflows > 0,
             usable=stepping and not overflows,
         )

@@ -86,6 +86,8 @@ class Part(Callback):
         keeps: what each client keeps between rounds, by a name that no other part uses. A server
             part keeps a table.
         method: the name of its method; empty for a part that is a method by itself.
+        result: the column of ``metrics.csv`` by which the method is judged, such as
+            ``personal/local_acc``; empty for the test of the global model.
         trained_names: the parameters that are trained, in order; known in ``validate``.
     """
 
@@ -94,6 +96,7 @@ class Part(Callback):
     needs: Sequence[Need] = ()
     keeps: Mapping[str, Kept] = {}
     method = ""
+    result = ""
     trained_names: list[str]
     stores: ClientStores
 

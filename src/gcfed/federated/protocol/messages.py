@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -164,7 +165,12 @@ class Expected(NamedTuple):
     Attributes:
         shapes: ``"delta"`` and each name of ``Upload.extra`` → tensors like those of one client.
         notes: name of a note → tensors like those of the note.
+        bits: name of each quantized entry of Δ → bits per number (``Upload.levels``).
+        packed: name of each entry of Δ that is sent in fewer bytes than tensors have → bytes of one
+            client (``Upload.packed``).
     """
 
     shapes: Mapping[str, Params]
     notes: Mapping[str, Params]
+    bits: Mapping[str, int] = MappingProxyType({})
+    packed: Mapping[str, int] = MappingProxyType({})

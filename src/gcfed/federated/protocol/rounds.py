@@ -81,6 +81,8 @@ class Received(Round):
         num_finite: number of clients that count: those that sent finite numbers only.
         loss: mean of the finite training losses, over the clients that count.
         up_bytes, samples, steps: of all uploads.
+        large_statistics: clients that do not count only because of statistics of their inputs, such
+            as a running variance; always 0 on a GPU.
         overflowed: whether the aggregate of finite uploads is not finite.
         usable: whether the server steps along the update: it is finite, and comes from at least one
             client, which a part with the fact "steps without clients" does not require.
@@ -95,6 +97,7 @@ class Received(Round):
     up_bytes: int = 0
     samples: int = 0
     steps: int = 0
+    large_statistics: int = 0
     overflowed: bool = False
     usable: bool = False
 

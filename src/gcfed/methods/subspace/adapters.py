@@ -54,11 +54,12 @@ class OneFactor(ClientPart):
     recordable = "stack"
 
     def validate(self, setup: Setup) -> None:
-        if others := [
+        others = [
             p.title
             for p in setup.parts
             if p.order is Order.MOVES_WEIGHTS or "corrects drift" in p.facts
-        ]:
+        ]
+        if others:
             raise Refusal(
                 f"{self.title} does not combine with {others[0]}, which moves both factors."
             )
@@ -135,8 +136,13 @@ class MeanProduct(ServerPart):
             }
 
 
+def _own_factors_b() -> list[Any]:
+    client = PrivateB("body", None)
+    return [client, Withheld(client)]
+
+
 AVERAGES: dict[str, Any] = {
     "alternate": lambda: [OneFactor(), OtherFactor()],
     "svd": lambda: [MeanProduct()],
-    "fedsa": lambda: [client := PrivateB("body", None), Withheld(client)],
+    "fedsa": _own_factors_b,
 }
