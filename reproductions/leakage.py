@@ -24,6 +24,7 @@ from gcfed.methods.requirements import class_logits, functional_network
 from gcfed.metrics.base import ServerMetric, evaluating
 from gcfed.plots.pictures import plot_recovered
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator, torch_seed
 
 LBFGS, ADAM = (
@@ -73,7 +74,7 @@ class Leakage(ServerMetric):
         super().validate(setup)
         functional_network("it computes gradients with torch.func")(setup, "metrics=leakage")
         if not hasattr(setup.data.transform, "std") or setup.data.input_shape[0] not in (1, 3):
-            raise ValueError(
+            raise Refusal(
                 "metrics=leakage recovers images of one or three channels, and the data are not"
                 " images."
             )

@@ -30,6 +30,7 @@ from gcfed.metrics.base import AT_ONCE, ClientMetric, drawn, evaluating, fetch_t
 from gcfed.plots.style import BLACK, BLUE, ORANGE, VERMILION, save, styled
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class Surface(ClientMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if setup.cohort < THREE:
-            raise ValueError(
+            raise Refusal(
                 f"metrics=surface needs three clients, not participation.per_round={setup.cohort}."
             )
 

@@ -6,7 +6,8 @@ import shlex
 import pytest
 
 import gcfed
-from gcfed.utils.compose import undashed
+from gcfed.utils.compose import is_override, refuse_words
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 
 HINTS = {
@@ -40,6 +41,15 @@ HINTS = {
         "There are csv, many, mlflow, none, tensorboard, wandb."
     ),
     "data=own data.dataset.quux=5": "data.dataset.quux: there is no such key.",
+    "dataset=cifar10": "dataset: there is no such key: did you mean data=cifar10?",
+    "device=cuda": "device: there is no such key: did you mean trainer=gpu?",
+    "num_clients=10": (
+        "num_clients: there is no such key: did you mean participation.num_clients?"
+    ),
+    "extras=null": (
+        "extras=null: extras cannot be left out. There are default. Set its keys instead:"
+        " extras.figures."
+    ),
 }
 
 
@@ -55,9 +65,7 @@ def test_the_error_of_a_wrong_word_suggests_the_right_one(words):
         )
     hint = HINTS[words].partition("did you mean ")[2].partition("?")[0]
     for key in re.findall(r"[\w.=]{3,}", hint):
-        gcfed.configure(
-            rest, key if "option" in HINTS[words] else f"{key}={wrong.partition('=')[2]}"
-        )
+        gcfed.configure(rest, key if "=" in key else f"{key}={wrong.partition('=')[2]}")
 
 
 @pytest.mark.parametrize("word", ["rounds", "seed=1,2,3", "name={x"])
@@ -92,6 +100,14 @@ def test_the_error_of_a_path_shows_the_quotes_that_it_needs(path):
     assert gcfed.configure("data=csv", word).data.path == path
 
 
+def said(*words, command="train"):
+    """The refusal of a command line, before anything is composed."""
+    overrides = [word for word in words if is_override(word)]
+    with pytest.raises(Refusal) as refused:
+        refuse_words(words, overrides, CONFIGS / f"{command}.yaml")
+    return str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("flags", "key"),
     [
@@ -102,12 +118,27 @@ def test_the_error_of_a_path_shows_the_quotes_that_it_needs(path):
     ],
 )
 def test_the_error_of_a_setting_with_dashes_suggests_the_key(flags, key):
-    said = undashed(flags, ["quantization=fedpaq"], CONFIGS / "train.yaml")
-    assert said == f"{flags[0]}: a setting has no dashes: did you mean {key}?"
+    expected = f"{flags[0]}: a setting has no dashes: did you mean {key}?"
+    assert said(*flags, "quantization=fedpaq") == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "sentence"),
+    [
+        ("train", ["help"], "help: a setting is written key=value; --help shows all settings."),
+        ("train", ["scaffold"], "scaffold: did you mean algorithm=scaffold?"),
+        ("train", ["rounds"], "rounds: a setting has a value, as in rounds=…; --help"),
+        ("train", ["round"], "shows all settings. Did you mean rounds=…?"),
+        ("train", ["-m", "seed=1", "2"], "separated by commas, without spaces: seed=1,2."),
+        ("report", ["logs"], "logs: name the folders of runs as in 'roots=[logs]'."),
+        ("eval", ["a/last.ckpt"], "name the checkpoint as in ckpt_path=a/last.ckpt."),
+    ],
+)
+def test_a_bare_word_is_refused_with_what_to_type(command, words, sentence):
+    assert sentence in said(*words, command=command)
 
 
 def test_flags_of_hydra_are_not_taken_for_settings():
-    assert (
-        undashed(["-m", "--config-dir", "conf", "--cfg=job", "rounds"], [], CONFIGS / "train.yaml")
-        == ""
+    refuse_words(
+        ["-m", "--config-dir", "conf", "--cfg=job", "seed=1"], ["seed=1"], CONFIGS / "train.yaml"
     )

@@ -18,6 +18,7 @@ from gcfed.runs.folder import CHECKPOINT, Run, check_folder, read_run
 from gcfed.runs.measures import is_accuracy, parse, smooth
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.machine import job
+from gcfed.utils.refusal import Refusal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +93,7 @@ def compare(
         {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs},
     )
     if not (names and seeds) or len({*names.values()}) < len(names) or len({*seeds}) < len(seeds):
-        raise ValueError(
+        raise Refusal(
             f"A comparison needs different names and different seeds: {', '.join(names)}; {seeds}."
         )
     logs = next(iter(configs.values())).paths.log_dir
@@ -103,7 +104,7 @@ def compare(
     runs = {key: deepcopy(configs[key[0]]) for key in folders}
     for key, run in runs.items():
         if run.ckpt_path not in (None, "last"):
-            raise ValueError(
+            raise Refusal(
                 f"ckpt_path={run.ckpt_path}: a comparison continues its own folders, by"
                 " ckpt_path=last."
             )
@@ -136,7 +137,7 @@ class Comparison:
         values = self.frame.reindex(columns=[column])[column].dropna()
         methods = self._methods if methods is None else [*methods]
         if lacking := [method for method in methods if method not in values.index.unique("method")]:
-            raise ValueError(
+            raise Refusal(
                 f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}."
             )
         return {method: values.loc[method].unstack("seed") for method in methods}

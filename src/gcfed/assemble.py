@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from gcfed.callbacks.monitored import check_monitors
 from gcfed.data.clock import Clock
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
@@ -30,6 +31,7 @@ from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
 from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import seed_generators, torch_seed
 
 
@@ -95,16 +97,23 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
-    # they have only methods and metrics
-    for callback in own if loop.transport.separate_clients else ():
-        if isinstance(callback, ClientPart) or hears_of_steps(callback):
-            part = (
-                f"callbacks: {type(callback).__name__} takes part in local training, and clients"
-                " have no callbacks"
-            )
-            raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
+    check_monitors(own, module.task, "validation" in data.splits)
+    if loop.transport.separate_clients:
+        _refuse_client_callbacks(own)
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks, result)
+
+
+def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raises Refusal for callbacks that take part in training: separate clients have methods and
+    metrics only.
+    """
+    for callback in callbacks:
+        if isinstance(callback, ClientPart) or hears_of_steps(callback):
+            raise Refusal(
+                f"callbacks: {type(callback).__name__} takes part in local training, and clients"
+                " have no callbacks: make it a ClientPart, under methods (docs/add-a-method.md)."
+            )
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
@@ -112,34 +121,54 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
 
     The loaded data fill in the shape and the number of classes that it leaves open.
     """
-    found, cfg = (
-        {"num_classes": data.num_classes, "input_shape": list(data.input_shape)},
-        cfg.copy(),
-    )
+    cfg = cfg.copy()
     with open_dict(cfg):
-        cfg.data.update(found)
-        # in a run's config.yaml they no longer refer to the data's
-        for key in found.keys() & cfg.model.keys():
-            cfg.model[key] = found[key] if cfg.model[key] is None else cfg.model[key]
-        if isinstance(given := cfg.model.get("num_classes"), int) and given < data.num_classes:
-            raise ValueError(
-                f"model.num_classes={given}: the data have {data.num_classes} classes. Leave the"
-                " key out."
-            )
-        # the user's own texts
-        if own := "vocabulary" in cfg.model and "last_only" not in cfg.model:
-            tokens = [split.x for split in data.splits.values() if split.x.dtype.kind in "iu"]
-            # −1: the last
-            most = (int(x.max()) + (1 if x.dtype == np.uint8 else 2) for x in tokens)
-            cfg.model.vocabulary = size = cfg.model.vocabulary or max([256, *most])
-            if odd := [t for x in tokens for t in (x.min(), x.max()) if not -1 <= t < size]:
-                raise ValueError(
-                    f"data has {odd[0]}, and model.vocabulary={size} allows tokens from -1 to"
-                    f" {size - 1}."
-                )
-        if own or cfg.model.get("last_only", False) is None:
+        _fill_shape(cfg, data)
+        has_own_texts = "vocabulary" in cfg.model and "last_only" not in cfg.model
+        if has_own_texts:
+            _fill_vocabulary(cfg, data)
+        if has_own_texts or cfg.model.get("last_only", False) is None:
             cfg.model.last_only = data.labels.ndim == 1
     return cfg
+
+
+def _fill_shape(cfg: DictConfig, data: FederatedDataModule) -> None:
+    found = {"num_classes": data.num_classes, "input_shape": list(data.input_shape)}
+    cfg.data.update(found)
+    # in a run's config.yaml the model's keys no longer refer to the data's
+    for key in found.keys() & cfg.model.keys():
+        given = cfg.model[key]
+        cfg.model[key] = found[key] if given is None else given
+    given = cfg.model.get("num_classes")
+    if isinstance(given, int) and given < data.num_classes:
+        raise Refusal(
+            f"model.num_classes={given}: the data have {data.num_classes} classes. Leave the key"
+            " out."
+        )
+
+
+def _fill_vocabulary(cfg: DictConfig, data: FederatedDataModule) -> None:
+    """Sets the number of tokens that the user's own texts need; they may have -1 as padding."""
+    tokens = [split.x for split in data.splits.values() if split.x.dtype.kind in "iu"]
+    if cfg.model.vocabulary is None:
+        needed = [_tokens_needed(x) for x in tokens]
+        cfg.model.vocabulary = max([256, *needed])
+    size = cfg.model.vocabulary
+    for x in tokens:
+        for token in (x.min(), x.max()):
+            if not -1 <= token < size:
+                raise Refusal(
+                    f"data has {token}, and model.vocabulary={size} allows tokens from -1 to"
+                    f" {size - 1}."
+                )
+
+
+def _tokens_needed(x: np.ndarray) -> int:
+    """The size of a vocabulary with all tokens of x. The last token stands for padding, which
+    uint8 does not have.
+    """
+    padding = 0 if x.dtype == np.uint8 else 1
+    return int(x.max()) + 1 + padding
 
 
 def build_module(cfg: DictConfig, data: FederatedDataModule | None = None) -> FederatedModule:
@@ -150,7 +179,7 @@ def build_module(cfg: DictConfig, data: FederatedDataModule | None = None) -> Fe
     seed_generators(torch.device("cpu"), torch_seed(cfg.seed, "initialisation") % 2**32)
     net = build_net(cfg, None if data is None else data.two_samples())
     if not any(p.requires_grad for p in net.parameters()):
-        raise ValueError(
+        raise Refusal(
             f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be"
             " trained."
         )

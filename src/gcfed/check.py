@@ -12,7 +12,10 @@ from pydantic import Field
 
 from gcfed.utils.checked import Count, Share, Whole, validated
 from gcfed.utils.machine import in_sweep
+from gcfed.utils.refusal import Refusal
+from gcfed.utils.unread import refuse_unread
 
+Devices = Annotated[str, Field(pattern=r"^(auto|-1|\d+(,\d+)*)$")]  # as Lightning reads a text
 RANGES: dict[str, Any] = {
     "name": Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")],
     "rounds": Count,
@@ -30,31 +33,50 @@ RANGES: dict[str, Any] = {
     "extras.figures": bool,
     "participation.num_clients": Count | None,
     "trainer.num_nodes": Count | None,
+    "trainer.devices": Annotated[int, Field(ge=-1)] | Devices | Sequence[Whole],
     "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }
 
+SECTIONS = ("paths", "extras", "trainer", "participation", "data", "model")
+
 
 def check(cfg: DictConfig) -> None:
-    """Raises ValueError for a setting that cannot work, and names its key."""
+    """Raises Refusal for a setting that cannot work or has no effect, and names its key."""
     try:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
-        raise ValueError(" ".join(str(error).split())) from None
-    for group in ("paths", "extras", "trainer", "participation", "data", "model"):
+        raise Refusal(" ".join(str(error).split())) from None
+    for group in SECTIONS:
         if not OmegaConf.is_dict(cfg.get(group)):
-            raise ValueError(f"{group}={cfg.get(group)} must be a group of settings.")
-    same = {"trainer.precision": Literal[cfg.precision], "trainer.max_steps": Literal[cfg.rounds]}
-    for key, hint in (RANGES | same).items():
+            raise Refusal(f"{group}={cfg.get(group)} must be a group of settings.")
+    _check_ranges(cfg)
+    refuse_unread(cfg)
+    _check_groups_of_clients(cfg)
+    if _searches_without_sweep():
+        raise Refusal("hparams_search=… is a sweep: add -m.")
+
+
+def _check_ranges(cfg: DictConfig) -> None:
+    linked = {
+        "trainer.precision": Literal[cfg.precision],
+        "trainer.max_steps": Literal[cfg.rounds],
+    }
+    for key, hint in (RANGES | linked).items():
         value = OmegaConf.select(cfg, key)
-        validated(key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, hint)
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value)
+        validated(key, value, hint)
+
+
+def _check_groups_of_clients(cfg: DictConfig) -> None:
     by = OmegaConf.select(cfg, "partition.by")
     if by is not None and OmegaConf.select(cfg, "data.dataset.groups") is None:
-        raise ValueError(
+        raise Refusal(
             f"partition.by={by}: data={cfg.tags.data} has its own groups: leave partition.by out."
         )
-    if (
-        HydraConfig.initialized()
-        and HydraConfig.get().runtime.choices.get("hparams_search")
-        and not in_sweep()
-    ):
-        raise ValueError("hparams_search=… is a sweep: add -m.")
+
+
+def _searches_without_sweep() -> bool:
+    if not HydraConfig.initialized() or in_sweep():
+        return False
+    return bool(HydraConfig.get().runtime.choices.get("hparams_search"))

@@ -1,82 +1,152 @@
 """The commands ``gcfed-train``, ``gcfed-eval`` and ``gcfed-report``; ``src/train.py`` and its
 neighbours call them.
 
-An error in an override ends a command with one line. Others have a traceback, whose last line names
-the key or file.
+A wrong setting, file or combination ends a command with one line, which names the key or the file.
+``debug=true`` adds the traceback. Errors in the user's own code always show theirs. A signal ends a
+command with one sentence and the exit status 128 plus its number.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
+
+from gcfed.utils.stopped import Stopped, stop
+from gcfed.utils.streams import keep_streams
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+DEBUG = "debug=true"  # the words debug=fast and others are settings of a run
 
-class UntrainedError(Exception):
-    """A run has ended, and no client ever counted."""
+Task = Callable[["DictConfig"], None]
+log = logging.getLogger(__name__)
 
 
-def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
+class Failed(BaseException):
+    """Carries the error of a run past Hydra, which would print a line of its own."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _run(name: str, task: Task) -> None:
     """Calls the task with the config that Hydra composes from ``configs/<name>.yaml`` and the
     command line.
-
-    ``eval`` reads the ``config.yaml`` of the run's folder instead, unless model or data are named.
     """
+    keep_streams()
+    before = signal.signal(signal.SIGTERM, stop)
+    words = sys.argv[1:]
+    debug = DEBUG in words
+    try:
+        _compose_and_call(name, task, [word for word in words if word != DEBUG])
+    except (KeyboardInterrupt, Stopped) as signalled:
+        _end_stopped(signalled)
+    except Failed as failed:
+        _end(failed.error, debug)
+    except Exception as error:
+        _end(error, debug)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     from gcfed.runs.folder import run_config  # its resolvers name the folders of runs
-    from gcfed.utils.compose import explained, shorthand, undashed
+    from gcfed.utils.compose import explained, is_override, refuse_words, shorthand
+    from gcfed.utils.refusal import Refusal
     from gcfed.utils.resolvers import CONFIGS
 
     # OpenMP's threads wait for microseconds only: a round beside a busy program then takes 0.28 s
     # instead of 0.58 s.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra prints the whole error
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises its errors
     sys.path.append(str(Path.cwd()))  # a user's own networks, data and methods
-    words = [
-        word
-        for word in sys.argv[1:]
-        if not word.startswith("-") and ("=" in word or word.startswith("~"))
-    ]
-    flags = [word for word in sys.argv[1:] if word not in words]
+    overrides = [word for word in words if is_override(word)]
+    flags = [word for word in words if not is_override(word)]
+    if "--version" in flags:
+        from gcfed import __version__
+
+        print(f"gcfed {__version__}")
+        return
     path = CONFIGS / f"{name}.yaml"
+    overrides = shorthand(overrides)
     try:
-        words = shorthand(words)
-        if name == "eval" and (found := run_config(words)):
+        found = run_config(overrides) if name == "eval" else None
+        if found is not None:
             path = found
-            words += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
-        if said := undashed(flags, words, path):
-            sys.exit(said)
+            overrides += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
+        refuse_words(words, overrides, path)
         # Hydra's parser refuses an override behind -m if another one stands before it
-        sys.argv[1:] = words + flags
-        hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)(task)()
+        sys.argv[1:] = overrides + flags
+        compose = hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)
+        compose(partial(_guarded, task))()
     except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(explained(error, words, path))
-    except UntrainedError as error:
-        sys.exit(str(error))
+        raise Refusal(explained(error, overrides, path)) from None
+
+
+def _guarded(task: Task, cfg: DictConfig) -> None:
+    """Calls the task. A sweep goes on after a job that fails, so its error is shown at once."""
+    from gcfed.utils.machine import in_sweep
+
+    try:
+        task(cfg)
+    except Exception as error:
+        if not in_sweep():
+            raise Failed(error) from error
+        log.error("this job has failed: %s", _in_one_line(error))
+        raise
+
+
+def _end(error: BaseException, debug: bool) -> NoReturn:
+    """Ends the command with the error's message, below its traceback where that helps."""
+    from gcfed.utils.refusal import says_all
+
+    sys.stdout.flush()  # the error is the last line, also where both streams are one file
+    if says_all(error) and not debug:
+        print(_in_one_line(error), file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    sys.exit(1)
+
+
+def _in_one_line(error: BaseException) -> str:
+    from gcfed.runs.summary import headline
+
+    return headline(error)
+
+
+def _end_stopped(signalled: KeyboardInterrupt | Stopped) -> NoReturn:
+    stopped = signalled if isinstance(signalled, Stopped) else Stopped(signal.SIGINT)
+    sys.stdout.flush()
+    print(stopped, file=sys.stderr)
+    sys.exit(stopped.code)
 
 
 def _train(cfg: DictConfig) -> None:
     """Trains one run: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``."""
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
+    from gcfed.runs.folder import remove_refused
+    from gcfed.utils.refusal import Refusal
 
     try:
         result = train(cfg)
     finally:
-        with suppress(OSError):  # it is not empty, unless the run was refused
-            Path(cfg.paths.output_dir).rmdir()
+        remove_refused(cfg)
     if not result.loop.counted:
-        raise UntrainedError(
+        raise Refusal(
             "no client counted in any round, so the model is as it began: the warnings above name"
             f" the reason. The rows are in {result.folder}."
         )
@@ -98,10 +168,10 @@ def _report(cfg: DictConfig) -> None:
     from gcfed.reporting import write_report
 
     roots = [cfg.roots] if isinstance(cfg.roots, str) else cfg.roots or ()
-    write_report(
-        *roots, out=cfg.out, measures=cfg.measures and list(cfg.measures), figures=cfg.figures
-    )
+    measures = list(cfg.measures) if cfg.measures else cfg.measures
+    write_report(*roots, out=cfg.out, measures=measures, figures=cfg.figures)
 
 
-train, evaluate = partial(_run, "train", _train), partial(_run, "eval", _evaluate)
+train = partial(_run, "train", _train)
+evaluate = partial(_run, "eval", _evaluate)
 report = partial(_run, "report", _report)

@@ -5,16 +5,18 @@
 from __future__ import annotations
 
 import logging
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from gcfed.assemble import assemble, build_module, build_trainer, described
+from gcfed.assemble import Parts, assemble, build_module, build_trainer, described
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, checkpoint_of, fitting, load_weights, resume
@@ -23,15 +25,17 @@ from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parallel.strategy import trains_on_cpu
-from gcfed.runs.folder import METRICS, check_folder, with_folder
+from gcfed.runs.folder import CHECKPOINT, METRICS, check_folder, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.lock import taken
 from gcfed.runs.reading import read_metrics
-from gcfed.runs.summary import failure_recorded
+from gcfed.runs.summary import failure_recorded, headline
 from gcfed.runs.writing import begin, finish
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
+from gcfed.utils.refusal import Refusal
+from gcfed.utils.stopped import Stopped
 
 if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only
@@ -76,47 +80,118 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     ``quiet``: shows no progress bar, no summary, and only those log lines that are errors.
 
     Raises before the first round: ValueError for a bad setting or another run's folder, OSError for
-    a missing file.
+    a missing file. Raises Stopped if SIGINT or SIGTERM ends the run.
     """
     check(cfg)
     cfg = with_folder(cfg)
     if quiet:
-        OmegaConf.update(cfg, "callbacks.progress", None, force_add=True)
-        for package in ("gcfed", "gcfed_sites"):  # isolated() restores their levels
-            logging.getLogger(package).setLevel(logging.ERROR)
+        _silence(cfg)
     folder = Path(cfg.paths.output_dir)
-    keep_freed_memory()
-    torch.set_num_threads(min(torch.get_num_threads(), cores()))
-    torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
+    _set_up_process(cfg)
     with taken(folder):
         check_folder(cfg, folder)
         checkpoint = checkpoint_of(cfg, folder)
         parts = assemble(cfg)
         record = RunRecord(cfg, parts.data)
-        done = resume(cfg, checkpoint, record, parts.module, parts.loop)
+        done = resume(cfg, checkpoint, record, parts.module, parts.loop, parts.callbacks)
         trainer = build_trainer(cfg, parts, [*parts.callbacks, record], done)
-        leads = trainer.is_global_zero
-        with failure_recorded(folder, write=leads):  # from here on the settings are accepted
-            if leads:
-                known = not parts.loop.transport.own_data
-                held = begin(cfg, folder, parts.data, known=known, resumed=checkpoint is not None)
-                log.info("%s; on %d × %s", parts, trainer.world_size, trainer.strategy.root_device)
-            for logger in trainer.loggers:
-                logger.log_hyperparams(hyperparameters(cfg))
-            try:
-                trainer.fit(
-                    parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True
-                )
-            finally:
-                # Nothing may be written after the folder is unlocked, even if Lightning fails.
-                trainer.strategy.checkpoint_io.teardown()
-            if leads:
-                stopped = why_stopped(parts.callbacks)
-                about = record.about
-                net = parts.module.net
-                result = parts.result
-                finish(cfg, folder, net, trainer, parts.data, held, about, stopped, result)
+        # from here on the settings are accepted
+        with failure_recorded(folder, write=trainer.is_global_zero):
+            _fit_and_finish(cfg, folder, parts, record, trainer, checkpoint, done)
     return RunResult(folder, read_metrics(folder / METRICS), parts.module, trainer, parts.loop)
+
+
+def _silence(cfg: DictConfig) -> None:
+    OmegaConf.update(cfg, "callbacks.progress", None, force_add=True)
+    for package in ("gcfed", "gcfed_sites"):  # isolated() restores their levels
+        logging.getLogger(package).setLevel(logging.ERROR)
+
+
+def _set_up_process(cfg: DictConfig) -> None:
+    keep_freed_memory()
+    torch.set_num_threads(min(torch.get_num_threads(), cores()))
+    torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
+
+
+def _fit_and_finish(
+    cfg: DictConfig,
+    folder: Path,
+    parts: Parts,
+    record: RunRecord,
+    trainer: Trainer,
+    checkpoint: Path | None,
+    resumed_after: int,
+) -> None:
+    """Trains the rounds that are left. The first process writes the run's folder."""
+    leads = trainer.is_global_zero
+    if leads:
+        known = not parts.loop.transport.own_data
+        held = begin(cfg, folder, parts.data, known=known, resumed=checkpoint is not None)
+        log.info("%s; on %d × %s", parts, trainer.world_size, trainer.strategy.root_device)
+    for logger in trainer.loggers:
+        logger.log_hyperparams(hyperparameters(cfg))
+    _fit(parts, trainer, folder, checkpoint, resumed_after)
+    if leads:
+        stopped = why_stopped(parts.callbacks)
+        about = record.about
+        net = parts.module.net
+        finish(cfg, folder, net, trainer, parts.data, held, about, stopped, parts.result)
+
+
+def _fit(
+    parts: Parts, trainer: Trainer, folder: Path, checkpoint: Path | None, resumed_after: int
+) -> None:
+    try:
+        try:
+            trainer.fit(
+                parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True
+            )
+        finally:
+            # Nothing may be written after the folder is unlocked, even if Lightning fails.
+            trainer.strategy.checkpoint_io.teardown()
+    except BaseException as error:
+        signum = signal_of(error)
+        if signum is not None:
+            raise Stopped(signum, where_stopped(trainer, folder)) from error
+        if checkpoint is not None and trainer.global_step <= resumed_after:
+            refuse_checkpoint(checkpoint, error)
+        raise
+
+
+def refuse_checkpoint(path: Path, error: BaseException) -> None:
+    """Raises Refusal for an error in the first round after a checkpoint, unless it explains
+    itself.
+    """
+    if isinstance(error, Exception) and not isinstance(error, Refusal | OSError):
+        raise Refusal(
+            f"ckpt_path={path}: the run cannot go on from there: {headline(error)}. If it runs"
+            " without ckpt_path, the file is damaged: start anew."
+        ) from error
+
+
+def signal_of(error: BaseException) -> int | None:
+    """The number of the signal that ended a fit with this error; None for an error of its own."""
+    if isinstance(error, Stopped):
+        return error.signum
+    if isinstance(error, SIGTERMException):
+        return signal.SIGTERM
+    # Lightning turns a Ctrl-C into an exit.
+    if isinstance(error.__context__ if isinstance(error, SystemExit) else error, KeyboardInterrupt):
+        return signal.SIGINT
+    return None
+
+
+def where_stopped(trainer: Trainer, folder: Path) -> str:
+    """The end of a sentence: in which round a run was stopped, and how to continue it."""
+    done = trainer.global_step
+    rounds = trainer.max_steps
+    if done >= rounds:
+        place = f" after the last of {rounds} rounds"
+    else:
+        place = f" in round {done + 1} of {rounds}"
+    if (folder / CHECKPOINT).is_file():
+        return f"{place}: repeat the command with ckpt_path=last to continue"
+    return f"{place}, before its first checkpoint: ckpt_path=last cannot continue it, so start anew"
 
 
 @isolated()

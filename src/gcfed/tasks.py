@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcfed.utils.refusal import Refusal
+
 IGNORE = -100  # the label of padding
 
 
@@ -103,7 +105,7 @@ class Task:
         # an index, because a loss may edit its outputs in place
         values = torch.stack([self.losses(outputs[k], y[k]) for k in range(len(y))])
         if values.shape[:2] != y.shape[:2]:
-            raise ValueError(
+            raise Refusal(
                 f"task={type(self).__name__}: losses has the shape {[*values.shape[1:]]} for labels"
                 f" {[*y.shape[1:]]}: it must be one number for each label."
             )
@@ -137,17 +139,17 @@ class Task:
         losses = self.losses(outputs.clone(), labels)
         scores = self.scores(outputs.clone(), labels)
         if not torch.equal(labels.nan_to_num(), y.nan_to_num()):
-            raise ValueError(f"task={name} changes its labels: begin with y = y.clone().")
+            raise Refusal(f"task={name} changes its labels: begin with y = y.clone().")
         wanted = self.real(y).shape
         for kind, values in ({"losses": losses} | scores).items():
             if values.shape != wanted:
                 shapes = f"{[*values.shape]} for outputs {[*outputs.shape]} and labels {[*y.shape]}"
-                raise ValueError(
+                raise Refusal(
                     f"task={name}: {kind} has the shape {shapes}: it must be {[*wanted]}."
                 )
         missing = [column for column in self.columns if column not in scores]
         if missing:
-            raise ValueError(f"task={name}: scores() lacks its columns {', '.join(missing)}.")
+            raise Refusal(f"task={name}: scores() lacks its columns {', '.join(missing)}.")
 
 
 class Classification(Task):

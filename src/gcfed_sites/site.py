@@ -29,6 +29,7 @@ from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Weight, Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.files import in_words
+from gcfed.utils.refusal import Refusal
 from gcfed_sites.agreement import adopted, clients_config, frozen_checksum
 from gcfed_sites.answers import About
 
@@ -90,7 +91,7 @@ class Site:
         try:
             asked = json.loads(about)
             if verb != "configure" and asked["run"] != self.run:
-                raise ValueError(
+                raise Refusal(
                     f"{self.name} does not know the run {asked['run']}, because its job has begun"
                     " anew."
                 )
@@ -125,16 +126,16 @@ class Site:
 
     def _refuse_other_run(self, about: About) -> None:
         if about["version"] != __version__:
-            raise ValueError(
+            raise Refusal(
                 f"the server has gcfed {about['version']}, and {self.name} has {__version__}."
             )
         if not re.fullmatch(r"[\w-]+", about["run"]):
-            raise ValueError(f"the run {about['run']!r} has a name that cannot name a folder.")
+            raise Refusal(f"the run {about['run']!r} has a name that cannot name a folder.")
 
     def _refuse_other_clients(self, end: ClientEnd, num_clients: int) -> None:
         known = set(self.clients) <= set(range(end.data.num_clients))
         if end.data.num_clients != num_clients or not known:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from"
                 " 0 on."
             )
@@ -147,7 +148,7 @@ class Site:
             steps = int(solver.num_steps(np.array([size]))[0])
             most = passes * solver.num_batches(size)
             if steps > most:
-                raise ValueError(
+                raise Refusal(
                     f"the server asks client {client} for {steps:,} local steps in a round, and"
                     f" {self.name} allows {most:,}: lower client.epochs or client.steps, or raise"
                     " passes in the site's gcfed.yaml."
@@ -156,7 +157,7 @@ class Site:
     def _refuse_other_constants(self, end: ClientEnd, frozen: str) -> None:
         """Raises ValueError if the parameters that no message contains are not the server's."""
         if frozen_checksum(end.module.net, end.module.travels) != frozen:
-            raise ValueError(
+            raise Refusal(
                 f"the network of {self.name} has other frozen parameters than the server's: give"
                 " both the same model.start, model.pretrained or model.folder."
             )
@@ -164,7 +165,7 @@ class Site:
     def _refuse_changed_data(self, end: ClientEnd, path: Path, resumed: bool) -> None:
         checksum = digest(fingerprint(end.data))
         if resumed and path.is_file() and path.read_text() != checksum:
-            raise ValueError(
+            raise Refusal(
                 f"the data of {self.name} have changed since the run began: restore them."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +199,7 @@ class Site:
                 f"{self.name} takes only numbers from the server, and its gcfed.yaml has"
                 " another run"
             )
-            raise ValueError(f"{takes}: {'; '.join(odd)}. Name the same choices in both.")
+            raise Refusal(f"{takes}: {'; '.join(odd)}. Name the same choices in both.")
         if own.arrays:
             config["data"] |= self._own_data(own.arrays, about["classes"], config["data"])
         whole |= config | {"federation": None, "callbacks": {}, "logger": {}}
@@ -224,7 +225,7 @@ class Site:
         """
         clients = about["clients"]
         if not set(clients) <= set(self.clients) or len(set(clients)) < len(clients):
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} holds the clients {self.clients}, and asked were {clients}."
             )
         download = unpack_download(message)
@@ -250,7 +251,7 @@ class Site:
         """
         stores = self.end.stores
         if states.keys() != stores.names:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} has the states {sorted(stores.names)}, and asked were {[*states]}."
             )
         known: dict[Key, list[int]] = {}
@@ -313,14 +314,14 @@ def own_samples(
     """
     found = read_arrays(path, TEST)
     if standardize and found.train.x.dtype.kind == "f":
-        raise ValueError(
+        raise Refusal(
             "data.standardize=true needs the mean of all samples, which no site knows: set it to"
             " false."
         )
     if classes is None or found.class_names is None:
         return found
     if unknown := sorted(set(found.class_names) - set(classes)):
-        raise ValueError(
+        raise Refusal(
             f"{found.name} has the class {unknown[0]}, and the run's are {', '.join(classes)}."
         )
     number = np.array([list(classes).index(name) for name in found.class_names])

@@ -27,6 +27,7 @@ from gcfed.federated.state.store import NONE, ClientStores, Key
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import Refusal
 from gcfed_sites import answers
 from gcfed_sites.agreement import clients_config, frozen_checksum
 from gcfed_sites.answers import RESUME, About, Answer, Asked, Limits, counted_against
@@ -129,7 +130,7 @@ class Sites(Stacks):
         """
         module = self.program.module
         if module.trainer.world_size > 1:
-            raise ValueError("federation=nvflare needs trainer.devices=1, because the sites train.")
+            raise Refusal("federation=nvflare needs trainer.devices=1, because the sites train.")
         self.line = self.open_line()
         names = self.line.sites
         num_clients = len(self._sizes)
@@ -143,7 +144,7 @@ class Sites(Stacks):
             with counted_against(answer.site, lost, "refuses this run"):
                 self._note_clients(answer.site, answer.content(limits))
         for site, why in lost.items():
-            raise ValueError(f"federation: {site} {why}")
+            raise Refusal(f"federation: {site} {why}")
         self._refuse_contradictions()
 
     def _about_run(self) -> About:
@@ -188,7 +189,7 @@ class Sites(Stacks):
             holders = sorted(site for site, clients in self._held.items() if client in clients)
             if len(holders) != 1:
                 who = f"client {client} is held by {' and '.join(holders) or 'no site'}"
-                raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
+                raise Refusal(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self._sizes[clients])

@@ -17,6 +17,8 @@ from hydra.core.utils import JobStatus
 from hydra.plugins.sweeper import Sweeper
 from hydra.utils import instantiate
 
+from gcfed.utils.refusal import Refusal
+
 
 class OptunaSweeper(Sweeper):
     """Runs trials until ``n_trials`` have ended, with or without a value.
@@ -54,14 +56,14 @@ class OptunaSweeper(Sweeper):
         metric, root = self.cfg.optimized_metric, Path(self.cfg.hydra.sweep.dir).absolute()
         parse(metric or "", "optimized_metric")
         if not higher_is_better(metric) and self.direction == "maximize":
-            raise ValueError(
+            raise Refusal(
                 f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize."
             )
         space, common = space_of(
             [*(f"{key}={words}" for key, words in self.params.items()), *arguments]
         )
         if not space or "seed" in space:
-            raise ValueError(
+            raise Refusal(
                 "A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)', without"
                 " seed."
             )
@@ -73,7 +75,7 @@ class OptunaSweeper(Sweeper):
             check_judges(column_of(metric), result, f"optimized_metric={metric}")
         with locked(root / ".lock") as holder:
             if holder:
-                raise ValueError(
+                raise Refusal(
                     f"{holder} is at the search in {root}: one process does it, n_jobs trials at"
                     " once."
                 )
@@ -123,9 +125,7 @@ class OptunaSweeper(Sweeper):
             check_judges(column, run.result, f"optimized_metric={metric}")
             if run.has_ended and column not in run.metrics:
                 known = ", ".join(sorted(run.metrics))
-                raise ValueError(
-                    f"optimized_metric={metric} is not among what runs measure: {known}."
-                )
+                raise Refusal(f"optimized_metric={metric} is not among what runs measure: {known}.")
             lost = TrialState.PRUNED if run.has_ended else TrialState.FAIL
             study.tell(trial, found, lost if found is None else TrialState.COMPLETE)
             write(study, root, metric)
@@ -156,7 +156,7 @@ def open_study(
     # else its metric may have been a typo
     has_ended = any(trial.state.is_finished() for trial in study.trials)
     if odd := differences(study.user_attrs["fixed"] if has_ended else fixed, fixed):
-        raise ValueError(
+        raise Refusal(
             f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>."
         )
     study.set_user_attr("fixed", fixed)
@@ -223,7 +223,7 @@ def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     def distribution(override: Override) -> Any:
         sweep: Any = override.value()
         if odd := sweep.tags - ({"log"} if isinstance(sweep, IntervalSweep) else set()):
-            raise ValueError(f"tag({min(odd)}, …) is known for intervals alone, and as log")
+            raise Refusal(f"tag({min(odd)}, …) is known for intervals alone, and as log")
         if not isinstance(sweep, IntervalSweep | RangeSweep):
             return CategoricalDistribution(list(override.sweep_string_iterator()))
         ends: list[Any] = (
@@ -248,6 +248,6 @@ def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             found.pop(key := override.get_key_element(), None)
             found[key] = distribution(override) if override.is_sweep_override() else text
         except Exception as error:
-            raise ValueError(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
+            raise Refusal(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
     space = {key: drawn for key, drawn in found.items() if not isinstance(drawn, str)}
     return space, [text for text in found.values() if isinstance(text, str)]

@@ -137,7 +137,7 @@ class Pair(Net):
         ),
         (
             lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})),
-            r"^model: ImportError: .*nonet",
+            r"^model\._target_=nonet.Net: there is no module",
         ),
         (
             lambda: apply_policy(make_net(), "local"),

@@ -13,7 +13,12 @@ TARGET = 0.6
 def write_timed(folder, seconds, method, seed, **participation):
     """Ten rounds that reach 60 % in the seventh."""
     rows = [
-        {"test/acc": 0.1 * t, "clock/seconds": seconds * t, "comm/down_bytes": 1, "comm/up_bytes": 1}
+        {
+            "test/acc": 0.1 * t,
+            "clock/seconds": seconds * t,
+            "comm/down_bytes": 1,
+            "comm/up_bytes": 1,
+        }
         for t in range(10)
     ]
     return write_run(

@@ -12,6 +12,7 @@ from torch import Tensor
 from gcfed.federated.parts import Params, Round, Setup, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
+from gcfed.utils.refusal import Refusal
 
 COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 
@@ -114,7 +115,7 @@ class BoundedRule(CohortRule):
         cohort = setup.cohort
         name = type(self).__name__
         if f > self.f(cohort):
-            raise ValueError(
+            raise Refusal(
                 f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort}"
                 f" clients, and {name} needs {self.per_hostile}·{f} + {self.spare} to tolerate"
                 " them: raise per_round or lower hostile."

@@ -16,6 +16,7 @@ from gcfed.attacks.byzantine import Attack, messages
 from gcfed.data.sampling import PoissonSampler
 from gcfed.federated.parts import Download, Own, Setup, Upload
 from gcfed.utils.checked import Weight, checked
+from gcfed.utils.refusal import Refusal
 
 
 class Collusion(Attack):
@@ -34,7 +35,7 @@ class Collusion(Attack):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if isinstance(setup.sampler, PoissonSampler):
-            raise ValueError(
+            raise Refusal(
                 f"attack={self.title} needs participation=uniform: a stack has at most per_round"
                 " clients."
             )
@@ -44,7 +45,7 @@ class Collusion(Attack):
     def _see_all(self, clients: int, cohort: int) -> None:
         if clients < cohort:
             needed = f"client.stack={cohort} or more, trainer.devices=1"
-            raise ValueError(f"attack={self.title} must see all clients: {needed}.")
+            raise Refusal(f"attack={self.title} must see all clients: {needed}.")
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Raises ValueError if the cohort trains in several stacks or processes."""

@@ -44,10 +44,11 @@ class RoundProgressBar(TQDMProgressBar):
     """Lightning's progress bar, with one bar for all rounds."""
 
     BAR_FORMAT = "Round {n_fmt}/{total_fmt} |{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+    _bar: Tqdm | None = None
 
     def init_train_tqdm(self) -> Tqdm:
         done, rounds = self.trainer.global_step, self.trainer.max_steps
-        return Tqdm(
+        self._bar = Tqdm(
             initial=done,
             total=rounds,
             bar_format=self.BAR_FORMAT,
@@ -56,11 +57,17 @@ class RoundProgressBar(TQDMProgressBar):
             dynamic_ncols=True,
             smoothing=0,
         )
+        return self._bar
 
     def on_train_epoch_start(self, *_: Any) -> None: ...
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         super().on_train_batch_end(trainer, *args[:-1], trainer.global_step - 1)  # type: ignore[call-arg]
+
+    def on_exception(self, *_: Any) -> None:
+        """Ends the bar's line, so that the error is the last one on the screen."""
+        if self._bar is not None:
+            self._bar.close()
 
     def get_metrics(self, trainer: Trainer, *_: Any) -> dict[str, Any]:
         last = trainer.callback_metrics

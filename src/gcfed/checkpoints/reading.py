@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,10 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.utils.machine import in_sweep, leads
+from gcfed.utils.refusal import MissingFile, Refusal
 
 log = logging.getLogger(__name__)
+PARTS = {"state_dict", "global_step", "gcfed", "loops", "optimizer_states", "callbacks"}
 
 
 class RunRecord(Callback):
@@ -73,10 +78,12 @@ def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
 
     ``ckpt_path=last`` is ``last.ckpt`` in the run's folder.
     """
-    path = folder / CHECKPOINT if cfg.ckpt_path == "last" else cfg.ckpt_path and Path(cfg.ckpt_path)
+    if cfg.ckpt_path is None:
+        return None
+    path = folder / CHECKPOINT if cfg.ckpt_path == "last" else Path(cfg.ckpt_path)
     if cfg.ckpt_path == "last" and not path.is_file():
         if not in_sweep():
-            raise FileNotFoundError(
+            raise MissingFile(
                 "ckpt_path=last: no earlier run with these settings has a checkpoint (its folder"
                 f" would be {folder}). Repeat the overrides of the run to continue, or set"
                 f" ckpt_path=<run>/{CHECKPOINT}."
@@ -85,8 +92,8 @@ def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
             "ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder
         )
         return None
-    if path is not None and not path.is_file():
-        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
+    if not path.is_file():
+        raise MissingFile(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
     return path
 
 
@@ -96,61 +103,117 @@ def resume(
     record: RunRecord,
     module: FederatedModule,
     loop: FederatedLoop,
+    callbacks: Sequence[Callback],
 ) -> int:
     """The number of rounds in the checkpoint from which this run continues; 0 if it starts anew.
 
-    Raises ValueError if it belongs to another model, run or data set, or has more rounds than this
-    run.
+    All that Lightning will restore is tried here first.
+
+    Raises Refusal if it belongs to another model, run or data set, has more rounds than this run,
+    or is damaged.
     """
     if path is None:
         return 0
     checkpoint = load_checkpoint(path)
-    fitting(module, net_of(checkpoint), path)
-    there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
+    with naming(path):
+        fitting(module, net_of(checkpoint), path)
+        _check_origin(path, checkpoint["gcfed"], record.content)
+        rounds = _rounds_of(checkpoint)
+        if rounds > cfg.rounds:
+            raise Refusal(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
+        if leads() and not loop.transport.remote:
+            loop.stores.check(checkpoint["callbacks"][loop.state_key]["stores"])
+        _try_states(checkpoint, module, callbacks)
+    log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
+    return rounds
+
+
+@contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Errors of the block become a Refusal that names the file."""
+    try:
+        yield
+    except (Refusal, OSError):
+        raise
+    except Exception as error:
+        raise Refusal(
+            f"ckpt_path={path} is damaged, or no checkpoint of this project: {_brief(error)}"
+        ) from error
+
+
+def _brief(error: Exception) -> str:
+    """An error in some words. torch explains at length why it does not load a pickle."""
+    if isinstance(error, UnpicklingError):
+        return "it holds more than tensors and plain values, and nothing of it was executed"
+    message = " ".join(str(error).split())[:200]
+    if isinstance(error, ValueError):
+        return message
+    return f"{type(error).__name__}: {message}"
+
+
+def _check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raises Refusal if the record in a checkpoint is that of another run, or of other data."""
     if there["identity"] != here["identity"]:
-        raise ValueError(
+        raise Refusal(
             f"ckpt_path={path} belongs to another run:"
             f" {differences(there['leaves'], here['leaves'])}. Repeat that run's overrides, or"
             " start anew without ckpt_path."
         )
-    if changed := [
-        name
-        for name, checksum in here["checksums"].items()
-        if there["checksums"].get(name) != checksum
-    ]:
-        raise ValueError(
+    before = there["checksums"]
+    changed = [name for name, sum_ in here["checksums"].items() if before.get(name) != sum_]
+    if changed:
+        raise Refusal(
             f"ckpt_path={path}: the data have changed since: {', '.join(changed)}. "
             "Put the old files back, or start anew without ckpt_path."
         )
-    if rounds > cfg.rounds:
-        raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
-    if leads() and not loop.transport.remote:
-        loop.stores.check(checkpoint["callbacks"][loop.state_key]["stores"])
-    log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
+
+
+def _rounds_of(checkpoint: Mapping[str, Any]) -> int:
+    """The number of finished rounds, by which all parts of a checkpoint must go."""
+    rounds = checkpoint["global_step"]
+    progress = checkpoint["loops"]["fit_loop"]
+    counted = progress["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
+    if type(rounds) is not int or rounds < 1 or rounds != counted:
+        raise ValueError(f"it counts {rounds} rounds in one place and {counted} in another")
     return rounds
+
+
+def _try_states(
+    checkpoint: Mapping[str, Any], module: FederatedModule, callbacks: Sequence[Callback]
+) -> None:
+    """Loads the states of the server's optimizer and of all parts, as Lightning will again."""
+    (state,) = checkpoint["optimizer_states"]
+    optimizer = module.configure_optimizers()
+    optimizer.load_state_dict(deepcopy(state))
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            is_scalar = not isinstance(value, Tensor) or value.numel() == 1
+            if not is_scalar and value.shape != parameter.shape:
+                raise ValueError(f"the server optimizer's {name} has the shape {[*value.shape]}")
+    states = checkpoint["callbacks"]
+    for callback in callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(deepcopy(states[callback.state_key]))
+        elif callback.state_dict():
+            raise ValueError(f"the state of {callback.state_key} is missing")
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Reads a checkpoint of this project. Nothing in it is called.
 
-    Raises FileNotFoundError if it does not exist; ValueError if it is damaged, or no checkpoint of
-    this project.
+    Raises MissingFile if it does not exist; Refusal if it is damaged, or no checkpoint of this
+    project.
     """
-    try:
+    if not Path(path).exists():
+        raise MissingFile(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
+    with naming(path):
         with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums
-            if damaged := archive.testzip():
-                raise ValueError(f"the checksum of {damaged} is wrong")
+            damaged = archive.testzip()
+        if damaged:
+            raise ValueError(f"the checksum of {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not {"state_dict", "global_step", "gcfed"} <= checkpoint.keys():
+        if not isinstance(checkpoint, dict) or not checkpoint.keys() >= PARTS:
             raise ValueError("gcfed did not write it")
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}."
-        ) from None
-    except Exception as error:
-        raise ValueError(
-            f"ckpt_path={path} is damaged, or no checkpoint of this project: {error}"
-        ) from error
     return checkpoint
 
 
@@ -160,23 +223,25 @@ def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
     """
     if path is None or Path(path).suffix != EXPORT.suffix:
         checkpoint = load_checkpoint(str(path))
-        return net_of(checkpoint), checkpoint["global_step"]
+        with naming(path):
+            return net_of(checkpoint), int(checkpoint["global_step"])
     try:
-        with safe_open(path, "pt") as file:
+        with naming(path), safe_open(path, "pt") as file:
             rounds = int((file.metadata() or {}).get("round", 0))
             return {name: file.get_tensor(name) for name in file.keys()}, rounds  # noqa: SIM118  (no dict)
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(
+    except SafetensorError as error:
+        raise Refusal(
             f"ckpt_path={path} is damaged, or no model of this project: {error}"
         ) from error
 
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {
-        k.removeprefix("net."): v
-        for k, v in checkpoint["state_dict"].items()
-        if k.startswith("net.")
-    }
+    """The network's tensors in a checkpoint, by their names in the network."""
+    found = {}
+    for key, value in checkpoint["state_dict"].items():
+        if key.startswith("net."):
+            found[key.removeprefix("net.")] = value
+    return found
 
 
 def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -184,13 +249,15 @@ def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> d
 
     Raises ValueError if names or shapes differ from the network's.
     """
-    states = theirs, module.net.state_dict()  # a module's extra state may be no tensor
-    there, here = (
-        {k: tuple(v.shape) for k, v in state.items() if isinstance(v, Tensor)} for state in states
-    )
-    if odd := differences(there, here, most=4):
-        raise ValueError(
+    odd = differences(_shapes(theirs), _shapes(module.net.state_dict()), most=4)
+    if odd:
+        raise Refusal(
             f"ckpt_path={path} holds another model than {type(module.net).__name__}: {odd}. "
             "Set model=… and data=… as in the run that wrote it."
         )
     return theirs
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a state's tensors. A module's extra state may be anything else."""
+    return {name: tuple(t.shape) for name, t in state.items() if isinstance(t, Tensor)}

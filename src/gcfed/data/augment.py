@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gcfed.utils.checked import Number, Positive, checked
 from gcfed.utils.device import on_device
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -43,7 +44,7 @@ class ImageTransform:
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, input_shape[0]):
                 what = f"data.input_shape={[*input_shape]} has {input_shape[0]} channels"
-                raise ValueError(f"data.transform.{key} has {len(values)} values; {what}.")
+                raise Refusal(f"data.transform.{key} has {len(values)} values; {what}.")
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
         """Random numbers for ``shape`` samples: row and column of the crop, and flip, ``[*shape,
@@ -127,14 +128,14 @@ class PlainTransform:
 
     def __init__(self, *, crop_padding: int = 0, flip: bool = False, rotation: float = 0) -> None:
         if crop_padding or flip or rotation:
-            raise ValueError(
+            raise Refusal(
                 "data.transform: crops, flips and rotations are for images, not for texts and"
                 " vectors."
             )
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         if len(input_shape) != 1:
-            raise ValueError(
+            raise Refusal(
                 f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors."
             )
 
@@ -171,7 +172,7 @@ class AutoTransform:
         """
         if x.ndim != 4:
             if self.mean or self.std:
-                raise ValueError(
+                raise Refusal(
                     "data.transform: mean and std are for images; vectors have data.standardize."
                 )
             return PlainTransform(**self.augmentation)

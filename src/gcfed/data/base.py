@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gcfed.tasks import IGNORE
+from gcfed.utils.refusal import Refusal
 
 FLOATS = (np.float32, np.float64)
 
@@ -48,7 +49,7 @@ class Split:
                 "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 or int32 [n, T], or floats"
                 " [n, d]"
             )
-            raise ValueError(_refusal("samples", wanted, self.x, sample_fix(self.x)))
+            raise Refusal(_refusal("samples", wanted, self.x, sample_fix(self.x)))
         _require_finite("samples", self.x)
 
     def _check_labels(self) -> None:
@@ -63,13 +64,13 @@ class Split:
         are_classes = self.y.dtype == np.int64 and self.y.shape in shapes
         are_targets = self.y.dtype in FLOATS and self.y.ndim == 2 and len(self.y) == n
         if not (are_classes or (are_targets and self._are_vectors)):
-            raise ValueError(_refusal("labels", wanted, self.y, label_fix(self.y)))
+            raise Refusal(_refusal("labels", wanted, self.y, label_fix(self.y)))
         _require_finite("labels", self.y)
 
     def _check_groups(self) -> None:
         groups, n = self.groups, len(self.x)
         if groups is not None and (groups.dtype != np.int64 or groups.shape != (n,)):
-            raise ValueError(_refusal("groups", f"int64 [{n}]", groups))
+            raise Refusal(_refusal("groups", f"int64 [{n}]", groups))
 
     def __len__(self) -> int:
         return len(self.x)
@@ -112,9 +113,9 @@ class FederatedDataset:
         for part, split in (("train", self.train), ("test", self.test)):
             wrong = self._trouble(part, split)
             if wrong:
-                raise ValueError(f"data set {self.name!r}: {wrong}")
+                raise Refusal(f"data set {self.name!r}: {wrong}")
         if self.class_names is not None and len(self.class_names) != self.num_classes:
-            raise ValueError(
+            raise Refusal(
                 f"data set {self.name!r}: {len(self.class_names)} class names for"
                 f" {self.num_classes} classes"
             )
@@ -145,7 +146,7 @@ def _require_finite(name: str, values: np.ndarray) -> None:
         return
     count = np.count_nonzero(~np.isfinite(values))
     if count:
-        raise ValueError(f"{name} must be finite numbers; {count} are NaN or infinite")
+        raise Refusal(f"{name} must be finite numbers; {count} are NaN or infinite")
 
 
 def sample_fix(x: np.ndarray) -> str:

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from gcfed.utils.checked import Positive, PositiveShare, SettingError, Weight, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 ROUNDING = 1e-9  # a client is asked this share of a day after it becomes available
@@ -141,7 +142,7 @@ class Clock:
         last = np.searchsorted(around_midnight, begins + self.available)
         most = int((last - np.arange(num_clients)).max())
         if most < enough:
-            raise ValueError(
+            raise Refusal(
                 f"participation.clock.available={self.available:g}: at most {most} of {num_clients}"
                 f" clients can be asked at one time, and {enough} are needed. Raise it."
             )

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -26,9 +26,16 @@ from gcfed.data.partition import Partition
 from gcfed.data.skews import Shift, noisy_labels, noisy_samples
 from gcfed.tasks import Task
 from gcfed.utils.checked import Count, Inside, SettingError, Share, Weight, Whole, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
+
+
+def _two_shares(value: Any) -> Any:
+    if value is None or (isinstance(value, Sequence) and len(value) == 2):
+        return value
+    raise ValueError("give [ρ, τ], two shares, as in data.label_noise=[0.4,0.5]")
 
 
 @checked
@@ -80,7 +87,7 @@ class FederatedDataModule(LightningDataModule):
         client_test: Inside | None = None,
         standardize: bool = False,
         feature_noise: Weight | None = None,
-        label_noise: Annotated[Sequence[Share], Field(min_length=2, max_length=2)] | None = None,
+        label_noise: Annotated[Sequence[Share] | None, BeforeValidator(_two_shares)] = None,
     ) -> None:
         super().__init__()
         self.load, self.partitioner = dataset, partitioner
@@ -108,7 +115,7 @@ class FederatedDataModule(LightningDataModule):
         try:
             self.dataset = self.load()
         except SettingError as error:
-            raise ValueError(f"data.dataset.{error.name}{error.rest}") from None
+            raise Refusal(f"data.dataset.{error.name}{error.rest}") from None
         train = self.dataset.train
         held = []
         if self.validation:
@@ -186,7 +193,7 @@ class FederatedDataModule(LightningDataModule):
             wrong = self._misfit(split)
             if wrong:
                 what, key = wrong
-                raise ValueError(
+                raise Refusal(
                     f"{self.dataset.name}: {name} {what}, and the model is built for {key}."
                 )
 
@@ -211,7 +218,7 @@ class FederatedDataModule(LightningDataModule):
                 f"{len(empty)} of {self.num_clients} clients without a sample, such as client"
                 f" {empty[0]}: give it one"
             )
-            raise ValueError(
+            raise Refusal(
                 f"partition: {type(self.partitioner).__name__} leaves {who}, or lower num_clients."
             )
         if self.labels.dtype.kind == "i":
@@ -220,7 +227,7 @@ class FederatedDataModule(LightningDataModule):
     def _check_classes(self) -> None:
         trained = np.unique(self.labels[self.labels >= 0])
         if len(trained) < 2:
-            raise ValueError(
+            raise Refusal(
                 f"data={self.dataset.name}: all training samples are of class {trained.tolist()}."
             )
         strange = np.setdiff1d(self.test_labels[self.test_labels >= 0], trained)
@@ -239,17 +246,17 @@ class FederatedDataModule(LightningDataModule):
         model = type(net).__name__
         is_text = len(self.input_shape) == 1 and self.dataset.train.x.dtype.kind in "iu"
         if is_text and not hasattr(net, "last_only"):
-            raise ValueError(
+            raise Refusal(
                 f"{name} is text, which {model} cannot read: take model=lstm or gpt, or make them"
                 " floats."
             )
         if not is_text and hasattr(net, "last_only"):
-            raise ValueError(f"{name} is no text, which {model} cannot read: take model=mlp.")
+            raise Refusal(f"{name} is no text, which {model} cannot read: take model=mlp.")
         known = getattr(net, "num_tokens", None)
         if is_text and known is not None:
             most = max(int(split.x.max(initial=0)) for split in self.splits.values())
             if most >= known:
-                raise ValueError(
+                raise Refusal(
                     f"{name} has the token {most}, and {model} knows the tokens 0 to {known - 1}:"
                     " take its own tokenizer."
                 )
@@ -261,7 +268,7 @@ class FederatedDataModule(LightningDataModule):
             fix = label_fix(self.dataset.train.y)
             if not task.has_classes:
                 fix = ": y.astype(float), or data.regression=true, makes numbers of whole numbers"
-            raise ValueError(
+            raise Refusal(
                 f"task: {type(task).__name__} is not for labels of {self.labels.dtype}:"
                 f" {kinds}{fix}."
             )
@@ -370,7 +377,7 @@ class FederatedDataModule(LightningDataModule):
         world, loaders = self.trainer.world_size, list[DataLoader]()
         for (_, y), key in zip(self._tests, ("limit_test", "validation"), strict=False):
             if (n := len(y)) < world:
-                raise ValueError(
+                raise Refusal(
                     f"data.{key} leaves {n} test samples for {world} processes; each needs one."
                 )
             step = min(int(size), n // world)  # every process must have a slice

@@ -11,6 +11,7 @@ import numpy as np
 
 from gcfed.data.dealing import cut, deal, fill_up, log_gamma, placed, softmax
 from gcfed.utils.checked import Count, Positive, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -118,11 +119,11 @@ class Partitioner:
                 "these data have several (y.argmax(1) makes classes of one-hot rows): take natural,"
                 " sizes or iid"
             )
-            raise ValueError(
+            raise Refusal(
                 f"partition: {type(self).__name__} needs one class per sample, and {several}."
             )
         if not num_clients:
-            raise ValueError(
+            raise Refusal(
                 f"participation.num_clients={num_clients} must be set: null is for"
                 " partition=natural."
             )
@@ -130,7 +131,7 @@ class Partitioner:
         if num_clients * least > len(labels):
             remedy = "lower it" + (f" or partition.{self.least}" if least > 1 else "")
             need = f"needs {num_clients * least} training samples, and there are {len(labels)}"
-            raise ValueError(f"participation.num_clients={num_clients} {need}: {remedy}.")
+            raise Refusal(f"participation.num_clients={num_clients} {need}: {remedy}.")
         made, n = (
             np.asarray(self.owners(labels, num_clients, generator(seed, "partition"))),
             len(labels),
@@ -142,7 +143,7 @@ class Partitioner:
             or made.max() >= num_clients
         ):
             wanted = f"integers [{n}], of clients 0 … {num_clients - 1}, or -1 for none"
-            raise ValueError(
+            raise Refusal(
                 f"partition: {type(self).__name__}.owners must return {wanted}: it returned {made}."
             )
         return Partition.from_owners(made, num_clients)
@@ -271,14 +272,14 @@ class ClassesPerClient(Partitioner):
         present, class_sizes = np.unique(labels, return_counts=True)
         if self.classes > len(present):
             what = f"exceeds the {len(present)} classes, or bins of targets, of the data"
-            raise ValueError(f"partition.classes={self.classes} {what}")
+            raise Refusal(f"partition.classes={self.classes} {what}")
         held = self._hands(len(present), num_clients, rng)
         holders_C = np.bincount(held, minlength=len(present))
         if (scarce := np.flatnonzero(holders_C > class_sizes)).size:
             few = (
                 f"class {present[scarce[0]]} has fewer samples than the clients that would hold it"
             )
-            raise ValueError(
+            raise Refusal(
                 f"partition.classes={self.classes}: {few}; lower it or participation.num_clients"
             )
         if (holders_C == 0).any():
@@ -333,7 +334,7 @@ class ByGroup(Partitioner):
         groups: np.ndarray | None = None,
     ) -> Partition:
         if groups is None:
-            raise ValueError(
+            raise Refusal(
                 "partition=natural needs client groups, and this data set has none. Set"
                 " partition.by=<column> (csv, huggingface), data.clients=true (image_folder) or a"
                 " groups array (arrays)."
@@ -342,7 +343,7 @@ class ByGroup(Partitioner):
         num_clients = len(values) if num_clients is None else num_clients
         if num_clients > len(values):
             remedy = f"set participation.num_clients={len(values)} or null"
-            raise ValueError(
+            raise Refusal(
                 f"participation.num_clients={num_clients}, but there are {len(values)} groups:"
                 f" {remedy}"
             )

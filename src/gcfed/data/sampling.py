@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gcfed.utils.checked import Count, Inside, Positive, Share, Weight, Whole, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 
@@ -23,7 +24,7 @@ def cohort_size(per_round: int | float, num_clients: int) -> int:
     if isinstance(per_round, float) and 0 < per_round < 1:
         return max(1, round(per_round * num_clients))
     if isinstance(per_round, bool) or not isinstance(per_round, int) or per_round < 1:
-        raise ValueError(
+        raise Refusal(
             f"participation.per_round={per_round} must be a whole number, at least 1, or a share"
             " below 1."
         )
@@ -49,7 +50,7 @@ class UniformSampler:
         """
         if self.per_round > num_clients:
             drawn = f"participation.per_round={self.per_round}"
-            raise ValueError(
+            raise Refusal(
                 f"{drawn} exceeds participation.num_clients={num_clients}: lower it (or"
                 " faults.extra)."
             )
@@ -95,7 +96,7 @@ class Buffered(UniformSampler):
     def validate(self, num_clients: int) -> None:
         super().validate(num_clients)
         if self.concurrency > num_clients:
-            raise ValueError(
+            raise Refusal(
                 f"participation.sampler.concurrency={self.concurrency} exceeds"
                 f" participation.num_clients={num_clients}: lower it."
             )
@@ -153,7 +154,7 @@ class PowerOfChoice(LossSampler):
     def validate(self, num_clients: int) -> None:
         super().validate(num_clients)
         if not self.per_round <= self.pool <= num_clients:
-            raise ValueError(
+            raise Refusal(
                 f"participation.sampler.pool={self.pool} must be between"
                 f" participation.per_round={self.per_round} and"
                 f" participation.num_clients={num_clients}."
@@ -260,9 +261,9 @@ class DynamicPopulation(UniformSampler):
             f"participation.per_round={self.per_round}",
         )
         if self.live > num_clients:
-            raise ValueError(f"{live} exceeds participation.num_clients={num_clients}: lower it")
+            raise Refusal(f"{live} exceeds participation.num_clients={num_clients}: lower it")
         if self.per_round > self.live:
-            raise ValueError(f"{per_round} exceeds {live}: cohorts are drawn from the live clients")
+            raise Refusal(f"{per_round} exceeds {live}: cohorts are drawn from the live clients")
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         live = _live_clients(

@@ -18,6 +18,7 @@ import numpy as np
 from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import Buffered, LossSampler, Trained, UniformSampler
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 
@@ -98,11 +99,11 @@ class Schedule:
         """Raises ValueError for settings that do not work together; called before round one."""
         preferred = getattr(self.sampler, "preferred", None)
         if preferred is not None and not self.timed:
-            raise ValueError("participation.sampler.preferred: set participation.clock.step, too.")
+            raise Refusal("participation.sampler.preferred: set participation.clock.step, too.")
         if self.clock.available is None:
             return
         if type(self.sampler) not in (UniformSampler, Buffered):
-            raise ValueError(
+            raise Refusal(
                 "participation.clock.available combines with participation=uniform and buffered"
                 f" only: {type(self.sampler).__name__} draws among all clients."
             )

@@ -13,6 +13,7 @@ from pydantic import Field
 from gcfed.data.dealing import cut, fill_up, in_order, log_gamma, placed, softmax
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.utils.checked import Count, Positive, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 Order = Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]
@@ -109,7 +110,7 @@ class Rotation(Shift):
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
         if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
-            raise ValueError(
+            raise Refusal(
                 "partition=rotation rotates square images, not samples of the shape"
                 f" {[*input_shape]}."
             )
@@ -127,7 +128,7 @@ class Colour(Shift):
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
         if len(input_shape) != 3 or input_shape[0] != 3:
-            raise ValueError(
+            raise Refusal(
                 "partition=colour is for colour images, not for samples of the shape"
                 f" {[*input_shape]}."
             )
@@ -149,7 +150,7 @@ def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) 
     Raises ValueError for texts.
     """
     if x.dtype.kind in "iu" and x.ndim == 2:
-        raise ValueError(
+        raise Refusal(
             f"data.feature_noise={sigma} is for images and vectors, not for texts: set it to null."
         )
     x, are_images = np.array(x), x.dtype == np.uint8
@@ -179,7 +180,7 @@ def noisy_labels(
             "replaces one of several classes of a sample, which these data do not have: set it to"
             " null"
         )
-        raise ValueError(f"data.label_noise={[*levels]} {what}.")
+        raise Refusal(f"data.label_noise={[*levels]} {what}.")
     y, (probability, least) = np.array(y), levels
     for k in range(partition.num_clients):
         rng, held = generator(seed, "label_noise", k), partition.client(k)

@@ -17,6 +17,7 @@ from gcfed.methods.projection import centralize_, input_axes
 from gcfed.models.adapters import A, B, centre_a
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, SettingError, Share, checked
+from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class GlobalGC(ServerPart):
         if self.lora:
             names = _with_a(setup, order.names, names)
             if not isinstance(probe_optimizer(setup.module.server), SGD):
-                raise ValueError(
+                raise Refusal(
                     "gc.lora=centre_a needs server=sgd: other optimizers move the mean of A."
                 )
         self.groups = order.groups
@@ -201,7 +202,7 @@ def _axes(setup: Setup, names: Iterable[str], least: int) -> dict[str, int]:
 def _with_a(setup: Setup, names: list[str], chosen: list[str]) -> list[str]:
     """Centres the factors A of adapters. Returns them, and of ``chosen`` what is no factor B."""
     if not centre_a(setup.module.net):
-        raise ValueError("gc.lora=centre_a needs adapters: set model.lora.rank.")
+        raise Refusal("gc.lora=centre_a needs adapters: set model.lora.rank.")
     return [name for name in names if A in name or (name in chosen and B not in name)]
 
 
@@ -216,7 +217,7 @@ def _place(setup: Setup, key: str, module: str) -> int:
         if path and names:
             inside[path] = names
     if module not in inside:
-        raise ValueError(
+        raise Refusal(
             f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. There"
             f" are: {', '.join(inside)}. Set gc.{key} to one of them."
         )

@@ -16,6 +16,7 @@ from torch.optim import SGD
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.parts import ClientPart, Need, Order, Output, Setup
 from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.refusal import Refusal
 
 Options = ParamSpec("Options")
 
@@ -32,7 +33,7 @@ def _need(
         def need(setup: Setup, title: str) -> None:
             lacks = lack(setup, *args, **options)
             if lacks:
-                raise ValueError(f"{title} {lacks}: {reason}.")
+                raise Refusal(f"{title} {lacks}: {reason}.")
 
         return need
 
@@ -131,9 +132,7 @@ def class_logits(setup: Setup, title: str) -> None:
     """Labels are classes and outputs their logits."""
     if not setup.module.task.has_classes:
         task = f"task={type(setup.module.task).__name__}"
-        raise ValueError(
-            f"{title} works on the logits of classes, and {task} has none: leave it out."
-        )
+        raise Refusal(f"{title} works on the logits of classes, and {task} has none: leave it out.")
 
 
 @_need
@@ -160,7 +159,7 @@ def check_learned(out: Output, title: str) -> Tensor:
     """
     assert out.features_KBF is not None
     if not out.features_KBF.requires_grad:
-        raise ValueError(
+        raise Refusal(
             f"{title} changes features, but no trained weight comes before the head: add a hidden"
             " layer."
         )

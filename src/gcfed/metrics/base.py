@@ -29,6 +29,7 @@ from gcfed.federated.parts import (
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
+from gcfed.utils.refusal import Refusal
 
 AT_ONCE = 500  # samples per forward pass
 
@@ -203,7 +204,7 @@ class OwnNumbers(ClientMetric):
                         f"{[*values.shape]}, not [{len(self.numbers)}], for"
                         f" {', '.join(self.numbers)}"
                     )
-                    raise ValueError(f"{self.title}.measure returns a tensor of shape {shapes}.")
+                    raise Refusal(f"{self.title}.measure returns a tensor of shape {shapes}.")
                 table[place] = values
         return {
             "values": table,

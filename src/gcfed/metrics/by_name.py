@@ -16,6 +16,7 @@ from torchmetrics.wrappers import Running
 from gcfed.federated.parts import ClientStack, Download, Params, Received, Round, Setup
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.refusal import Refusal
 
 
 class ByName(OwnNumbers):
@@ -142,11 +143,11 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
     wanted = name.replace("_", "").lower()
     kind = KINDS.get(wanted) or KINDS.get(f"{wanted}score")
     if not (isinstance(kind, type) and issubclass(kind, Metric)):
-        raise ValueError(f"metrics.torchmetrics.names: torchmetrics has no {name}.")
+        raise Refusal(f"metrics.torchmetrics.names: torchmetrics has no {name}.")
     options = inspect.signature(kind.__new__).parameters
     is_for_task = ("task" in options) == (classes is not None)
     if not is_for_task or issubclass(kind, BaseAggregator | Running):
-        raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
+        raise Refusal(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
     settings = dict(sync)
     if classes is not None:
         settings |= {"task": "multiclass", "num_classes": classes}
@@ -159,7 +160,7 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
             metric = kind(**settings)
         metric.reads_zero = _reads_zero(metric, classes)
     except Exception as error:
-        raise ValueError(
+        raise Refusal(
             f"metrics.torchmetrics.names: {name} gives no single number here: {error}"
         ) from error
     return metric

@@ -19,6 +19,7 @@ from gcfed.methods.requirements import class_logits
 from gcfed.metrics.base import RoundTable, ServerMetric, device_of
 from gcfed.utils.checked import checked
 from gcfed.utils.files import replacing
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -153,7 +154,7 @@ class RelativeError(ServerMetric):
                 f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
             )
         if wrong:
-            raise ValueError(f"metrics=relative_error {wrong}.")
+            raise Refusal(f"metrics=relative_error {wrong}.")
         assert optimum is not None
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 

@@ -17,6 +17,7 @@ from gcfed.federated.parts import ClientStack, Download, Params, Received, Setup
 from gcfed.methods.requirements import class_logits, has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 
@@ -80,11 +81,11 @@ class Personal(Clients):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if getattr(self.data, "client_test", None) is None:
-            raise ValueError(
+            raise Refusal(
                 "metrics=personal tests clients on their own test splits: set data.client_test=0.2."
             )
         if not setup.transport.remote and not self._has_tests():
-            raise ValueError(
+            raise Refusal(
                 f"metrics=personal: data.client_test={self.data.client_test} leaves no client a"
                 " test sample. Set a larger share, such as data.client_test=0.5."
             )
@@ -217,7 +218,7 @@ class CKA(OwnNumbers):
         super().validate(setup)
         net: Any = setup.module.net
         if not has_part(net, "stages"):
-            raise ValueError(
+            raise Refusal(
                 f"metrics=cka needs a network with stages(), and {type(net).__name__} has none."
             )
         self.numbers = tuple(f"cka/{stage}" for stage in net.stages())

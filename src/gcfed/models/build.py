@@ -12,6 +12,7 @@ from gcfed.models.adapters import with_adapters
 from gcfed.models.own import begin_at, fitted
 from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import build
+from gcfed.utils.refusal import Refusal
 
 
 def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
@@ -24,7 +25,7 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
     data.
     """
     if cfg.model.get("_target_") is None:
-        raise ValueError("model=own: name your network, as in model._target_=mynet.Net.")
+        raise Refusal("model=own: name your network, as in model._target_=mynet.Net.")
     node, target = cfg.model.copy(), str(cfg.model._target_)
     own = not target.startswith("gcfed.")
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
@@ -40,7 +41,7 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
             node.pop(key, None)
     net = build(node)
     if not isinstance(net, nn.Module):
-        raise ValueError(
+        raise Refusal(
             f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module."
         )
     try:
@@ -51,8 +52,8 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
             net = net.double()
         net = begin_at(net, start, policy)
     except SettingError as error:
-        raise ValueError(f"model.{error}") from None
+        raise Refusal(f"model.{error}") from None
     try:
         return with_adapters(net, **lora) if lora else net
     except SettingError as error:
-        raise ValueError(f"model.lora.{error}") from None
+        raise Refusal(f"model.lora.{error}") from None

@@ -17,6 +17,7 @@ from gcfed.models.facts import two_zeros
 from gcfed.models.unchanged import unchanged
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
 NormPolicy = Literal["average", "local", "fixed", "group"]
@@ -113,12 +114,12 @@ def fitted(
         hint = ""
         if x.dim() == 2 and x.is_floating_point():
             hint = "; a network for texts needs the attribute last_only"
-        raise ValueError(
+        raise Refusal(
             f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason(error, x)}."
             f" Its forward takes one tensor{hint}: wrap one that takes several."
         ) from error
     if not isinstance(out, Tensor):
-        raise ValueError(
+        raise Refusal(
             f"{what} returns a {type(out).__name__}: its forward must return one tensor, the"
             " logits."
         )
@@ -127,7 +128,7 @@ def fitted(
             f"but the last size must be data.num_classes={num_classes}: give its constructor an"
             " argument num_classes"
         )
-        raise ValueError(f"{what} returns the shape {[*out.shape]} for 2 samples, {must}.")
+        raise Refusal(f"{what} returns the shape {[*out.shape]} for 2 samples, {must}.")
     return net
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gcfed.models.snapshot import CONTAINERS, GENERATORS, OWN, PLAIN, Snapshot
+from gcfed.utils.refusal import Refusal
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def unedited(x: Tensor) -> Iterator[None]:
     version = None if x.is_inference() else x._version
     yield
     if version is not None and x._version != version:
-        raise ValueError(
+        raise Refusal(
             "model: forward changes its input in some steps only: begin it with x = x.clone()."
         )
 

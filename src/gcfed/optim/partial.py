@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import BuildError
+from gcfed.utils.refusal import Refusal
 
 MakeOptimizer = Callable[..., Optimizer]
 
@@ -36,7 +37,7 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
         made = optimizer([idle])
         for name, value in made.defaults.items():
             if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name}={value} is not finite")
+                raise Refusal(f"{name}={value} is not finite")
         made.step()
     except (TypeError, ValueError, RuntimeError) as error:
         raise BuildError(

@@ -20,6 +20,7 @@ from gcfed.reporting.verdict import Verdict, verdict
 from gcfed.runs.folder import STATES, Run, find_runs
 from gcfed.runs.measures import parse, value
 from gcfed.utils.files import replacing
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _find(roots: Sequence[Path]) -> _Found:
     for folder, number in trials.items():
         notes.append(f"{relpath(folder)}: {number} trials of a search, which are not compared")
     if not runs:
-        raise ValueError(
+        raise Refusal(
             f"There is no run below {', '.join(map(str, roots))}: a run's folder holds"
             " config.yaml and metrics.csv. `python src/train.py` makes one; roots=[…] names other"
             " folders. " + "; ".join(notes)

@@ -16,12 +16,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.runs.identity import counted, differences, digest, identity, leaves
 from gcfed.runs.reading import GLOBAL_TESTS, column, read_metrics, read_summary, read_yaml
 from gcfed.utils.machine import job, leads
+from gcfed.utils.refusal import MissingFile, Refusal
 from gcfed.utils.resolvers import ROOT, register
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
     found = set[str]()
     for root in map(Path, roots):
         if not root.is_dir():
-            raise FileNotFoundError(
+            raise MissingFile(
                 f"roots={root}: there is no such folder. Runs are in {ROOT / 'logs'} by default."
             )
         for name, below, files in os.walk(root):
@@ -220,6 +222,28 @@ def new_folder(path: Path) -> Path:
     return folder
 
 
+def remove_refused(cfg: DictConfig) -> None:
+    """Removes the folder of a run that was refused before it began: it has no file but its log.
+
+    Reading the data logs lines, so the log may exist. Also removes empty folders between it
+    and ``paths.log_dir``.
+    """
+    if cfg.paths is None:
+        return
+    folder = Path(cfg.paths.output_dir)
+    logs = {f"{HydraConfig.get().job.name}.log"} if HydraConfig.initialized() else set[str]()
+    with suppress(OSError):  # no such folder, or one that is not empty
+        if {path.name for path in folder.iterdir()} <= logs:
+            for name in logs:
+                (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+    for parent in folder.parents:
+        if not parent.is_relative_to(cfg.paths.log_dir) or parent == Path(cfg.paths.log_dir):
+            break
+        with suppress(OSError):
+            parent.rmdir()
+
+
 def check_folder(cfg: DictConfig, folder: Path) -> None:
     """Raises ValueError if the folder holds rounds of a run that this run does not continue.
 
@@ -240,11 +264,11 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
         if config.is_file()
         else f"it has no {CONFIG}"
     ):
-        raise ValueError(
+        raise Refusal(
             f"{folder} holds another run: {odd}. Name another folder, or move that one away."
         )
     if kept and cfg.ckpt_path is None:
-        raise ValueError(
+        raise Refusal(
             f"{folder} holds this run already: continue it with ckpt_path=last, or name another"
             " folder."
         )
@@ -268,7 +292,7 @@ def run_config(words: Sequence[str]) -> Path | None:
         path.parent.parent if path.parent.name == "checkpoints" else path.parent
     ) / "config.yaml"
     if not config.is_file():
-        raise ValueError(
+        raise Refusal(
             f"ckpt_path={path}: there is no {config}. Name the settings of its run: model=…"
             " data=… …"
         )

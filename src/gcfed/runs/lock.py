@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.machine import leads
+from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def taken(folder: Path) -> Iterator[None]:
     try:
         with locked(folder / ".lock") as holder:
             if holder:
-                raise ValueError(
+                raise Refusal(
                     f"{folder} is in use by {holder}: wait until it has ended, or name another"
                     " folder."
                 )

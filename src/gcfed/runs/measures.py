@@ -18,6 +18,7 @@ from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
 from gcfed.runs.reading import GLOBAL_TESTS
+from gcfed.utils.refusal import Refusal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +47,7 @@ def parse(measure: str, key: str = "measure") -> tuple[str, str]:
     name, of = (name, of) if colon else ("final", measure)
     of_target = name in TO_TARGET and re.fullmatch(r"\d*\.?\d+", of)
     if not of_target and not (name in OF_COLUMNS and of):
-        raise ValueError(f"{key}={measure!r} is not understood. {FORMS}")
+        raise Refusal(f"{key}={measure!r} is not understood. {FORMS}")
     return name, of
 
 
@@ -95,7 +96,7 @@ def check_judges(column: str, result: str, key: str) -> None:
     remedy = f"choose by final:{result}"
     if result.startswith("personal/"):
         remedy += ", with metrics=personal data.client_test=0.2"
-    raise ValueError(
+    raise Refusal(
         f"{key} compares global models, and the result of this method is {result}: {remedy}."
     )
 

@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from gcfed.utils.refusal import Refusal
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -42,9 +44,9 @@ def read_yaml(path: Path) -> dict[Any, Any]:
 def _check_size(path: Path) -> None:
     """Raises ValueError for a file that is too large to be a config or a summary, or is a pipe."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path.name} is no regular file")
+        raise Refusal(f"{path.name} is no regular file")
     if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path.name} is larger than {MOST_BYTES / 1e6:.0f} MB")
+        raise Refusal(f"{path.name} is larger than {MOST_BYTES / 1e6:.0f} MB")
 
 
 def _check_values(file: IO[str]) -> None:
@@ -58,17 +60,17 @@ def _check_values(file: IO[str]) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, 1))
             if len(open_nodes) > DEEPEST:
-                raise ValueError(f"it has more than {DEEPEST} levels")
+                raise Refusal(f"it has more than {DEEPEST} levels")
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, values = open_nodes.pop()
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in anchored:
-                raise ValueError(f"the alias *{event.anchor} is not defined before it")
+                raise Refusal(f"the alias *{event.anchor} is not defined before it")
             anchor, values = None, anchored[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             if len(event.value) > LONGEST_TEXT:
-                raise ValueError(f"it has a text of {len(event.value):,} characters")
+                raise Refusal(f"it has a text of {len(event.value):,} characters")
             anchor, values = event.anchor, 1
         else:  # the beginning or the end of the document
             continue
@@ -77,7 +79,7 @@ def _check_values(file: IO[str]) -> None:
         outer, before = open_nodes[-1]
         open_nodes[-1] = (outer, before + values)
         if before + values > MOST_VALUES:
-            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+            raise Refusal(f"it has more than {MOST_VALUES:,} values")
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
     rounds = table.index.to_numpy(dtype=float)
     ascending = bool((np.diff(rounds) > 0).all())
     if not (ascending and rounds[0] >= 1 and rounds[-1] <= MOST_ROUNDS):
-        raise ValueError(f"the rounds of {path.name} are not ascending numbers from 1")
+        raise Refusal(f"the rounds of {path.name} are not ascending numbers from 1")
     table.index = table.index.astype("int64")
     return table
 

@@ -22,6 +22,8 @@ from gcfed.runs.folder import FAILURE, SUMMARY
 from gcfed.runs.measures import CLOCK, DECAY, WINDOW, first_round, global_test, is_accuracy, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
+from gcfed.utils.refusal import Refusal
+from gcfed.utils.stopped import Stopped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -247,7 +249,8 @@ def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
 
 
 def headline(error: BaseException) -> str:
-    """``Type: message`` in one line."""
-    if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
-        return "KeyboardInterrupt: stopped by the user"  # Lightning turns a Ctrl-C into an exit
-    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
+    """An error in one line: ``Type: message``; the message alone if it says all."""
+    message = " ".join(str(error).split()) or "no message"
+    if isinstance(error, Refusal | Stopped):
+        return message
+    return f"{type(error).__name__}: {message}"

@@ -16,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import wraps
-from inspect import signature
+from inspect import BoundArguments, signature
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from gcfed.utils.refusal import Refusal
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 LARGEST = 1e9  # the largest number without a bound of its own: its square is finite in float32
@@ -38,12 +41,13 @@ Count = Annotated[int, Field(ge=1, lt=2**63)]
 T = TypeVar("T", bound=Callable[..., Any])
 
 
-class SettingError(ValueError):
+class SettingError(Refusal):
     """An argument that is refused. ``name`` is the argument's, ``rest`` the text after it."""
 
     def __init__(self, name: str, rest: str) -> None:
         super().__init__(f"{name}{rest}")
-        self.name, self.rest = name, rest
+        self.name = name
+        self.rest = rest
 
 
 def checked(target: T) -> T:
@@ -59,20 +63,29 @@ def checked(target: T) -> T:
     def call(*args: Any, **kwargs: Any) -> Any:
         # built at the first call, because most functions are imported and never called
         if not rules:
-            rules.update(
-                (k, rule(v))
-                for k, v in get_type_hints(target, include_extras=True).items()
-                if k != "return"
-            )
-        try:
-            given = signature(target).bind(*args, **kwargs)
-        except TypeError as error:  # missing a required argument: 'name', or got an unexpected one
-            raise SettingError(f"{error}'".split("'")[1], f": {error}") from None
+            rules.update(_rules_of(target))
+        given = _bound(target, args, kwargs)
         for name in given.arguments.keys() & rules.keys():
             given.arguments[name] = validated(name, given.arguments[name], rules[name])
         return target(*given.args, **given.kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def _rules_of(target: Callable[..., Any]) -> dict[str, TypeAdapter]:
+    hints = get_type_hints(target, include_extras=True)
+    hints.pop("return", None)
+    return {name: rule(hint) for name, hint in hints.items()}
+
+
+def _bound(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> BoundArguments:
+    try:
+        return signature(target).bind(*args, **kwargs)
+    except TypeError as error:  # missing a required argument: 'name', or got an unexpected one
+        name = f"{error}'".split("'")[1]
+        raise SettingError(name, f": {error}") from None
 
 
 def rule(hint: Any) -> TypeAdapter:
@@ -84,8 +97,14 @@ def validated(name: str, value: Any, hint: Any) -> Any:
     """``value``, if the annotation allows it: ``validated("seed", 1, Whole)``; else raises
     SettingError.
     """
+    adapter = hint if isinstance(hint, TypeAdapter) else rule(hint)
     try:
-        return (hint if isinstance(hint, TypeAdapter) else rule(hint)).validate_python(value)
+        return adapter.validate_python(value)
     except ValidationError as error:
-        reasons = dict.fromkeys(reason["msg"] for reason in error.errors())
+        reasons = dict.fromkeys(_reason(found) for found in error.errors())
         raise SettingError(name, f"={value}: {' or '.join(reasons)}") from None
+
+
+def _reason(found: ErrorDetails) -> str:
+    """Pydantic's sentence about a value. One raised by a validator of ours comes without prefix."""
+    return found["msg"].removeprefix("Value error, ")

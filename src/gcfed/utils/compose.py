@@ -19,11 +19,12 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 
 TRAIN = CONFIGS / "train.yaml"
@@ -32,42 +33,64 @@ GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
 )
 
+#: Other projects' words for options of ours.
+WORDS_FOR_OPTIONS = {"cuda": "gpu", "cuda:0": "gpu", "sgdm": "sgd"}
+
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
     """``model._target_=mynet.Net`` also chooses ``model=own``, and ``gc=null`` means ``gc=none``.
 
     A path and a word such as ``it's`` need no quotes.
     """
-    words = list(overrides)
-    for i, (key, _, value) in enumerate(word.partition("=") for word in words):
-        odd = re.search(r"[^\w./+@%-]", value, re.ASCII)
-        if (odd and os.path.exists(value)) or re.match(r"[^'\"\[{(]+'", value):  # noqa: PTH110  (lists may be too long)
-            words[i] = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
-        elif value == "null" and key in GROUPS:
-            words[i] = f"{key}=none"
-    own = any(re.match(r"model\._target_=(?!gcfed\.)", word) for word in words)
-    return ["model=own"] * (own and not any(word.startswith("model=") for word in words)) + words
+    words = [_without_shorthand(word) for word in overrides]
+    names_own_network = any(re.match(r"model\._target_=(?!gcfed\.)", word) for word in words)
+    if names_own_network and not any(word.startswith("model=") for word in words):
+        return ["model=own", *words]
+    return words
+
+
+def _without_shorthand(word: str) -> str:
+    key, equals, value = word.partition("=")
+    if not equals:
+        return word
+    if value == "null" and key in GROUPS:
+        return f"{key}=none"
+    has_quote = re.match(r"[^'\"\[{(]+'", value)
+    if has_quote or _is_path_with_odd_letters(value):
+        return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+    return word
+
+
+def _is_path_with_odd_letters(value: str) -> bool:
+    """Whether Hydra's grammar would stumble over a path that exists."""
+    if re.search(r"[^\w./+@%-]", value, re.ASCII) is None:
+        return False
+    return os.path.exists(value)  # noqa: PTH110  (a list may be too long for a path)
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
     """A new config of ``configs/train.yaml``.
 
-    Raises ValueError for a wrong override, with a suggestion.
+    Raises Refusal for a wrong override, with a suggestion.
 
     Hydra composes the same choice of files once, because that takes 0.3 s. Values are set
     afterwards.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
-        groups = {
-            o.key_or_group for o in parsed if o.key_or_group in GROUPS or "/" in o.key_or_group
-        }
-        values = [o for o in parsed if o.key_or_group not in groups and not o.is_sweep_override()]
-        cfg = deepcopy(_by_hydra(tuple(str(o.input_line) for o in parsed if o not in values)))
+        values = [override for override in parsed if _is_value(override)]
+        chosen = [str(override.input_line) for override in parsed if override not in values]
+        cfg = deepcopy(_by_hydra(tuple(chosen)))
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(explained(error, overrides)) from None
+        raise Refusal(explained(error, overrides)) from None
     return cfg
+
+
+def _is_value(override: Override) -> bool:
+    """Whether an override sets a value, and neither chooses a file nor sweeps."""
+    key = override.key_or_group
+    return key not in GROUPS and "/" not in key and not override.is_sweep_override()
 
 
 @cache
@@ -86,68 +109,168 @@ def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str
     """Hydra's message about the overrides ``words`` of a config file, in one line, with a
     suggestion.
     """
-    if unknown := re.search(r"Could not override '([^']+)'", str(error)):
-        group = (key := unknown[1]).partition(".")[0].replace("methods", "algorithm")
-        files = sorted(
-            file
-            for file in CONFIGS.glob(f"{group}/*.yaml")
-            if file.stem != "base" and _has(file, key)
-        )
-        places = [other for other in PLACES if key in PLACES and other in _known(words, path)]
-        if places:
-            return f"{key}: there is no such key: did you mean {places[0]}?"
-        if files and group != "hydra":
-            return (
-                f"{key}: there is no such key without"
-                f" {' or '.join(f'{group}={file.stem}' for file in files)}."
-            )
-        return f"{key}: there is no such key{suggestion(key, _known(words, path))}"
+    unknown = re.search(r"Could not override '([^']+)'", str(error))
+    if unknown is not None:
+        return _unknown_key(unknown[1], words, path)
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:
-        known = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
-        meant = suggestion(option, known, f"{group}=")
-        return f"{group}={option}: there is no such option{meant} There are {', '.join(known)}."
-    message, word = (
-        " ".join(str(error).partition("\nSee https://")[0].split()),
-        getattr(error, "override", None),
-    )
-    if word and "/" in (value := word.partition("=")[2]):  # as a shell takes it
-        quoted = QuotedString(value, Quote.double).with_quotes()
-        message += f" A path needs quotes: {shlex.quote(word.partition('=')[0] + '=' + quoted)}"
-    return f"{word}: {message}" if word else message
+        return _unknown_option(group, option)
+    word: str | None = getattr(error, "override", None)
+    message = " ".join(str(error).partition("\nSee https://")[0].split())
+    if word is None:
+        return message
+    return f"{word}: {message}{_quotes_for(word)}"
 
 
-def undashed(flags: list[str], words: Sequence[str], path: Path) -> str:
-    """What to type in place of ``--epochs 3``; "" if Hydra knows all flags."""
-    for flag in get_args_parser().parse_known_args(flags)[1]:
-        key, _, value = flag.lstrip("-").partition("=")
-        value = value or "".join(flags[flags.index(flag) + 1 :][:1])
-        meant = suggestion(key.replace("-", "_"), _known(words, path), after=f"={value}")
-        return f"{flag}: a setting has no dashes{meant}"
-    return ""
+def _unknown_key(key: str, words: Sequence[str], path: Path) -> str:
+    if key in PLACES:
+        known = _known(words, path)
+        places = [other for other in PLACES if other in known]
+        if places:
+            return f"{key}: there is no such key: did you mean {places[0]}?"
+    group = key.partition(".")[0].replace("methods", "algorithm")
+    if group != "hydra":
+        having = [f"{group}={option}" for option in _options(group) if _sets(group, option, key)]
+        if having:
+            return f"{key}: there is no such key without {' or '.join(having)}."
+    value = next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), "")
+    choices = _choosing(WORDS_FOR_OPTIONS.get(value, value)) if "." not in key else []
+    if choices:
+        return f"{key}: there is no such key: did you mean {' or '.join(choices)}?"
+    return f"{key}: there is no such key{suggestion(key, _known(words, path))}"
+
+
+def _unknown_option(group: str, option: str) -> str:
+    known = _options(group)
+    if option == "none":
+        keys = [f"{group}.{key}" for key in _keys_of_default(group)]
+        rest = f" Set its keys instead: {', '.join(keys[:4])}." if keys else ""
+        return f"{group}=null: {group} cannot be left out. There are {', '.join(known)}.{rest}"
+    meant = suggestion(option, known, f"{group}=")
+    return f"{group}={option}: there is no such option{meant} There are {', '.join(known)}."
+
+
+def _quotes_for(word: str) -> str:
+    """How to type a path that Hydra's grammar does not accept; "" for a word without a path."""
+    key, _, value = word.partition("=")
+    if "/" not in value:
+        return ""
+    quoted = QuotedString(value, Quote.double).with_quotes()
+    return f" A path needs quotes: {shlex.quote(f'{key}={quoted}')}"  # as a shell takes it
+
+
+def _options(group: str) -> list[str]:
+    stems = {file.stem for file in CONFIGS.glob(f"{group}/*.yaml")}
+    return sorted(stems - {"base"})
+
+
+def _choosing(option: str) -> list[str]:
+    """The overrides that choose an option of this name."""
+    if not option or option == "none":
+        return []
+    return [f"{group}={option}" for group in GROUPS if option in _options(group)]
+
+
+def _keys_of_default(group: str) -> list[str]:
+    """The keys of a group that has one option, ``default``."""
+    file = CONFIGS / group / "default.yaml"
+    if not file.is_file():
+        return []
+    return [str(key) for key in OmegaConf.load(file) if key != "defaults"]
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of the command line is an override, such as ``seed=2`` or ``~callbacks``."""
+    return not word.startswith("-") and ("=" in word or word.startswith("~"))
+
+
+def refuse_words(typed: Sequence[str], overrides: Sequence[str], path: Path) -> None:
+    """Raises Refusal for words of the command line that are no overrides and no flags of Hydra.
+
+    Args:
+        typed: all words, in their order.
+        overrides: those that Hydra gets.
+        path: the config file of the command.
+    """
+    flags = [word for word in typed if not is_override(word)]
+    known, unknown = get_args_parser().parse_known_args(flags)
+    if unknown:
+        raise Refusal(_dashed(unknown[0], flags, overrides, path))
+    for word in known.overrides:
+        before = typed[typed.index(word) - 1] if known.multirun else ""
+        raise Refusal(_bare(word, before, overrides, path))
+
+
+def _dashed(flag: str, flags: Sequence[str], words: Sequence[str], path: Path) -> str:
+    """What to type in place of ``--epochs 3``."""
+    key, _, value = flag.lstrip("-").partition("=")
+    if not value:
+        value = "".join(flags[flags.index(flag) + 1 :][:1])
+    meant = suggestion(key.replace("-", "_"), _known(words, path), after=f"={value}")
+    return f"{flag}: a setting has no dashes{meant}"
+
+
+def _bare(word: str, before: str, words: Sequence[str], path: Path) -> str:
+    """What to type in place of a word without ``=``; ``before`` stands before it in a sweep."""
+    if path.stem == "report":
+        return f"{word}: name the folders of runs as in 'roots=[{word}]'."
+    if path.stem == "eval":
+        return f"{word}: name the checkpoint as in ckpt_path={word}."
+    if is_override(before):
+        return (
+            f"{word}: the values of a sweep are separated by commas, without spaces:"
+            f" {before},{word}."
+        )
+    choices = _choosing(word)
+    if choices:
+        return f"{word}: did you mean {' or '.join(choices)}?"
+    known = _known(words, path)
+    if word in known:
+        return f"{word}: a setting has a value, as in {word}=…; --help shows all settings."
+    meant = suggestion(word, known, after="=…").replace(": did", " Did")
+    return f"{word}: a setting is written key=value; --help shows all settings.{meant.strip('.')}"
 
 
 def _known(words: Sequence[str], path: Path) -> list[str]:
-    """The keys of a config with the options that ``words`` choose, and the groups."""
+    """The keys of a config with the options that ``words`` choose, and the groups.
+
+    A key that only repeats another one, as data.num_clients does, is left out.
+    """
     chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
-    return [*_keys(OmegaConf.to_container(_by_hydra(tuple(chosen), path))), *GROUPS]
+    tree = OmegaConf.to_container(_by_hydra(tuple(chosen), path))
+    keys = dict(_values(tree))
+    repeating = {key for key, value in keys.items() if _repeats(key, value)}
+    return [*(key for key in keys if key not in repeating), *GROUPS]
 
 
-def _has(file: Path, key: str) -> bool:
+def _repeats(key: str, value: Any) -> bool:
+    """Whether a key's value is that of another key with the same last part."""
+    other = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
+    return other is not None and other[1].split(".")[-1] == key.split(".")[-1]
+
+
+def _sets(group: str, option: str, key: str) -> bool:
     """Whether an option, or one of the same group in its defaults, sets the key."""
+    file = CONFIGS / group / f"{option}.yaml"
     node: Any = OmegaConf.to_container(OmegaConf.load(file))
-    defaults = (
-        file.with_name(f"{name}.yaml") for name in node.get("defaults", ()) if isinstance(name, str)
-    )
     # a file may begin at the root, or in its group
-    own = [*_keys(node), *_keys(node, f"{file.parent.name}.")]
-    return key in own or any(_has(other, key) for other in defaults if other.is_file())
+    if key in {*_keys(node), *_keys(node, f"{group}.")}:
+        return True
+    others = [name for name in node.get("defaults", ()) if isinstance(name, str)]
+    return any(_sets(group, other, key) for other in others if other != "_self_")
 
 
-def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items() if isinstance(tree, dict) else ():
-        yield f"{prefix}{key}"
-        yield from _keys(value, f"{prefix}{key}.")
+def _keys(tree: Any, prefix: str = "") -> list[str]:
+    return [key for key, _ in _values(tree, prefix)]
+
+
+def _values(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All dotted keys of a tree, and their values."""
+    if not isinstance(tree, dict):
+        return
+    for key, value in tree.items():
+        yield f"{prefix}{key}", value
+        yield from _values(value, f"{prefix}{key}.")
 
 
 def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "") -> str:
@@ -157,15 +280,15 @@ def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "
     """
     names = {other: other.split(".")[-1] for other in known}
     near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)
-    found = [
-        other
-        for other, name in names.items()
-        if name in near or (not near and f"_{word}_" in f"_{name}_")
-    ]
-    alike = [other for other in found if other.split(".")[0] == word.split(".")[0]]
-    alike = alike or [other for other in found if other.count(".") == word.count(".")] or found
-    return (
-        f": did you mean {' or '.join(before + other + after for other in alike[:3])}?"
-        if alike
-        else "."
-    )
+    if near:
+        found = [other for other, name in names.items() if name in near]
+    else:
+        found = [other for other, name in names.items() if f"_{word}_" in f"_{name}_"]
+    if not found:
+        return "."
+    group = word.split(".")[0]
+    depth = word.count(".")
+    in_group = [other for other in found if other.split(".")[0] == group]
+    as_deep = [other for other in found if other.count(".") == depth]
+    best = in_group or as_deep or found
+    return f": did you mean {' or '.join(before + other + after for other in best[:3])}?"

@@ -12,6 +12,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
+from gcfed.utils.refusal import Refusal
+
 
 def keep_freed_memory() -> None:
     """Keeps glibc from returning freed activations to the kernel after each local step, which is 6
@@ -73,7 +75,7 @@ def launched() -> tuple[str, int, int] | None:
 def job() -> str | None:
     """The name of the folder that all processes of a run share; None for a run of one command."""
     if (found := launched()) and found[0] == "none":
-        raise ValueError(
+        raise Refusal(
             "torchrun gave this run no name: add --standalone (one machine) or --rdzv-id=<name>."
         )
     return f"job_{found[0]}" if found else None

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
 Note = Callable[[int, str], None]
@@ -124,7 +125,7 @@ def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list
         if line.strip()
     ]
     if not rows or min(map(len, rows)) < columns:
-        raise ValueError(f"{path} is empty or damaged: take the official one.")
+        raise Refusal(f"{path} is empty or damaged: take the official one.")
     return rows
 
 
@@ -175,9 +176,9 @@ class Keep:
                 break
             out[start:end] = block
         if end == 0:
-            raise ValueError(f"the {part} split is empty")
+            raise Refusal(f"the {part} split is empty")
         if end != len(y):
-            raise ValueError(f"the {part} split has {len(y)} labels, and not as many samples")
+            raise Refusal(f"the {part} split has {len(y)} labels, and not as many samples")
         np.save(self.folder / f"{part}_y.npy", y)
         if groups is not None:
             np.save(self.folder / f"{part}_groups.npy", groups)

@@ -31,6 +31,7 @@ from gcfed.data.sets.leaf import ALPHABET, LENGTH, PAD, encode, sequences
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import Refusal
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -101,7 +102,7 @@ def huggingface(
                 _refuse_outside(folder, file["filename"], f"data.name={name}")
         train = splits["train"]
         if not len(train):
-            raise ValueError(f"data.name={name}: the split train has no row.")
+            raise Refusal(f"data.name={name}: the split train has no row.")
         columns = _columns(train, {"x": input, "y": label, "groups": groups}, next_token)
         encoder = _encoder(tokenizer)
         reader = _Reader(columns, size, length, encoder, keep.note, folder)
@@ -148,7 +149,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
             found = datasets.load_from_disk(name)
         except Exception as error:  # of any type, for a folder with any content
             text = " ".join(str(error).split())
-            raise ValueError(
+            raise Refusal(
                 f"data.name={name} is no folder of save_to_disk, or has a split without rows"
                 f" ({text}): write it again, or take data=csv or image_folder."
             ) from error
@@ -157,7 +158,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
     if isinstance(found, datasets.Dataset):
         return {"train": found}
     if "train" not in found:
-        raise ValueError(
+        raise Refusal(
             f"data.name={name} has the splits {', '.join(found)}, and needs one called train."
         )
     return dict(found)
@@ -212,7 +213,7 @@ def _refuse_outside(folder: Path, path: str, what: str) -> None:
     A stranger's data set could name any file of this machine.
     """
     if "://" in path or not Path(path).resolve().is_relative_to(folder):
-        raise ValueError(
+        raise Refusal(
             f"{what} names {path}, which is not in {folder}: write the data set with save_to_disk"
             " where its files are, which puts them inside"
         )
@@ -258,7 +259,7 @@ def _encoder(tokenizer: str | None) -> _Encoder:
     try:
         tokens = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
         if len(tokens) < 2:  # transformers makes an empty one for a folder with a model only
-            raise ValueError("there is no tokenizer")
+            raise Refusal("there is no tokenizer")
     except Exception as error:  # of any type, for a folder with any content
         raise SettingError("tokenizer", f"={tokenizer}: {' '.join(str(error).split())}") from None
 
@@ -293,12 +294,12 @@ def _columns(rows: Dataset, named: dict[str, str | None], next_token: bool) -> d
     if next_token:
         label, images = None, []
     elif label is None:
-        raise ValueError(
+        raise Refusal(
             "data.label=null: name the column of the classes, one of"
             f" {', '.join(classes or kinds)}."
         )
     if named["x"] is None and len(images or texts) != 1:
-        raise ValueError(
+        raise Refusal(
             "data.input=null: name the column of the images or texts, one of"
             f" {', '.join(rows.features)}."
         )
@@ -340,7 +341,7 @@ class _Reader:
             return {"x": self._images(rows, input, split, grey), **content}
         texts = list(rows[input])
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"data.input={input} has a row that is no text: take it out.")
+            raise Refusal(f"data.input={input} has a row that is no text: take it out.")
         if self.columns["y"]:
             return {"x": self._texts(texts, split), **content}
         return self._sequences(texts, split, content)
@@ -356,7 +357,7 @@ class _Reader:
             return []
         rows = splits[labelled[0]]
         if _names(rows, kind) != _names(splits["train"], kind):
-            raise ValueError(
+            raise Refusal(
                 f"data.label={kind} has other classes in the test split: cast both to one"
                 " ClassLabel."
             )
@@ -370,7 +371,7 @@ class _Reader:
             return
         count = np.count_nonzero(y < 0)
         if count:
-            raise ValueError(
+            raise Refusal(
                 f"data.label={self.columns['y']} is -1, no class, in {count} of {len(rows)}"
                 " samples: filter them out."
             )

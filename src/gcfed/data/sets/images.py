@@ -31,6 +31,7 @@ from gcfed.data.sets.files import (
 )
 from gcfed.data.sets.names import announce, clean, numbered
 from gcfed.utils.checked import Inside, checked
+from gcfed.utils.refusal import MissingFile, Refusal
 
 log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
@@ -84,7 +85,7 @@ def decode(
                 grey = image.mode in GREY_MODES
             image = _converted(image, grey)
         except Exception as error:  # Pillow raises many types for broken images
-            raise ValueError(
+            raise Refusal(
                 f"{name} is no readable image ({error}): put a sound one in its place."
             ) from error
         if size:
@@ -92,7 +93,7 @@ def decode(
         first = first or (name, image.size)
         if image.size != first[1]:
             here, there = (f"{width}×{height}" for width, height in (image.size, first[1]))
-            raise ValueError(
+            raise Refusal(
                 f"{name} is {here}, {first[0]} is {there}: give all one size, as by data.size=64."
             )
         yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
@@ -128,11 +129,9 @@ def _converted(image: Image.Image, grey: bool) -> Image.Image:
     Raises ValueError if this would change what it shows.
     """
     if image.mode[0] in "IF":
-        raise ValueError(
-            f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8"
-        )
+        raise Refusal(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
     if grey and image.mode not in GREY_MODES:
-        raise ValueError(
+        raise Refusal(
             "it has colours, or is transparent, and the first one is grey: convert one of them"
         )
     if "transparency" in image.info:  # Pillow would warn about a palette
@@ -189,7 +188,7 @@ def image_folder(
     """
     folder = Path(root or "").resolve()
     if not root or not folder.is_dir():
-        raise FileNotFoundError(
+        raise MissingFile(
             f"data.root={root} is no folder: give the one with a folder of images for each class."
         )
     found, left = _listed(folder, clients)
@@ -260,7 +259,7 @@ def _places(folder: Path) -> dict[str, Path]:
         if present:
             places[part] = present[0]
     if "test" in places and "train" not in places:
-        raise ValueError(
+        raise Refusal(
             f"data.root={folder} has a folder {places['test'].name}, but none to train on: call it"
             " train."
         )
@@ -282,7 +281,7 @@ def _require_classes(key: str, train: Listed, test: Listed | None, clients: bool
     """Raises ValueError for fewer than two classes, or for one that a split lacks."""
     trained = sorted(set(train.classes))
     if len(trained) < 2:
-        raise ValueError(
+        raise Refusal(
             f"{key} has images of {listing(trained)}: it must have a folder for each of at least"
             f" two classes{', below a folder for each client' * clients}."
         )
@@ -294,7 +293,7 @@ def _require_classes(key: str, train: Listed, test: Listed | None, clients: bool
         ("training", [name for name in tested if name not in trained]),
     ):
         if lacking:
-            raise ValueError(
+            raise Refusal(
                 f"{key}: the {part} split has no image of {listing(lacking)}: add one, or take the"
                 " folder of tests away, so that data.test=0.2 of each class become the test split."
             )

@@ -32,6 +32,7 @@ from gcfed.data.sets.files import (
 from gcfed.data.sets.images import decode
 from gcfed.data.sets.names import announce, numbered
 from gcfed.tasks import IGNORE
+from gcfed.utils.refusal import MissingFile, Refusal
 
 # From LEAF's pages: the whole data set, with each user's samples split into training and test.
 COMMANDS = {
@@ -145,7 +146,7 @@ def shakespeare(data_dir: str) -> FederatedDataset:
 def _characters(x: list[list[float]], y: list[int]) -> Samples:
     pixels = np.reshape(np.array(x, np.float64), (-1, 1, 28, 28))
     if not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise ValueError("a pixel is outside 0 … 1")
+        raise Refusal("a pixel is outside 0 … 1")
     return np.rint(pixels * 255.0).astype(np.uint8), _whole(y)
 
 
@@ -155,7 +156,7 @@ def _faces(x: list[str], y: list[float]) -> Samples:
 
 def _lines(x: list[str], y: list[str]) -> Samples:
     if {*map(len, x)} != {LENGTH} or {*map(len, y)} != {1}:
-        raise ValueError(f"a text has not {LENGTH} characters, or a label not one")
+        raise Refusal(f"a text has not {LENGTH} characters, or a label not one")
     tokens = encode("".join(x)).reshape(len(y), LENGTH)
     labels = encode("".join(y)).astype(np.int64)
     known = labels != PAD
@@ -166,7 +167,7 @@ def _whole(y: list[Any]) -> np.ndarray:
     """Class indices, int64 [n]."""
     labels = np.array(y, np.float64)
     if (labels % 1).any():
-        raise ValueError("a label is no whole number")
+        raise Refusal("a label is no whole number")
     return labels.astype(np.int64)
 
 
@@ -178,7 +179,7 @@ def _leaf(
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not all(files.values()):
-            raise FileNotFoundError(
+            raise MissingFile(
                 f"data set {name}: no JSON file in {root.resolve()}/train or test. Clone"
                 f" github.com/TalwalkarLab/leaf, run {COMMANDS[name]} in its folder data/{name},"
                 " and set paths.data_dir (DATA_DIR) to its folder data."
@@ -252,7 +253,7 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _User
                 samples = content["user_data"].pop(user)
                 count = len(samples["y"])
                 if len(samples["x"]) != count:
-                    raise ValueError(f"user {user} has not as many samples as labels")
+                    raise Refusal(f"user {user} has not as many samples as labels")
                 if not count:
                     without.append(user)
                     continue
@@ -263,14 +264,14 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _User
                     found.xs.append(x)
                     found.ys.append(y)
             if content["user_data"]:
-                raise ValueError(f"users does not list {listing([*content['user_data']])}")
+                raise Refusal(f"users does not list {listing([*content['user_data']])}")
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise Refusal(
                 f"{path} is not what LEAF's preprocessing writes ({error!r}): make it again."
             ) from error
     part = paths[0].parent.name
     if not found.users:
-        raise ValueError(f"{paths[0].parent} has no user with a sample: make its files again.")
+        raise Refusal(f"{paths[0].parent} has no user with a sample: make its files again.")
     if without:
         text = f"{part}: {len(without)} users have no sample: {listing(without)}"
         keep.note(logging.WARNING, text)

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from gcfed.data.sets.files import Note, listing
+from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,99}(\.[0-9]{0,99})?")
@@ -32,7 +33,7 @@ def numbered(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray, tu
         return position_n, tuple(map(str, found.tolist()))
     cleaned = [clean(text) for text in found.tolist()]
     if "" in cleaned:
-        raise ValueError(f"{what} is an empty text: fill it, or drop the sample")
+        raise Refusal(f"{what} is an empty text: fill it, or drop the sample")
     names = sorted(set(cleaned))
     number_of = {name: number for number, name in enumerate(names)}
     numbers = np.array([number_of[name] for name in cleaned], np.int64)

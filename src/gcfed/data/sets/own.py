@@ -17,6 +17,7 @@ from gcfed.data.sets.files import Note, listing
 from gcfed.data.sets.names import announce, numbered
 from gcfed.tasks import IGNORE
 from gcfed.utils.checked import Inside, checked
+from gcfed.utils.refusal import MissingFile, Refusal
 
 log = logging.getLogger(__name__)
 KEYS = ("x", "y", "x_test", "y_test", "groups")
@@ -53,7 +54,7 @@ def own_data(
 
 def unnamed(**_: Any) -> None:
     """Stands for the user's function in ``configs/data/own.yaml``."""
-    raise ValueError(
+    raise Refusal(
         "data=own: name the function that loads your data, as in data.dataset._target_=mydata.load."
     )
 
@@ -66,14 +67,14 @@ def arrays(path: str | None, test: Inside = 0.2) -> FederatedDataset:
     arrays that match.
     """
     if path is None or not Path(path).is_file():
-        raise FileNotFoundError(
+        raise MissingFile(
             f"data.path={path} is no file: numpy.savez('x.npz', x=…, y=…) writes one."
         )
     try:
         with np.load(path, allow_pickle=False) as file:
             content = dict(file)
     except Exception as error:  # of NumPy, of zip files or of their compression
-        raise ValueError(
+        raise Refusal(
             f"data.path={path} is no .npz of plain arrays ({error}): write it by numpy.savez."
         ) from error
     return from_arrays(content, str(path), test)
@@ -121,7 +122,7 @@ def from_arrays(
             train = train.subset(~chosen)
         dataset = FederatedDataset(Path(name).stem, num_classes, train, tests, classes)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}.") from error
+        raise Refusal(f"{name}: {error}.") from error
     if classes:
         announce(name, "classes", classes, note)
     if clients:
@@ -145,12 +146,10 @@ def _report_untested(dataset: FederatedDataset, name: str, note: Note) -> None:
 def _require_keys(content: Any, name: str) -> None:
     """Raises ValueError unless ``content`` maps the names of the arrays to arrays."""
     if not isinstance(content, Mapping):
-        raise ValueError(
-            f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y."
-        )
+        raise Refusal(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
     is_complete = {"x", "y"} <= content.keys() <= set(KEYS)
     if not is_complete or ("x_test" in content) != ("y_test" in content):
-        raise ValueError(
+        raise Refusal(
             f"{name} has {', '.join(map(str, content))}: give x and y, and perhaps"
             f" {', '.join(KEYS[2:])}."
         )
@@ -160,7 +159,7 @@ def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str |
     """Raises ValueError if a key names a column that is missing."""
     for key, names in named.items():
         for name in {*names} - {*columns}:
-            raise ValueError(
+            raise Refusal(
                 f"{key}={name or 'null'} is no column; there are {', '.join(map(str, columns))}."
             )
 
@@ -180,7 +179,7 @@ def _of_numbers(key: str, array: np.ndarray) -> np.ndarray:
     try:
         return array.astype(np.float64)
     except TypeError as error:
-        raise ValueError(f"{key} holds objects that are no numbers ({error})") from error
+        raise Refusal(f"{key} holds objects that are no numbers ({error})") from error
 
 
 def _of_one_type(key: str, array: np.ndarray) -> np.ndarray:
@@ -193,7 +192,7 @@ def _of_one_type(key: str, array: np.ndarray) -> np.ndarray:
     if types == {int} and plain.dtype.kind not in "iu":
         return array.astype(np.str_)
     if plain.dtype == object:
-        raise ValueError(
+        raise Refusal(
             f"{key} holds objects that are neither all text nor all numbers, such as empty cells"
         )
     return np.char.decode(plain) if plain.dtype.kind == "S" else plain
@@ -217,7 +216,7 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
         return targets, targets[0].shape[1], None
     found = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts)
     fix = max(map(label_fix, parts))
-    raise ValueError(f"y holds {found}, neither classes throughout nor floats to regress on{fix}")
+    raise Refusal(f"y holds {found}, neither classes throughout nor floats to regress on{fix}")
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -239,7 +238,7 @@ def _groups(groups: np.ndarray | None) -> tuple[np.ndarray | None, tuple[str, ..
     groups = _flat(groups)
     missing = np.count_nonzero(groups != groups)  # NaN, and NaT of dates
     if missing:
-        raise ValueError(
+        raise Refusal(
             f"groups holds {missing} empty entries (NaN): give each sample a client, or drop it"
         )
     return numbered(groups, "an entry of groups")

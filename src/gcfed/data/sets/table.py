@@ -18,6 +18,7 @@ from gcfed.data.sets.files import TESTS, entries, listing, report_unread, why_un
 from gcfed.data.sets.names import clean, numbered
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
+from gcfed.utils.refusal import MissingFile, Refusal
 
 log = getLogger(__name__)
 MOST = 20  # the largest number of values of a column of text that data.categorical does not name
@@ -130,7 +131,7 @@ def _read(path: str | None, form: _Form) -> _Table:
         try:
             tables.append(_texts(file, form))
             if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
-                raise ValueError(
+                raise Refusal(
                     f"it has no row, or other columns than {first}: {', '.join(tables[-1])}"
                 )
         except Exception as error:  # of pandas, of decoding or of decompression
@@ -139,11 +140,11 @@ def _read(path: str | None, form: _Form) -> _Table:
                 " line"
             )
             text = " ".join(str(error).split())
-            raise ValueError(f"{file} cannot be read as a CSV file: {text}: {remedy}.") from error
+            raise Refusal(f"{file} cannot be read as a CSV file: {text}: {remedy}.") from error
     names = np.repeat([*files], [len(table) for table in tables])
     is_test = np.array([name == test_name for name in names.tolist()])
     if is_test.all():
-        raise ValueError(
+        raise Refusal(
             f"data.path={path} has a file {first.name}, but none to train on: call it train.csv."
         )
     several = len(files) - is_test.any() > 1
@@ -171,7 +172,7 @@ def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
             continue
         other = files.setdefault(clean(match["name"]), file)
         if other != file:
-            raise ValueError(f"{other} and {file} have the same name: take one of them away.")
+            raise Refusal(f"{other} and {file} have the same name: take one of them away.")
     tests = [name for wanted in TESTS for name in files if name.lower() == wanted]
     for name in tests[1:]:
         left[f"{files[tests[0]].name} is the test split"].append(files.pop(name))
@@ -181,7 +182,7 @@ def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
             "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv"
             " data.target=income"
         )
-        raise FileNotFoundError(f"data.path={path or 'null'} {what}.")
+        raise MissingFile(f"data.path={path or 'null'} {what}.")
     return files, tests[0] if tests else None
 
 
@@ -204,7 +205,7 @@ def _texts(file: Path, form: _Form) -> DataFrame:
     has_name = header != ""
     named = header[has_name].tolist()
     if len(header) == 1 or len(set(named)) < len(named):
-        raise ValueError(f"it has one column, or two of one name: {', '.join(named)}")
+        raise Refusal(f"it has one column, or two of one name: {', '.join(named)}")
     if len(named) < len(header):
         log.warning("%s: columns without a name are left out", file)
     rows = pd.read_csv(file, **options).iloc[1:].apply(lambda column: column.str.strip())
@@ -217,7 +218,7 @@ def _require_full(cells: DataFrame) -> None:
     empty = cells.isna() | (cells == "")
     counts = empty.sum()
     for name in counts.index[counts > 0]:
-        raise ValueError(
+        raise Refusal(
             f"column {name} has {counts[name]} empty cells (or NA, None, null, …) of {len(cells)}:"
             f" fill them, drop the rows, or set data.ignore=[{name}]."
         )
@@ -233,7 +234,7 @@ def _numbers(column: Series, form: _Form) -> Series | None:
         return None
     infinite = np.isinf(numbers.to_numpy(np.float64))
     if infinite.any():
-        raise ValueError(
+        raise Refusal(
             f"column {column.name} holds {column[infinite].iloc[0]!r}, which is no finite number:"
             f" correct it, or set data.ignore=[{column.name}]."
         )
@@ -256,7 +257,7 @@ def _targets(column: Series, form: _Form) -> np.ndarray:
             f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see"
             " data.decimal"
         )
-        raise ValueError(f"data.target={column.name} {what}.")
+        raise Refusal(f"data.target={column.name} {what}.")
     return numbers.to_numpy(np.float64)
 
 
@@ -264,7 +265,7 @@ def _classes(column: Series, form: _Form) -> np.ndarray:
     """The classes, integers or text [n]."""
     numbers = _numbers(column, form)
     if numbers is not None and (numbers % 1).any():
-        raise ValueError(
+        raise Refusal(
             f"data.target={column.name} holds numbers with fractions: data.regression=true"
             " regresses on them."
         )
@@ -291,7 +292,7 @@ def _codes(column: Series) -> np.ndarray:
 def _array(column: Series) -> np.ndarray:
     """The texts [n]. Raises ValueError for a NUL character, which NumPy would drop."""
     if any("\0" in text for text in column.unique()):
-        raise ValueError(
+        raise Refusal(
             f"column {column.name} holds a NUL character: write the file again, or set"
             f" data.ignore=[{column.name}]."
         )
@@ -340,9 +341,7 @@ def _require_categories(column: Series, form: _Form) -> None:
     if count > MOST:
         what = f"has {count:,} texts in {len(column):,} rows, such as {column.iloc[0]!r}"
         remedy = f"name it in data.categorical=[{name}], or leave it out, data.ignore=[{name}]"
-        raise ValueError(
-            f"column {name} {what}: write numbers plainly (see data.decimal), {remedy}."
-        )
+        raise Refusal(f"column {name} {what}: write numbers plainly (see data.decimal), {remedy}.")
     is_text = _parsed(column, form).isna()
     texts = column[is_text].unique().tolist()
     in_other_notation = all(map(OTHER_NOTATION.fullmatch, texts))

@@ -31,6 +31,7 @@ from gcfed.data.sets.files import (
 from gcfed.data.sets.images import decode
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import Refusal
 
 CIFAR = "www.cs.toronto.edu/~kriz/cifar.html"
 EMNIST = "www.nist.gov/itl/products-and-services/emnist-dataset"
@@ -130,7 +131,7 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
     tested = {wnid for _, wnid in parts["test"]}
     odd = sorted(trained ^ {*wnids} | tested - {*wnids})
     if odd:
-        raise ValueError(
+        raise Refusal(
             f"data set tiny_imagenet: {root} has no training image of {odd[0]}, or wnids.txt"
             " lacks it."
         )
@@ -256,7 +257,7 @@ def _read_mnist_m(root: Path, part: str, keep: Keep) -> tuple[np.ndarray, np.nda
     labels = [label for _, label, *_ in rows_of(_mnist_m_labels(root, part), 2)]
     odd = [label for label in labels if not (label.isascii() and label.isdigit())]
     if odd:
-        raise ValueError(f"{_mnist_m_labels(root, part)} has a label {odd[0]!r}, which is no digit")
+        raise Refusal(f"{_mnist_m_labels(root, part)} has a label {odd[0]!r}, which is no digit")
     return np.concatenate([*images]), np.array([*map(int, labels)])
 
 

@@ -30,6 +30,7 @@ from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.state.store import SENT, ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
+from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class FederatedLoop(Callback):
         self.stacks.forget_layout()  # it depends on the device, which is known now
         why = pl_module.lent.traits.functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
-            raise ValueError(
+            raise Refusal(
                 f"model: a recurrent network that has {why} cannot train on a GPU: set trainer=cpu."
             )
         self.transport.start()
@@ -136,7 +137,7 @@ class FederatedLoop(Callback):
         )
         schedule.validate()
         if schedule.timed and self.transport.remote:
-            raise ValueError(
+            raise Refusal(
                 "participation.clock.step: real sites take the time that they take. Leave it out."
             )
         if schedule.late:
@@ -195,7 +196,7 @@ class FederatedLoop(Callback):
                 callback.on_validation_end(trainer, pl_module)
             elif all(getattr(part, "every", 1) == 1 for part in self.server.parts):
                 # No later row has it either.
-                raise ValueError(
+                raise Refusal(
                     f"monitor={callback.monitor} is no column of this run. There are"
                     f" {', '.join(outputs)}."
                 )
@@ -219,7 +220,7 @@ def refuse_changes(part: ServerPart, before: dict[str, Any], row: dict[str, Any]
     for name, value in before.items():
         # Measurements subtract their time from that of training.
         if row[name] is not value and name != "time/train_s":
-            raise ValueError(
+            raise Refusal(
                 f"{part.title} gives the row a second {name}: take another name for its column."
             )
 
@@ -231,7 +232,7 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()
         if not isinstance(value, Real):
-            raise ValueError(
+            raise Refusal(
                 f"column {name}: a row of metrics takes numbers, and a part has given it {value!r}."
             )
         plain[name] = value

@@ -23,6 +23,7 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
 from gcfed.models.unchanged import evaluating, unchanged
 from gcfed.utils.device import free_memory
+from gcfed.utils.refusal import Refusal
 
 MAX_STREAMS = 8  # a GPU runs as many at once
 
@@ -97,7 +98,7 @@ class Stacks:
         """
         program = self.program
         if self.separate_clients:
-            raise ValueError("metrics=gap and metrics=leakage work with federation=none only.")
+            raise Refusal("metrics=gap and metrics=leakage work with federation=none only.")
         parts = []
         for part in program.parts:
             if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:

@@ -26,6 +26,7 @@ from gcfed.federated.engine.stacks import Stacks
 from gcfed.federated.engine.uploads import read_upload, upload_content
 from gcfed.federated.protocol.messages import Download, Expected, MessageError, Params, Upload
 from gcfed.models.facts import first_weight
+from gcfed.utils.refusal import Refusal
 
 TENSOR = "tensor|"  # the key of a dict that stands for a tensor; no tensor or part has this name
 
@@ -145,7 +146,7 @@ def unpack(message: bytes) -> dict[str, Any]:
             return node
         t = tensors[node[TENSOR]].as_strided(node["shape"], node["strides"])
         if torch.empty_like(t, device="meta").stride() != t.stride():
-            raise ValueError(f"a tensor of shape {(*t.shape,)} has the strides {t.stride()}")
+            raise Refusal(f"a tensor of shape {(*t.shape,)} has the strides {t.stride()}")
         return t
 
     try:

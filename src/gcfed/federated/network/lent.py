@@ -17,6 +17,7 @@ from gcfed.federated.network.tap import Slot, dense_buffers, slots
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.snapshot import Snapshot
 from gcfed.tasks import Task
+from gcfed.utils.refusal import Refusal
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Lent:
             slot.put(network_own)
         for name, shared in self._shared.items():
             if shared.differs(self.tensors[name]):
-                raise ValueError(
+                raise Refusal(
                     f"model: forward changes {name} in some steps only: do it in all training steps"
                     " or in __init__."
                 )

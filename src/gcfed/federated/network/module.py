@@ -29,6 +29,7 @@ from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.autocast import outside_autocast
 from gcfed.utils.checked import validated
+from gcfed.utils.refusal import Refusal
 
 
 class FederatedModule(LightningModule):
@@ -76,7 +77,7 @@ class FederatedModule(LightningModule):
         self.task = task
         wrong = [column for column in task.columns if not column.startswith("test/")]
         if wrong or "test/loss" not in task.columns:
-            raise ValueError(
+            raise Refusal(
                 f"columns of task={type(task).__name__} must begin with test/, and one be"
                 f" test/loss: they are {list(task.columns)}."
             )

@@ -16,6 +16,7 @@ from gcfed.models.own import reason
 from gcfed.models.snapshot import Snapshot
 from gcfed.models.unchanged import mark
 from gcfed.tasks import Batch, Task
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import seed_generators
 
 GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
@@ -153,16 +154,16 @@ class Passes:
         try:
             out = self.net(x)
         except Exception as error:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} fails on {len(x)} samples in {mode} mode: {reason(error, x)}"
             ) from error
         if not isinstance(out, Tensor):
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} returns a {type(out).__name__} in {mode} mode: its forward must"
                 " return one tensor, the logits."
             )
         if out.dim() < 2 or len(out) != len(x):
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} returns the shape {[*out.shape]} for {len(x)} samples in {mode} mode:"
                 " its first axis must be that of the samples, its last one that of the logits."
             )
@@ -176,7 +177,7 @@ class Passes:
         count = len(x) if num_real is None else num_real
         loss = self.loss(out.unsqueeze(0), x, y.unsqueeze(0), [count])
         if loss.isnan() and x.isfinite().all():
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} fails on {len(x)} samples in training mode: its loss is not a number"
                 " before anything is trained."
             )

@@ -33,6 +33,7 @@ from gcfed.models.snapshot import GENERATORS, HOOKS
 from gcfed.models.spectral import unit_vectors
 from gcfed.models.unchanged import attributes, hand_copies, unchanged
 from gcfed.tasks import Task
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import seed_generators
 
 log = logging.getLogger(__name__)
@@ -193,12 +194,12 @@ class _Probe:
         numbers = {*passes.trained, *first.changed}
         imaginary = [name for name, t in before.items() if t.is_complex() and name in numbers]
         if imaginary:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} changes the complex {_few(imaginary)}: keep torch.view_as_real of it."
             )
         new = {name for name in dense_buffers(self.net) if name in saved} - before.keys()
         if new:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} makes the buffer {_few(sorted(new))} in forward: register its value"
                 " in __init__."
             )
@@ -206,7 +207,7 @@ class _Probe:
             name for name in first.changed if first.tensors[name].shape != before[name].shape
         ]
         if resized:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} changes the shape of {_few(resized)}: give a buffer one size in"
                 " __init__."
             )
@@ -215,7 +216,7 @@ class _Probe:
         passes = self.passes
         new = {name for name, _ in self.net.named_parameters()} - passes.before.keys()
         if new:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} makes the parameter {_few(sorted(new))} in forward, where no"
                 " optimizer knows it: make it in __init__, or use a layer such as nn.LazyLinear."
             )
@@ -223,10 +224,10 @@ class _Probe:
         if replaced:
             raise new_memory(replaced[0])
         if any(t.layout != torch.strided for t in first.grads):
-            raise ValueError(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
+            raise Refusal(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
         own = {id(t) for t in passes.lent.tensors.values() if isinstance(t, nn.Parameter)}
         if {id(p) for p in self.net.parameters()} != own:
-            raise ValueError(
+            raise Refusal(
                 f"{self.name}.parameters() lacks some: set requires_grad=False in those instead."
             )
 
@@ -234,12 +235,12 @@ class _Probe:
         saved = self.net.state_dict()
         for name, t in self.net.named_buffers():
             if name in saved and t.layout != torch.strided:
-                raise ValueError(
+                raise Refusal(
                     f"{self.name} has the sparse buffer {name}: register it with persistent=False,"
                     " because global_model.safetensors cannot hold it, or make it dense."
                 )
         if any(not torch.equal(t.to_dense(), value) for t, value in self.sparse):
-            raise ValueError(f"{self.name} changes a sparse buffer: keep it dense, or constant.")
+            raise Refusal(f"{self.name} changes a sparse buffer: keep it dense, or constant.")
 
     def moved(self, first: Pass) -> tuple[str, ...]:
         """The constants that training changes, which are then averaged.
@@ -264,7 +265,7 @@ class _Probe:
             why = why_no_mean(old, first.tensors[name], is_repaired=name in repaired)
             if why:
                 anew = "register it with persistent=False, so that clients begin anew"
-                raise ValueError(f"{self.name} changes {name}, which {why}, or {anew}.")
+                raise Refusal(f"{self.name} changes {name}, which {why}, or {anew}.")
             is_parameter = isinstance(passes.lent.tensors[name], nn.Parameter)
             if is_parameter or not old.is_floating_point():
                 moved.append(name)
@@ -373,7 +374,7 @@ class _Probe:
         for name in passes.trained:  # weights that share memory change twice
             passes.lent.tensors[name].data.mul_(1.1)
         if not _close(passes.run(passes.x, start={}).out, lent.out):
-            raise ValueError(
+            raise Refusal(
                 f"{self.name} keeps a weight's memory in another tensor (self.b ="
                 " self.a.weight.t() or .data in __init__), but clients' weights have other memory:"
                 " use self.a.weight in forward."

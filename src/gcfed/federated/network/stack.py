@@ -19,6 +19,7 @@ from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import evaluating, unedited
 from gcfed.tasks import CLASSIFICATION, Task
+from gcfed.utils.refusal import Refusal
 
 
 class ClientStack:
@@ -267,7 +268,7 @@ class ClientStack:
         """
         traits = self.lent.traits
         if traits.functional:
-            raise ValueError(
+            raise Refusal(
                 f"model: this method needs a teacher, and {type(self.net).__name__} has"
                 f" {traits.functional}."
             )
@@ -321,7 +322,7 @@ class ClientStack:
         changed = trained.symmetric_difference(self._trained)
         if changed:
             name = min(changed)
-            raise ValueError(f"model: forward changes requires_grad of {name}: set it in __init__.")
+            raise Refusal(f"model: forward changes requires_grad of {name}: set it in __init__.")
         for counter, t in self._counters:
             t.copy_(counter)
 

@@ -23,6 +23,7 @@ from torch import nn
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from gcfed.utils.machine import cores, launched, present_memory
+from gcfed.utils.refusal import Refusal
 
 _STOP = signal.SIGUSR2  # nobody else sends it: a process that dies of another signal was killed
 
@@ -206,7 +207,7 @@ def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -
     )
     if launched():
         if strategy is None:
-            raise ValueError(
+            raise Refusal(
                 "this process is one of several, and each would train the whole run: set"
                 " trainer=ddp."
             )

@@ -8,6 +8,7 @@ from gcfed.federated.parts.part import Part
 from gcfed.federated.parts.server import ServerPart
 from gcfed.federated.protocol.messages import Params
 from gcfed.federated.protocol.rounds import Round
+from gcfed.utils.refusal import Refusal
 
 
 class Method:
@@ -25,7 +26,7 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     """
     methods = list(methods)
     if odd := next((method for method in methods if not isinstance(method, Method | Part)), None):
-        raise ValueError(
+        raise Refusal(
             f"{type(odd).__name__} is no method: make it a ClientPart, a ServerPart, or a Method of"
             " both."
         )
@@ -42,7 +43,7 @@ def result_of(parts: Iterable[Part]) -> str:
     declared = {part.result: part.title for part in parts if part.result}
     if len(declared) > 1:
         texts = [f"{title} by {column}" for column, title in declared.items()]
-        raise ValueError(
+        raise Refusal(
             f"A run has one result, and its methods are judged by different columns:"
             f" {', '.join(texts)}. Leave one of them out."
         )

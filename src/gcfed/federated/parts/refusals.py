@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 
 from gcfed.data.sampling import Buffered
 from gcfed.federated.parts import FACTS, ClientPart, Order, Part, ServerPart, Setup
+from gcfed.utils.refusal import Refusal
 
 # hooks of one side only
 LIGHTNING_HOOKS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
@@ -37,29 +38,27 @@ def check_hooks(cls: type[Part], title: str) -> None:
             way = (
                 "; the other side has." if others else f": did you mean {near[0]}?" if near else "."
             )
-            raise ValueError(
+            raise Refusal(
                 f"{title}.{name} is never called: a {sides[0].__name__} has no such hook{way}"
             )
         if near and not any(
             name in vars(base) for base in cls.__mro__ if base.__module__.startswith("gcfed.")
         ):
-            raise ValueError(
-                f"{title}.{name}: did you mean {near[0]}? If not, give it another name."
-            )
+            raise Refusal(f"{title}.{name}: did you mean {near[0]}? If not, give it another name.")
 
 
 def validate_parts(setup: Setup) -> None:
     """Raises ValueError for parts that cannot work together, with the config key and the reason."""
     kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
     if twice := [part.title for part in setup.parts if kept.count(part.state_key) > 1]:
-        raise ValueError(
+        raise Refusal(
             f"methods: {' and '.join(twice)} would keep their state in one place. Keep one of them."
         )
     keepers: dict[str, Part] = {}
     for part in setup.parts:
         for name in part.keeps:
             if (other := keepers.setdefault(name, part)) is not part:
-                raise ValueError(
+                raise Refusal(
                     f"methods: {other.title} and {part.title} both keep {name!r}: rename it in"
                     " keeps."
                 )
@@ -68,14 +67,14 @@ def validate_parts(setup: Setup) -> None:
             len(titles := dict.fromkeys(part.title for part in setup.parts if fact in part.facts))
             > 1
         ):
-            raise ValueError(f"methods: each of {' and '.join(titles)} {fact}: keep one.")
+            raise Refusal(f"methods: each of {' and '.join(titles)} {fact}: keep one.")
     movers = [
         p
         for p in setup.parts
         if isinstance(p, ClientPart) and p.overrides("before_step", "after_step")
     ]
     if len(movers) > 1:
-        raise ValueError(
+        raise Refusal(
             f"methods: {movers[0].title} and {movers[1].title} both move the weights of a step:"
             " keep one."
         )
@@ -83,15 +82,18 @@ def validate_parts(setup: Setup) -> None:
         _refuse_late_clients(setup)
     for part in setup.parts:
         if unknown := sorted(part.facts - FACTS.keys()):
-            raise ValueError(f"{part.title}.facts: {unknown[0]!r} is none of {', '.join(FACTS)}.")
+            raise Refusal(f"{part.title}.facts: {unknown[0]!r} is none of {', '.join(FACTS)}.")
         if setup.transport.remote and (does := {"sees the cohort", "rehearses"} & part.facts):
             only = "which works in simulations only (federation=none)"
-            raise ValueError(f"{part.title} {does.pop()}, {only}: leave it out.")
+            raise Refusal(f"{part.title} {does.pop()}, {only}: leave it out.")
+        if setup.transport.separate_clients and "rehearses" in part.facts:
+            raise Refusal(
+                f"metrics: {part.title} rehearses, which works with federation=none only: leave it"
+                " out."
+            )
         if part in movers and part.order is not Order.MOVES_WEIGHTS:
             hook = part.overrides("before_step", "after_step")[0]
-            raise ValueError(
-                f"{part.title}.{hook} is called only with order = Order.MOVES_WEIGHTS."
-            )
+            raise Refusal(f"{part.title}.{hook} is called only with order = Order.MOVES_WEIGHTS.")
         check_hooks(type(part), part.title)  # type: ignore[arg-type]
         part.meet(setup)
 
@@ -99,9 +101,9 @@ def validate_parts(setup: Setup) -> None:
 def _refuse_late_clients(setup: Setup) -> None:
     """Raises ValueError for parts that cannot use the answers of late clients."""
     if setup.transport.remote:
-        raise ValueError("participation=buffered is simulated: set federation=none.")
+        raise Refusal("participation=buffered is simulated: set federation=none.")
     if setup.cohort < setup.sampler.per_round:
-        raise ValueError(
+        raise Refusal(
             "participation.faults.extra does not combine with participation=buffered: raise"
             " participation.sampler.concurrency instead."
         )
@@ -110,12 +112,12 @@ def _refuse_late_clients(setup: Setup) -> None:
     for part in setup.parts:
         hears = isinstance(part, ClientPart) and part.overrides("hear")
         if hears or one_round & part.facts:
-            raise ValueError(
+            raise Refusal(
                 f"{part.title} does not combine with participation=buffered: its messages belong to"
                 " one round, and clients are late."
             )
         if "one rate" in part.facts and rate_decays:
-            raise ValueError(
+            raise Refusal(
                 f"{part.title} does not combine with participation=buffered and client.lr_decay:"
                 " late clients have an earlier rate."
             )

@@ -30,6 +30,7 @@ from gcfed.federated.protocol.messages import Params
 from gcfed.utils.checked import checked
 from gcfed.utils.device import free_memory
 from gcfed.utils.files import replacing
+from gcfed.utils.refusal import Refusal
 
 NONE = -1  # the version of a client that has no state
 # The name of the downloads that late clients still have. A round's index is in a client's place.
@@ -175,7 +176,7 @@ class ClientStores:
         would find them.
         """
         if self.names and self.folder is None:
-            raise ValueError(
+            raise Refusal(
                 "client_store.folder=null: checkpoints need the clients' states: name a folder."
             )
 
@@ -248,7 +249,7 @@ class ClientStores:
         if strategy.is_global_zero:
             mark.rmdir()
         if not common:
-            raise ValueError(
+            raise Refusal(
                 f"client_store.folder={self.root} is not the same folder in all processes: clients"
                 " would lose their states. Name one on a disk that all nodes see, and one run"
                 " folder (hydra.run.dir, folder=)."

@@ -33,6 +33,7 @@ from gcfed.optim.partial import (
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
 from gcfed.utils.device import on_device
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 
@@ -110,9 +111,7 @@ class LocalSolver:
     def check(self, traits: Traits, data: FederatedDataModule) -> None:
         """Raises ValueError if a network with these traits cannot train as the settings ask."""
         if traits.alone and self.stack != "auto" and int(self.stack) > 1:
-            raise ValueError(
-                f"client.stack={self.stack} cannot train a network with {traits.alone}."
-            )
+            raise Refusal(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
         if not traits.single:
             return
         clients = np.arange(data.num_clients)
@@ -122,7 +121,7 @@ class LocalSolver:
             if any(last_piece(batch, self.accumulate) == 1 for batch in batches):
                 lonely.append(client)
         if lonely:
-            raise ValueError(
+            raise Refusal(
                 f"{traits.single}, and {len(lonely)} of {len(clients)} clients have such a batch"
                 f" (the first is client {lonely[0]}): set model.norm_policy=group or fixed, or"
                 " client.last_batch=wrap without client.accumulate."
@@ -181,7 +180,7 @@ class LocalSolver:
     def _new_optimizer(self, stack: ClientStack) -> Optimizer:
         optimizer = self.optimizer(list(stack.leaves.values()))
         if len({float(group["lr"]) for group in optimizer.param_groups}) > 1:
-            raise ValueError(
+            raise Refusal(
                 "client.optimizer: all its groups need one lr, the clients' learning rate η_l."
             )
         return optimizer
@@ -393,7 +392,7 @@ def whole_objective(
         if term is None:
             continue
         if term.shape != task.shape:
-            raise ValueError(
+            raise Refusal(
                 f"{type(part).__name__}.local_loss returns a tensor of shape {[*term.shape]}, not"
                 f" {[*task.shape]}: one number for each client."
             )

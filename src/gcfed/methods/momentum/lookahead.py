@@ -16,6 +16,7 @@ from torch.optim import SGD
 from gcfed.federated.parts import Download, Order, Params, Round, ServerPart, Setup
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import ShareBelow1, checked
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -42,7 +43,7 @@ class LookAhead(ServerPart):
         server = probe_optimizer(setup.module.server)
         if not isinstance(server, SGD):
             other = type(server).__name__
-            raise ValueError(
+            raise Refusal(
                 f"methods.lookahead needs server=momentum, not {other}: it reads SGD's momentum."
             )
         needed: dict[str, Any] = {
@@ -56,7 +57,7 @@ class LookAhead(ServerPart):
         for key, value in needed.items():
             present = server.defaults[key]
             if present != value:
-                raise ValueError(
+                raise Refusal(
                     f"methods.lookahead with momentum={self.momentum} needs server.{key}={value},"
                     f" not {present}: the server's step must be θ ← {self.step}."
                 )

@@ -41,6 +41,7 @@ from gcfed.methods.requirements import full_uploads, functional_network, mean_ag
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, Weight, checked
+from gcfed.utils.refusal import Refusal
 
 PARTS = ("fedcurv_fisher", "fedcurv_center")  # F_k and F_k ŵ_k
 
@@ -79,7 +80,7 @@ class CurvaturePenalty(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if is_recurrent(setup.module.net):
-            raise ValueError(
+            raise Refusal(
                 "methods.fedcurv takes gradients by sample, which recurrent layers lack: use"
                 " another net."
             )

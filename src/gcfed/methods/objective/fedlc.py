@@ -13,6 +13,7 @@ from gcfed.federated.parts import ClientPart, ClientStack, Download, Own, Params
 from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Positive, Weight, checked
 from gcfed.utils.device import on_device
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -43,7 +44,7 @@ class FedLC(ClientPart):
                 " smoothing)"
             )
             does = f"{self.title} removes classes that a client lacks from the softmax"
-            raise ValueError(f"{does}, and the loss of {task}: use the cross-entropy.")
+            raise Refusal(f"{does}, and the loss of {task}: use the cross-entropy.")
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()

@@ -12,6 +12,7 @@ from gcfed.federated.parts import Batch, ClientPart, ClientStack, Output, Setup
 from gcfed.methods.requirements import class_logits, network_parts, teacher
 from gcfed.models.own import batch_norms
 from gcfed.utils.checked import Positive, Weight, checked
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -43,13 +44,13 @@ class FedMLB(ClientPart):
         if others and (
             batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())
         ):
-            raise ValueError(
+            raise Refusal(
                 f"{self.title} and {others[0]} call model={type(net).__name__} twice a step. Batch"
                 " statistics would change twice, and dropout would draw two masks: use"
                 " model.norm=group and no dropout, or one method."
             )
         if len(net.stages()) < 2:  # type: ignore[operator]
-            raise ValueError(
+            raise Refusal(
                 f"methods.fedmlb needs two stages; model={type(net).__name__} has one: add a layer."
             )
 

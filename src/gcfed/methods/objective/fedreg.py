@@ -39,6 +39,7 @@ from gcfed.federated.training.batches import Kind
 from gcfed.methods.estimates import inner_products
 from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import torch_seed
 
 
@@ -76,7 +77,7 @@ class FedReg(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if any(isinstance(m, nn.Embedding) for m in setup.module.net.modules()):
-            raise ValueError(
+            raise Refusal(
                 "methods.fedreg needs gradients of the inputs, and tokens have none: use image"
                 " data."
             )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from gcfed.federated.parts import ClientPart, ClientStack, Download, Kept, Own, Params, Setup
 from gcfed.methods.requirements import plain_server
 from gcfed.models.own import batch_norms
+from gcfed.utils.refusal import Refusal
 
 
 class LocalNorm(ClientPart):
@@ -36,7 +37,7 @@ class LocalNorm(ClientPart):
         others = [part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts]
         if others:
             why = "compares a client with the broadcast model: clients start from other values"
-            raise ValueError(f"{self.title} does not combine with {others[0]}, which {why}.")
+            raise Refusal(f"{self.title} does not combine with {others[0]}, which {why}.")
         self.kept = [name for name in self.personal_tensors(setup) if name in setup.module.travels]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:

@@ -22,6 +22,7 @@ from gcfed.methods.personal.ditto import LR, rate
 from gcfed.methods.requirements import local_sgd
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, Positive, Weight, checked
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -47,7 +48,7 @@ class PFedMe(Proximal):
 
     def validate(self, setup: Setup) -> None:
         if setup.solver.clip_norm is not None:
-            raise ValueError(
+            raise Refusal(
                 f"{self.title} needs client.clip_norm=null, which would bound one inner step of"
                 " each K."
             )

@@ -32,6 +32,7 @@ from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.requirements import teacher
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import checked
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -64,7 +65,7 @@ class Private(LocalNorm):
         super().validate(setup)
         others = [part.title for part in setup.parts if teacher in part.needs]
         if others:
-            raise ValueError(
+            raise Refusal(
                 f"{self.title} does not combine with {others[0]}: no broadcast model is complete."
             )
 
@@ -86,7 +87,7 @@ class Private(LocalNorm):
         body = [name for name in travels if name not in head]
         if not (head and body and all(found.values())):
             known = ", ".join(name for name, _ in setup.module.net.named_modules() if name)
-            raise ValueError(
+            raise Refusal(
                 f"{self.title}: head={[*modules]} must be modules with tensors, and not all, of"
                 f" {known}."
             )
@@ -110,7 +111,7 @@ class Withheld(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         if probe_optimizer(setup.module.server).defaults.get("weight_decay"):
-            raise ValueError(
+            raise Refusal(
                 f"{self.title} needs server.weight_decay=0: the server must not change personal"
                 " tensors."
             )

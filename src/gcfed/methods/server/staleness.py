@@ -20,6 +20,7 @@ from gcfed.data.sampling import Buffered
 from gcfed.federated.parts import Order, Params, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import PositiveShare, Weight, Whole, checked
+from gcfed.utils.refusal import Refusal
 
 Rule = Literal["constant", "polynomial", "hinge"]
 
@@ -44,7 +45,7 @@ class FedBuff(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         if not isinstance(setup.sampler, Buffered):
-            raise ValueError(
+            raise Refusal(
                 f"{self.title} needs participation=buffered: in synchronous rounds no client is"
                 " late."
             )

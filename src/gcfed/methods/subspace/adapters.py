@@ -33,6 +33,7 @@ from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.personal.tensors import Private, Withheld
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.models.adapters import A, B, factors
+from gcfed.utils.refusal import Refusal
 
 FIXED = (A, B)  # by RoLoRA in rounds 1, 3, … and in rounds 2, 4, …
 
@@ -59,7 +60,7 @@ class OneFactor(ClientPart):
             if p.order is Order.MOVES_WEIGHTS or "corrects drift" in p.facts
         ]
         if others:
-            raise ValueError(
+            raise Refusal(
                 f"{self.title} does not combine with {others[0]}, which moves both factors."
             )
 

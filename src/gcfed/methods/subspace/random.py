@@ -40,6 +40,7 @@ from gcfed.federated.parts import (
 )
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import torch_seed
 
 
@@ -135,7 +136,7 @@ class SubspaceClient(ClientPart):
             why = (
                 f"would move {self.title} out of its subspace: weight decay is added after clipping"
             )
-            raise ValueError(
+            raise Refusal(
                 f"client.clip_norm={setup.solver.clip_norm} {why}. Set"
                 " client.optimizer.weight_decay=0."
             )

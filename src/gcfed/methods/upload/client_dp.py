@@ -37,6 +37,7 @@ from gcfed.federated.parts import (
 from gcfed.methods.requirements import mean_aggregator
 from gcfed.methods.upload.clip_update import clip_
 from gcfed.utils.checked import Inside, Positive, SettingError, Weight, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)
@@ -109,11 +110,11 @@ class Noise(ServerPart):
         try:
             self._account(self.expected / setup.data.num_clients)
         except ImportError as error:
-            raise ValueError(
+            raise Refusal(
                 "privacy=client_dp needs a package: uv pip install -e '.[privacy]'"
             ) from error
         except (ValueError, RuntimeError) as error:  # of opacus
-            raise ValueError(
+            raise Refusal(
                 f"privacy.epsilon={self.epsilon} and delta={self.delta}: {error}"
             ) from error
 
@@ -182,7 +183,7 @@ class Noise(ServerPart):
                 f"privacy.epsilon={self.epsilon} needs σ={self.sigma:.5g}, and finished rounds had"
                 f" σ={known:.5g}"
             )
-            raise ValueError(f"rounds={self.rounds}: {needs}. Keep the number of rounds.")
+            raise Refusal(f"rounds={self.rounds}: {needs}. Keep the number of rounds.")
 
 
 def check_assumptions(setup: Setup, title: str) -> None:
@@ -199,7 +200,7 @@ def check_assumptions(setup: Setup, title: str) -> None:
         ),
     ):
         if wrong:
-            raise ValueError(f"{title} needs {key}: {reason}.")
+            raise Refusal(f"{title} needs {key}: {reason}.")
     for part in setup.parts:
         reads = [
             hook
@@ -219,7 +220,7 @@ def check_assumptions(setup: Setup, title: str) -> None:
                 if reads
                 else "changes updates that are already clipped"
             )
-            raise ValueError(
+            raise Refusal(
                 f"{title} does not combine with {part.title}, which {does}: set privacy=none."
             )
     averaged = sorted(setup.no_steps)
@@ -228,7 +229,7 @@ def check_assumptions(setup: Setup, title: str) -> None:
             f"model={type(setup.module.net).__name__}, which sends {averaged[0]}, and noise may"
             " make it negative"
         )
-        raise ValueError(
+        raise Refusal(
             f"{title} does not combine with {sends}: use another normalisation"
             " (model.norm_policy=group)."
         )

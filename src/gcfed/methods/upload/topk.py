@@ -26,6 +26,7 @@ from gcfed.federated.parts import (
     like_trained,
 )
 from gcfed.utils.checked import PositiveShare, checked
+from gcfed.utils.refusal import Refusal
 
 
 @checked
@@ -47,7 +48,7 @@ class TopK(ClientPart):
         orders = Order.PROJECTS, Order.QUANTIZES
         others = [part.title for part in setup.parts if part.order in orders and part is not self]
         if others:
-            raise ValueError(
+            raise Refusal(
                 f"TopK does not combine with {others[0]}: its residual is one of whole, exact"
                 " updates."
             )

@@ -1,0 +1,28 @@
+"""The end of a command that a signal stops."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import NoReturn
+
+
+class Stopped(SystemExit):
+    """A signal ended the command. The exit status is 128 plus its number, as a shell reports it.
+
+    ``str`` gives one sentence. ``where`` is its end: the round, and how to continue.
+    """
+
+    def __init__(self, signum: int, where: str = "") -> None:
+        super().__init__(128 + signum)
+        self.signum = signum
+        self.where = where
+
+    def __str__(self) -> str:
+        name = signal.Signals(self.signum).name
+        return f"Stopped by {name}{self.where}."
+
+
+def stop(signum: int, frame: FrameType | None) -> NoReturn:
+    """The commands' handler of SIGTERM. Lightning calls it after its own handler."""
+    raise Stopped(signum)

@@ -1,0 +1,174 @@
+"""A wrong setting, file or combination ends a command with one line that names the key."""
+
+import logging
+import sys
+
+import numpy as np
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from gcfed import commands
+
+SMALL = (
+    "participation.num_clients=5",
+    "client.epochs=1",
+    "data.limit_train=60",
+    "data.limit_test=20",
+    "extras.figures=false",
+    "trainer.accelerator=cpu",
+    "trainer.devices=1",
+    "logger=csv",
+    "rounds=1",
+)
+# Words → a part of the line: a key, or the model, task or data.
+WRONG = {
+    "help": "help",
+    "scaffold": "algorithm=scaffold",
+    "rounds": "rounds=",
+    "--epochs=3": "client.epochs=3",
+    "--lr 0.1": "client.optimizer.lr=0.1",
+    "-m seed=1 2": "seed=1,2",
+    "dataset=cifar10": "data=cifar10",
+    "device=cuda": "trainer=gpu",
+    "num_clients=10": "participation.num_clients",
+    "extras=null": "extras.figures",
+    "data.label_noise=0.2": "data.label_noise=[0.4,0.5]",
+    "gcc=local": "gc=local",
+    "gc=gcfd": "gc=gcfed",
+    "algorithm=null": "algorithm",
+    "algorithm=fedavgg": "algorithm=fedavg",
+    "client.lr=0.1": "client.optimizer.lr",
+    "client.epochs=0": "client.epochs=0",
+    "client.epochs=many": "client.epochs=many",
+    "client.batch_size=-1": "client.batch_size=-1",
+    "client.optimizer.lr=-1": "client.optimizer",
+    "client.optimizer.lr=fast": "client.optimizer",
+    "client.optimizer.momentum=-1": "client.optimizer",
+    "client.last_batch=some": "client.last_batch",
+    "client.stack=0": "client.stack",
+    "client.clip_norm=-1": "client.clip_norm",
+    "client.optimizer._target_=torch.optim.SDG": "client.optimizer",
+    "rounds=0": "rounds=0",
+    "rounds=ten": "rounds=ten",
+    "seed=-1": "seed=-1",
+    "seed=1,2": "seed=1,2",
+    "eval_every=0": "eval_every=0",
+    "precision=16-mixed": "precision=16-mixed",
+    "name=a/b": "name=a/b",
+    "name=${nope}": "nope",
+    "targets=[2]": "targets",
+    "partition.alpha=0": "partition.alpha=0",
+    "partition=shards partition.alpha=1": "partition.alpha",
+    "partition=natural": "partition=natural",
+    "participation.num_clients=null": "participation.num_clients",
+    "participation.per_round=6": "participation.per_round",
+    "participation.faults.dropout=2": "participation.faults.dropout",
+    "model=mpl": "mlp",
+    "model.hidden=[0]": "model.hidden",
+    "model.hidden=wide": "model.hidden",
+    "model=cnn model.num_classes=3": "model.num_classes",
+    "model=own": "model",
+    "model._target_=nowhere.Net": "model._target_=nowhere.Net",
+    "model.start=/nowhere/last.ckpt": "model.start=/nowhere/last.ckpt",
+    "model=gpt": "model",
+    "data=own": "data",
+    "data=csv": "data.path",
+    "data=csv data.path=/nowhere.csv": "data.path=/nowhere.csv",
+    "data=arrays data.path={folder}/text.npz": "data.path",
+    "data=arrays data.path={folder}/x.npz partition=natural": "partition",
+    "data=image_folder data.root=/nowhere": "data.root=/nowhere",
+    "data.dataset._target_=nowhere.load": "data.dataset._target_",
+    "data.validation=1": "data.validation",
+    "data.limit_train=0": "data.limit_train",
+    "data.transform.mean=[0.1,0.2]": "data.transform.mean",
+    "task._target_=gcfed.tasks.SquaredError": "task",
+    "metrics=personal": "data.client_test",
+    "metrics=gap federation=wire metrics.gap.every=9": "federation=none",
+    "callbacks=best callbacks.best.monitor=test/rmse": "monitor=test/rmse",
+    "callbacks=early_stopping callbacks.early_stopping.monitor=val/acc": "data.validation",
+    "attack=sign_flip attack.fraction=2": "attack.fraction",
+    "aggregator=krum aggregator.hostile=5": "aggregator",
+    "server.lr=-1": "server",
+    "gc.lam=2": "gc.lam=2",
+    "gc.boundary=fc9": "gc.boundary",
+    "+rond=3": "rounds",
+    "+methods.mine.mu=1": "methods.mine._target_",
+    "+method.mine._target_=mine.Mine": "methods",
+    "+methods.mine._target_=mine_of_nobody.Mine": "methods.mine._target_",
+    "ckpt_path=last": "ckpt_path=last",
+    "ckpt_path=it's.ckpt": "ckpt_path=it's.ckpt",
+    "ckpt_path={folder}/text.npz": "ckpt_path",
+    "trainer.accelerator=tpu": "trainer.accelerator",
+    "trainer.devices=none": "trainer.devices",
+    "paths=null": "paths",
+    "hparams_search=digits_optuna": "-m",
+    "hydra.run.dir={folder}/text.npz/run": "text.npz",
+}
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys):
+    """``typed("rounds=0")`` calls ``gcfed-train`` in this process; returns its status, its lines on
+    stderr, and the folders that it has left.
+    """
+    (tmp_path / "text.npz").write_text("no arrays")
+    np.savez(tmp_path / "x.npz", x=np.zeros((60, 4), np.float32), y=np.arange(60) % 3)
+    # Hydra's handlers would write to the folder of the refused run for the rest of this process
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)  # a refused name leaves it there
+
+    def call(*words: str, command=commands.train):
+        logs = tmp_path / "logs"
+        GlobalHydra.instance().clear()
+        monkeypatch.setattr(sys, "argv", ["gcfed-train", *words])
+        if command is commands.train:
+            sys.argv += [f"paths.log_dir={logs}"]
+        status = 0
+        try:
+            command()
+        except SystemExit as end:
+            status = end.code
+        left = sorted(path.relative_to(logs).as_posix() for path in logs.rglob("*"))
+        return status, capsys.readouterr().err.strip().splitlines(), left
+
+    return call
+
+
+def completed(words: str, folder) -> list[str]:
+    """The words after settings of a small run that they do not set themselves."""
+    mine = [word.replace("{folder}", str(folder)) for word in words.split()]
+    keys = {word.partition("=")[0].lstrip("+") for word in mine}
+    if "paths" in keys:
+        return mine
+    # the last word of -m seed=1 2 follows what it belongs to
+    return [*(word for word in SMALL if word.partition("=")[0] not in keys), *mine]
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_word_ends_with_one_line_that_names_it_and_leaves_no_folder(typed, tmp_path, words):
+    status, lines, left = typed(*completed(words, tmp_path))
+    assert status == 1
+    assert len(lines) == 1, "\n".join(lines)
+    assert WRONG[words].replace("{folder}", str(tmp_path)) in lines[0]
+    assert not lines[0].startswith(("Refusal", "ValueError", "BuildError"))
+    assert left == []
+
+
+def test_the_list_is_long():
+    assert len(WRONG) >= 60
+
+
+def test_debug_shows_the_traceback_of_a_refusal(typed, tmp_path):
+    _, lines, _ = typed(*completed("partition.alpha=0", tmp_path), "debug=true")
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "partition.alpha=0" in lines[-1]
+
+
+def test_the_version(typed, monkeypatch, capsys):
+    from gcfed import __version__
+
+    monkeypatch.setattr(sys, "argv", ["gcfed-train", "--version"])
+    commands.train()
+    assert capsys.readouterr().out == f"gcfed {__version__}\n"
