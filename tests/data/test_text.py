@@ -1,6 +1,7 @@
 """Sequences with a label at every position: loader, transform, partitions and whole runs."""
 
 import hashlib
+import re
 
 import numpy as np
 import pytest
@@ -120,7 +121,8 @@ def test_a_run_on_the_small_play(config, play, model, capsys):
     loss = F.cross_entropy(logits[real], y[real]).item()
     assert result.metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
     assert result.metrics["test/perplexity"] == pytest.approx(np.exp(loss), rel=1e-5)
-    assert f"│ test/perplexity           │ {np.exp(loss):.4g}, at best" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert re.search(rf"global model, test/perplexity +│ {np.exp(loss):.4g}, at best", printed)
     groups = data.dataset.train.groups[data.partition.indices]
     owners = [
         {*groups[data.partition.offsets[k] : data.partition.offsets[k + 1]].tolist()}
