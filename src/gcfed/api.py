@@ -39,23 +39,28 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
 
     Raises ValueError for an unknown key or option, and suggests the right one.
     """
-    words = shorthand(
-        word for given in overrides for word in ([given] if isinstance(given, str) else given)
-    )
+    given: list[str] = []
+    for words in overrides:
+        given += [words] if isinstance(words, str) else words
+    given = shorthand(given)
     with _composing:
-        cfg = composed(words)
+        cfg = composed(given)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
-        changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
-        changed = re.sub(r"['\"\\$]+", "-", changed)  # the resolver's argument is in quotes
-        base = "${paths.log_dir}/${name},${ckpt_path}"
-        # with_folder makes it each run's own
-        folder = f"${{run_dir:{base},'{datetime.now():{NOW}}','{changed}'}}"
+        folder = _folder_of_each_run(given)
     with open_dict(cfg):
         cfg.paths.output_dir = str(folder or cfg.paths.output_dir)
         cfg.callbacks.progress = None
         if cfg.trainer.devices == "auto":
             cfg.trainer.devices = 1
     return cfg
+
+
+def _folder_of_each_run(overrides: Iterable[str]) -> str:
+    """An interpolation, from which ``with_folder`` makes each run's own folder."""
+    changed = ",".join(word for word in overrides if not word.startswith(("ckpt_path=", "paths.")))
+    changed = re.sub(r"['\"\\$]+", "-", changed)  # the resolver's argument is in quotes
+    base = "${paths.log_dir}/${name},${ckpt_path}"
+    return f"${{run_dir:{base},'{datetime.now():{NOW}}','{changed}'}}"
 
 
 def compare(
@@ -85,33 +90,50 @@ def compare(
     from gcfed.check import check
     from gcfed.run import train
 
-    seeds, names = (
-        [*seeds],
-        {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs},
-    )
-    if not (names and seeds) or len({*names.values()}) < len(names) or len({*seeds}) < len(seeds):
+    seeds = [*seeds]
+    names = {method: _file_name(method) for method in configs}
+    differ = len({*names.values()}) == len(names) and len({*seeds}) == len(seeds)
+    if not (names and seeds and differ):
         raise ValueError(
             f"A comparison needs different names and different seeds: {', '.join(names)}; {seeds}."
         )
-    logs = next(iter(configs.values())).paths.log_dir
-    root = Path(folder or Path(logs, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
-    folders = {
-        (method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in configs
-    }
-    runs = {key: deepcopy(configs[key[0]]) for key in folders}
-    for key, run in runs.items():
-        if run.ckpt_path not in (None, "last"):
-            raise ValueError(
-                f"ckpt_path={run.ckpt_path}: a comparison continues its own folders, by"
-                " ckpt_path=last."
-            )
-        with open_dict(run):
-            run.seed, run.paths.output_dir = key[1], str(folders[key])
-            run.ckpt_path = run.ckpt_path if (folders[key] / CHECKPOINT).is_file() else None
-        check(run)
-        check_folder(run, folders[key])
+    if not folder:
+        logs = next(iter(configs.values())).paths.log_dir
+        folder = Path(logs, "compare", job() or f"{datetime.now():{NOW}}")
+    root = Path(folder).absolute()
+    folders = {}
+    runs = {}
+    for seed in seeds:
+        for method, config in configs.items():
+            run_folder = root / f"{names[method]}_seed{seed}"
+            run = _run_of(config, seed, run_folder)
+            check(run)
+            check_folder(run, run_folder)
+            folders[method, seed] = run_folder
+            runs[method, seed] = run
     frames = {key: train(run, quiet=quiet).frame for key, run in runs.items()}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]).sort_index(), folders)
+
+
+def _file_name(method: str) -> str:
+    """The part of a folder's name that stands for a method."""
+    return re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run"
+
+
+def _run_of(config: DictConfig, seed: int, folder: Path) -> DictConfig:
+    """A method's config with this seed and folder. It continues if the folder has a checkpoint."""
+    if config.ckpt_path not in (None, "last"):
+        raise ValueError(
+            f"ckpt_path={config.ckpt_path}: a comparison continues its own folders, by"
+            " ckpt_path=last."
+        )
+    run = deepcopy(config)
+    with open_dict(run):
+        run.seed = seed
+        run.paths.output_dir = str(folder)
+        if not (folder / CHECKPOINT).is_file():
+            run.ckpt_path = None
+    return run
 
 
 @dataclass(repr=False)
@@ -122,7 +144,8 @@ class Comparison:
     folders: dict[tuple[str, int], Path]  # (method, seed) → the run's
 
     def __repr__(self) -> str:
-        methods, seeds = (list(dict.fromkeys(names)) for names in zip(*self.folders, strict=True))
+        methods = list(dict.fromkeys(method for method, _ in self.folders))
+        seeds = list(dict.fromkeys(seed for _, seed in self.folders))
         rounds = self.frame.index.get_level_values("round").max()
         return f"Comparison(methods={methods}, seeds={seeds}, rounds={rounds})"
 
@@ -132,12 +155,14 @@ class Comparison:
         Raises ValueError if a method has no value.
         """
         values = self.frame.reindex(columns=[column])[column].dropna()
-        methods = dict.fromkeys(method for method, _ in self.folders)
-        if lacking := [method for method in methods if method not in values.index.unique("method")]:
-            raise ValueError(
-                f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}."
-            )
-        return {method: values.loc[method].unstack("seed") for method in methods}
+        curves = {}
+        for method, _ in self.folders:
+            if method not in values.index.unique("method"):
+                raise ValueError(
+                    f"column={column}: {method} has none; there are {', '.join(self.frame)}."
+                )
+            curves[method] = values.loc[method].unstack("seed")
+        return curves
 
     def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
         """A row for each method: a column's mean over seeds and the last ``rounds`` rounds, with
@@ -150,19 +175,12 @@ class Comparison:
         from gcfed.report.verdict import interval
 
         curves = self.curves(column)
-        if (
-            min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values())
-            < 3 * rounds
-        ):
-            rounds = 1
-        last = {
-            m: runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1])
-            for m, runs in curves.items()
-        }
-        rows = {
-            method: (seeds.mean(), *interval(seeds), len(seeds), rounds)
-            for method, seeds in last.items()
-        }
+        lengths = [runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()]
+        averaged = rounds if min(lengths) >= 3 * rounds else 1
+        rows = {}
+        for method, runs in curves.items():
+            seeds = runs.apply(lambda run: smooth(run.dropna(), averaged).iloc[-1])
+            rows[method] = (seeds.mean(), *interval(seeds), len(seeds), averaged)
         return pd.DataFrame.from_dict(
             rows, orient="index", columns=["mean", "low", "high", "seeds", "rounds"]
         )
@@ -177,8 +195,6 @@ class Comparison:
         from gcfed.report.figures import curves
 
         self.curves(column)  # raises for an unknown column
-        rows = pd.DataFrame(
-            [(method, read_run(self.folders[method, seed])) for method, seed in self.folders]
-        )
-        rows = rows.set_axis(["method", "run"], axis=1).assign(repeated=False)
+        runs = [(method, read_run(folder)) for (method, _), folder in self.folders.items()]
+        rows = pd.DataFrame(runs, columns=["method", "run"]).assign(repeated=False)
         return curves(rows, column, looks(rows["method"]))

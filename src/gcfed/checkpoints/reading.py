@@ -34,10 +34,14 @@ class RunRecord(Callback):
     """
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
-        counted, checksums = leaves(cfg), fingerprint(data)
-        self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
-        self.about["data"] = digest(checksums)
-        self.content: dict[str, Any] = {"leaves": counted, "checksums": checksums, **self.about}
+        settings = leaves(cfg)
+        checksums = fingerprint(data)
+        self.about = {
+            "identity": digest(settings),
+            "setting": digest(settings, without="seed"),
+            "data": digest(checksums),
+        }
+        self.content: dict[str, Any] = {"leaves": settings, "checksums": checksums, **self.about}
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         """A resumed run that early stopping has ended trains no further round."""
@@ -55,7 +59,8 @@ def fingerprint(data: FederatedDataModule) -> dict[str, str]:
     """
     parts = {"clients": checksum(data.partition.indices, data.partition.offsets)}
     for name, split in data.splits.items():
-        parts |= {f"{name} samples": checksum(split.x), f"{name} labels": checksum(split.y)}
+        parts[f"{name} samples"] = checksum(split.x)
+        parts[f"{name} labels"] = checksum(split.y)
     return parts
 
 
@@ -73,21 +78,34 @@ def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
 
     ``ckpt_path=last`` is ``last.ckpt`` in the run's folder.
     """
-    path = folder / CHECKPOINT if cfg.ckpt_path == "last" else cfg.ckpt_path and Path(cfg.ckpt_path)
-    if cfg.ckpt_path == "last" and not path.is_file():
-        if not in_sweep():
-            raise FileNotFoundError(
-                "ckpt_path=last: no earlier run with these settings has a checkpoint (its folder"
-                f" would be {folder}). Repeat the overrides of the run to continue, or set"
-                f" ckpt_path=<run>/{CHECKPOINT}."
-            )
-        log.warning(
-            "ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder
-        )
+    if cfg.ckpt_path is None:
         return None
-    if path is not None and not path.is_file():
-        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
+    if cfg.ckpt_path == "last":
+        return _last_checkpoint(folder)
+    path = Path(cfg.ckpt_path)
+    if not path.is_file():
+        raise _no_such_file(path)
     return path
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    path = folder / CHECKPOINT
+    if path.is_file():
+        return path
+    if not in_sweep():
+        raise FileNotFoundError(
+            "ckpt_path=last: no earlier run with these settings has a checkpoint (its folder"
+            f" would be {folder}). Repeat the overrides of the run to continue, or set"
+            f" ckpt_path=<run>/{CHECKPOINT}."
+        )
+    log.warning(
+        "ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder
+    )
+    return None
+
+
+def _no_such_file(path: str | Path) -> FileNotFoundError:
+    return FileNotFoundError(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
 
 
 def resume(
@@ -106,22 +124,8 @@ def resume(
         return 0
     checkpoint = load_checkpoint(path)
     fitting(module, net_of(checkpoint), path)
-    there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
-    if there["identity"] != here["identity"]:
-        raise ValueError(
-            f"ckpt_path={path} belongs to another run:"
-            f" {differences(there['leaves'], here['leaves'])}. Repeat that run's overrides, or"
-            " start anew without ckpt_path."
-        )
-    if changed := [
-        name
-        for name, checksum in here["checksums"].items()
-        if there["checksums"].get(name) != checksum
-    ]:
-        raise ValueError(
-            f"ckpt_path={path}: the data have changed since: {', '.join(changed)}. "
-            "Put the old files back, or start anew without ckpt_path."
-        )
+    _check_record(checkpoint["gcfed"], record.content, path)
+    rounds = int(checkpoint["global_step"])
     if rounds > cfg.rounds:
         raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
     if leads() and not loop.transport.remote:
@@ -130,23 +134,41 @@ def resume(
     return rounds
 
 
-def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint of this project. Nothing in it is called.
+def _check_record(there: dict[str, Any], here: dict[str, Any], path: Path) -> None:
+    """Raises ValueError if a checkpoint's record has other settings or data than this run's."""
+    if there["identity"] != here["identity"]:
+        raise ValueError(
+            f"ckpt_path={path} belongs to another run:"
+            f" {differences(there['leaves'], here['leaves'])}. Repeat that run's overrides, or"
+            " start anew without ckpt_path."
+        )
+    changed = []
+    for name, checksum_here in here["checksums"].items():
+        if there["checksums"].get(name) != checksum_here:
+            changed.append(name)
+    if changed:
+        raise ValueError(
+            f"ckpt_path={path}: the data have changed since: {', '.join(changed)}. "
+            "Put the old files back, or start anew without ckpt_path."
+        )
 
-    Raises FileNotFoundError if it does not exist; ValueError if it is damaged, or no checkpoint of
-    this project.
+
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Reads a checkpoint of this project. It calls nothing that the file names.
+
+    Raises FileNotFoundError if the file does not exist; ValueError if it is damaged, or no
+    checkpoint of this project.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums
-            if damaged := archive.testzip():
+            damaged = archive.testzip()
+            if damaged:
                 raise ValueError(f"the checksum of {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if not {"state_dict", "global_step", "gcfed"} <= checkpoint.keys():
             raise ValueError("gcfed did not write it")
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}."
-        ) from None
+        raise _no_such_file(path) from None
     except Exception as error:
         raise ValueError(
             f"ckpt_path={path} is damaged, or no checkpoint of this project: {error}"
@@ -163,8 +185,9 @@ def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
         return net_of(checkpoint), checkpoint["global_step"]
     try:
         with safe_open(path, "pt") as file:
-            rounds = int((file.metadata() or {}).get("round", 0))
-            return {name: file.get_tensor(name) for name in file.keys()}, rounds  # noqa: SIM118  (no dict)
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
+            return tensors, int(about.get("round", 0))
     except (SafetensorError, ValueError) as error:
         raise ValueError(
             f"ckpt_path={path} is damaged, or no model of this project: {error}"
@@ -172,11 +195,12 @@ def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
 
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {
-        k.removeprefix("net."): v
-        for k, v in checkpoint["state_dict"].items()
-        if k.startswith("net.")
-    }
+    """The global network's tensors, by name."""
+    tensors = {}
+    for name, value in checkpoint["state_dict"].items():
+        if name.startswith("net."):
+            tensors[name.removeprefix("net.")] = value
+    return tensors
 
 
 def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -184,13 +208,15 @@ def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> d
 
     Raises ValueError if names or shapes differ from the network's.
     """
-    states = theirs, module.net.state_dict()  # a module's extra state may be no tensor
-    there, here = (
-        {k: tuple(v.shape) for k, v in state.items() if isinstance(v, Tensor)} for state in states
-    )
-    if odd := differences(there, here, most=4):
+    odd = differences(_shapes(theirs), _shapes(module.net.state_dict()), most=4)
+    if odd:
         raise ValueError(
             f"ckpt_path={path} holds another model than {type(module.net).__name__}: {odd}. "
             "Set model=… and data=… as in the run that wrote it."
         )
     return theirs
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    # a module's extra state may be no tensor
+    return {name: tuple(t.shape) for name, t in state.items() if isinstance(t, Tensor)}
