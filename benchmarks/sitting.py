@@ -11,7 +11,6 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -75,9 +74,7 @@ class Sitting(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = FederatedLoop.of(trainer)
-        loop.server = replace(
-            loop.server, setup=replace(loop.server.setup, sampler=InPairs(loop.sampler))
-        )
+        loop.server.schedule.sampler = InPairs(loop.sampler)
         parts = [*loop.stacks.program.parts, *loop.server.parts]
         self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
         self.solver, self.recorders = (

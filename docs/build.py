@@ -384,8 +384,6 @@ def row_of(name: str) -> list[str]:
 
 def python_pages() -> None:
     objects = [get_object(f"gcfed.{name}") for name in gcfed.__all__]
-    # gcfed.report is a package, too
-    objects = [one.__call__ if inspect.ismodule(one) else one for one in objects]
     public = [f"{one.__module__}.{one.__qualname__}" for one in objects]
     write("reference/python/README.md", "# From Python", *(f"::: {name}" for name in public))
     for package, modules in API.items():

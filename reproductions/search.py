@@ -12,10 +12,12 @@ import yaml
 from omegaconf import DictConfig
 from optuna.trial import TrialState
 
+from gcfed.assemble import declared_result
 from gcfed.runs.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.runs.lock import locked
+from gcfed.runs.measures import check_judges
 from hydra_plugins.gcfed_optuna import next_trial, open_study, space_of, write
-from reproductions.compare import measured
+from reproductions.compare import column_of, measured
 from reproductions.tables import Job, Search
 
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
@@ -53,6 +55,10 @@ def tune(
             *search.overrides,
         ]
         configs[cell] = compose(common[cell])
+        if "methods" in configs[cell]:
+            result = declared_result(configs[cell])
+            key = f"{cell}: search.metric={search.metric}"
+            check_judges(column_of(search.metric), result, key)
         if both := {*(search.seeds or [configs[cell].seed])} & {job.seed for job in jobs.values()}:
             raise ValueError(
                 f"seed={min(both)} is in a search and in a run: set other seeds, or other"

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from gcfed.runs.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run  # n
 from gcfed.runs.identity import differences, digest, leaves  # noqa: E402
 from gcfed.runs.lock import locked  # noqa: E402
 from gcfed.utils.compose import composed  # noqa: E402
-from reproductions.compare import write_comparison  # noqa: E402
-from reproductions.tables import CONFIGS, Job, Part, load, plan  # noqa: E402
+from reproductions.compare import Whole, write_comparison  # noqa: E402
+from reproductions.tables import CONFIGS, Axis, Job, Part, Table, load, plan  # noqa: E402
 
 STOP = "callbacks.early_stopping"
 FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be run"
@@ -91,6 +92,10 @@ class Work:
                     return f"{name}.{key} is {has.get(key)} there, {value} here"
         return ""
 
+    def get(self, key: str) -> Any:
+        """The config's value at a dotted key."""
+        return OmegaConf.select(self.cfg, key)
+
     @property
     def beside(self) -> dict[str, Any]:
         """Its metrics and its early stopping, by dotted key: they are not part of its identity."""
@@ -136,6 +141,26 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
             if twins and work.state != FINISHED:
                 work.folder, work.state, work.why = twins[0].folder, FINISHED, ""
     return found
+
+
+def whole_table(table: Table, scale: str, extra: Sequence[str]) -> Whole:
+    """A function that gives the values of a cell's run in the whole table, by dotted key.
+
+    It gives {} where the scale and the arguments change nothing.
+    """
+    full = table.scales.get("full", Part()).overrides
+
+    @cache
+    def values(*overrides: str) -> Mapping[str, Any]:
+        cfg = composed(overrides)
+        return {**leaves(cfg), "rounds": cfg.rounds, "eval_every": cfg.eval_every}
+
+    def of(row: Axis, column: Axis) -> Mapping[str, Any]:
+        if scale == "full" and not extra:
+            return {}
+        return values(*(table.overrides_of(row, column) or ()), *full)
+
+    return of
 
 
 def run(work: Work, number: str, root: Path) -> None:
@@ -215,11 +240,12 @@ def main(words: Sequence[str]) -> int:
         for place, folders in places.items()
     }
     command = f"python reproductions/table.py {shlex.join(words)}"
-    print(
-        write_comparison(table, scale, found, root, command)
-        if works
-        else "There is nothing to compare."
-    )
+    if works:
+        print(
+            write_comparison(table, scale, found, root, command, whole_table(table, scale, extra))
+        )
+    else:
+        print("There is nothing to compare.")
     unfinished = [f"  {title}: {why}" for title, why in lost.items()]
     unfinished += [
         f"  {w.job.title}: {w.why or w.state}\n    {w.folder}" for w in each if w.state != FINISHED

@@ -138,6 +138,15 @@ class Table:
             for column in self.columns:
                 self.cell(row, column)
 
+    @property
+    def chosen(self) -> set[str]:
+        """The keys that differ between the runs of a cell: the seed, and what its search chose."""
+        keys = {"seed"}
+        if self.search is not None:
+            for params in (self.search.params, *self.search.knobs.values()):
+                keys |= params.keys()
+        return keys
+
     def cell(self, row: Axis, column: Axis) -> Cell:
         """What the paper prints there. ValueError if the entry has none of the forms."""
         match entry := self.cells[row.label][self.columns.index(column)] if self.cells else None:

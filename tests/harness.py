@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gcfed.aggregators.mean import MeanAggregator
+from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.loop import FederatedLoop
@@ -32,6 +33,12 @@ from gcfed.utils.resolvers import ROOT
 ALGORITHMS = sorted(
     {path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed", "fedzmg"}
 )
+# Those that wait for late clients; tests/methods/server/test_late.py has their contract.
+LATE = [
+    name
+    for name in ALGORITHMS
+    if "/participation: buffered" in (ROOT / f"configs/algorithm/{name}.yaml").read_text()
+]
 # Overrides by algorithm.
 FEW_INNER_STEPS = {
     "fedreg": ["methods.fedreg.iterations=2"],
@@ -246,6 +253,8 @@ def train_rounds(
     world=1,
     task=CLASSIFICATION,
     faults=None,
+    sampler=None,
+    clock=None,
     on_round=lambda round, row: None,
 ):
     """Trains ``net`` through the real loop, without tests; returns its weights.
@@ -255,13 +264,14 @@ def train_rounds(
     solver, data = copy(solver), copy(data)
     solver.stack, data.rounds = k, rounds
     loop = FederatedLoop(
-        sampler=Cohorts(cohort_of, order),
+        sampler=sampler or Cohorts(cohort_of, order),
         solver=solver,
         aggregator=aggregator or MeanAggregator(),
         rounds=rounds,
         seed=seed,
         stores=stores or ClientStores(),
         faults=faults or Faults(),
+        clock=clock or Clock(),
     )
     module = FederatedModule(net, server, task=task)
     module.test = lambda watchers: {}

@@ -6,11 +6,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from os.path import relpath
-from types import ModuleType
+from types import FunctionType
 
 import numpy as np
 import pandas as pd
 import pytest
+from run_folders import write_run
 from safetensors.torch import load_file
 
 import gcfed
@@ -42,7 +43,7 @@ from gcfed.federated.parts import ServerPart
 class Stop(ServerPart):
     def on_broadcast(self, download, round):
         if round.index == 1:
-            late = {"pandas", "peft", "wandb", "mlflow", "gcfed.plots", "gcfed.report"}
+            late = {"pandas", "peft", "wandb", "mlflow", "gcfed.plots", "gcfed.reporting"}
             found = late & {*sys.modules}
             sys.exit(repr(found))
 gcfed.train(cfg)
@@ -233,8 +234,13 @@ def test_a_comparison_equals_single_runs(tmp_path):
     assert [*comparison.table().index] == ["GC, Fed", "FedAvg"]
     last = [curve.iloc[-1] for curve in acc]
     half = 12.7062 * abs(last[0] - last[1]) / 2
-    expected = [np.mean(last), np.mean(last) - half, np.mean(last) + half, 2, 1]
-    assert comparison.table(rounds=2).loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
+    expected = [np.mean(last), np.mean(last) - half, np.mean(last) + half]
+    row = comparison.table(rounds=2).loc["GC, Fed"]
+    assert row[["mean", "low", "high"]].tolist() == pytest.approx(
+        [100 * number for number in expected], rel=1e-4
+    )
+    assert row[["unit", "column", "seeds", "rounds"]].tolist() == ["%", "test/acc", 2, 1]
+    assert comparison.table("train/loss").loc["GC, Fed"]["unit"] == ""
 
     figure = comparison.figure()
     (axes,) = figure.axes
@@ -258,10 +264,9 @@ def test_a_comparison_equals_single_runs(tmp_path):
     again = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
     # equal seconds: no run trained again
     pd.testing.assert_frame_equal(again.frame, comparison.frame)
-    for _ in range(2):  # gcfed.report stays callable after its package is imported
-        page = gcfed.report(tmp_path / "runs", out=tmp_path / "report", figures=False)
+    page = gcfed.report(tmp_path / "runs", out=tmp_path / "report", figures=False)
     assert page.read_text().count("seed3") >= 2
-    assert isinstance(gcfed.report, ModuleType)
+    assert isinstance(gcfed.report, FunctionType)  # also after its package was imported
 
 
 @pytest.mark.parametrize(
@@ -283,3 +288,40 @@ def test_an_invalid_comparison_is_refused(tmp_path, more, seeds, sentence):
     with pytest.raises(ValueError, match=sentence):
         gcfed.compare(configs, seeds, tmp_path / "runs")
     assert [*tmp_path.rglob("metrics.csv")] == []
+
+
+OWN = "personal/local_acc"
+
+
+def compared(root, **methods):
+    """A comparison of runs that were not trained: method → (declared result, columns)."""
+    folders, frames = {}, {}
+    for method, (result, columns) in methods.items():
+        for seed in (1, 2):
+            folder = folders[method, seed] = root / f"{method}_{seed}"
+            rows = [{"test/acc": 0.1 * seed} | {name: x * seed for name, x in columns.items()}]
+            summary = {"rounds": 1, "result": result}
+            frames[method, seed] = write_run(folder, rows, summary=summary, seed=seed).metrics
+    frame = pd.concat(frames, names=["method", "seed", "round"])
+    return gcfed.api.Comparison(frame, folders)
+
+
+def test_a_comparison_is_by_the_result_that_methods_declare(tmp_path, caplog):
+    found = compared(tmp_path, FedAvg=("test/acc", {OWN: 0.2}), FedRep=(OWN, {OWN: 0.4}))
+    table = found.table()
+    assert table["mean"].to_dict() == {"FedAvg": pytest.approx(30), "FedRep": pytest.approx(60)}
+    assert {*table["column"]} == {OWN}
+    assert found.table("test/acc")["mean"].tolist() == pytest.approx([15, 15])
+    assert not caplog.text
+    assert found.figure().axes[0].get_ylabel() == "accuracy of clients' own models (%)"
+
+
+def test_a_comparison_leaves_out_what_cannot_be_compared_and_says_why(tmp_path, caplog):
+    found = compared(
+        tmp_path, FedAvg=("test/acc", {}), Other=("test/acc", {}), FedRep=(OWN, {OWN: 0.4})
+    )
+    table = found.table()
+    assert [*table.index] == ["FedAvg", "Other"]
+    assert {*table["column"]} == {"test/acc"}
+    why = f"FedRep is judged by {OWN}, which FedAvg and Other did not measure"
+    assert f"Not compared: {why}" in caplog.text

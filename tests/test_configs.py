@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from gcfed.assemble import build_methods, build_module
+from gcfed.assemble import build_methods, build_module, declared_result
 from gcfed.check import check
 from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation, cohort_size
@@ -14,7 +14,7 @@ from gcfed.methods.upload.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
 from gcfed.runs.identity import identity
 from gcfed.utils.instantiate import build, build_all
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import CONFIGS, ROOT
 
 
 def options(group):
@@ -43,6 +43,7 @@ def instantiate(cfg):
     assert callable(data.load)
     data.num_clients = data.num_clients or 660  # files decide the number of natural clients
     data.sizes = lambda clients: np.full(len(clients), 100)
+    data.two_samples = lambda: None
     per_round = cohort_size(cfg.participation.per_round, data.num_clients)
     with torch.device("meta"):  # the weights do not matter here
         module = build_module(cfg)
@@ -136,6 +137,23 @@ def test_experiments_have_the_setting_of_gcfed(
     assert loop.aggregator.weighting == "uniform"
     assert isinstance(cfg.server.lr, float)
     assert cfg.server.lr == 1.0
+
+
+OWN_MODELS = {"apfl", "ditto", "fedper", "fedrep", "lgfedavg", "pfedme"}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("algorithm/*.yaml")))
+def test_personal_methods_declare_their_clients_models_as_their_result(config, name):
+    """FedBABU is none of them: its paper judges the global model, or models that are fine-tuned."""
+    column = "personal/local_acc" if name in OWN_MODELS else ""
+    assert declared_result(config(f"algorithm={name}")) == column
+    # with other ingredients, too
+    assert declared_result(config(f"algorithm={name}", "gc=gcfed", "attack=scale")) == column
+
+
+def test_adapters_that_stay_on_the_clients_are_the_result(config):
+    for average, column in (("fedsa", "personal/local_acc"), ("ffa", ""), ("svd", "")):
+        assert declared_result(config("gc=none", f"model.lora.average={average}")) == column
 
 
 def test_the_default_is_gc_fed_and_other_algorithms_have_no_gc(config):

@@ -123,12 +123,3 @@ def test_local_training_does_not_wait_for_the_device(config, tmp_path, monkeypat
 
     monkeypatch.setattr(LocalSolver, "train", watched)
     train(config(*SMALL, "trainer=gpu", "precision=bf16-mixed", folder=tmp_path / "run"))
-
-
-def test_a_loss_surface_on_a_gpu_equals_that_of_the_cpu(config, tmp_path):
-    args = (*SMALL, "rounds=2", "precision=64-true", "metrics=surface", "metrics.surface.grid=3")
-    for trainer in ("gpu", "cpu"):
-        train(config(*args, f"trainer={trainer}", folder=tmp_path / trainer))
-    gpu, cpu = (np.load(tmp_path / trainer / "surface_round_2.npz") for trainer in ("gpu", "cpu"))
-    for key in ("x", "y", "loss", "points", "point_loss", "distance"):
-        np.testing.assert_allclose(gpu[key], cpu[key], rtol=1e-6, atol=1e-9, err_msg=key)

@@ -6,11 +6,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
 from gcfed.check import check
 from gcfed.run import train
+from gcfed.tasks import Batch
 from gcfed.utils.compose import shorthand
 from gcfed.utils.resolvers import ROOT
 
@@ -27,6 +29,12 @@ def test_the_method_of_the_page_is_in_the_project():
     assert len(files) == 3
     for name, content in files.items():
         assert content.replace(f"# {name}\n", "", 1) == (ROOT / name).read_text()
+
+
+def written(folder, name):
+    """A file of the page about own parts, in this folder."""
+    (folder / name).write_text(files_in(OWN)[name])
+    return str(folder / name)
 
 
 COUNTS = re.compile(r"\b(\d+) (?:other )?(?:algorithms|methods)\b|\[all (\d+)\]\(methods")
@@ -60,6 +68,7 @@ def test_a_second_number_of_algorithms_is_found():
     assert not counts_of_methods("[The table of 25 methods](reproductions/results/x.md)")
 
 
+CLASSES = ("Weighted", "WeightedMean")
 OWN = (ROOT / "docs/bring-your-own.md").read_text()
 COMMANDS = re.findall(r"^    gcfed-train (.*)$", OWN, re.MULTILINE)
 
@@ -179,3 +188,25 @@ def test_the_tests_that_reliability_names_exist():
     assert len(named) > 20
     for file, test in named:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+
+
+def test_the_page_states_how_weights_of_classes_change_a_loss(tmp_path):
+    """Its two numbers are those of its two classes, and of torch."""
+    page = runpy.run_path(written(tmp_path, "myweights.py"))
+    outputs, y, weight = torch.zeros(2, 2), torch.tensor([0, 1]), [1.0, 3.0]
+    batch = Batch(outputs[None], y[None], None, torch.tensor([2.0]))
+    losses = [page[name](weight).mean_losses(outputs[None], batch) for name in CLASSES]
+    stated = [float(number) for number in re.findall(r"\(1.*?\) / .*? = (\d\.\d{3})", OWN)]
+    assert [round(loss.item(), 3) for loss in losses] == stated
+    torchs = torch.nn.CrossEntropyLoss(weight=torch.tensor(weight))(outputs, y)
+    assert losses[1].item() == pytest.approx(torchs.item(), rel=1e-6)
+
+
+def test_the_weighted_mean_of_a_padded_stack_is_torchs(tmp_path):
+    task = runpy.run_path(written(tmp_path, "myweights.py"))["WeightedMean"]([0.5, 2.0, 7.0])
+    outputs, y = torch.randn(2, 5, 3), torch.randint(3, (2, 5))
+    rows = torch.arange(5) < torch.tensor([[5], [2]])
+    batch = Batch(outputs, y, rows, rows.sum(1).float(), rows)
+    torchs = torch.nn.CrossEntropyLoss(weight=task.weight)
+    expected = torch.stack([torchs(outputs[0], y[0]), torchs(outputs[1, :2], y[1, :2])])
+    torch.testing.assert_close(task.mean_losses(outputs, batch), expected)

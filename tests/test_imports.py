@@ -18,7 +18,7 @@ FLOORS = (
     {"attacks", "metrics"},
     {"callbacks", "checkpoints", "loggers"},
     {"assemble", "check"},
-    {"report"},
+    {"reporting"},
     {"run"},
     {"api", "commands"},
 )

@@ -15,7 +15,12 @@ from conftest import forked
 from gcfed.utils.resolvers import ROOT
 
 OPTIONAL = {
-    "reproductions": ["reproductions", "tests/reproductions", "configs/metrics/leakage.yaml"],
+    "reproductions": [
+        "reproductions",
+        "tests/reproductions",
+        "configs/metrics/leakage.yaml",
+        "configs/metrics/surface.yaml",
+    ],
     "examples": ["examples", "tests/examples"],
     "gcfed_sites": [
         "src/gcfed_sites",

@@ -1,5 +1,6 @@
 """Labels are classes or vectors: losses, the columns of tests, and regressions in the engine."""
 
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,12 @@ from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import probe
 from gcfed.methods.objective.fedlc import FedLC
+from gcfed.methods.objective.fedmlb import FedMLB
 from gcfed.methods.objective.fedntd import FedNTD
 from gcfed.methods.objective.fedreg import FedReg
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.local_models import Clients
+from gcfed.models.mlp import MLP
 from gcfed.run import train
 from gcfed.runs.identity import identity
 from gcfed.tasks import CLASSIFICATION, Batch, Classification, SquaredError
@@ -232,3 +235,52 @@ def test_tests_sum_batches_in_at_least_float32(dtype, task):
     )
     if errors is not None:
         assert found["test/rmse"] == pytest.approx(errors.square().mean().sqrt().item())
+
+
+class ByCount(Classification):
+    """Weights each class by its count in the batch."""
+
+    def losses(self, outputs, y):
+        counts = torch.bincount(y, minlength=outputs.shape[-1]).clamp(min=1)
+        return nn.functional.cross_entropy(outputs, y, reduction="none") / counts[y]
+
+
+def test_a_loss_that_counts_labels_is_refused_in_a_stack_of_a_network_of_ours():
+    """Alone, a client's batch has no padding, so the counts are its own."""
+    data = random_federation((8, 4, 12))
+    traits = probe(make_net(), data.x, data.y, ByCount(), 3)
+    assert "a loss that counts labels" in traits.alone
+    assert not probe(make_net(), data.x, data.y, Focal(), 3).alone
+    with pytest.raises(ValueError, match=r"client\.stack=3 cannot train.*counts labels"):
+        sgd(stack=3).check(traits, data)
+
+
+def test_a_loss_that_changes_shape_later_is_refused():
+    class Short(Classification):
+        def losses(self, outputs, y):
+            return super().losses(outputs, y)[:1]
+
+    with pytest.raises(
+        ValueError, match=r"task=Short: losses has the shape \[1\] for labels \[4\]"
+    ):
+        Short().client_losses(torch.zeros(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("method", [partial(FedReg, iterations=2), FedMLB])
+def test_methods_hand_a_users_loss_one_clients_batch(method):
+    """Focal loss by torch's function takes ``[B, C]`` only."""
+
+    class OnPaper(Focal):
+        def losses(self, outputs, y):
+            assert outputs.dim() == 2
+            losses = nn.functional.cross_entropy(outputs, y, reduction="none")
+            return (1 - (-losses).exp()) ** self.gamma * losses
+
+    def final(task, k):
+        torch.manual_seed(1)
+        net = MLP(input_shape=(6,), num_classes=4, hidden=[5]).double()
+        data = random_federation((8, 4, 12))
+        return train_rounds(net, data, sgd(), rounds=2, methods=[method()], k=k, task=task)
+
+    for k in (1, 3):
+        torch.testing.assert_close(final(OnPaper(), k), final(Focal(), k), rtol=0, atol=1e-12)

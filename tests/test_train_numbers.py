@@ -22,19 +22,11 @@ def cropped(x, draws, padding=2):
     )
 
 
-MEAN_OVER = {"out": (1, 2, 3), "out_in": (2, 3), "out_kernel": (1,)}
-
-
-def center(net, names, mean):
-    """Subtracts the means over each output's inputs from the gradients.
-
-    ``mean`` selects the axes of convolutions.
-    """
+def center(net, names):
+    """Subtracts the means over each output's inputs from the gradients."""
     for name, p in net.named_parameters():
         if name in names:
-            means = p.grad.mean(
-                MEAN_OVER[mean] if p.dim() == 4 else tuple(range(1, p.dim())), keepdim=True
-            )
+            means = p.grad.mean(tuple(range(1, p.dim())), keepdim=True)
             p.grad -= means if means.numel() < p.numel() else 0  # a single number is its own mean
 
 
@@ -52,7 +44,7 @@ class Numbers(Plain):
 
     n, cohort, samples, atol = 5, 3, 70, 1e-6  # tests average in float32
     method, alpha, by_samples, crop = None, 1.0, False, False
-    local, server, mean, server_lr, beta = (), (), "out", 1.0, 0.0
+    local, server, server_lr, beta = (), (), 1.0, 0.0
 
     def begin(self):
         assert max(map(len, self.clients)) > 2 * min(map(len, self.clients))
@@ -82,7 +74,7 @@ class Numbers(Plain):
                     self.alpha * (p.detach() - self.net.get_parameter(name).detach())
                     - self.kept[k][name]
                 )
-        center(w, self.local, self.mean)
+        center(w, self.local)
 
     def server_step(self, deltas):
         shares = np.array([len(self.clients[k]) if self.by_samples else 1 for k in deltas], float)
@@ -108,7 +100,7 @@ class Numbers(Plain):
         for name, value in self.net.named_buffers():
             if value.is_floating_point():
                 value += mean[name]
-        center(self.net, self.server, self.mean)
+        center(self.net, self.server)
         self.optimizer.step()
         x, y = map(torch.from_numpy, (self.test.x, self.test.y))
         logits = self.net.eval()(normalized(x)).detach()
@@ -141,13 +133,13 @@ CASES = {
         ["gc=none", "data.transform.crop_padding=2", "data.transform.flip=true", "client.stack=2"],
         {"crop": True},
     ),
-    "local, mean of each kernel": (
-        [*CONV, "gc=local", "gc.lam=0.5", "gc.mean=out_in"],
-        {"local": WEIGHTS[:2], "mean": "out_in"},
+    "local by λ, convolutions": (
+        [*CONV, "gc=local", "gc.lam=0.5"],
+        {"local": WEIGHTS[:2]},
     ),
-    "gcfed, mean over kernels": (
-        [*CONV, "gc=gcfed", "gc.mean=out_kernel", "client.stack=2"],
-        {"local": WEIGHTS[:3], "server": WEIGHTS, "mean": "out_kernel"},
+    "gcfed, convolutions, stack": (
+        [*CONV, "gc=gcfed", "client.stack=2"],
+        {"local": WEIGHTS[:3], "server": WEIGHTS},
     ),
     "dropout and running statistics": (
         [*CONV, "gc=gcfed"],

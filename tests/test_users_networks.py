@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 import users_layers
 import users_networks
+import users_states
 from omegaconf import open_dict
 from plain import draw, seeds
 from torch import nn
@@ -77,6 +78,11 @@ NETWORKS = {
     "TeacherByData": (EQUAL, ALONE),
     "TorchRandom": (EQUAL, None),  # a stack draws for all its clients at once
     "OwnGenerator": (EQUAL, "generator"),  # as Counter
+    # initialised by their first batch
+    "ActNorm": (EQUAL, ALONE),
+    "CodeBook": (EQUAL, ALONE),
+    "MeanOfFirst": (EQUAL, ALONE),
+    "LayerOfForward": (r"makes the parameter late\.bias, late\.weight in forward", None),
     # torch's layers
     "batch_norm": (EQUAL, ALONE),
     "batch_norm_cumulative": (EQUAL, None),  # as StepCounter
@@ -118,7 +124,8 @@ COMPOSED = {}  # configs, by their overrides
 
 
 def find(name):
-    return getattr(users_networks if hasattr(users_networks, name) else users_layers, name)
+    modules = (users_networks, users_layers, users_states)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def run(config, folder, name, *overrides, clients=1, callback="", whole=True):
@@ -147,8 +154,8 @@ def run(config, folder, name, *overrides, clients=1, callback="", whole=True):
 def fresh(name):
     torch.manual_seed(int(seeds("initialisation").generate_state(1, np.uint64)[0] >> 1) % 2**32)
     net = find(name)()
-    if name == "lazy":
-        net(torch.zeros(1, 36))
+    if name in ("lazy", "Lazy"):
+        net.eval()(torch.zeros(2, 36))
     return net if name == "DoubleInside" else net.double()
 
 

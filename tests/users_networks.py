@@ -34,11 +34,12 @@ def normalised(x):
     return (x / 255 - 0.3) / 0.4
 
 
-def load(clients=1, images=False):
-    """A user's function for ``data.dataset._target_``."""
+def load(clients=1, images=False, unit=1.0):
+    """A user's function for ``data.dataset._target_``. Inputs have this unit."""
     (x, y), (x_test, y_test) = pixels(sum(SIZES[clients]), 0), pixels(12, 1)
     if not images:
-        x, x_test = (normalised(a).reshape(-1, 36).astype(np.float32) for a in (x, x_test))
+        x, x_test = (normalised(a).reshape(-1, 36) / unit for a in (x, x_test))
+        x, x_test = x.astype(np.float32), x_test.astype(np.float32)
     groups = np.repeat(np.arange(clients), SIZES[clients])
     return {"x": x.copy(), "y": y, "x_test": x_test.copy(), "y_test": y_test, "groups": groups}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gcfed.api import Comparison, compare, configure
-    from gcfed.report import write_report as report
+    from gcfed.reporting import write_report as report
     from gcfed.run import RunResult, train
 
 __version__ = "0.1.0"
@@ -26,8 +26,8 @@ __all__ = ["Comparison", "RunResult", "compare", "configure", "report", "train"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gcfed' has no attribute {name!r}")
-    if name == "report":  # a package that can be called
-        return import_module("gcfed.report")
+    if name == "report":
+        return import_module("gcfed.reporting").write_report
     state = random.getstate()
     module = import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api")
     random.setstate(state)  # Lightning draws a number while it is imported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Iterable, Mapping
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.runs.folder import CHECKPOINT, check_folder, read_run
-from gcfed.runs.measures import smooth
+from gcfed.runs.folder import CHECKPOINT, Run, check_folder, read_run
+from gcfed.runs.measures import is_accuracy, parse, smooth
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.machine import job
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+log = logging.getLogger(__name__)
 _composing = threading.Lock()  # Hydra composes one config at a time
 NOW = "%Y-%m-%d_%H-%M-%S-%f"
 
@@ -149,14 +151,15 @@ class Comparison:
         rounds = self.frame.index.get_level_values("round").max()
         return f"Comparison(methods={methods}, seeds={seeds}, rounds={rounds})"
 
-    def curves(self, column: str) -> dict[str, pd.DataFrame]:
+    def curves(self, column: str, methods: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
         """A column of each method: [rounds with a value, seeds].
 
         Raises ValueError if a method has no value.
         """
         values = self.frame.reindex(columns=[column])[column].dropna()
+        methods = self._methods if methods is None else methods
         curves = {}
-        for method, _ in self.folders:
+        for method in methods:
             if method not in values.index.unique("method"):
                 raise ValueError(
                     f"column={column}: {method} has none; there are {', '.join(self.frame)}."
@@ -164,37 +167,74 @@ class Comparison:
             curves[method] = values.loc[method].unstack("seed")
         return curves
 
-    def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
+    def table(self, column: str | None = None, rounds: int = 10) -> pd.DataFrame:
         """A row for each method: a column's mean over seeds and the last ``rounds`` rounds, with
-        its 95 % interval.
+        its 95 % interval. Accuracies are in percent.
 
         If a run has fewer than three times as many rounds, only the last value of each run counts.
+
+        Args:
+            column: None: the column that the methods declare as their result. A method that cannot
+                be compared with the others is left out, and the log says why.
         """
         import pandas as pd
 
-        from gcfed.report.verdict import interval
+        from gcfed.reporting.verdict import interval
 
-        curves = self.curves(column)
+        apart: Mapping[str, str] = {}
+        if column is None:
+            column, apart = self._result()
+        curves = self.curves(column, [name for name in self._methods if name not in apart])
         lengths = [runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()]
         averaged = rounds if min(lengths) >= 3 * rounds else 1
+        in_percent = is_accuracy(column)
+        unit = "%" if in_percent else ""
         rows = {}
         for method, runs in curves.items():
             seeds = runs.apply(lambda run: smooth(run.dropna(), averaged).iloc[-1])
-            rows[method] = (seeds.mean(), *interval(seeds), len(seeds), averaged)
-        return pd.DataFrame.from_dict(
-            rows, orient="index", columns=["mean", "low", "high", "seeds", "rounds"]
-        )
+            if in_percent:
+                seeds = 100 * seeds
+            low, high = interval(seeds)
+            rows[method] = (seeds.mean(), low, high, unit, column, len(seeds), averaged)
+        names = ["mean", "low", "high", "unit", "column", "seeds", "rounds"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=names)
 
-    def figure(self, column: str = "test/acc") -> Figure:
+    @property
+    def _methods(self) -> list[str]:
+        return list(dict.fromkeys(method for method, _ in self.folders))
+
+    def _result(self) -> tuple[str, Mapping[str, str]]:
+        """The column of the result, and why a method is not judged by it, by its name."""
+        from gcfed.reporting.judged import judged
+
+        runs: dict[str, list[Run]] = {method: [] for method in self._methods}
+        for (method, _), folder in self.folders.items():
+            runs[method].append(read_run(folder))
+        decision = judged(runs)
+        for why in decision.apart.values():
+            log.warning("Not compared: %s.", why)
+        return parse(decision.measure)[1], decision.apart
+
+    def figure(self, column: str | None = None) -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard
         deviation over the seeds.
+
+        Args:
+            column: None: as in :meth:`table`.
         """
         import pandas as pd
 
         from gcfed.plots.style import looks
-        from gcfed.report.figures import curves
+        from gcfed.reporting.figures import curves
 
-        self.curves(column)  # raises for an unknown column
-        runs = [(method, read_run(folder)) for (method, _), folder in self.folders.items()]
+        apart: Mapping[str, str] = {}
+        if column is None:
+            column, apart = self._result()
+        shown = [name for name in self._methods if name not in apart]
+        self.curves(column, shown)  # raises for an unknown column
+        runs = []
+        for (method, _), folder in self.folders.items():
+            if method in shown:
+                runs.append((method, read_run(folder)))
         rows = pd.DataFrame(runs, columns=["method", "run"]).assign(repeated=False)
         return curves(rows, column, looks(rows["method"]))

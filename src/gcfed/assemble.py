@@ -16,13 +16,14 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from gcfed.data.clock import Clock
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import cohort_size
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
-from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of
+from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result_of
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
@@ -44,6 +45,7 @@ class Parts:
     loop: FederatedLoop
     methods: list[Part]
     callbacks: list[Callback]
+    result: str  # the column that the methods declare as their result, or ""
 
     def __str__(self) -> str:
         """The first line of a run: network, clients, methods, aggregator."""
@@ -88,6 +90,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data.check_labels(module.net, module.task)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods = [part for part in parts_of(build_methods(cfg)) if isinstance(part, kind)]
+    result = result_of(methods)
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
     own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
@@ -101,7 +104,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
             )
             raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
     loop.stores.require_folder()
-    return Parts(module, data, loop, methods, callbacks)
+    return Parts(module, data, loop, methods, callbacks, result)
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
@@ -184,6 +187,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
         eval_every=cfg.eval_every,
         stores=stores,
         faults=faults,
+        clock=optional(cfg.participation, "clock") or Clock(),
         federation=federation and partial(federation, cfg=cfg),
     )
 
@@ -197,6 +201,13 @@ def build_methods(cfg: DictConfig) -> list[Part]:
     lora = AVERAGES.get(OmegaConf.select(cfg, "model.lora.average"), list)()
     rest = [optional(cfg, key) for key in ("gc", "privacy", "attack", "quantization")]
     return parts_of(m for m in (*own, *lora, *build_all(cfg, "methods"), *rest) if m is not None)
+
+
+def declared_result(cfg: DictConfig) -> str:
+    """The column that the config's methods declare as their result; "" for the test of the global
+    model.
+    """
+    return result_of(build_methods(cfg))
 
 
 def build_trainer(

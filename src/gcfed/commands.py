@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+class UntrainedError(Exception):
+    """A run has ended, and no client ever counted."""
+
+
 def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
     """Calls the task with the config that Hydra composes from ``configs/<name>.yaml`` and the
     command line.
@@ -58,6 +62,8 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
         hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)(task)()
     except (HydraException, OmegaConfBaseException) as error:
         sys.exit(explained(error, words, path))
+    except UntrainedError as error:
+        sys.exit(str(error))
 
 
 def _train(cfg: DictConfig) -> None:
@@ -65,10 +71,15 @@ def _train(cfg: DictConfig) -> None:
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
 
     try:
-        train(cfg)
+        result = train(cfg)
     finally:
         with suppress(OSError):  # it is not empty, unless the run was refused
             Path(cfg.paths.output_dir).rmdir()
+    if not result.loop.counted:
+        raise UntrainedError(
+            "no client counted in any round, so the model is as it began: the warnings above name"
+            f" the reason. The rows are in {result.folder}."
+        )
 
 
 def _evaluate(cfg: DictConfig) -> None:
@@ -84,7 +95,7 @@ def _report(cfg: DictConfig) -> None:
     """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of
     finished runs.
     """
-    from gcfed.report import write_report
+    from gcfed.reporting import write_report
 
     roots = [cfg.roots] if isinstance(cfg.roots, str) else cfg.roots or ()
     write_report(

@@ -19,6 +19,7 @@ from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, checkpoint_of, fitting, load_weights, resume
 from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parallel.strategy import trains_on_cpu
@@ -111,9 +112,10 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
                 trainer.strategy.checkpoint_io.teardown()
             if leads:
                 stopped = why_stopped(parts.callbacks)
-                finish(
-                    cfg, folder, parts.module.net, trainer, parts.data, held, record.about, stopped
-                )
+                about = record.about
+                net = parts.module.net
+                result = parts.result
+                finish(cfg, folder, net, trainer, parts.data, held, about, stopped, result)
     return RunResult(folder, read_metrics(folder / METRICS), parts.module, trainer, parts.loop)
 
 
@@ -136,7 +138,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         # the file's tensors replace them: no download
         cfg.model[key] = False if key == "pretrained" else None
     module = build_module(cfg, data)
-    set_traits(module, data, stack=1)
+    with blamed(module.net, module.task, "before the test"):
+        set_traits(module, data, stack=1)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
     device = (
         "gpu" if torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator) else "cpu"
@@ -145,7 +148,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )
     trainer = Trainer(accelerator=device, devices=1, precision=cfg.precision, **quiet)
-    trainer.validate(module, datamodule=data, verbose=False)
+    with blamed(module.net, module.task, "in the test"):
+        trainer.validate(module, datamodule=data, verbose=False)
     return {"round": rounds} | {
         key: float(value) for key, value in trainer.callback_metrics.items()
     }

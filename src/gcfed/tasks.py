@@ -7,6 +7,7 @@ Your own loss is a class that inherits from :class:`Classification`, :class:`Squ
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +72,13 @@ class Task:
     exponentials: tuple[str, ...] = ()  # columns for which it reports e to the mean
     shares: tuple[str, ...] = ()  # columns whose scores are from 0 to 1
     has_classes = False  # whether labels are classes and outputs their logits
+    # whether a CUDA graph can record the losses of a user's class: the same operations every time
+    graphable = False
+
+    @property
+    def can_be_recorded(self) -> bool:
+        """Whether a CUDA graph can record the losses."""
+        return self.graphable or type(self).__module__ == __name__
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every label of one client, ``[B]``; 0 where the label is padding.
@@ -88,10 +96,20 @@ class Task:
         With ``client.accumulate`` each part of a batch has a mean, and a step uses the mean of
         these, weighted by the samples.
         """
+        return batch.mean(self.client_losses(outputs, batch.y))
+
+    def client_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The losses of n clients' labels, outputs ``[n, B, …, C]`` → ``[n, B, …]``."""
         if type(self).losses.__module__ == __name__:
-            return batch.mean(self.losses(outputs, batch.y))
-        each = [self.losses(out, y) for out, y in zip(outputs, batch.y, strict=True)]
-        return batch.mean(torch.stack(each))
+            return self.losses(outputs, y)
+        # an index, because a loss may edit its outputs in place
+        values = torch.stack([self.losses(outputs[k], y[k]) for k in range(len(y))])
+        if values.shape[:2] != y.shape[:2]:
+            raise ValueError(
+                f"task={type(self).__name__}: losses has the shape {[*values.shape[1:]]} for labels"
+                f" {[*y.shape[1:]]}: it must be one number for each label."
+            )
+        return values
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Moves tensors in attributes, such as weights of classes, to the run's device and type."""
@@ -99,6 +117,10 @@ class Task:
             if isinstance(value, Tensor):
                 own_type = dtype if value.is_floating_point() else value.dtype
                 setattr(self, name, value.to(device, own_type))
+
+    def least_loss(self) -> float:
+        """The smallest loss that is possible; −∞ if there is none."""
+        return -inf
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The scores that a test averages over the real labels, name → ``[…]``."""
@@ -109,19 +131,25 @@ class Task:
         return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Raises ValueError if a loss or a score is not one number for each label.
-
-        Sums would broadcast it.
+        """Raises ValueError if a loss or a score is not one number for each label, which sums would
+        broadcast, if a column has no score, or if the labels change.
         """
+        name = type(self).__name__
+        labels = y.clone()
+        losses = self.losses(outputs.clone(), labels)
+        scores = self.scores(outputs.clone(), labels)
+        if not torch.equal(labels.nan_to_num(), y.nan_to_num()):
+            raise ValueError(f"task={name} changes its labels: begin with y = y.clone().")
         wanted = self.real(y).shape
-        measures = {"losses": self.losses(outputs, y)} | self.scores(outputs, y)
-        for name, values in measures.items():
+        for kind, values in ({"losses": losses} | scores).items():
             if values.shape != wanted:
                 shapes = f"{[*values.shape]} for outputs {[*outputs.shape]} and labels {[*y.shape]}"
                 raise ValueError(
-                    f"task={type(self).__name__}: {name} has the shape {shapes}: it must be"
-                    f" {[*wanted]}."
+                    f"task={name}: {kind} has the shape {shapes}: it must be {[*wanted]}."
                 )
+        missing = [column for column in self.columns if column not in scores]
+        if missing:
+            raise ValueError(f"task={name}: scores() lacks its columns {', '.join(missing)}.")
 
 
 class Classification(Task):
@@ -145,6 +173,9 @@ class Classification(Task):
         # One client with whole batches: torch's own mean saves four nodes of the graph, 0.1 ms of a
         # step.
         return F.cross_entropy(outputs.squeeze(0), batch.y.squeeze(0)).unsqueeze(0)
+
+    def least_loss(self) -> float:
+        return 0.0 if has_losses_of(self, Classification) else -inf
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         is_right = outputs.argmax(-1) == y
@@ -181,9 +212,18 @@ class SquaredError(Task):
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).square().sum(-1) / 2
 
+    def least_loss(self) -> float:
+        return 0.0 if has_losses_of(self, SquaredError) else -inf
+
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         errors = (_at_least_float32(outputs) - y) * self.scale
         return super().scores(outputs, y) | {"test/rmse": errors.square().mean(-1)}
+
+
+def has_losses_of(task: Task, kind: type[Task]) -> bool:
+    """Whether a task has the losses of this class, and not those of a user's subclass."""
+    own = type(task)
+    return own.losses is kind.losses and own.mean_losses is kind.mean_losses
 
 
 def _at_least_float32(outputs: Tensor) -> Tensor:

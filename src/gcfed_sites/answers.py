@@ -1,25 +1,47 @@
-"""The answers of sites, and checks of what they contain. A site may send anything."""
+"""The answers of sites, and checks of what they contain. A site may send anything.
+
+Every number of an answer is bounded by what was asked: the length of its message, the names, types
+and shapes of its tensors, the clients, their numbers of samples and steps, and their losses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from math import isfinite
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from gcfed.federated.engine.wire import read_upload, unpack
-from gcfed.federated.protocol.checks import refuse_misfit, refuse_other
-from gcfed.federated.protocol.messages import Expected, MessageError, Upload
+from gcfed.federated.engine.uploads import read_upload, shortened
+from gcfed.federated.engine.wire import unpack
+from gcfed.federated.protocol.messages import Expected, MessageError, Upload, nbytes
 from gcfed.federated.state.store import NONE
-from gcfed.federated.training.solver import LocalSolver
 
 RESUME = "The same command with ckpt_path=last continues after the last finished round."
-MOST = 1e20  # of a loss: times a weight it is still finite in float32
+LARGEST_LOSS = 1e20  # times a weight it is still finite in float32
 About = dict[str, Any]
 """The plain values of a question or an answer."""
+
+
+class Limits(NamedTuple):
+    """The most bytes of a message: of its ``header``, which has everything but the tensors'
+    numbers, and of its ``tensors``.
+    """
+
+    header: int
+    tensors: int = 0
+
+    def check(self, message: bytes) -> None:
+        """Raises MessageError for a longer message. Nothing of it is decoded before."""
+        header = int.from_bytes(message[:8], "little")
+        tensors = len(message) - 8 - header
+        if header > self.header or tensors > self.tensors:
+            raise MessageError(
+                f"a message of {len(message):,} bytes is too long: its header has {header:,} bytes"
+                f" (at most {self.header:,}), its tensors {tensors:,} (at most {self.tensors:,})."
+            )
 
 
 class Answer(NamedTuple):
@@ -30,15 +52,15 @@ class Answer(NamedTuple):
     message: bytes
     gone: str = ""
 
-    @property
-    def content(self) -> About:
+    def content(self, limits: Limits) -> About:
         """The content of the message.
 
         Raises:
-            MessageError: there is none, or it says why the site cannot answer.
+            MessageError: there is none, it is too long, or it says why the site cannot answer.
         """
         if self.gone:
             raise MessageError(self.gone)
+        limits.check(self.message)
         content = unpack(self.message)
         if "failure" in content:
             raise MessageError(str(content["failure"]))
@@ -53,22 +75,25 @@ def counted_against(site: str, failures: dict[str, str], failed: str = "failed")
         del failures[site]
     except Exception as error:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        # the site's words
-        failures[site] = f"{failed}: {''.join(c if c.isprintable() else ' ' for c in why[:500])}"
+        failures[site] = f"{failed}: {printable(why[:500])}"
+
+
+def printable(text: str) -> str:
+    """A site's words without characters that could control a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def require(right: bool, what: str, value: Any) -> None:
     """Raises MessageError for a value that a site may not send."""
     if not right:
-        raise MessageError(f"{what} cannot be {value}.")
+        raise MessageError(f"{what} cannot be {shortened(value)}.")
 
 
 def check_whole(what: str, numbers: Any, least: int, most: int) -> None:
     """Raises MessageError for anything but a list of whole numbers within these bounds."""
-    right = isinstance(numbers, list) and all(
-        type(number) is int and least <= number <= most for number in numbers
-    )
-    require(right, what, numbers)
+    require(isinstance(numbers, list), what, numbers)
+    for number in numbers:
+        require(type(number) is int and least <= number <= most, what, numbers)
 
 
 def check_versions(states: Any, names: Iterable[str], clients: list[int], round: int) -> None:
@@ -81,53 +106,90 @@ def check_versions(states: Any, names: Iterable[str], clients: list[int], round:
         require(len(versions) == len(clients), f"states.{name}", versions)
 
 
-def checked_upload(
-    content: Mapping[str, Any],
-    round: int,
-    expected: Expected,
-    sizes_N: np.ndarray,
-    solver: LocalSolver,
-) -> Upload:
-    """The upload of K clients.
+@dataclass(frozen=True)
+class Asked:
+    """What a site was asked to do in a round.
 
-    Its tensors have the expected shapes, and its numbers are possible in this round.
+    Attributes:
+        round: index of the round.
+        clients: ids of its clients, ``[K]``, sorted.
+        num_samples: of each client, ``[K]``, as the site reported them at the start.
+        num_steps: the local steps of each client, ``[K]``, as planned.
+        batch_size: most samples of a step.
+        least_loss: the task's smallest loss.
+        expected: the tensors of an upload.
+    """
 
-    Args:
-        sizes_N: number of samples of each client of the run, as the sites reported them.
+    round: int
+    clients: np.ndarray
+    num_samples: np.ndarray
+    num_steps: np.ndarray
+    batch_size: int
+    least_loss: float
+    expected: Expected
+
+    @property
+    def limits(self) -> Limits:
+        """The longest answer: K uploads of one client each."""
+        shapes = self.expected.shapes.values()
+        notes = self.expected.notes.values()
+        bytes_of_client = 1000  # finite, loss, and norms below
+        length_of_names = 0
+        for tensors in (*shapes, *notes):
+            bytes_of_client += nbytes(tensors) + 4 * len(tensors)
+            for name in tensors:
+                # escaped twice in the header, with a shape, strides and a place
+                length_of_names += 14 * len(name) + 1000
+        k = len(self.clients)
+        header = 1_000_000 + k * (10_000 + 2 * length_of_names)
+        return Limits(header, k * bytes_of_client)
+
+
+def checked_uploads(contents: Any, asked: Asked) -> list[Upload]:
+    """The uploads of all clients that were asked.
 
     Raises:
         Exception: something else was sent; names it.
     """
-    for name, (bits, _) in content["levels"].items():
-        check_whole(f"the bits of {name}", [bits], 2, 22)
-    for name, size in content["packed"].items():
-        # with places
-        check_whole(f"the size of {name}", [size], 0, 3 * expected.shapes["delta"][name].nbytes)
-    upload = read_upload(content, expected.shapes["delta"])
-    k, sizes = len(upload.clients), sizes_N[upload.clients]
-    require(upload.round == round, "round", upload.round)
-    require(np.array_equal(upload.num_samples, sizes), "num_samples", upload.num_samples)
-    steps = solver.num_steps(sizes)
-    most = {
-        "num_steps": (upload.num_steps, steps),
-        "num_seen": (upload.num_seen, steps * float(solver.batch_size)),
-    }
-    for name, (number_K, most_K) in most.items():
-        require(
-            number_K.shape == (k,) and bool(((number_K >= 0) & (number_K <= most_K)).all()),
-            name,
-            number_K,
-        )
-    losses = upload.loss.tolist()
-    require(all(abs(loss) <= MOST or not isfinite(loss) for loss in losses), "loss", losses)
-    numbers = {"loss": upload.loss.double(), "finite": upload.finite}
-    refuse_other(
-        "an upload",
-        numbers,
-        {"loss": torch.zeros((), dtype=torch.float64), "finite": torch.tensor(True)},
-        k,
-    )
-    refuse_misfit(upload, expected.shapes)
-    for name in {**expected.notes, **upload.notes}:
-        refuse_other(f"the note {name}", upload.notes.get(name, {}), expected.notes.get(name, {}))
+    require(isinstance(contents, list) and len(contents) <= len(asked.clients), "uploads", contents)
+    uploads = []
+    for content in contents:
+        require(isinstance(content, dict), "an upload", content)
+        uploads.append(checked_upload(content, asked))
+    ids = sorted(client for upload in uploads for client in upload.clients.tolist())
+    wanted = asked.clients.tolist()
+    require(ids == wanted, "clients", f"{ids}, because asked were {wanted}")
+    return uploads
+
+
+def checked_upload(content: Mapping[str, Any], asked: Asked) -> Upload:
+    """The upload of some of the clients that were asked.
+
+    Raises:
+        Exception: something else was sent; names it.
+    """
+    upload = read_upload(content, asked.expected)
+    require(upload.round == asked.round, "round", upload.round)
+    known = np.isin(upload.clients, asked.clients)
+    require(bool(known.all()), "clients", upload.clients)
+    rows = np.searchsorted(asked.clients, upload.clients)
+    samples_K = asked.num_samples[rows]
+    steps_K = asked.num_steps[rows]
+    require(np.array_equal(upload.num_samples, samples_K), "num_samples", upload.num_samples)
+    require(np.array_equal(upload.num_steps, steps_K), "num_steps", upload.num_steps)
+    # in floats, because the product may not be an int64
+    most_K = steps_K * float(asked.batch_size)
+    possible_K = (steps_K <= upload.num_seen) & (upload.num_seen <= most_K)
+    require(bool(possible_K.all()), "num_seen", upload.num_seen)
+    _check_losses(upload.loss, asked.least_loss)
     return upload
+
+
+def _check_losses(loss_K: torch.Tensor, least: float) -> None:
+    """Raises MessageError for a loss that the task cannot have.
+
+    A loss that is not finite is that of a client that diverged. No sum contains it.
+    """
+    possible_K = (loss_K >= least) & (loss_K.abs() <= LARGEST_LOSS)
+    right = bool((possible_K | ~loss_K.isfinite()).all())
+    require(right, "loss", loss_K.tolist())

@@ -23,37 +23,15 @@ from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
 from gcfed.federated.engine.wire import ClientEnd, pack, unpack_download
 from gcfed.federated.protocol.checks import refuse_other
+from gcfed.federated.protocol.messages import Download
+from gcfed.federated.state.store import NONE, Key
 from gcfed.runs.identity import digest
-from gcfed.utils.checked import Whole, checked, validated
+from gcfed.utils.checked import Count, Weight, Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.files import in_words
-from gcfed_sites.answers import NONE, About
+from gcfed_sites.agreement import adopted, clients_config, frozen_checksum
+from gcfed_sites.answers import About
 
-#: The keys of a config that clients need.
-OF_CLIENTS = (
-    "data",
-    "model",
-    "client",
-    "gc",
-    "attack",
-    "quantization",
-    "metrics",
-    "participation",
-    "partition",
-    "client_store",
-    "task",
-    "methods",
-    "seed",
-    "rounds",
-    "eval_every",
-    "precision",
-    "precision_matmul",
-    "channels_last",
-    "tags",
-    "name",
-)
-#: Names and folders, which may differ between machines.
-OWN = re.compile(r"tags|name|data\.dataset\.data_dir|client_store\.folder|metrics\.\w+\.folder")
 # share of samples held out if a site has no test split: one sample, because a data set must have
 # one
 TEST = 1e-6
@@ -74,6 +52,8 @@ class Settings:
     # folder of its clients' states, with one folder per run; None: in its NVFlare workspace
     states: str | None = None
     accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
+    # the most passes over a client's samples that the server may ask for in a round
+    passes: Count = 1000
 
     @classmethod
     def read(cls, path: Path) -> Settings:
@@ -121,57 +101,98 @@ class Site:
     def configure(self, about: About, message: bytes) -> About:
         """Builds the clients of a run.
 
-        Refuses another version of this project, and data that have changed.
+        Refuses another version of this project, data that have changed, and more work than the
+        site allows.
         """
-        if about["version"] != __version__:
-            raise ValueError(
-                f"the server has gcfed {about['version']}, and {self.name} has {__version__}."
-            )
-        if not re.fullmatch(r"[\w-]+", about["run"]):
-            raise ValueError(f"the run {about['run']!r} has a name that cannot name a folder.")
-        self.run, own = "", Settings.read(self.settings)
+        self._refuse_other_run(about)
+        self.run = ""
         vars(self).pop("end", None)  # frees its memory
+        own = Settings.read(self.settings)
         # it becomes part of a config
         share: list[int] = validated("share", about["share"], list[Whole])
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         end = ClientEnd(self._config(own, folder, about), assemble, own.accelerator)
         end.stores.shared = True  # states are files, which this site's next process reads
-        if end.data.num_clients != (n := about["num_clients"]) or not set(self.clients) <= set(
-            range(n)
-        ):
+        self._refuse_other_clients(end, about["num_clients"])
+        self._refuse_long_rounds(end, own.passes)
+        self._refuse_other_constants(end, about["frozen"])
+        self._refuse_changed_data(end, folder / "data.txt", about["resumed"])
+        self.end = end
+        self.run = about["run"]
+        sizes = end.data.sizes(np.array(self.clients, dtype=np.int64)).tolist()
+        return {"clients": self.clients, "sizes": sizes}
+
+    def _refuse_other_run(self, about: About) -> None:
+        if about["version"] != __version__:
             raise ValueError(
-                f"{self.name} holds the clients {self.clients}, and the run has {n}, from 0 on."
+                f"the server has gcfed {about['version']}, and {self.name} has {__version__}."
             )
-        path, checksum = folder / "data.txt", digest(fingerprint(end.data))
-        if about["resumed"] and path.is_file() and path.read_text() != checksum:
+        if not re.fullmatch(r"[\w-]+", about["run"]):
+            raise ValueError(f"the run {about['run']!r} has a name that cannot name a folder.")
+
+    def _refuse_other_clients(self, end: ClientEnd, num_clients: int) -> None:
+        known = set(self.clients) <= set(range(end.data.num_clients))
+        if end.data.num_clients != num_clients or not known:
+            raise ValueError(
+                f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from"
+                " 0 on."
+            )
+
+    def _refuse_long_rounds(self, end: ClientEnd, passes: int) -> None:
+        """Raises ValueError if the server asks for more local steps than the site allows."""
+        solver = end.stacks.program.solver
+        for client in self.clients:
+            size = int(end.data.sizes(np.array([client]))[0])
+            steps = int(solver.num_steps(np.array([size]))[0])
+            most = passes * solver.num_batches(size)
+            if steps > most:
+                raise ValueError(
+                    f"the server asks client {client} for {steps:,} local steps in a round, and"
+                    f" {self.name} allows {most:,}: lower client.epochs or client.steps, or raise"
+                    " passes in the site's gcfed.yaml."
+                )
+
+    def _refuse_other_constants(self, end: ClientEnd, frozen: str) -> None:
+        """Raises ValueError if the parameters that no message contains are not the server's."""
+        if frozen_checksum(end.module.net, end.module.travels) != frozen:
+            raise ValueError(
+                f"the network of {self.name} has other frozen parameters than the server's: give"
+                " both the same model.start, model.pretrained or model.folder."
+            )
+
+    def _refuse_changed_data(self, end: ClientEnd, path: Path, resumed: bool) -> None:
+        checksum = digest(fingerprint(end.data))
+        if resumed and path.is_file() and path.read_text() != checksum:
             raise ValueError(
                 f"the data of {self.name} have changed since the run began: restore them."
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(checksum)
-        self.end, self.run = end, about["run"]
-        sizes = end.data.sizes(np.array(self.clients, dtype=np.int64)).tolist()
-        return {"clients": self.clients, "sizes": sizes}
 
     def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
         """The site's own config with the server's numbers, for its own data and folders.
 
         Raises:
-            ValueError: the configs differ in more than numbers; names the keys.
+            ValueError: the configs differ in more than these numbers; names the keys.
         """
         cfg: Any = (
             OmegaConf.load(own.config) if own.config else composed(shorthand(own.overrides or ()))
         )
         cfg.paths.output_dir = str(folder)
         whole: Any = OmegaConf.to_container(cfg, resolve=True)
-        config, sent = clients_config(whole), dict(about["config"])
+        config = clients_config(whole)
+        sent = dict(about["config"])
         if own.arrays:  # they replace the run's data set
-            known = signature(FederatedDataModule).parameters.keys() - {"dataset"}
             for each in (config, sent):
-                each["data"] = {key: value for key, value in each["data"].items() if key in known}
+                each["data"] = without_dataset(each["data"])
         odd: list[str] = []
         config = adopted(config, sent, odd)
+        if own.arrays:
+            # the means of the run's own images, if the run has found them
+            transform = config["data"]["transform"]
+            found = transform | about["transform"]
+            config["data"]["transform"] = adopted(transform, found, odd, "data.transform")
         if odd:
             takes = (
                 f"{self.name} takes only numbers from the server, and its gcfed.yaml has"
@@ -179,18 +200,7 @@ class Site:
             )
             raise ValueError(f"{takes}: {'; '.join(odd)}. Name the same choices in both.")
         if own.arrays:
-            data = config["data"]
-            means = {
-                key: value for key, value in about["transform"].items() if key in data["transform"]
-            }
-            data["transform"] = adopted(data["transform"], data["transform"] | means, odd)
-            load = partial(own_samples, own.arrays, about["classes"], data.get("standardize"))
-            dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients}
-            data |= {
-                "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule",
-                "dataset": load,
-                "partitioner": dealt | {"by": data["partitioner"]},
-            }
+            config["data"] |= self._own_data(own.arrays, about["classes"], config["data"])
         whole |= config | {"federation": None, "callbacks": {}, "logger": {}}
         cfg = OmegaConf.create(whole, flags={"allow_objects": True})
         cfg.client_store.folder = str(folder / "clients")
@@ -198,34 +208,61 @@ class Site:
             cfg.data.dataset.data_dir = own.data_dir
         return cfg
 
+    def _own_data(self, path: str, classes: Sequence[str] | None, data: About) -> About:
+        """The entries of ``data`` that load and deal the site's own samples."""
+        dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients}
+        return {
+            "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule",
+            "dataset": partial(own_samples, path, classes, data.get("standardize")),
+            "partitioner": dealt | {"by": data["partitioner"]},
+        }
+
     def fit(self, about: About, message: bytes) -> About:
         """Trains some of its clients, from the states that the server considers valid.
 
         Deletes older ones.
         """
-        clients, states, stores = about["clients"], about["states"], self.end.stores
-        if not set(clients) <= set(self.clients):
+        clients = about["clients"]
+        if not set(clients) <= set(self.clients) or len(set(clients)) < len(clients):
             raise ValueError(
                 f"{self.name} holds the clients {self.clients}, and asked were {clients}."
             )
         download = unpack_download(message)
+        self._refuse_other_download(download)
+        self._restore(clients, about["states"])
+        uploads = [*self.end.fit(download, np.array(clients, dtype=np.int64))]
+        return {"uploads": uploads, "states": self._written(clients)}
+
+    def _refuse_other_download(self, download: Download) -> None:
+        """Raises ValueError for another model, or for numbers that no run of these clients has."""
         refuse_other("the server's model", download.model, self.end.module.broadcast_state())
+        validated("the server's seed", download.seed, Whole)
+        validated("the server's learning rate", download.lr, Weight)
+        validated("the server's round", download.round, Whole)
+
+    def _restore(self, clients: list[int], states: About) -> None:
+        """Goes back to the first of these versions of each client's state.
+
+        Deletes the versions that the server does not name.
+
+        Args:
+            states: name of the state → versions of each client.
+        """
+        stores = self.end.stores
         if states.keys() != stores.names:
             raise ValueError(
                 f"{self.name} has the states {sorted(stores.names)}, and asked were {[*states]}."
             )
-        known = {
-            (name, k): of
-            for name, own in states.items()
-            for k, of in zip(clients, own, strict=True)
-        }
-        for key, versions in known.items():  # the valid one first
+        known: dict[Key, list[int]] = {}
+        for name, of_clients in states.items():
+            for client, versions in zip(clients, of_clients, strict=True):
+                known[name, client] = validated("a state's versions", versions, list[int])
+        for key, versions in known.items():
             written = stores.path(key, 0).parent.glob(f"{key[1]}-*.bin")
             for path in {*written} - {stores.path(key, version) for version in versions}:
                 path.unlink()
-        stores.restore({key: versions[0] for key, versions in known.items() if versions[0] != NONE})
-        uploads = [*self.end.fit(download, np.array(clients, dtype=np.int64))]
-        return {"uploads": uploads, "states": self._written(clients)}
+        valid = {key: versions[0] for key, versions in known.items() if versions[0] != NONE}
+        stores.restore(valid)
 
     def reply(self, about: About, message: bytes) -> About:
         """Gives its clients the server's reply to the last round."""
@@ -239,40 +276,10 @@ class Site:
         return {name: stores.versions(name, clients) for name in stores.names}
 
 
-def clients_config(whole: Any) -> dict[str, Any]:
-    """The part of a resolved config that clients need."""
-    return {key: whole[key] for key in OF_CLIENTS if key in whole}
-
-
-def adopted(own: Any, sent: Any, odd: list[str], key: str = "") -> Any:
-    """A site's config with the server's numbers: integers, floats, booleans, and lists of them.
-
-    So the server names no class, file or address. All other values stay as the site has them. Adds
-    each other difference to ``odd``.
-    """
-    if OWN.fullmatch(key):
-        return own
-    if isinstance(own, dict) and isinstance(sent, dict):
-        path = f"{key}." if key else ""
-        odd += [
-            f"{path}{name} is {str(sent[name])[:40]!r} there, absent here"
-            for name in sorted(sent.keys() - own)
-        ]
-        return {
-            name: adopted(value, sent.get(name), odd, f"{path}{name}")
-            for name, value in own.items()
-        }
-    if _is_number(sent) and (own is None or _is_number(own)):
-        return sent
-    if own != sent:
-        odd.append(f"{key} is {str(sent)[:40]!r} there, {str(own)[:40]!r} here")
-    return own
-
-
-def _is_number(value: Any) -> bool:
-    return (
-        all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float)
-    )
+def without_dataset(data: About) -> About:
+    """The settings of data that do not depend on the data set."""
+    known = signature(FederatedDataModule).parameters.keys() - {"dataset"}
+    return {key: value for key, value in data.items() if key in known}
 
 
 def deal(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,12 +28,12 @@ from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
 from gcfed_sites import answers
-from gcfed_sites.answers import RESUME, About, Answer, counted_against
-from gcfed_sites.site import clients_config
+from gcfed_sites.agreement import clients_config, frozen_checksum
+from gcfed_sites.answers import RESUME, About, Answer, Asked, Limits, counted_against
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds for a site to begin a run
-SAMPLES = 10**8  # the most samples of a client: a round lists its batches
+SAMPLES = 10**8  # the most samples of a client
 _numbers = itertools.count()  # numbers of this process's questions: a line may serve several runs
 
 
@@ -127,44 +127,63 @@ class Sites(Stacks):
             ValueError: a site refuses, or a client is held by two sites or by none; with the
                 reasons.
         """
-        if self.program.module.trainer.world_size > 1:
+        module = self.program.module
+        if module.trainer.world_size > 1:
             raise ValueError("federation=nvflare needs trainer.devices=1, because the sites train.")
         self.line = self.open_line()
-        data, module, names = self.program.data, self.program.module, self.line.sites
-        transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
-        cfg = described(self.cfg, data).copy()
-        cfg.paths = dict.fromkeys(cfg.paths, ".")  # the server's folders are not sent
-        about = {
-            "version": __version__,
-            "num_clients": n,
-            "resumed": self.cfg.ckpt_path is not None,
-            "config": clients_config(OmegaConf.to_container(cfg, resolve=True)),
-            "classes": (
-                classes or [str(c) for c in range(data.num_classes)]
-                if module.task.has_classes
-                else None
-            ),
-            "transform": {
-                key: list(getattr(transform, key))
-                for key in ("mean", "std")
-                if hasattr(transform, key)
-            },
-        }
-        tasks = {
-            site: about | {"share": list(range(names.index(site), n, len(names)))} for site in names
-        }
+        names = self.line.sites
+        num_clients = len(self._sizes)
+        about = self._about_run()
+        tasks = {}
+        for place, site in enumerate(names):
+            tasks[site] = about | {"share": list(range(place, num_clients, len(names)))}
+        limits = Limits(header=1_000_000 + 100 * num_clients)
         lost = dict.fromkeys(names, f"did not begin within {BEGIN:g} s")
         for answer in self._answers("configure", b"", tasks, BEGIN, module.trainer.global_step):
             with counted_against(answer.site, lost, "refuses this run"):
-                said = answer.content
-                clients, sizes = said["clients"], said["sizes"]
-                answers.check_whole("clients", clients, 0, n - 1)
-                answers.check_whole("sizes", sizes, 0, SAMPLES)
-                answers.require(len(sizes) == len(clients), "sizes", sizes)
-                self._held[answer.site], self._sizes[clients] = {*clients}, sizes
-                log.info("%s holds the clients %s with %s samples", answer.site, clients, sizes)
+                self._note_clients(answer.site, answer.content(limits))
         for site, why in lost.items():
             raise ValueError(f"federation: {site} {why}")
+        self._refuse_contradictions()
+
+    def _about_run(self) -> About:
+        """What every site hears of the run."""
+        data, module = self.program.data, self.program.module
+        cfg = described(self.cfg, data).copy()
+        cfg.paths = dict.fromkeys(cfg.paths, ".")  # the server's folders are not sent
+        classes = None
+        if module.task.has_classes:
+            classes = data.dataset.class_names or [str(c) for c in range(data.num_classes)]
+        transform = {}
+        for key in ("mean", "std"):
+            if hasattr(data.transform, key):
+                transform[key] = list(getattr(data.transform, key))
+        return {
+            "version": __version__,
+            "num_clients": data.num_clients,
+            "resumed": self.cfg.ckpt_path is not None,
+            "config": clients_config(OmegaConf.to_container(cfg, resolve=True)),
+            "classes": classes,
+            "transform": transform,
+            "frozen": frozen_checksum(module.net, module.travels),
+        }
+
+    def _note_clients(self, site: str, said: About) -> None:
+        """Notes which clients a site holds, and how many samples each has.
+
+        Raises MessageError for anything else.
+        """
+        clients, sizes = said["clients"], said["sizes"]
+        answers.check_whole("clients", clients, 0, len(self._sizes) - 1)
+        answers.require(len({*clients}) == len(clients), "clients", clients)
+        answers.check_whole("sizes", sizes, 1, SAMPLES)
+        answers.require(len(sizes) == len(clients), "sizes", sizes)
+        self._held[site] = {*clients}
+        self._sizes[clients] = sizes
+        log.info("%s holds the clients %s with %s samples", site, clients, sizes)
+
+    def _refuse_contradictions(self) -> None:
+        """Raises ValueError if a client is held by two sites or by none."""
         for client in range(len(self._sizes)):
             holders = sorted(site for site, clients in self._held.items() if client in clients)
             if len(holders) != 1:
@@ -175,7 +194,11 @@ class Sites(Stacks):
         return self.program.solver.num_steps(self._sizes[clients])
 
     def fit(
-        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+        self,
+        download: Download,
+        clients: np.ndarray,
+        expected: Expected | None = None,
+        among: np.ndarray | None = None,
     ) -> Iterator[Upload]:
         """Yields the uploads of these clients as they arrive.
 
@@ -184,54 +207,99 @@ class Sites(Stacks):
                 sites failed, and why.
         """
         assert expected is not None
-        least, cohort = min(self.least or len(clients), len(clients)), set(clients.tolist())
-        asked = {site: own for site, held in self._held.items() if (own := sorted(cohort & held))}
-        while self._busy and (late := self.line.receive(0.0)):
-            self._hear(late, ())
-        tasks: dict[str, About] = {
-            site: {"clients": own, "states": self.index.references(own)}
-            for site, own in asked.items()
-            if site not in self._busy
-        }
-        missing, self._done, self._round = (
-            dict.fromkeys(asked, "did not answer"),
-            {},
-            download.round,
-        )
-        for site in asked.keys() - tasks.keys():
-            missing[site] = (
-                f"is still at {question}" if (question := self._busy[site][1]) else "is gone"
-            )
-        for answer in self._answers(
-            "fit", pack(vars(download)), tasks, self.deadline, download.round
-        ):
+        self._round = download.round
+        self._done = {}
+        self._hear_late_answers()
+        asked = self._holders(clients)
+        tasks = self._tasks(asked)
+        missing = self._not_answered(asked)
+        message = pack(vars(download))
+        for answer in self._answers("fit", message, tasks, self.deadline, download.round):
             uploads: list[Upload] = []
             with counted_against(answer.site, missing):
-                task, said = tasks[answer.site], answer.content
-                own = task["clients"]
-                sent = [
-                    answers.checked_upload(
-                        content, download.round, expected, self._sizes, self.program.solver
-                    )
-                    for content in said.pop("uploads")
-                ]
-                ids = sorted(client for upload in sent for client in upload.clients.tolist())
-                answers.require(ids == own, "clients", f"{ids}, because asked were {own}")
-                self._note(own, said["states"])
-                uploads, self._done[answer.site] = sent, task
-            yield from (uploads.pop(0).to(self.program.module.device) for _ in range(len(uploads)))
-        self.missing = np.array(sorted(k for site in missing for k in asked[site]), dtype=np.int64)
-        self.unasked = sum(len(asked[site]) for site in asked.keys() - tasks.keys())
+                uploads = self._read(answer, tasks[answer.site], download, expected)
+            while uploads:  # so that nothing here holds an upload that was added up
+                yield uploads.pop(0).to(self.program.module.device)
+        lost = [client for site in missing for client in asked[site]]
+        self.missing = np.array(sorted(lost), dtype=np.int64)
+        self.unasked = sum(len(own) for site, own in asked.items() if site not in tasks)
         for site, why in missing.items():
             log.warning("round %d: %s %s", download.round + 1, site, why)
-        if (answered := len(clients) - len(self.missing)) < least:
-            reasons = "; ".join(f"{site} {why}" for site, why in missing.items())
-            few = (
-                f"round {download.round + 1}: {answered} of {len(clients)} clients answered in time"
-            )
-            raise ConnectionError(f"{few}, and federation.least is {least}. {reasons}. {RESUME}")
+        self._refuse_too_few(len(clients), missing)
+
+    def _hear_late_answers(self) -> None:
+        while self._busy:
+            late = self.line.receive(0.0)
+            if late is None:
+                return
+            self._hear(late, ())
+
+    def _holders(self, clients: np.ndarray) -> dict[str, list[int]]:
+        """The sites that hold some of these clients, and their ids, sorted."""
+        cohort = set(clients.tolist())
+        holders = {}
+        for site, held in self._held.items():
+            own = sorted(cohort & held)
+            if own:
+                holders[site] = own
+        return holders
+
+    def _tasks(self, asked: Mapping[str, list[int]]) -> dict[str, About]:
+        """The tasks of those sites that are free."""
+        tasks = {}
+        for site, own in asked.items():
+            if site not in self._busy:
+                tasks[site] = {"clients": own, "states": self.index.references(own)}
+        return tasks
+
+    def _not_answered(self, asked: Iterable[str]) -> dict[str, str]:
+        """Why each of these sites has not answered yet."""
+        missing = {}
+        for site in asked:
+            _, question = self._busy.get(site, (0, None))
+            if question is None:
+                missing[site] = "did not answer"
+            else:
+                missing[site] = f"is still at {question}" if question else "is gone"
+        return missing
+
+    def _read(
+        self, answer: Answer, task: About, download: Download, expected: Expected
+    ) -> list[Upload]:
+        """The uploads of a site, whose states are then noted.
+
+        Raises Exception for anything but what the site was asked; then nothing of it counts.
+        """
+        own = np.array(task["clients"], dtype=np.int64)
+        planned = self.planned(own)
+        program = self.program
+        asked = Asked(
+            round=download.round,
+            clients=own,
+            num_samples=self._sizes[own],
+            num_steps=program.faults.steps(planned, own, download.round, download.seed),
+            batch_size=program.solver.batch_size,
+            least_loss=program.module.task.least_loss(),
+            expected=expected,
+        )
+        said = answer.content(asked.limits)
+        uploads = answers.checked_uploads(said["uploads"], asked)
+        self._note(task["clients"], said["states"])
+        self._done[answer.site] = task
+        return uploads
+
+    def _refuse_too_few(self, num_asked: int, missing: Mapping[str, str]) -> None:
+        """Raises ConnectionError if fewer clients than ``least`` have answered."""
+        least = min(self.least or num_asked, num_asked)
+        answered = num_asked - len(self.missing)
+        if answered >= least:
+            return
+        few = f"round {self._round + 1}: {answered} of {num_asked} clients answered in time"
+        reasons = "; ".join(f"{site} {why}" for site, why in missing.items())
+        raise ConnectionError(f"{few}, and federation.least is {least}. {reasons}. {RESUME}")
 
     def _note(self, clients: list[int], versions: Mapping[str, list[int]]) -> None:
+        """Notes the versions of these clients' states."""
         answers.check_versions(versions, self.index.away, clients, self._round)
         self.index.note(clients, versions)
 
@@ -240,16 +308,19 @@ class Sites(Stacks):
         states that its clients had before the round are valid again.
         """
         unheard = dict.fromkeys(self._done, "did not answer")
+        numbers = max([len(task["clients"]) for task in self._done.values()], default=0)
+        limits = Limits(header=1_000_000 + 100 * numbers * len(self.index.away))
         for answer in self._answers("reply", pack(reply), self._done, self.deadline, self._round):
             with counted_against(answer.site, unheard):
-                own, states = self._done[answer.site]["clients"], answer.content["states"]
-                self._note(own, states)
+                own = self._done[answer.site]["clients"]
+                self._note(own, answer.content(limits)["states"])
         for site, why in unheard.items():
             log.warning("round %d: %s did not hear how it ended: it %s", self._round + 1, site, why)
-            before = {
-                name: [kept[0] for kept in own] for name, own in self._done[site]["states"].items()
-            }
-            self._note(self._done[site]["clients"], before)
+            task = self._done[site]
+            before = {}
+            for name, versions in task["states"].items():
+                before[name] = [of_client[0] for of_client in versions]
+            self._note(task["clients"], before)
 
     def _answers(
         self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float, round: int
@@ -259,12 +330,16 @@ class Sites(Stacks):
         An answer that arrives in time counts, also if it is read later. A silent site gets no new
         task before it has answered, and that answer is refused.
         """
-        waiting, until = set(tasks), time.monotonic() + seconds
+        waiting = set(tasks)
+        until = time.monotonic() + seconds
         for site, task in sorted(tasks.items()):
             number = next(_numbers)
             self._busy[site] = number, f"round {round + 1} ({verb})"
             self.line.send(site, number, verb, {**task, "run": self.run, "round": round}, message)
-        while waiting and (answer := self.line.receive(max(until - time.monotonic(), 0.0))):
+        while waiting:
+            answer = self.line.receive(max(until - time.monotonic(), 0.0))
+            if answer is None:
+                break
             if self._hear(answer, waiting):
                 waiting.remove(answer.site)
                 yield answer

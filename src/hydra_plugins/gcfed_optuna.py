@@ -49,7 +49,7 @@ class OptunaSweeper(Sweeper):
         search.
         """
         from gcfed.runs.lock import locked
-        from gcfed.runs.measures import higher_is_better, parse
+        from gcfed.runs.measures import check_judges, column_of, higher_is_better, parse
 
         metric, root = self.cfg.optimized_metric, Path(self.cfg.hydra.sweep.dir).absolute()
         parse(metric or "", "optimized_metric")
@@ -65,15 +65,19 @@ class OptunaSweeper(Sweeper):
                 "A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)', without"
                 " seed."
             )
+        cfg = self.load(self.cfg, common)
+        if "methods" in cfg:
+            from gcfed.assemble import declared_result  # torch
+
+            result = declared_result(cfg)
+            check_judges(column_of(metric), result, f"optimized_metric={metric}")
         with locked(root / ".lock") as holder:
             if holder:
                 raise ValueError(
                     f"{holder} is at the search in {root}: one process does it, n_jobs trials at"
                     " once."
                 )
-            study = open_study(
-                root, self.load(self.cfg, common), space, metric, self.direction, self.storage
-            )
+            study = open_study(root, cfg, space, metric, self.direction, self.storage)
             while (
                 left := self.n_trials - sum(trial.state.is_finished() for trial in study.trials)
             ) > 0:
@@ -97,7 +101,7 @@ class OptunaSweeper(Sweeper):
         from optuna.trial import TrialState
 
         from gcfed.runs.folder import CHECKPOINT, read_run
-        from gcfed.runs.measures import parse, value
+        from gcfed.runs.measures import check_judges, column_of, value
 
         folders, calls = [root / f"trial_{trial.number:04d}" for trial in trials], []
         for trial, folder in zip(trials, folders, strict=True):
@@ -115,8 +119,9 @@ class OptunaSweeper(Sweeper):
                 trial.set_user_attr(
                     "reason", " ".join(str(error).split()) or f"{metric} has no finite value"
                 )
-            name, column = parse(metric)
-            if run.has_ended and name != "rounds" and column not in run.metrics:
+            column = column_of(metric)
+            check_judges(column, run.result, f"optimized_metric={metric}")
+            if run.has_ended and column not in run.metrics:
                 known = ", ".join(sorted(run.metrics))
                 raise ValueError(
                     f"optimized_metric={metric} is not among what runs measure: {known}."

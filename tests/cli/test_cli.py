@@ -70,7 +70,7 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path, unrendered):
     said = type_command(
         tmp_path, "train.py", *args, "trainer.devices=1", f"paths.log_dir={tmp_path / 'straight'}"
     )
-    for part in ("test accuracy, last round", "to 2%", "seconds a round", "curves.png", "Round"):
+    for part in ("global model, test accuracy", "to 2%", "seconds a round", "curves.png", "Round"):
         assert part in said
     other = the_run(tmp_path / "straight")
     rows, straight = (read_rows(run / "metrics.csv") for run in (folder, other))

@@ -3,6 +3,7 @@
 A stopped search continues without a difference.
 """
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -49,8 +50,14 @@ class Launcher:
     If ``of`` raises an error, the run fails with it.
     """
 
-    def __init__(self, of=lambda values, number: float(values["gc.lam"])):
-        self.of, self.calls = of, []
+    def __init__(
+        self,
+        of=lambda values, number: float(values["gc.lam"]),
+        columns=lambda acc: {},
+        summary=None,
+    ):
+        self.of, self.columns, self.summary = of, columns, summary
+        self.calls = []
 
     @property
     def jobs(self):
@@ -68,18 +75,19 @@ class Launcher:
         try:
             accuracy = self.of(values, number)
             folder = Path(values["hydra.sweep.dir"], values["hydra.sweep.subdir"])
-            write_run(folder, accuracies(accuracy), rounds=1)
+            rows = accuracies(accuracy, **self.columns(accuracy))
+            write_run(folder, rows, rounds=1, summary=self.summary)
         except ValueError as error:
             done.status, done.return_value = JobStatus.FAILED, error
         return done
 
 
-def go(folder, launcher, *arguments, metric=METRIC, **settings):
+def go(folder, launcher, *arguments, metric=METRIC, load=plain, **settings):
     sweeper = OptunaSweeper(**OmegaConf.create(SETTINGS | settings))
     sweeper.cfg = OmegaConf.create(
         {"optimized_metric": metric, "hydra": {"sweep": {"dir": str(folder)}}}
     )
-    sweeper.load, sweeper.launch = plain, launcher.launch
+    sweeper.load, sweeper.launch = load, launcher.launch
     sweeper.sweep([*arguments])
 
 
@@ -195,6 +203,11 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
         ),
         (
             [],
+            {"metric": "rounds:0.8"},
+            r"rounds:0\.8 is better where it is smaller: set hydra\.sweeper\.direction=minimize",
+        ),
+        (
+            [],
             {"metric": "final:test/acd"},
             "optimized_metric=final:test/acd is not among what runs measure: .*test/acc",
         ),
@@ -205,6 +218,45 @@ def test_invalid_searches_are_refused(tmp_path, words, settings, message):
     with pytest.raises(ValueError, match=message):
         go(tmp_path, launcher, *words, **settings)
     assert len(launcher.jobs) == ("acd" in message)  # measures are known after the first run
+
+
+def with_ditto(config, overrides):
+    """A config with a method whose clients use their own models."""
+    cfg = plain(config, [*overrides, "model={}", "gc=null", "privacy=null"])
+    cfg.merge_with(OmegaConf.create({"attack": None, "quantization": None}))
+    cfg.methods = {"ditto": {"_target_": "gcfed.methods.personal.ditto.Ditto", "lam": 0.1}}
+    return cfg
+
+
+@pytest.mark.parametrize("metric", ["last10:val/acc", "test/acc", "best:test/acc", "rounds:0.8"])
+def test_a_personal_method_is_not_searched_by_the_global_model(tmp_path, metric):
+    launcher = Launcher()
+    direction = "minimize" if metric == "rounds:0.8" else "maximize"
+    message = (
+        f"optimized_metric={metric} compares global models, and the result of this method is"
+        " personal/local_acc: choose by final:personal/local_acc, with metrics=personal"
+        " data.client_test=0.2."
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        go(tmp_path, launcher, metric=metric, direction=direction, load=with_ditto)
+    assert not launcher.jobs
+
+
+def test_a_personal_method_is_searched_by_its_result(tmp_path):
+    launcher = Launcher(columns=lambda acc: {"personal/local_acc": [1 - acc]})
+    go(tmp_path, launcher, metric="final:personal/local_acc", load=with_ditto)
+    rows = trials(tmp_path)
+    assert [float(row["value"]) for row in rows] == [
+        pytest.approx(1 - float(row["gc.lam"])) for row in rows
+    ]
+
+
+def test_a_search_over_algorithms_stops_at_the_first_personal_one(tmp_path):
+    """Only the run's summary says that it is one."""
+    launcher = Launcher(summary={"rounds": 1, "result": "personal/local_acc"})
+    with pytest.raises(ValueError, match="the result of this method is personal/local_acc"):
+        go(tmp_path, launcher)
+    assert len(launcher.jobs) == 1
 
 
 @pytest.mark.parametrize(

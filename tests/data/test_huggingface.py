@@ -1,9 +1,11 @@
 """Data sets of ``datasets``, written to a folder and read back. The tests do not use the hub."""
 
 import io
+import json
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -154,3 +156,87 @@ def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config):
     net = result.module.net
     assert (net.last_only, net.embedding.num_embeddings) == (True, 256)
     assert net.fc.out_features == result.trainer.datamodule.num_classes == 2
+
+
+def with_paths(folder, *paths):
+    """A data set of ``save_to_disk`` whose first images are paths instead of bytes.
+
+    ``save_to_disk`` would read them, so the paths are written as texts of the same type.
+    """
+    columns, _ = pictures()
+    for row, path in enumerate(paths):
+        columns["image"][row] = {"bytes": None, "path": str(path)}
+    encoded = {"bytes": datasets.Value("binary"), "path": datasets.Value("string")}
+    name = saved(folder, {"": (columns, {"image": encoded, "kind": CLASS, "writer_id": STRING})})
+    about = folder / "mine" / "dataset_info.json"
+    info = json.loads(about.read_text())
+    info["features"]["image"] = {"_type": "Image"}
+    about.write_text(json.dumps(info))
+    (arrow,) = folder.glob("mine/*.arrow")
+    table = datasets.Dataset.from_file(str(arrow)).data.table
+    schema = table.schema.remove_metadata()
+    with pa.OSFile(str(folder / "new"), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        writer.write_table(table.replace_schema_metadata())
+    (folder / "new").replace(arrow)
+    return name
+
+
+def test_images_outside_the_folder_are_refused(tmp_path):
+    """Also if the path only looks as if it were inside. No address is opened."""
+    outside = tmp_path / "private.png"
+    outside.write_bytes(png())
+    (tmp_path / "a").mkdir()
+    places = [outside, "/etc/passwd", "http://localhost:9/x.png", "https://somebody/x.png"]
+    places += ["file:///etc/passwd", "zip://x.png::http://localhost:9/x.zip", "private.png"]
+    places += [tmp_path / "6" / "mine" / ".." / ".." / "private.png", "hf://datasets/a/b/x.png"]
+    for number, place in enumerate(places):
+        name = with_paths(tmp_path / str(number), place)
+        with pytest.raises(ValueError, match=r"data\.input=image of row 0.* is not in /"):
+            huggingface(name, str(tmp_path / "data"))
+
+
+def test_images_inside_the_folder_are_read(tmp_path):
+    inside = tmp_path / "mine" / "x.png"
+    name = with_paths(tmp_path, inside)
+    inside.write_bytes(png(level=200))
+    dataset = huggingface(name, str(tmp_path / "data"), test=0.1)
+    assert 200 in dataset.train.x[:, 0, 0, 0] or 200 in dataset.test.x[:, 0, 0, 0]
+    inside.unlink()
+    inside.symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match=r"of row 0.* is not in /"):
+        huggingface(name, str(tmp_path / "other"))
+
+
+def test_an_image_of_a_format_that_starts_a_program_is_refused(tmp_path, monkeypatch):
+    started = []
+
+    def ghostscript(*arguments, **options):
+        started.append(arguments)
+        return Image.new("RGB", (5, 4)).im
+
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", ghostscript)
+    columns, features = pictures()
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 4\n%%EndComments\nshowpage\n"
+    columns["image"][3] = {"bytes": script, "path": None}
+    with pytest.raises(ValueError, match=r"row 3 is no readable image"):
+        huggingface(saved(tmp_path, {"": (columns, features)}), str(tmp_path / "data"))
+    assert not started
+
+
+def test_the_mode_of_an_image_column_counts(tmp_path):
+    columns, features = pictures()
+    grey = features | {"image": datasets.Image(mode="L")}
+    name = saved(tmp_path, {"": (columns, grey)})
+    assert huggingface(name, str(tmp_path / "data")).train.x.shape[1] == 1
+
+
+def test_a_table_outside_the_folder_is_refused(tmp_path):
+    """A folder's state.json names its files."""
+    other = saved(tmp_path / "other", {"": pictures()})
+    name = saved(tmp_path / "evil", {"": pictures()})
+    state = json.loads((tmp_path / "evil/mine/state.json").read_text())
+    (file,) = state["_data_files"]
+    file["filename"] = f"{other}/{file['filename']}"
+    (tmp_path / "evil/mine/state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"data\.name=.*other.* is not in /"):
+        huggingface(name, str(tmp_path / "data"))

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import unicodedata
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image
 
 from gcfed.data.sets import vision
-from gcfed.data.sets.datasets import tiny_imagenet
+from gcfed.data.sets.datasets import hwdigits, tiny_imagenet
 from gcfed.data.sets.files import Keep
 from gcfed.data.sets.huggingface import huggingface
 from gcfed.data.sets.images import image_folder
@@ -132,6 +133,18 @@ def as_array_of_clients(folder, names):
     return len(np.unique(train.groups)), train.x[:, 0], train.groups
 
 
+def as_texts_of_any_length(folder, names):
+    texts = np.array(names * PER_NAME, np.dtypes.StringDType())
+    dataset = from_arrays({"x": vectors(names), "y": texts}, "mine.py", 0.2)
+    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
+
+
+def as_bytes(folder, names):
+    texts = np.char.encode(np.array(names * PER_NAME), "utf-8")
+    dataset = from_arrays({"x": vectors(names), "y": texts}, "mine.py", 0.2)
+    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
+
+
 def as_objects(folder, names):
     content = {"x": vectors(names), "y": np.array(names * PER_NAME, object)}
     dataset = from_arrays(content, "mine.py", 0.2)
@@ -196,6 +209,8 @@ READERS = {
     "array of classes": as_array_of_classes,
     "array of clients": as_array_of_clients,
     "objects": as_objects,
+    "texts of any length": as_texts_of_any_length,
+    "bytes": as_bytes,
     "folders of classes": as_folders_of_classes,
     "folders of clients": as_folders_of_clients,
     "leaf users": as_leaf_users,
@@ -248,6 +263,7 @@ def test_integers_of_any_size_stay_apart():
         (np.array(["2026-01-01", "NaT"] * 20, "datetime64[D]"), "groups holds 20 empty entries"),
         (np.array(["a", " "] * 20), "an entry of groups is an empty text: fill it"),
         ([None, "a"] * 20, "groups holds objects that are neither all text nor all numbers"),
+        ([None] * 40, "groups holds objects that are neither all text nor all numbers"),
     ],
 )
 def test_clients_without_a_name_are_refused(groups, words):
@@ -358,6 +374,17 @@ def tiny_imagenet_files(folder):
     return place, 7
 
 
+def mnist_m_files(folder):
+    place = folder / "mnist_m"
+    for part in ("train", "test"):
+        for i in range(3):
+            save_image(place / f"mnist_m_{part}" / f"{i}.png", 1, (32, 32))
+        (place / f"mnist_m_{part}_labels.txt").write_text("0.png 4\n1.png 7\n")
+    litter(place / "mnist_m_train")
+    hwdigits(str(folder), download=False, sets=["mnist_m"])
+    return place, 6
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -367,6 +394,7 @@ def tiny_imagenet_files(folder):
         leaf_files,
         hub_files,
         tiny_imagenet_files,
+        mnist_m_files,
     ],
 )
 def test_each_entry_of_a_folder_is_read_or_counted(tmp_path, caplog, make):
@@ -407,6 +435,46 @@ def test_leaf_files_that_do_not_fit_are_refused(tmp_path, user, words):
         path.write_text(json.dumps({"users": ["a"], "user_data": data}))
     with pytest.raises(ValueError, match=rf"all\.json is not what LEAF's .*{words}"):
         femnist(str(tmp_path))
+
+
+@pytest.mark.parametrize(("reader", "label"), [(femnist, None), (shakespeare, "$")])
+def test_leaf_files_without_a_sample_are_refused(tmp_path, reader, label):
+    data = {"x": ["a" * LENGTH], "y": [label]} if label else {"x": [], "y": []}
+    for part in ("train", "test"):
+        path = tmp_path / reader.__name__ / "data" / part / "all.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"users": ["a"], "user_data": {"a": data}}))
+    with pytest.raises(ValueError, match=r"data/train has no user with a sample: make its files"):
+        reader(str(tmp_path))
+
+
+def test_a_user_that_leaf_does_not_list_is_refused(tmp_path):
+    user = {"x": [[0.5] * 784], "y": [1]}
+    for part in ("train", "test"):
+        path = tmp_path / "femnist/data" / part / "all.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps({"users": ["a"], "user_data": {"a": user, "b": user}}))
+    with pytest.raises(ValueError, match="users does not list b"):
+        femnist(str(tmp_path))
+
+
+def test_a_label_of_mnist_m_that_is_no_digit_is_named(tmp_path):
+    place, _ = mnist_m_files(tmp_path)
+    (place / "mnist_m_test_labels.txt").write_text("0.png 4\n1.png seven\n")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ValueError, match=r"mnist_m_test_labels\.txt has a label 'seven'"):
+        hwdigits(str(tmp_path), download=False, sets=["mnist_m"])
+
+
+def test_folders_and_splits_without_rows_are_refused(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/x.csv").write_text("a,y\n1,2\n")
+    rows = datasets.Dataset.from_dict({"text": [*"abcdefgh"], "label": [0, 1] * 4})
+    datasets.DatasetDict({"train": rows, "test": rows.select([])}).save_to_disk(tmp_path / "a")
+    for name in ("mine", "a"):
+        with pytest.raises(ValueError, match=rf"^data\.name=.*{name} is no folder of save_to_disk"):
+            huggingface(str(tmp_path / name), str(tmp_path), length=1)
 
 
 def test_splits_columns_and_texts_of_the_hub_are_counted(tmp_path, caplog):

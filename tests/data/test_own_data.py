@@ -164,6 +164,7 @@ def test_columns_of_pandas_are_arrays():
             r"samples must be images, uint8 .* not float64 .*\(x \* 255\)\.round",
         ),
         ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "inhomogeneous"),
+        ({"x": np.array([[{}, 1]] * N), "y": CLASSES}, "x holds objects that are no numbers"),
         (
             {"x": IMAGES, "y": np.eye(4, dtype=int)[CLASSES]},
             r"labels .* \[40, 4\]: y\.argmax\(1\) makes classes",

@@ -185,6 +185,37 @@ def test_columns_that_become_something_else_are_named(tmp_path, caplog):
     assert "column kind: 1 texts, such as 'z', are in test rows only" in text
 
 
+@pytest.mark.parametrize(
+    ("form", "warned"),
+    [
+        ('"{},000"', True),
+        ("{} %", True),
+        ("${}", True),
+        ("−{}", True),
+        ("1{}-20", False),
+        ("2024-01-0{}", False),
+        ("type {}", False),
+        ("0{}", False),
+    ],
+)
+def test_numbers_in_another_notation_are_named(tmp_path, caplog, form, warned):
+    rows = [(i / 3, form.format(i % 4), i % 2) for i in range(30)]
+    text = messages_of(caplog, write(tmp_path / "x.csv", rows, "a,size,y"), target="y")
+    assert ("column size: 4 of its 4 values are no numbers" in text) == warned
+    assert "column size becomes 4 columns" in text
+
+
+@pytest.mark.parametrize("use", [{"target": "kind", "ignore": ["y"]}, {"target": "y"}])
+def test_a_nul_character_is_refused(tmp_path, use):
+    """NumPy drops it at the end of a text, so that two texts would be one."""
+    rows = [(i / 3, ("a", "a\0")[i % 2], i % 2) for i in range(30)]
+    path = write(tmp_path / "x.csv", rows, "a,kind,y")
+    with pytest.raises(
+        ValueError, match=r"^column kind holds a NUL character: write the file again"
+    ):
+        csv(path, **use)
+
+
 def test_texts_of_one_number_are_different_classes_with_a_warning(tmp_path, caplog):
     rows = [(i / 2, ("1", "1.0", "2")[i % 3]) for i in range(30)]
     path = write(tmp_path / "x.csv", rows, "a,y")
@@ -240,6 +271,7 @@ def test_compressed_tables_are_read(tmp_path, suffix):
             r"^data\.target=rate holds numbers with fractions: data\.regression=true",
         ),
         ({"regression": True}, r"^data\.target=paid holds 'no', .* see data\.decimal"),
+        ({"sep": "||"}, r"^sep=\|\| must be one character, semicolon or tab"),
         ({"encoding": "utf-7000"}, r"unknown encoding: utf-7000: see .*data\.encoding"),
     ],
 )

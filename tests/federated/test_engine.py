@@ -360,7 +360,7 @@ class TermOfClasses(ClientPart):
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (KeepsOther(reads=True), "'yours'$"),
+        (KeepsOther(reads=True), r"'yours'\n.*KeepsOther\.keep fails"),
         (KeepsOther(reads=False), "'yours'$"),
         (TermOfClasses(), r"TermOfClasses\.local_loss returns a tensor of shape \[4\], not \[1\]"),
     ],

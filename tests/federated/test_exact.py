@@ -136,9 +136,16 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     {"delta": upload.delta, "extra": upload.extra["c"]}[where]["w"][1, 0] = 1e30
     mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
     transport = SimpleNamespace(remote=True, missing=[])
-    stores = SimpleNamespace(finish_round=lambda cohort, index: None)
-    setup = SimpleNamespace(parts=[], aggregator=mean, transport=transport, stores=stores)
-    server = Server(setup, None, 1)
+    stores = SimpleNamespace(finish_round=lambda cohort, rounds: None)
+    setup = SimpleNamespace(
+        parts=[],
+        aggregator=mean,
+        transport=transport,
+        stores=stores,
+        module=SimpleNamespace(travels=["w"]),
+        names=["w"],
+    )
+    server = Server(setup, SimpleNamespace(hears_losses=False), 1)
     expected = Expected({"delta": round.start, "c": round.start}, {})
     sums = RoundSums(expected, {"delta": mean, "c": mean.beside()}, {}, [], [])
     server.receive(upload, sums, round)

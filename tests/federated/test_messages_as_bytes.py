@@ -10,15 +10,9 @@ import torch
 from safetensors.torch import save
 from torch.utils._pytree import tree_structure
 
-from gcfed.federated.engine.wire import (
-    TENSOR,
-    pack,
-    read_upload,
-    unpack,
-    unpack_download,
-    upload_content,
-)
-from gcfed.federated.protocol.messages import Download, Levels, MessageError, Upload
+from gcfed.federated.engine.uploads import read_upload, upload_content
+from gcfed.federated.engine.wire import TENSOR, pack, unpack, unpack_download
+from gcfed.federated.protocol.messages import Download, Expected, Levels, MessageError, Upload
 from gcfed.methods.upload.quantization import quantize_
 
 MODEL = {
@@ -49,6 +43,14 @@ def an_upload(k=2, **changes):
     return Upload(**values | changes)
 
 
+def expected_of(upload):
+    """What a server expects whose client sends this upload."""
+    shapes = {"delta": upload.delta} | upload.extra
+    of_one = {name: {n: t[0] for n, t in tensors.items()} for name, tensors in shapes.items()}
+    bits = {name: levels.bits for name, levels in upload.levels.items()}
+    return Expected(of_one, upload.notes, bits, upload.packed)
+
+
 def assert_same(a, b):
     torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True, check_stride=True)
     assert tree_structure(a) == tree_structure(b)  # also the order of names
@@ -63,7 +65,9 @@ def test_messages_keep_their_values_order_and_memory_format():
     assert_same(vars(unpack_download(message)), vars(DOWNLOAD))
     assert payload(message) == DOWNLOAD.nbytes
     sent = an_upload(notes={"drift": {"": torch.rand(3)}})
-    assert_same(vars(read_upload(unpack(pack(upload_content(sent))), MODEL)), vars(sent))
+    assert_same(
+        vars(read_upload(unpack(pack(upload_content(sent))), expected_of(sent))), vars(sent)
+    )
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(3, torch.float64), (22, torch.float32)])
@@ -81,7 +85,7 @@ def test_quantized_values_are_packed_into_their_bits_without_a_change(bits, dtyp
     levels = {n: Levels(bits, own) for n, own in zip(values, torch.stack(norms, 1), strict=True)}
     sent = an_upload(3, delta=values, levels=levels)
     message = pack(upload_content(sent))
-    received = read_upload(unpack(message), {name: t[0] for name, t in values.items()})
+    received = read_upload(unpack(message), expected_of(sent))
     assert_same(received.delta, values)
     # losses and ``finite`` are not counted
     assert payload(message) == 3 * (sent.bytes_per_client + 4 + 1)

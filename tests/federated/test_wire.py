@@ -10,7 +10,7 @@ from conftest import TWO
 from harness import BesideSimulation, final_weights
 from omegaconf import OmegaConf
 
-from gcfed.federated.engine.wire import upload_content
+from gcfed.federated.engine.uploads import upload_content
 from gcfed.methods.correction.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
@@ -43,9 +43,7 @@ CLIP = tuple(
     f"+methods.clip_update.{key}"
     for key in ("_target_=gcfed.methods.upload.clip_update.ClipUpdate", "quantile=0.3")
 )
-EACH = tuple(
-    f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface")
-)
+EACH = tuple(f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates"))
 CASES = {
     "nobody answers in round 4": ("algorithm=fedgc", *BITS, *NOBODY),
     "late and colluding clients": (
@@ -63,7 +61,7 @@ CASES = {
     ),
     "measured": (
         "algorithm=fedacg",
-        "metrics=[drift,cka,clients,coherence,forgetting,updates,surface,angle]",
+        "metrics=[drift,cka,clients,coherence,forgetting,updates,angle]",
         *EACH,
     ),
 }
@@ -72,9 +70,11 @@ CASES = {
 class Both(BesideSimulation):
     """Sends every message over the wire, and then to the simulation's clients."""
 
-    def fit(self, download, clients, expected):
-        received = list(super().fit(download, clients, expected))
-        for upload, other in zip(self.simulation.fit(download, clients), received, strict=True):
+    def fit(self, download, clients, expected, among=None):
+        received = list(super().fit(download, clients, expected, among))
+        for upload, other in zip(
+            self.simulation.fit(download, clients, among=among), received, strict=True
+        ):
             torch.testing.assert_close(
                 *map(content, (upload, other)), rtol=0, atol=0, equal_nan=True, check_stride=True
             )

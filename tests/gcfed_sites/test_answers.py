@@ -3,21 +3,41 @@
 The server accepts only tensors of the expected shapes and valid numbers.
 """
 
+import tracemalloc
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from gcfed.federated.engine.wire import pack, unpack, upload_content
+from gcfed.federated.engine.uploads import upload_content
+from gcfed.federated.engine.wire import pack, unpack
 from gcfed.federated.protocol.messages import Expected, Levels, MessageError, Upload
 from gcfed.federated.training.solver import LocalSolver
-from gcfed_sites.answers import Answer, check_versions, checked_upload, counted_against
+from gcfed_sites.answers import (
+    Answer,
+    Asked,
+    Limits,
+    check_versions,
+    checked_upload,
+    checked_uploads,
+    counted_against,
+)
 
 SHAPES = {
     "delta": {"w": torch.zeros(2, 3), "b": torch.zeros(2)},
     "control": {"w": torch.zeros(3).double()},
 }
-EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}})
-SIZES = np.array([0, 0, 9, 0, 0, 20])  # in batches of 8, clients 2 and 5 have 2 and 3 steps
+EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}}, {"w": 3}, {"b": 8})
+ASKED = Asked(
+    round=3,
+    clients=np.array([2, 5]),
+    num_samples=np.array([9, 20]),
+    num_steps=np.array([2, 3]),
+    batch_size=8,
+    least_loss=0.0,
+    expected=EXPECTED,
+)
 UPLOAD = upload_content(
     Upload(
         np.array([5, 2]),
@@ -31,17 +51,14 @@ UPLOAD = upload_content(
         {"control": {"w": torch.rand(2, 3).double()}},
         {"w": Levels(3, torch.full((2,), 3.0))},
         notes={"drift": {"": torch.rand(4)}},
+        packed={"b": 8},
     )
 )
 
 
 def read(changes):
-    content = unpack(
-        pack({key: value for key, value in (UPLOAD | changes).items() if value is not None})
-    )
-    return checked_upload(
-        content, 3, EXPECTED, SIZES, LocalSolver(torch.optim.SGD, epochs=1, batch_size=8)
-    )
+    content = {key: value for key, value in (UPLOAD | changes).items() if value is not None}
+    return checked_upload(unpack(pack(content)), ASKED)
 
 
 def test_uploads_of_clients_are_accepted():
@@ -61,12 +78,27 @@ def test_uploads_of_clients_are_accepted():
         {"clients": [[5, 2]]},
         {"num_samples": [20, 2**62]},
         {"num_samples": [20]},
+        {"clients": []},
+        {"clients": [True, 2]},
+        {"clients": [5, 2**70]},
         {"num_steps": [3, 3]},
         {"num_steps": [3, -1]},
+        {"num_steps": [3, 0]},
+        {"num_steps": [0, 0]},
+        {"num_steps": [3.0, 2]},
         {"num_seen": [25, 9]},
+        {"num_seen": [20, 1]},
+        {"round": True},
+        {"round": 3.0},
         {"num_seen": None},
         {"loss": torch.tensor([0.0, 1e30])},
         {"loss": torch.zeros(3)},
+        {"loss": torch.zeros(2, 1)},
+        {"loss": torch.zeros(2, dtype=torch.complex64)},
+        {"loss": torch.zeros(2, dtype=torch.int64)},
+        {"loss": torch.zeros(2, dtype=torch.float8_e5m2)},
+        {"loss": torch.tensor([0.5, -0.1])},
+        {"loss": [0.5, 0.5]},
         {"loss": None},
         {"finite": torch.ones(2)},
         {"finite": torch.ones(3).bool()},
@@ -79,7 +111,18 @@ def test_uploads_of_clients_are_accepted():
         {"levels": {}},
         {"levels": {"w": [10**9, torch.ones(2)]}},
         {"levels": {"b": [3, torch.ones(2)]}},
+        {"levels": {"w": [4, torch.ones(2)]}},
+        {"levels": {"w": [3, torch.ones(3)]}},
+        {"levels": {"w": [3, torch.ones(2).double()]}},
+        {"levels": {"w": [3, -torch.ones(2)]}},
+        {"levels": {"w": [3]}},
+        {"levels": {"w": [True, torch.ones(2)]}},
+        {"levels": {"w": [3, torch.ones(2)], "b": [3, torch.ones(2)]}},
+        {"delta": UPLOAD["delta"] | {"w": torch.zeros(2, 2, dtype=torch.uint8)}},
+        {"delta": UPLOAD["delta"] | {"w": torch.zeros(2, 4, dtype=torch.uint8)}},
         {"packed": {"b": "8"}},
+        {"packed": {"b": 0}},
+        {"packed": {}},
         {"packed": {"b": 25}},
         {"packed": {"x": 1}},
         {"packed": None},
@@ -100,7 +143,8 @@ def test_invalid_uploads_are_refused(changes):
 def test_messages_of_a_site_are_safe_to_print():
     failures = {"a": "did not answer"}
     with counted_against("a", failures):
-        assert Answer("a", 0, pack({"failure": "\x1b[2J" + "x" * 600})).content
+        message = pack({"failure": "\x1b[2J" + "x" * 600})
+        assert Answer("a", 0, message).content(Limits(10_000))
     assert failures["a"] == f"failed:  [2J{'x' * 496}"
 
 
@@ -111,3 +155,54 @@ def test_wrong_versions_of_states_are_refused(states):
     check_versions({"c": [-1, 3]}, ["c"], [5, 2], 3)
     with pytest.raises(MessageError, match="states"):
         check_versions(states, ["c"], [5, 2], 3)
+
+
+def test_all_clients_that_were_asked_answer_once():
+    one = UPLOAD | {"clients": [5, 5]}
+    for contents in ([], [UPLOAD, UPLOAD], [one], [UPLOAD] * 3, UPLOAD, None, [[]], [None]):
+        with pytest.raises(MessageError, match=r"^(clients|uploads|an upload|num_samples) cannot"):
+            checked_uploads(unpack(pack({"uploads": contents}))["uploads"], ASKED)
+    (upload,) = checked_uploads([unpack(pack(UPLOAD))], ASKED)
+    assert upload.clients.tolist() == [5, 2]
+
+
+def test_a_long_message_is_refused_before_anything_is_decoded():
+    message = pack({"uploads": [UPLOAD, UPLOAD]})
+    assert Answer("a", 0, message).content(ASKED.limits)
+    long = pack({"uploads": [], "x": torch.zeros(10**4)}), pack({"uploads": [[]] * 10**6})
+    for message in (*long, b"", b"\xff" * 9, b"\xff" * 10**5):
+        with pytest.raises(MessageError, match=r"is too long|cannot be read"):
+            Answer("a", 0, message).content(ASKED.limits)
+    for message in long:
+        with pytest.raises(MessageError, match=r"a message of [\d,]+ bytes is too long"):
+            Answer("a", 0, message).content(ASKED.limits)
+
+
+def test_a_few_bytes_do_not_become_gigabytes():
+    """8 kB of norms and a short payload, for a tensor of 10⁹ quantized numbers."""
+    like = {"w": torch.empty(10**9, device="meta")}
+    asked = replace(ASKED, expected=Expected({"delta": like}, {}, {"w": 8}))
+    sent = UPLOAD | {"extra": {}, "notes": {}, "packed": {}}
+    tracemalloc.start()
+    for norms in (torch.ones(2), torch.ones(2000)):
+        for payload in (torch.zeros(2, 1), torch.zeros(2, 10**4), torch.zeros(2000, 1)):
+            levels = {"w": [8, norms]}
+            content = sent | {"levels": levels, "delta": {"w": payload.to(torch.uint8)}}
+            with pytest.raises(MessageError, match=r"norms of w|delta is of another model"):
+                checked_upload(unpack(pack(content)), asked)
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+
+
+def test_a_round_of_a_site_with_many_samples_lists_nothing():
+    """The most samples that a site may report, in batches of one."""
+    solver = LocalSolver(torch.optim.SGD, epochs=2, batch_size=1)
+    tracemalloc.start()
+    assert solver.num_steps(np.array([10**8])).tolist() == [2 * 10**8]
+    assert tracemalloc.get_traced_memory()[1] < 10**6
+    tracemalloc.stop()
+    for last_batch in ("keep", "drop", "wrap"):
+        for batch_size in (1, 4, 7):
+            solver = LocalSolver(torch.optim.SGD, batch_size=batch_size, last_batch=last_batch)
+            for size in range(1, 20):
+                assert solver.num_batches(size) == len(solver._pass(size))

@@ -28,7 +28,7 @@ pytest.importorskip("nvflare")
 from nvflare.collab.api.app import ClientApp
 from nvflare.collab.runtime.dispatch import make_participant_map
 
-from gcfed.data.faults import Faults
+from gcfed.data.schedule import Schedule
 from gcfed.run import train
 from gcfed_sites import line
 from gcfed_sites.flare import SiteEnd
@@ -195,9 +195,9 @@ def test_a_missing_site_is_named(federation):
 def without_client(config, monkeypatch, tmp_path, client, *lost, rounds=5):
     """The weights of a simulation of SCAFFOLD in which a client drops out of these rounds."""
     monkeypatch.setattr(
-        Faults,
-        "survivors",
-        lambda self, drawn, steps, t, *_: np.setdiff1d(drawn, [client] if t in lost else []),
+        Schedule,
+        "ask",
+        lambda self, clients, t: ((clients != client) | (t not in lost), np.zeros(len(clients))),
     )
     words = (*SMALL, "algorithm=scaffold", "federation=none", f"rounds={rounds}")
     return final_weights(train(config(*words, folder=tmp_path / "simulated")))

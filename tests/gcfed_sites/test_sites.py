@@ -23,8 +23,9 @@ from gcfed import __version__
 from gcfed.federated.engine.wire import pack, unpack
 from gcfed.federated.protocol.messages import Download
 from gcfed.run import train
+from gcfed_sites.agreement import OWN, adopted, clients_config, frozen_checksum
 from gcfed_sites.answers import Answer
-from gcfed_sites.site import OWN, Site, adopted, clients_config
+from gcfed_sites.site import Site
 from gcfed_sites.sites import Sites
 
 TINY = (
@@ -154,13 +155,13 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
     """A run with failing sites equals a simulation in which their clients drop out of the same
     rounds.
     """
-    from gcfed.data.faults import Faults
+    from gcfed.data.schedule import Schedule
 
     result, line = federated(*words, "federation.least=1", **how)
     monkeypatch.setattr(
-        Faults,
-        "survivors",
-        lambda self, drawn, steps, round, *_: np.setdiff1d(drawn, lost.get(round, [])),
+        Schedule,
+        "ask",
+        lambda self, clients, t: (~np.isin(clients, lost.get(t, [])), np.zeros(len(clients))),
     )
     reference = simulated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
@@ -284,6 +285,10 @@ def pixels(n, side=8):
         ({"b": {"clients": [1]}}, {}, "client 4 is held by no site"),
         ({}, {"clients": [99, 4]}, r"b refuses this run: clients cannot be \[99, 4\]"),
         ({}, {"sizes": [1]}, r"b refuses this run: sizes cannot be \[1\]"),
+        ({}, {"sizes": [0, 5]}, r"b refuses this run: sizes cannot be \[0, 5\]"),
+        ({}, {"sizes": [10**9, 5]}, r"b refuses this run: sizes cannot be \[1000000000, 5\]"),
+        ({}, {"clients": [4, 4]}, r"b refuses this run: clients cannot be \[4, 4\]"),
+        ({}, {"clients": "x" * 10**7}, r"b refuses this run: a message of .* is too long"),
     ],
 )
 def test_sites_with_contradicting_clients_are_refused(federated, own, change, sentence):
@@ -350,16 +355,17 @@ def asked(config, tmp_path):
             "num_clients": 7,
             "resumed": False,
         }
-        about |= {"config": sent, "classes": [str(i) for i in range(10)], "transform": {}} | changes
+        about |= {"config": sent, "classes": [str(i) for i in range(10)], "transform": {}}
+        about |= {"frozen": ""} | changes
         return site, answered(site, "configure", about)
 
     return ask
 
 
 def test_a_site_takes_numbers_from_the_server(asked):
-    """It accepts them for its own keys whose values are numbers, lists of numbers, or null."""
+    """It accepts them for the keys that a run needs to agree on, also where its own are null."""
     words = (
-        "model.hidden=[5,4]",
+        "model.hidden=[12,8]",
         "client.epochs=3",
         "data.limit_train=null",
         "client.clip_norm=2.5",
@@ -378,13 +384,87 @@ def test_a_site_takes_numbers_from_the_server(asked):
     ("words", "sentence"),
     [
         (("algorithm=fedprox",), "methods.proximal is "),
-        (("model.start=x.safetensors",), "model.start is 'x.safetensors' there, 'None' here"),
+        (("model.hidden=[5,4]",), "model.hidden is '[5, 4]' there, '[12, 8]' here"),
+        (("metrics=drift",), "metrics.drift is "),
+        (("data.transform.crop_padding=9",), "data.transform.crop_padding is '9' there, '0' here"),
+        (("client.optimizer.lr=nan",), "client.optimizer.lr=nan is no possible number"),
+        (
+            ("participation.num_clients=2000000",),
+            "participation.num_clients=2000000 is no possible",
+        ),
     ],
 )
 def test_a_site_refuses_another_run_and_names_the_keys(asked, words, sentence):
     failure = asked({}, *words)[1]["failure"]
     assert "b takes only numbers from the server, and its gcfed.yaml has another run: " in failure
     assert sentence in failure
+
+
+def test_a_site_keeps_its_own_choices_that_do_not_change_the_run(asked):
+    """The model arrives by message, so the server's file and its stack mean nothing to a site."""
+    site, said = asked({}, "model.start=x.safetensors", "client.stack=9", "client.graphs=false")
+    assert "failure" not in said
+    solver = site.end.stacks.program.solver
+    assert (solver.stack, solver.graphs) == ("auto", True)
+
+
+def test_a_server_cannot_switch_on_downloads_or_pretrained_weights():
+    own = {"data": {"dataset": {"download": False}, "download": False}}
+    own["model"] = {"pretrained": False, "weights": None}
+    sent = {"data": {"dataset": {"download": True}, "download": True}}
+    sent["model"] = {"pretrained": True, "weights": "DEFAULT"}
+    odd = []
+    assert adopted(own, sent, odd) == own
+    assert odd == []
+
+
+@pytest.mark.parametrize(
+    ("own", "sent", "result"),
+    [
+        (0.1, 0.5, 0.5),
+        (1, 0.5, 0.5),
+        (0.1, 1, 1),
+        (None, 0.5, 0.5),
+        (True, False, False),
+        (5, 10**9, "'1000000000' there, '5' here"),
+        (None, 10**9, "'1000000000' there, 'None' here"),
+        (False, 10**9, "'1000000000' there, 'False' here"),
+        (0.1, 1e12, "no possible number"),
+        (0.1, float("inf"), "no possible number"),
+    ],
+)
+def test_whole_numbers_of_methods_are_the_sites_own(own, sent, result):
+    """Steps of an inner loop are an amount of work. A fraction is a strength."""
+    odd = []
+    new = adopted({"methods": {"mine": {"x": own}}}, {"methods": {"mine": {"x": sent}}}, odd)
+    if isinstance(result, str):
+        assert new["methods"]["mine"]["x"] is own
+        assert result in odd[0]
+    else:
+        assert new["methods"]["mine"]["x"] is result
+        assert odd == []
+
+
+@pytest.mark.parametrize("word", ["client.epochs=1000000000", "client.steps=1000000000"])
+def test_a_site_bounds_the_local_steps_of_a_round(asked, word):
+    sentence = r"the server asks client 0 for .*000 local steps in a round, and b allows [\d,]+:"
+    assert re.search(sentence, asked({}, word)[1]["failure"])
+    assert "failure" not in asked({"passes": 3}, "client.epochs=3")[1]
+    assert re.search(sentence, asked({"passes": 2}, "client.epochs=3000")[1]["failure"])
+
+
+def test_frozen_parameters_must_be_those_of_the_server(asked):
+    """No message contains them, so another start would train another network in silence."""
+    said = asked({}, frozen="of another network")[1]
+    assert "b has other frozen parameters than the server's" in said["failure"]
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    trained = ("1.weight", "1.bias")
+    before = frozen_checksum(net, trained)
+    net[1].weight.data += 1
+    assert frozen_checksum(net, trained) == before != ""
+    net[0].bias.data += 1
+    assert frozen_checksum(net, trained) != before
+    assert frozen_checksum(net, tuple(dict(net.named_parameters()))) == ""
 
 
 CALLED: list[object] = []
@@ -444,22 +524,11 @@ def test_a_site_accepts_only_numbers_from_a_server(config):
         group[key] = before
         if key == "evil":
             del group[key]
-    assert {
-        "client.optimizer.lr",
-        "client.epochs",
-        "model.hidden",
-        "data.limit_test",
-        "client.clip_norm",
-    } < taken
-    assert (
-        not {
-            "data.dataset.data_dir",
-            "client_store.folder",
-            "metrics.updates.folder",
-            "data.dataset.name",
-        }
-        & taken
-    )
+    agreed = {"client.optimizer.lr", "client.epochs", "data.limit_test", "client.clip_norm"}
+    assert agreed < taken
+    groups = {path.split(".")[0] for path in taken}
+    assert not groups & {"model", "metrics", "task", "client_store", "name", "tags", "precision"}
+    assert not {path for path in taken if path.startswith("data.dataset")}
 
 
 def test_a_site_calls_and_resolves_nothing_that_a_server_sends(asked, tmp_path):
@@ -509,11 +578,14 @@ def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, 
     for asked, changes, sentence in (
         ({"states": {str(other): [[0]]}}, {}, "a has the states"),
         ({"states": {mine: [[0]], str(other): [[0]]}}, {}, "a has the states"),
-        ({"states": {mine: [["*"]]}}, {}, "ValueError"),
+        ({"states": {mine: [["*"]]}}, {}, "a state's versions"),
         ({"states": {mine: [[0], [0]]}}, {}, "zip"),
         ({"run": "other"}, {}, "does not know the run other"),
         ({"clients": [0, 1]}, {}, "a holds the clients [0"),
-        ({}, {"round": "../../other/x"}, "ValueError"),
+        ({"clients": [0] * 9, "states": {mine: [[0]] * 9}}, {}, "a holds the clients [0"),
+        ({}, {"lr": float("inf")}, "the server's learning rate=inf"),
+        ({}, {"seed": -1}, "the server's seed=-1"),
+        ({}, {"round": "../../other/x"}, "the server's round=../../other/x"),
         ({}, {"model": model | {"x": model[bias]}}, "x is torch"),
     ):
         message = pack(vars(download) | changes)

@@ -89,11 +89,12 @@ class AloneAndAsBytes(BesideSimulation):
     def __init__(self, stacks, cfg, assemble):
         super().__init__(stacks, OmegaConf.merge(cfg, {"client": {"stack": 1}}), assemble)
 
-    def fit(self, download, clients, expected):
+    def fit(self, download, clients, expected, among=None):
         alone = {
-            int(upload.clients[0]): upload for upload in super().fit(download, clients, expected)
+            int(upload.clients[0]): upload
+            for upload in super().fit(download, clients, expected, among)
         }
-        for upload in self.simulation.fit(download, clients):
+        for upload in self.simulation.fit(download, clients, among=among):
             assert len(upload.clients) <= 2
             tree_map(
                 equal,

@@ -215,6 +215,12 @@ def test_personal_models_on_their_own_tests(k, poisoned, sizes):
         }
 
 
+def test_clients_without_a_test_sample_are_refused():
+    data, _ = with_own_tests((2, 1, 2))
+    with pytest.raises(ValueError, match=r"data\.client_test=0\.33 leaves no client a test sample"):
+        measured(Personal(every=1), make_net(), data, cohort_of=2)
+
+
 # -------------------------------------------------------------------------------------- data of the
 # cohort
 def loss_of(state, x, y):

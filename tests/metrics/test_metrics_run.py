@@ -50,7 +50,6 @@ NAMES = (
     "coherence",
     "forgetting",
     "personal",
-    "surface",
     "classes",
     "cohorts",
     "updates",
@@ -61,9 +60,6 @@ ALL = (
     *(f"metrics.{name}.every=1" for name in NAMES),
     "metrics.cka.samples=20",
     "metrics.forgetting.samples=9",
-    "metrics.surface.grid=3",
-    "metrics.surface.samples=null",
-    "metrics.surface.split=test",
 )
 GC = ("rho", "share_gradient", "share_update", "share_model")
 COLUMNS = {
@@ -154,22 +150,12 @@ def test_metrics_change_no_run_and_agree_on_one_and_two_processes(
             {n: row[n] for n in measured}, rel=1e-9
         )
         assert 0 < row["time/train_s"] < row["time/round_s"]
-    pictures = [(f"surface_round_{t}.png", t) for t in (1, 2)]
-    assert sorted((path.name, number) for path, number in shown) == sorted(
-        [("confusion.png", 2), *pictures]
-    )
+    assert [(path.name, number) for path, number in shown] == [("confusion.png", 2)]
     for name in ("cohorts.csv", "classes.csv", "confusion.csv"):
         assert table(tmp_path / "1" / name) == table(tmp_path / "2" / name)
     np.testing.assert_allclose(
         *(numbers(table(tmp_path / i / "updates.csv")) for i in "12"), rtol=1e-4
     )
-    for number in (1, 2):
-        found, other = (np.load(tmp_path / i / f"surface_round_{number}.npz") for i in "12")
-        for key in ("x", "y", "loss", "acc", "points", "point_loss", "point_acc", "distance"):
-            np.testing.assert_allclose(found[key], other[key], rtol=1e-9, atol=1e-12)
-        # on the same samples
-        assert found["point_loss"][5] == pytest.approx(b[number - 1]["test/loss"], rel=1e-9)
-        assert found["point_acc"][5] == pytest.approx(b[number - 1]["test/acc"])
 
 
 def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path):
@@ -186,7 +172,6 @@ def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path
     assert {name for name in rows[0] if name in COLUMNS} == {
         n for n in COLUMNS if n.startswith(of_the_model)
     }
-    assert not list(tmp_path.glob("surface*"))
     assert final_weights(result).isfinite().all()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import read_rows
 from harness import CPU, ArrayData, final_weights, sgd, train_rounds, weights
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gcfed.data.sets.huggingface import huggingface
 from gcfed.federated.protocol.messages import Download
@@ -251,3 +251,74 @@ def test_no_code_and_no_pickle_in_a_folder_is_executed(root, tmp_path):
         huggingface_net(
             folder=str(root / "llama"), input_shape=[10], num_classes=31, last_only=False
         )
+
+
+def edited(root, name, folder, tensors=None, **config):
+    """A copy of a model's folder with other entries of its config, and other tensors."""
+    shutil.copytree(root / name, folder)
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | config))
+    if tensors is not None:
+        changed = tensors(load_file(folder / "model.safetensors"))
+        save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("key", ["_attn_implementation", "attn_implementation"])
+@pytest.mark.parametrize("theirs", ["eager", "sdpa", "somebody/kernel", "paged|eager", None])
+@pytest.mark.parametrize("ours", ["sdpa", "eager"])
+def test_our_attention_counts_and_not_the_folders(root, tmp_path, key, theirs, ours):
+    """The name of a kernel of the hub would be code."""
+    evil = edited(root, "gpt2", tmp_path / "evil", **{key: theirs})
+    net = net_of(evil, "", False, attention=ours)
+    configs = {id(m.config): m.config for m in net.modules() if hasattr(m, "config")}
+    assert {config._attn_implementation for config in configs.values()} == {ours}
+
+
+def test_a_folder_with_adapters_is_refused(root, tmp_path):
+    """peft 0.19 imports a Python file that their config names."""
+    evil = edited(root, "gpt2", tmp_path / "evil")
+    (evil / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
+    for last_only in (True, False):
+        with pytest.raises(ValueError, match=r"folder=.*has adapters, .*merge them"):
+            net_of(evil, "", last_only)
+
+
+def renamed(tensors):
+    return {f"x.{name}": t for name, t in tensors.items()}
+
+
+def halved(tensors):
+    return {name: t[: len(t) // 2].clone() for name, t in tensors.items()}
+
+
+def without_bias(tensors):
+    lost = "transformer.h.1.mlp.c_fc.bias"
+    assert lost in tensors
+    return {name: t for name, t in tensors.items() if name != lost}
+
+
+@pytest.mark.parametrize("last_only", [True, False])
+@pytest.mark.parametrize("change", [renamed, halved, without_bias, lambda tensors: {}])
+def test_a_network_starts_at_random_in_its_head_only(root, tmp_path, change, last_only):
+    odd = edited(root, "gpt2", tmp_path / "odd", change)
+    with pytest.raises(ValueError, match=r"^folder=.*(start at random|mismatched_sizes)"):
+        net_of(odd, "", last_only)
+
+
+def test_a_new_head_is_accepted(root, tmp_path):
+    """A classifier of a language model has one, and a pooler if the folder lacks it."""
+
+    def without_pooler(tensors):
+        return {name: t for name, t in tensors.items() if "pooler" not in name}
+
+    def without_head(tensors):
+        return {name: t for name, t in tensors.items() if "lm_head" not in name}
+
+    for name in ("gpt2", "llama"):
+        assert net_of(root, name).net.score.weight.isfinite().all()
+    net_of(edited(root, "bert", tmp_path / "bert", without_pooler), "")
+    headless = edited(root, "llama", tmp_path / "llama", without_head)
+    net_of(headless, "")
+    with pytest.raises(ValueError, match=r"lacks 1 tensors of LlamaForCausalLM.*lm_head"):
+        net_of(headless, "", False)

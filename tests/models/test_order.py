@@ -288,3 +288,78 @@ def test_finding_the_order_does_not_change_the_network():
     for name, buffer in net.named_buffers():
         assert buffer is buffers[name][0]
         assert torch.equal(buffer, buffers[name][1])
+
+
+class Experts(nn.Module):
+    """A gate and stacked experts, ``[E, in, out]``."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(8, 3), nn.Parameter(torch.randn(3, 8, 5))
+        self.product = product
+
+    def forward(self, x):
+        return (self.gate(x).softmax(-1).unsqueeze(-1) * self.product(x, self.experts)).sum(-2)
+
+
+class StateSpace(nn.Module):
+    """Selective scan: rates ``A_log [d, n]``, and a kernel of pairs of real and imaginary parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates, self.step = nn.Parameter(torch.randn(8, 4)), nn.Linear(8, 8)
+        self.pairs, self.scale = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(8, 1))
+        self.read = nn.Linear(8, 4)
+
+    def forward(self, x):
+        decay = (F.softplus(self.step(x)).unsqueeze(-1) * -self.rates.exp()).exp()
+        states = decay * x.unsqueeze(-1) * self.read(x).unsqueeze(1)
+        turned = torch.view_as_complex(self.pairs) * torch.fft.fft(x)
+        return states.sum(-1) + turned.real + x * self.scale.squeeze(-1)
+
+
+class Patches(nn.Module):
+    """A convolution as a product with patches, and heads of attention, ``[heads, out, in]``."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(4, 1, 3, 3))
+        self.heads = nn.Parameter(torch.randn(2, 3, 4))
+
+    def forward(self, x):
+        h = self.kernel.flatten(1) @ F.unfold(x, 3)  # [B, 4, 16]
+        return torch.einsum("hoi,bip->bho", self.heads, h)
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "odd"),
+    [
+        (Experts(lambda x, w: torch.einsum("bi,eio->beo", x, w)), X, ["experts"]),
+        (Experts(lambda x, w: torch.stack([x @ own for own in w], 1)), X, ["experts"]),
+        (Experts(lambda x, w: torch.matmul(x[:, None, None], w).squeeze(2)), X, ["experts"]),
+        (StateSpace(), X, ["rates", "pairs"]),
+        (Patches(), torch.randn(2, 1, 6, 6), ["heads"]),
+        *((Chain(a=make()), X, []) for make in LAYERS.values()),
+        (nn.GRU(8, 8), torch.randn(3, 2, 8), []),
+        (nn.MultiheadAttention(8, 2), None, []),
+        (nn.Bilinear(8, 8, 3), None, []),
+    ],
+)
+def test_tensors_that_are_no_matrices_are_named(net, x, odd):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x):
+            if isinstance(net, nn.Bilinear):
+                return net(x, x)
+            return net(x, x, x)[0] if isinstance(net, nn.MultiheadAttention) else net(x)
+
+    order = forward_order(Net(), torch.randn(3, 2, 8) if x is None else x)
+    assert [name.removeprefix("net.") for name in order.odd] == odd
+    lines = [fact for fact in order.facts() if fact.startswith("no matrices [out, in]")]
+    assert len(lines) == bool(odd)
+    for name in order.odd:
+        assert f"{name} {[*order.params[name].shape]}" in lines[0]
+    assert {*order.odd} <= {*order.weights}

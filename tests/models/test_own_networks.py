@@ -10,12 +10,23 @@ import pytest
 import torch
 import torchvision
 from conftest import read_rows
-from harness import make_net, plan_of, random_federation, sgd, train_rounds, with_batch_norm
+from harness import (
+    PLAIN_SERVER,
+    make_net,
+    plan_of,
+    random_federation,
+    sgd,
+    train_rounds,
+    with_batch_norm,
+)
+from lightning.pytorch import Trainer
 from omegaconf import OmegaConf
 from torch import nn
 
 from gcfed.assemble import assemble
+from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.network.lent import Traits
+from gcfed.federated.network.module import FederatedModule
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.personal.local_norm import LocalNorm
@@ -23,6 +34,7 @@ from gcfed.models.build import build_net
 from gcfed.models.facts import is_graphable
 from gcfed.models.own import apply_policy, batch_norms, fitted, timm_net, torchvision_net
 from gcfed.run import train
+from gcfed.tasks import Classification
 from gcfed.utils.compose import shorthand
 
 SMALL = ("rounds=1", "client.epochs=1", "data.limit_train=120", "data.limit_test=40")
@@ -203,6 +215,21 @@ def test_a_users_module_is_recorded_only_if_it_declares_graphable():
     net[1].graphable = True
     assert is_graphable(net)
     assert is_graphable(of_torchvision("squeezenet1_1", 32))
+
+
+def test_a_users_loss_is_recorded_only_if_it_declares_graphable():
+    """A recording would repeat a loss that counts its calls or draws from NumPy."""
+
+    class Own(Classification):
+        pass
+
+    for task in (Classification(), Own()):
+        module = FederatedModule(make_net(), PLAIN_SERVER, task=task)
+        module.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+        program = ClientProgram(module, random_federation(), sgd(), [])
+        assert program.recording == ("" if isinstance(task, Own) else "run")
+        task.graphable = True
+        assert program.recording == "run"
 
 
 def test_local_statistics_refuse_methods_that_compare_with_the_broadcast_model():

@@ -14,7 +14,6 @@ from gcfed.plots.pictures import (
     plot_curves,
     plot_partition,
     plot_recovered,
-    plot_surface,
 )
 from gcfed.runs.measures import smooth
 from gcfed.runs.reading import label_skew
@@ -133,51 +132,6 @@ def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
             "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
         }
     )
-
-
-NAMES = ["client 4", "client 7", "client 9", "mean", "broadcast", "global"]
-
-
-def surface():
-    x, y = np.linspace(-1, 2, 7), np.linspace(0, 3, 7)
-    bowl = (x[None] - 0.5) ** 2 + 2 * (y[:, None] - 1.5) ** 2 + 1
-    points = np.array([(0, 0.5), (1.5, 0.5), (0.4, 2.5), (0.63, 1.17), (0.5, 1), (0.8, 1.4)])
-    return {
-        "x": x,
-        "y": y,
-        "loss": bowl,
-        "acc": bowl,
-        "round": np.array(50),
-        "split": np.array("test"),
-        "names": np.array(NAMES),
-        "points": points,
-        "point_loss": np.arange(1.0, 7.0),
-        "distance": np.array([0, 0, 0, 0, 0.25, np.nan]),
-    }
-
-
-def test_contours_and_points_have_the_right_positions(tmp_path):
-    (axes,) = plot_surface(surface(), tmp_path / "new" / "surface.png").axes
-    (contours,) = (one for one in axes.collections if hasattr(one, "levels"))
-    np.testing.assert_allclose([line.get_xydata()[0] for line in axes.lines], surface()["points"])
-    np.testing.assert_allclose(np.diff(np.log(contours.levels), 2), 0, atol=1e-9)
-    for level, path in zip(contours.levels, contours.get_paths(), strict=True):
-        for x, y in path.vertices:  # contours are straight between grid points
-            assert (x - 0.5) ** 2 + 2 * (y - 1.5) ** 2 + 1 == pytest.approx(level, abs=0.2)
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels[0] == "w₁, client 4: 1"
-    assert labels[3:] == [
-        "their mean: 4",
-        "broadcast model: 5,\n0.25 off the plane",
-        "new global model: 6",
-    ]
-    assert [text.get_text() for text in axes.texts if text.get_text().startswith("w")] == [
-        "w₁",
-        "w₂",
-        "w₃",
-    ]
-    assert axes.get_title() == "Test loss (nats) around three clients of round 50"
-    assert matplotlib.image.imread(tmp_path / "new" / "surface.png").std() > 0.02
 
 
 def test_originals_are_drawn_above_recovered_images(tmp_path, unrendered):

@@ -40,8 +40,11 @@ class Trainer:
     for that reason. If it returns a list, these are the rows of the metrics.
     """
 
-    def __init__(self, of=lambda values, number: 0.5, compose=plain):
-        self.of, self.compose, self.jobs, self.folders = of, compose, [], []
+    def __init__(
+        self, of=lambda values, number: 0.5, compose=plain, result=lambda values: "test/acc"
+    ):
+        self.of, self.compose, self.result = of, compose, result
+        self.jobs, self.folders = [], []
 
     def __call__(self, overrides, folder):
         values = dict(override.split("=", 1) for override in overrides)
@@ -52,7 +55,8 @@ class Trainer:
             return found
         rounds = int(values.get("rounds", 1))
         rows = found if isinstance(found, list) else accuracies(*[found] * rounds)
-        finish(folder, overrides, rounds, self.compose, rows=rows)
+        result = self.result(values)
+        finish(folder, overrides, rounds, self.compose, rows=rows, result=result)
         return ""
 
 

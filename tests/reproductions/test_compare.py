@@ -78,10 +78,10 @@ def cells(monkeypatch, tmp_path):
     page's Markdown.
     """
 
-    def made(trainer, *words, **node):
-        plain.logs = tmp_path / "logs"
-        go(monkeypatch, tmp_path, trainer, TOY | node, "columns=[a]", *words, name="toy")
-        folder = tmp_path / "logs/study/toy/full"
+    def made(trainer, *words, name="toy", **node):
+        plain.logs = tmp_path / "logs" / name
+        go(monkeypatch, tmp_path, trainer, TOY | node, "columns=[a]", *words, name=name)
+        folder = tmp_path / "logs" / name / "study" / name / "full"
         frame = pd.read_csv(folder / "comparison.csv", dtype=str, keep_default_na=False)
         found = {(c.row, c.column): (c.ours, c.paper, c.difference) for c in frame.itertuples()}
         return found, (folder / "comparison.md").read_text()
@@ -144,4 +144,61 @@ def test_compare_alone_trains_nothing_and_counts_only_finished_runs(cells):
     found, text = cells(trainer, "compare=true", scales=scales)
     assert len(trainer.jobs) == 2
     assert found["FedAvg", "a (%)"][0] == "50.00 [1 of 2]"
-    assert "## Toy, Table 1, Accuracies (scale=full model.hidden=[8])" in text
+    assert "## Toy, Table 1, Accuracies (scale=full, 4 rounds)" in text
+
+
+def test_heading_differences_and_measure_come_from_the_runs(cells):
+    """The arguments replace the rounds of the table, and other keys that no setting lists."""
+    words = ("rounds=2", "data.limit_train=2000", "eval_every=2")
+    node = {"overrides": ["rounds=40"], "setting": {"rounds": 40}, "measure": "mean:test/acc[10]"}
+    found, text = cells(Trainer(lambda values, number: accuracies(0.3, 0.6)), *words, **node)
+    assert "## Toy, Table 1, Accuracies (scale=full, 2 rounds)" in text
+    differences = (
+        "Ours differs in rounds 2 (paper 40); data.limit_train 2000 (whole table None);"
+        " eval_every 2 (whole table 1)."
+    )
+    assert differences in text
+    # neither the mean of all tests nor a difference to another number of rounds
+    assert found["FedAvg", "a (%)"] == ("60.00 (0.00)", "50.00 (3.00)", "")
+    assert "Measure: test accuracy, last test." in text
+    assert "Runs with other rounds than the paper's have no difference to its numbers." in text
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ours", "words"),
+    [
+        (29, "50.00 (0.00)", "test accuracy, last test"),
+        (30, "41.00 (0.00)", "test accuracy, mean of the tests in the last 10 rounds"),
+    ],
+)
+def test_a_mean_of_ten_rounds_needs_thirty_rounds_as_in_the_report(cells, rounds, ours, words):
+    rows = accuracies(*[0.9] * (rounds - 10), *[0.4] * 9, 0.5)
+    node = {"overrides": [f"rounds={rounds}"], "setting": {}, "measure": "mean:test/acc[10]"}
+    found, text = cells(Trainer(lambda values, number: rows), **node)
+    assert found["FedAvg", "a (%)"][0] == ours
+    assert f"Measure: {words}." in text
+
+
+def test_a_personal_method_is_compared_by_its_result_or_not_at_all(cells, monkeypatch):
+    own = "personal/local_acc"
+
+    def of(measured):
+        def rows(values, number):
+            columns = {own: [None, None, None, 0.8]} if values["algorithm"] in measured else {}
+            return accuracies(0.1, 0.1, 0.1, 0.1, **columns)
+
+        return Trainer(rows, result=lambda values: own if values["algorithm"] == "ditto" else "")
+
+    table = [("FedAvg", "fedavg"), ("Other", "other"), ("Ditto", "ditto")]
+    rows = [{"label": label, "overrides": [f"algorithm={name}"]} for label, name in table]
+    node = {"rows": rows, "cells": {}, "measure": "last:test/acc"}
+    found, text = cells(of({"ditto"}), name="few", **node)
+    assert [found[label, "a (%)"][0] for label, _ in table] == [
+        "10.00 (0.00)",
+        "10.00 (0.00)",
+        "not compared",
+    ]
+    assert f"Not compared: Ditto is judged by {own}, which FedAvg and Other did not measure" in text
+    found, text = cells(of({"fedavg", "other", "ditto"}), name="all", **node)
+    assert {cell[0] for cell in found.values()} == {"80.00 (0.00)"}
+    assert "Measure: accuracy of clients' own models, last test." in text

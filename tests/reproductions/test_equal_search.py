@@ -59,6 +59,22 @@ def trials(folder, cell):
     )
 
 
+def test_a_personal_method_is_not_tuned_by_the_global_model(tuned):
+    def with_ditto(overrides):
+        cfg = plain([*overrides, "model={}", "gc=null", "privacy=null", "attack=null"])
+        cfg.methods = {"ditto": {"_target_": "gcfed.methods.personal.ditto.Ditto", "lam": 0.1}}
+        return cfg
+
+    going = Trainer(compose=with_ditto)
+    message = (
+        "fedavg_digits: search.metric=last:test/acc compares global models, and the result"
+        " of this method is personal/local_acc: choose by"
+    )
+    with pytest.raises(ValueError, match=message):
+        tuned(going)
+    assert not going.jobs
+
+
 def test_all_cells_have_equally_many_trials_and_their_runs_use_the_best(tuned):
     going = trainer()
     assert tuned(going) == 0

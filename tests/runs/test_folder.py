@@ -1,7 +1,9 @@
 """Run folders can be read in any state. A damaged one does not stop the others."""
 
 import math
+import os
 import re
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -47,21 +49,58 @@ def test_a_resumed_run_keeps_the_rows_up_to_its_checkpoint(tmp_path):
     assert path.read_text().splitlines() == ["round,a", "1,5"]
 
 
+# Nine of nine of nine … values, by aliases, and by merged mappings.
+_NINE = [",".join(f"*a{level}" for _ in range(9)) for level in range(11)]
+ALIASES = "a0: &a0 [1]\n" + "".join(
+    f"a{level}: &a{level} [{nine}]\n" for level, nine in enumerate(_NINE, start=1)
+)
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{level}: &a{level} {{<<: [{nine}]}}\n" for level, nine in enumerate(_NINE, start=1)
+)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
         ("config.yaml", "a: [", "config.yaml"),
-        ("config.yaml", "seed: 1", "KeyError: 'rounds'"),
+        ("config.yaml", "seed: 1", "rounds=None: "),
+        ("config.yaml", "rounds: 1\ntargets: 0.5 and 0.7", "targets=0.5 and 0.7: "),
+        ("config.yaml", "rounds: 1\nseed: [1]", r"seed=\[1\]: "),
+        ("config.yaml", "rounds: 1\na: 0x" + "f" * 9999, "Exceeds the limit"),
+        ("config.yaml", "rounds: 1\na: " + "x" * 30_000, "a text of 30,000 characters"),
+        ("config.yaml", "rounds: 1\na: " + "[" * 100_000, "more than 100 levels"),
+        ("config.yaml", "rounds: 1\na:\n  " + "- " * 5_000 + "1", "more than 100 levels"),
+        ("config.yaml", "rounds: 1\na: &a [*a]", "alias .a is not defined before it"),
+        ("config.yaml", "rounds: 1\n" + ALIASES, "more than 200,000 values"),
+        ("config.yaml", "rounds: 1\n" + MERGES, "more than 200,000 values"),
+        ("config.yaml", "# " + "x" * 6_000_000, "larger than 5 MB"),
+        ("summary.json", '{"rounds": "1"}', "rounds in summary.json=1: "),
+        ("summary.json", '{"ended": 1}', "ended in summary.json=1: "),
+        ("summary.json", "[" * 100_000, "RecursionError"),
+        ("metrics.csv", "round,test/acc\n1,0.5\n1,0.6\n", "not ascending numbers"),
+        ("metrics.csv", "round,test/acc\n1000000000000,0.5\n", "not ascending numbers"),
         ("summary.json", "{", "JSONDecodeError: "),
         ("metrics.csv", "a,b\n1,2\n", "round"),
     ],
+    ids=lambda text: text[:20],
 )
 def test_files_that_cannot_be_read_make_a_failed_run(tmp_path, name, text, reason):
+    """None of them takes long, ends the process or stops the reader."""
     write_run(tmp_path / "a", accuracies(0.5))
     (tmp_path / "a" / name).write_text(text)
+    started = perf_counter()
     (run,) = find_runs([tmp_path])
+    assert perf_counter() - started < 20  # on a busy machine; else below a second
     assert (run.state, run.rounds, len(run.curve("test/acc"))) == ("failed", 0, 0)
     assert re.fullmatch(f"its files cannot be read: .*{reason}.*", run.note)
+
+
+def test_a_pipe_in_place_of_a_file_does_not_stop_the_reader(tmp_path):
+    write_run(tmp_path / "a", accuracies(0.5))
+    (tmp_path / "a" / "config.yaml").unlink()
+    os.mkfifo(tmp_path / "a" / "config.yaml")
+    (run,) = find_runs([tmp_path])
+    assert run.note.endswith("config.yaml is no regular file")
 
 
 LOSSES = [{"test/loss": 1.0}] * 2

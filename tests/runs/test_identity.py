@@ -143,7 +143,7 @@ def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
     )
     wanted = {
         "data": "digits",
-        "algorithm": "fedprox",
+        "method": "fedprox_gcfed",
         "gc.lam": 0.5,
         "client.optimizer": "SGD",
         "rounds": 100,
@@ -159,3 +159,20 @@ def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
         "partition",
         "server",
     }
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [
+        ("algorithm=gcfed", "algorithm=fedavg gc=gcfed", "gcfed"),
+        ("algorithm=gcfed gc=none", "algorithm=fedavg", "fedavg"),
+        ("algorithm=gcfed gc=local", "algorithm=fedavg gc=local", "fedavg_local"),
+        ("algorithm=scaffold gc=gcfed", "gc=gcfed algorithm=scaffold", "scaffold_gcfed"),
+    ],
+)
+def test_equal_methods_have_one_name_among_the_hyperparameters(one, other, name):
+    configs = [composer([*words.split(), "paths.output_dir=run"]) for words in (one, other)]
+    assert identity(configs[0]) == identity(configs[1])
+    tables = [hyperparameters(cfg) for cfg in configs]
+    assert tables[0] == tables[1]
+    assert tables[0]["method"] == name

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from run_folders import ROW, accuracies, run_of, write_run
 
-from gcfed.runs.measures import smooth, value
+from gcfed.runs.measures import is_accuracy, smooth, value
 from gcfed.runs.summary import summary_of
 
 
@@ -51,6 +51,34 @@ def test_measure(run, measure, wanted):
 def test_the_last_ten_rounds_count_rounds_and_not_tests():
     run = run_of(values=(0.9, *[math.nan] * 9, 0.2, math.nan, 0.4))  # rounds 4 to 13
     assert value(run, "last10:test/acc") == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("rounds", [1, 9, 10, 11, 25])
+def test_the_last_ten_rounds_are_at_most_ten(rounds):
+    values = np.random.default_rng(rounds).random(rounds)
+    run = run_of(values=values, rounds=rounds)
+    assert value(run, "last10:test/acc") == pytest.approx(values[-10:].mean(), abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ("test/acc", True),
+        ("test/acc_smooth10", True),
+        ("val/acc", True),
+        ("clients/acc_before", True),
+        ("classes/worst_acc", True),
+        ("personal/local_acc", True),
+        ("personal/global_worst10", True),
+        ("personal/local_std", True),
+        ("test/loss", False),
+        ("drift/cosine", False),
+        ("leakage/accuracy", False),
+        ("account/x", False),
+    ],
+)
+def test_accuracies_are_known_by_their_names(column, expected):
+    assert is_accuracy(column) == expected
 
 
 @pytest.mark.parametrize("measure", ["median:test/acc", "rounds:80 %", "final:"])

@@ -4,11 +4,13 @@ import logging
 import re
 
 import pytest
+from run_folders import accuracies, write_run
 from torch import nn
 
 from gcfed.assemble import assemble
 from gcfed.run import train
 from gcfed.runs.folder import read_run
+from gcfed.runs.summary import print_summary, summary_of
 from gcfed.utils.compose import shorthand
 
 FAST = (
@@ -17,6 +19,9 @@ FAST = (
     "data.limit_train=200",
     "data.limit_test=60",
 )
+
+
+OWN = "clients' own models"
 
 
 class Adapted(nn.Sequential):
@@ -77,8 +82,41 @@ def test_a_run_prints_what_it_trains_and_its_results(config, tmp_path, capsys, c
     last = run.metrics.iloc[-1]
     rows = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))
     assert rows["mean of the last 3 rounds"] == f"{run.metrics['test/acc'].mean():.2%}"
-    assert f"acc {last['val/acc']:.4g}" in rows["val"]
-    assert rows["to 1%"].startswith("1 rounds, ")
-    assert f"local_acc {last['personal/local_acc']:.4g}" in rows["personal"]
+    assert f"acc {last['val/acc']:.2%}" in rows["val"]
+    assert rows["to 1%"].startswith("1 round, ")
+    assert rows["global model, test accuracy"] == f"{last['test/acc']:.2%}"
+    for model, name in (("global", "global model on clients' tests"), ("local", OWN)):
+        acc, worst, spread = (last[f"personal/{model}_{f}"] for f in ("acc", "worst10", "std"))
+        texts = [f"{acc:.2%}", f"worst tenth {worst:.2%}", f"standard deviation {spread:.2%}"]
+        assert rows[name] == ", ".join(texts)
+    assert "result" not in rows  # it is the global model's test
+    assert run.summary["result"] == "test/acc"
     assert f"cosine {last['drift/cosine']:.4g}" in rows["drift"]
     assert float(rows["dropped clients"]) == run.metrics["train/dropped_clients"].sum() > 0
+
+
+def printed_rows(capsys, summary, rows, folder):
+    """Writes a run with these rows and its summary; returns the printed title and table."""
+    run = write_run(folder, rows, summary=summary)
+    print_summary(run.summary, run.metrics, folder)
+    printed = capsys.readouterr().out
+    table = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))
+    return printed.splitlines()[0].strip(), table
+
+
+def test_the_table_begins_with_the_result_that_the_method_declares(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    column = "personal/local_acc"
+    rows = accuracies(0.25, **{column: [0.875]})
+    metrics = write_run(tmp_path / "a", rows).metrics
+    title, table = printed_rows(
+        capsys, summary_of(metrics, [0.2], result=column), rows, tmp_path / "b"
+    )
+    assert title == "1 round"
+    assert next(iter(table)) == "result"
+    assert table["result"] == "87.50%, clients' own models"
+    assert table["to 20%"].startswith("1 round, ")
+    unmeasured = summary_of(metrics.drop(columns=column), [], result=column)
+    _, table = printed_rows(capsys, unmeasured, accuracies(0.25), tmp_path / "c")
+    remedy = "(measure it by metrics=personal data.client_test=0.2)"
+    assert table["result"] == f"clients' own models, not measured {remedy}"

@@ -57,7 +57,8 @@ class CohortRule:
     def reduce(self, round: Round, like: Params) -> Params:
         """The aggregate, name → ``[*shape]`` of ``like``; zeros without a finite client."""
         sizes = {name: like[name].numel() for name in self._ordered(like)}
-        table, self._table = self._table, None
+        table = self._table
+        self._table = None
         if table is None:  # this process trained no client of the cohort
             table = next(iter(like.values())).new_zeros(len(round.cohort), sum(sizes.values()) + 1)
         (table,) = round.reduce([table])  # each row is zero on all processes except one
@@ -109,7 +110,9 @@ class BoundedRule(CohortRule):
     def validate(self, setup: Setup) -> None:
         """Raises ValueError if a full cohort could not tolerate f hostile clients."""
         super().validate(setup)
-        f, cohort, name = self.wanted(setup.cohort), setup.cohort, type(self).__name__
+        f = self.wanted(setup.cohort)
+        cohort = setup.cohort
+        name = type(self).__name__
         if f > self.f(cohort):
             raise ValueError(
                 f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort}"

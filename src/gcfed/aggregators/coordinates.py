@@ -16,5 +16,6 @@ class TrimmedMean(BoundedRule):
     """The mean of each coordinate, without its f largest and f smallest values."""
 
     def rule(self, updates_nD: Tensor) -> Tensor:
-        n, f = len(updates_nD), self.f(len(updates_nD))
+        n = len(updates_nD)
+        f = self.f(len(updates_nD))
         return by_coordinates(lambda part: part.sort(0).values[f : n - f].mean(0), updates_nD)

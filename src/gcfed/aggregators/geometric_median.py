@@ -20,7 +20,8 @@ class GeometricMedian(Median):
     """``v ← Σ_k β_k Δ_k / Σ_k β_k`` with ``β_k = 1 / max(ν, ‖v − Δ_k‖)``."""
 
     def __init__(self, iterations: Count = 10, nu: Positive = 1e-6) -> None:
-        self.iterations, self.nu = iterations, nu
+        self.iterations = iterations
+        self.nu = nu
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         point = super().rule(updates_nD)

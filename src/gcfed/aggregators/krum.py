@@ -36,7 +36,8 @@ class MultiKrum(Krum):
     """The mean of the n − f updates with the lowest scores."""
 
     def rule(self, updates_nD: Tensor) -> Tensor:
-        n, f = len(updates_nD), self.f(len(updates_nD))
+        n = len(updates_nD)
+        f = self.f(len(updates_nD))
         chosen = scores(squared_distances(updates_nD), f).argsort(stable=True)[: n - f]
         return updates_nD[chosen.sort().values].mean(0)
 
@@ -47,11 +48,14 @@ class Bulyan(BoundedRule):
     A coordinate is the mean of its n − 4f values nearest to the median.
     """
 
-    per_hostile, spare = 4, 3
+    per_hostile = 4
+    spare = 3
 
     def rule(self, updates_nD: Tensor) -> Tensor:
-        n, f = len(updates_nD), self.f(len(updates_nD))
-        squares, left = squared_distances(updates_nD), list(range(n))
+        n = len(updates_nD)
+        f = self.f(len(updates_nD))
+        squares = squared_distances(updates_nD)
+        left = list(range(n))
         while len(left) > 2 * f:
             left.pop(int(scores(squares[left][:, left], f).argmin()))
         chosen = updates_nD[[i for i in range(n) if i not in left]]

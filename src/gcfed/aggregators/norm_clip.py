@@ -34,7 +34,8 @@ class NormClip:
     limit = inf
 
     def __init__(self, max_norm: Positive = 1.0) -> None:
-        self.max_norm, self._mean = max_norm, MeanAggregator()
+        self.max_norm = max_norm
+        self._mean = MeanAggregator()
 
     def validate(self, setup: Setup) -> None:
         self._no_steps = setup.no_steps

@@ -138,9 +138,7 @@ class LabelFlip(Attack):
 
     def on_download(self, download: Download) -> None:
         if not self._flipped:
-            last, ids = (
-                self.data.num_classes - 1,
-                hostile(self.clients, self.num_clients, download.seed),
-            )
+            last = self.data.num_classes - 1
+            ids = hostile(self.clients, self.num_clients, download.seed)
             self.data.relabel(ids, lambda y: np.where(y >= 0, last - y, y))
             self._flipped = True

@@ -52,7 +52,8 @@ class Collusion(Attack):
         hostile = torch.from_numpy(self.is_hostile(upload.clients, download.seed)).to(
             upload.finite.device
         )
-        honest, number = ~hostile & upload.finite, int(hostile.sum())
+        honest = ~hostile & upload.finite
+        number = int(hostile.sum())
         if number and honest.any():
             for t in messages(upload):
                 t[hostile] = self.together(t[honest], number)

@@ -293,16 +293,17 @@ class FederatedDataModule(LightningDataModule):
     ) -> None:
         """Moves the splits to the device, once.
 
-        Batches have this ``dtype`` and ``memory_format``.
+        Batches have this ``dtype`` and ``memory_format``; numbers to regress on, at least float32.
         """
+        wide = torch.promote_types(dtype, torch.float32)
 
-        def move(t: Tensor) -> Tensor:
-            return t.to(
-                device,
-                torch.promote_types(dtype, torch.float32) if t.dtype == torch.float64 else t.dtype,
+        def move(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return (
+                x.to(device, wide if x.dtype == torch.float64 else x.dtype),
+                y.to(device, wide if y.is_floating_point() else y.dtype),
             )
 
-        self._train, *self._tests = [(move(x), move(y)) for x, y in (self._train, *self._tests)]
+        self._train, *self._tests = [move(x, y) for x, y in (self._train, *self._tests)]
         self._dtype, self._memory_format = dtype, memory_format
 
     def sizes(self, clients: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gcfed.data.clock import Clock
 from gcfed.utils.checked import Count, Share, ShareBelow1, Whole, checked
 from gcfed.utils.rng import generator
 
@@ -25,8 +26,8 @@ class Faults:
         deadline: the largest number of local steps of a client.
         extra: number of clients that are drawn in addition to ``participation.per_round``. The
             uploads of the first ``per_round`` clients to finish count (Bonawitz et al., MLSys 2019,
-            Section 2.2). A client's time is its number of local steps times a factor, exponential
-            with mean 1, drawn anew each round.
+            Section 2.2). Their times are those of ``participation.clock``: by default a client's
+            number of local steps times an exponential factor with mean 1, drawn anew each round.
     """
 
     dropout: ShareBelow1 | None = None
@@ -45,18 +46,19 @@ class Faults:
         part = 1 + (draws[:, 1] * planned).astype(np.int64)
         return np.where(draws[:, 0] < self.stragglers, np.minimum(part, steps), steps)
 
-    def survivors(
-        self, drawn: np.ndarray, steps: np.ndarray, round: int, seed: int, most: int
-    ) -> np.ndarray:
-        """The drawn clients whose uploads count, in their order; with ``extra`` at most ``most``.
-
-        There may be none.
+    def answers(
+        self,
+        clients: np.ndarray,
+        steps: np.ndarray,
+        round: int,
+        seed: int,
+        clock: Clock,
+        message_bytes: float = 0.0,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Whether these clients answer, bool ``[K]``, and after how many seconds they do or would
+        have done, ``[K]``.
         """
-        if not self.dropout and not self.extra:
-            return drawn
-        draws = [generator(seed, "fault", round, k) for k in drawn.tolist()]
-        # Poisson: perhaps nobody
-        answers = np.array([draw.random() >= (self.dropout or 0) for draw in draws], bool)
-        times = np.where(answers, steps * np.array([draw.exponential() for draw in draws]), np.inf)
-        first = np.lexsort((drawn, times))[: most if self.extra else None]
-        return drawn[np.sort(first[answers[first]])]
+        draws = [generator(seed, "fault", round, client) for client in clients.tolist()]
+        dropout = self.dropout or 0.0
+        answers = np.array([draw.random() >= dropout for draw in draws], bool)
+        return answers, clock.seconds(clients, steps, draws, seed, message_bytes)

@@ -1,11 +1,17 @@
-"""Which clients take part in a round: a pure function of (round, num_clients, seed)."""
+"""Which clients take part in a round: a function of (round, num_clients, seed).
 
+:class:`LossSampler` also knows the clients' losses. :class:`Buffered` is a rule without rounds,
+which ``data/schedule.py`` turns into a timetable.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from gcfed.utils.checked import Count, Share, checked
+from gcfed.utils.checked import Count, Inside, Positive, Share, Weight, Whole, checked
 from gcfed.utils.rng import generator
 
 
@@ -66,6 +72,171 @@ class PoissonSampler(UniformSampler):
         rng = generator(seed, "cohort", round)
         size = rng.binomial(num_clients, self.per_round / num_clients)
         return np.sort(rng.choice(num_clients, size, replace=False, shuffle=False))
+
+
+@checked
+@dataclass(frozen=True)
+class Buffered(UniformSampler):
+    """Asynchronous rounds (FedBuff, Nguyen et al., AISTATS 2022): ``concurrency`` clients train at
+    any time, and the server steps after each ``per_round`` uploads.
+
+    The server asks another client as soon as one has answered. A client whose upload waits for the
+    server's step is not asked before it, so a client has each version of the model at most once.
+    ``per_round`` 1 is FedAsync.
+
+    Attributes:
+        max_staleness: the largest number of server steps since a client's download. Later uploads
+            are lost. None: no bound.
+    """
+
+    concurrency: Count = 10
+    max_staleness: Whole | None = None
+
+    def validate(self, num_clients: int) -> None:
+        super().validate(num_clients)
+        if self.concurrency > num_clients:
+            raise ValueError(
+                f"participation.sampler.concurrency={self.concurrency} exceeds"
+                f" participation.num_clients={num_clients}: lower it."
+            )
+
+
+class Trained(NamedTuple):
+    """What the server knows of a client that has trained.
+
+    Attributes:
+        loss: mean training loss of its last round.
+        round: index of this round.
+        samples: number of its training samples.
+        seconds: how long it took.
+    """
+
+    loss: float
+    round: int
+    samples: int
+    seconds: float
+
+
+class LossSampler(UniformSampler):
+    """Chooses clients by the losses of their last training.
+
+    So cohorts depend on the method and are no longer the same for all methods of a seed.
+    """
+
+    def choose(
+        self, round: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+    ) -> np.ndarray:
+        """The ids of the cohort, int64 ``[K]``, ascending.
+
+        Args:
+            known: what the server knows, by client. A client that has not trained is missing.
+        """
+        raise NotImplementedError
+
+    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
+        return self.choose(round, num_clients, seed, {})
+
+
+@checked
+@dataclass(frozen=True)
+class PowerOfChoice(LossSampler):
+    """Of ``pool`` clients drawn uniformly, the ``per_round`` with the largest losses
+    (π_rpow-d, Cho et al., AISTATS 2022, Section 4).
+
+    The paper's π_pow-d asks all candidates for their present loss, and draws them in proportion to
+    their samples. This variant uses the loss of a client's last training and costs nothing. Clients
+    that have not trained come first.
+    """
+
+    pool: Count = 20
+
+    def validate(self, num_clients: int) -> None:
+        super().validate(num_clients)
+        if not self.per_round <= self.pool <= num_clients:
+            raise ValueError(
+                f"participation.sampler.pool={self.pool} must be between"
+                f" participation.per_round={self.per_round} and"
+                f" participation.num_clients={num_clients}."
+            )
+
+    def choose(
+        self, round: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+    ) -> np.ndarray:
+        # The pool is in a random order, so ties are broken at random.
+        pool = generator(seed, "cohort", round).choice(num_clients, self.pool, replace=False)
+        losses = np.full(self.pool, np.inf)
+        for place, client in enumerate(pool.tolist()):
+            if client in known:
+                losses[place] = known[client].loss
+        largest = np.argsort(-losses, kind="stable")[: self.per_round]
+        return np.sort(pool[largest])
+
+
+@checked
+@dataclass(frozen=True)
+class Oort(LossSampler):
+    """Prefers clients with large losses, many samples and fast devices
+    (Oort, Lai et al., OSDI 2021, Algorithm 1).
+
+    A client's utility is √n · (its loss) + √(0.1 ln t / its last round), times
+    (preferred / its seconds)^penalty if it took longer than ``preferred`` seconds. Most of the
+    cohort is drawn in proportion to the utilities, among clients with at least ``cutoff`` times the
+    utility of the last that would be taken. The others are drawn among clients that have not
+    trained.
+
+    The paper's utility is n · √(mean of squared losses) of the samples. The server knows the mean
+    loss only, and √n keeps the largest clients from being drawn always. The paper's pacer, which
+    lengthens ``preferred`` during a run, is not here.
+
+    Attributes:
+        explore: share of the cohort that has not trained yet, in the first round.
+        explore_decay: factor on it per round.
+        explore_least: its smallest value.
+        preferred: T, seconds of a client that is not too slow; None: no client is.
+        penalty: α, the exponent.
+        cutoff: c.
+    """
+
+    explore: Share = 0.9
+    explore_decay: Share = 0.98
+    explore_least: Share = 0.2
+    preferred: Positive | None = None
+    penalty: Weight = 2.0
+    cutoff: Inside = 0.95
+
+    def choose(
+        self, round: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+    ) -> np.ndarray:
+        random = generator(seed, "cohort", round)
+        trained = np.array(sorted(known), dtype=np.int64)
+        unseen = np.setdiff1d(np.arange(num_clients), trained)
+        share = max(self.explore_least, self.explore * self.explore_decay**round)
+        num_new = min(len(unseen), int(share * self.per_round + 0.5))
+        # Too few clients have trained in the first rounds.
+        num_new = max(num_new, self.per_round - len(trained))
+        utilities = np.array([self.utility(known[k], round) for k in trained.tolist()])
+        best = self._draw_best(random, trained, utilities, self.per_round - num_new)
+        new = random.choice(unseen, num_new, replace=False)
+        return np.sort(np.concatenate([best, new]).astype(np.int64))
+
+    def utility(self, client: Trained, round: int) -> float:
+        """How much the server wants a client, at least 0."""
+        value = np.sqrt(client.samples) * client.loss
+        value += np.sqrt(0.1 * np.log(round + 1) / (client.round + 1))
+        if self.preferred is not None and client.seconds > self.preferred:
+            value *= (self.preferred / client.seconds) ** self.penalty
+        return float(value)
+
+    def _draw_best(
+        self, random: np.random.Generator, clients: np.ndarray, utilities: np.ndarray, count: int
+    ) -> np.ndarray:
+        """``count`` of these clients, drawn in proportion to their utilities."""
+        if count == 0:
+            return np.zeros(0, dtype=np.int64)
+        last_taken = np.sort(utilities)[-count]
+        near = utilities >= self.cutoff * last_taken
+        weights = np.maximum(utilities[near], 1e-12)  # losses may be 0
+        return random.choice(clients[near], count, replace=False, p=weights / weights.sum())
 
 
 @checked

@@ -15,7 +15,7 @@ from PIL import Image
 
 from gcfed.utils.files import replacing
 
-FIRST = ("algorithm", "gc", "model", "rounds", "seed")  # columns of TensorBoard's HParams tab
+FIRST = ("gc", "method", "model", "rounds", "seed")  # columns of TensorBoard's HParams tab
 
 
 class RoundCSVLogger(Logger):

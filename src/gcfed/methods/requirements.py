@@ -30,7 +30,8 @@ def _need(
     @wraps(lack)
     def declared(reason: str, *args: Options.args, **options: Options.kwargs) -> Need:
         def need(setup: Setup, title: str) -> None:
-            if lacks := lack(setup, *args, **options):
+            lacks = lack(setup, *args, **options)
+            if lacks:
                 raise ValueError(f"{title} {lacks}: {reason}.")
 
         return need
@@ -168,10 +169,8 @@ def check_learned(out: Output, title: str) -> Tensor:
 
 def has_part(net: nn.Module, part: str) -> bool:
     """Whether a network has such a part; torchvision and timm use these names for other things."""
-    found, theirs = (
-        getattr(net, part, None),
-        type(net).__module__.startswith(("torchvision.", "timm.")),
-    )
+    found = getattr(net, part, None)
+    theirs = type(net).__module__.startswith(("torchvision.", "timm."))
     return (
         callable(found) and not theirs and not (part == "stages" and isinstance(found, nn.Module))
     )

@@ -50,9 +50,12 @@ class ServerMetric(ServerPart):
         self.every = every
 
     def validate(self, setup: Setup) -> None:
-        self.rounds, self.data, kept = setup.rounds, setup.data, setup.no_steps
+        self.rounds = setup.rounds
+        self.data = setup.data
+        kept = setup.no_steps
         self.names = [name for name in setup.names if name not in kept]
-        self.module, self.transport = setup.module, setup.transport
+        self.module = setup.module
+        self.transport = setup.transport
         self.server_parts = [part for part in setup.parts if isinstance(part, ServerPart)]
 
     def begin(self, download: Download, round: Round) -> None:
@@ -80,7 +83,8 @@ class ServerMetric(ServerPart):
         self.seconds = 0.0
         # the clock waits for the device
         if self.due_in(round) and type(self).begin is not ServerMetric.begin:
-            started = now(device := device_of(download.model))
+            device = device_of(download.model)
+            started = now(device)
             self.begin(download, round)
             self.seconds = now(device) - started
 
@@ -137,7 +141,8 @@ class ClientMetric(ServerMetric, ClientPart):
 
     @torch.no_grad()
     def observe(self, stack: ClientStack, download: Download) -> Params | None:
-        return self.note(stack, download) if self.due(download.round) else None
+        index = download.round if download.used is None else download.used
+        return self.note(stack, download) if self.due(index) else None
 
     def notes(self, round: Round) -> dict[str, Params]:
         sums = self.sums(round)
@@ -181,7 +186,8 @@ class OwnNumbers(ClientMetric):
         """
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        started = now(device := device_of(stack.full))
+        device = device_of(stack.full)
+        started = now(device)
         table = torch.zeros(
             len(download.cohort), len(self.numbers), dtype=torch.float64, device=device
         )
@@ -203,6 +209,16 @@ class OwnNumbers(ClientMetric):
             "values": table,
             "seconds": torch.tensor(now(device) - started, dtype=torch.float64),
         }
+
+    def take(self, upload: Upload, round: Round) -> Params | None:
+        note = upload.notes[self.title]
+        if not self.transport.remote:
+            return note
+        # A site could fill the rows of other sites' clients.
+        rows = round.places(upload.clients)
+        own = torch.zeros_like(note["values"])
+        own[rows] = note["values"][rows]
+        return note | {"values": own}
 
     def values(self, round: Received) -> Tensor:
         """The numbers of the clients that came, ``[K, V]``."""
@@ -237,7 +253,8 @@ class RoundTable(ServerMetric):
         """Adds the lines of a round, given without the round's number."""
         if rank_and_world()[0] != 0:
             return
-        path, number = Path(self.folder) / f"{self.name}.csv", round.index + 1
+        path = Path(self.folder) / f"{self.name}.csv"
+        number = round.index + 1
         if not self._started:
             self._started = True
             old = (

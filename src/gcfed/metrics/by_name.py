@@ -40,7 +40,8 @@ class ByName(OwnNumbers):
 
     @checked
     def __init__(self, names: Sequence[str], every: Count = 1) -> None:
-        self.chosen, self.every = list(dict.fromkeys(names)), every
+        self.chosen = list(dict.fromkeys(names))
+        self.every = every
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -82,10 +83,13 @@ class ByName(OwnNumbers):
         shares = outputs.flatten(0, -2).softmax(
             -1, torch.promote_types(outputs.dtype, torch.float32)
         )
-        return shares[real := y.flatten() >= 0], y.flatten()[real]
+        labels = y.flatten()
+        real = labels >= 0
+        return shares[real], labels[real]
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        device, own = device_of(own), own | {name: t[row] for name, t in stack.personal.items()}
+        device = device_of(own)
+        own = own | {name: t[row] for name, t in stack.personal.items()}
         samples = np.zeros(0, dtype=np.int64)
         if self.numbers and self.data.tests_of_clients is not None:
             samples = self.data.tests_of_clients.client(int(stack.clients[row]))
@@ -104,7 +108,8 @@ class ByName(OwnNumbers):
         return torch.where(finite.all(), values, torch.nan)
 
     def columns(self, round: Received) -> dict[str, float]:
-        (counts,), self._tested = round.reduce([self._tested]), torch.zeros(0)
+        (counts,) = round.reduce([self._tested])
+        self._tested = torch.zeros(0)
         tested, odd = counts.tolist()
         found = {
             f"test/{name}": float(metric.compute())
@@ -139,26 +144,45 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
     if not (isinstance(kind, type) and issubclass(kind, Metric)):
         raise ValueError(f"metrics.torchmetrics.names: torchmetrics has no {name}.")
     options = inspect.signature(kind.__new__).parameters
-    if ("task" in options) != (classes is not None) or issubclass(kind, BaseAggregator | Running):
+    is_for_task = ("task" in options) == (classes is not None)
+    if not is_for_task or issubclass(kind, BaseAggregator | Running):
         raise ValueError(f"metrics.torchmetrics.names: {name} is not for the labels of this task.")
-    x, y, how = torch.arange(8.0).flip(0), torch.arange(8.0), dict(sync)
+    settings = dict(sync)
     if classes is not None:
-        how |= {"task": "multiclass", "num_classes": classes} | (
-            {"average": "macro"} if "average" in options else {}
-        )
-        x, y = torch.eye(classes).repeat(2, 1), torch.arange(classes).repeat(2)
+        settings |= {"task": "multiclass", "num_classes": classes}
+        if "average" in options:
+            settings["average"] = "macro"
     try:
-        metric, values = (
-            Auroc(classes or 0, **sync) if kind is torchmetrics.AUROC else kind(**how),
-            [],
-        )
-        for shift in (0, 8 * (classes is None)):
-            metric.update(x + shift, y + shift)
-            values.append(metric.compute().reshape(()))
-            metric.reset()
+        if kind is torchmetrics.AUROC:
+            metric: Metric = Auroc(classes or 0, **sync)
+        else:
+            metric = kind(**settings)
+        metric.reads_zero = _reads_zero(metric, classes)
     except Exception as error:
         raise ValueError(
             f"metrics.torchmetrics.names: {name} gives no single number here: {error}"
         ) from error
-    metric.reads_zero = not torch.allclose(*values)
     return metric
+
+
+def _reads_zero(metric: Metric, classes: int | None) -> bool:
+    """Whether the metric changes if outputs and targets are shifted. Resets the metric.
+
+    Raises an error of any type if the metric gives no single number.
+    """
+    if classes is not None:
+        labels = torch.arange(classes).repeat(2)
+        _value(metric, torch.eye(classes).repeat(2, 1), labels)
+        return False
+    outputs = torch.arange(8.0).flip(0)
+    targets = torch.arange(8.0)
+    return not torch.allclose(
+        _value(metric, outputs, targets), _value(metric, outputs + 8, targets + 8)
+    )
+
+
+def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
+    metric.update(outputs, targets)
+    value = metric.compute().reshape(())
+    metric.reset()
+    return value

@@ -64,12 +64,14 @@ class Classes(RoundTable):
 
     def columns(self, round: Received) -> dict[str, float]:
         assert self._counts is not None
-        (counts,), self._counts = round.reduce([self._counts]), None
+        (counts,) = round.reduce([self._counts])
+        self._counts = None
         matrix_CC = counts[:-1].reshape(self.data.num_classes, -1).cpu().numpy()
         tested = matrix_CC.sum(1)
         if not tested.any():
             return {}
-        self._last, present = (round, matrix_CC), np.flatnonzero(tested)
+        self._last = (round, matrix_CC)
+        present = np.flatnonzero(tested)
         acc = matrix_CC.diagonal()[present] / tested[present]
         lines = zip(
             present.tolist(),
@@ -95,7 +97,9 @@ class Classes(RoundTable):
     def _draw(self) -> None:
         if self._last is None or rank_and_world()[0] != 0:
             return
-        (round, matrix_CC), self._last, names = self._last, None, self.class_names
+        round, matrix_CC = self._last
+        self._last = None
+        names = self.class_names
         with replacing(Path(self.folder) / "confusion.csv") as temporary:
             pd.DataFrame(matrix_CC, pd.Index(names, name="class"), names).to_csv(
                 temporary, lineterminator="\n"
@@ -120,11 +124,13 @@ class RelativeError(ServerMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.data.setup()
-        optimum, sizes = self.data.dataset.optimum, self.data.partition.sizes
+        optimum = self.data.dataset.optimum
+        sizes = self.data.partition.sizes
         weighting = getattr(setup.aggregator, "weighting", "uniform")
         keys = ("limit_train", "validation", "client_test", "standardize", "feature_noise")
         changed = [key for key in keys if getattr(self.data, key)]
-        self.network, wrong = dict(self.module.net.named_parameters()), ""
+        self.network = dict(self.module.net.named_parameters())
+        wrong = ""
         if optimum is None:
             wrong = (
                 f"needs a known optimum, and data={self.data.dataset.name} has none: take"

@@ -74,7 +74,7 @@ class Personal(Clients):
     losses: the usual fairness measures (Li et al., "Fair Resource Allocation in Federated
         Learning", ICLR 2020).
 
-    Raises ValueError at ``validate`` for clients without a test split.
+    Raises ValueError at ``validate`` for clients without a test split, or without a sample in it.
     """
 
     def validate(self, setup: Setup) -> None:
@@ -83,6 +83,15 @@ class Personal(Clients):
             raise ValueError(
                 "metrics=personal tests clients on their own test splits: set data.client_test=0.2."
             )
+        if not setup.transport.remote and not self._has_tests():
+            raise ValueError(
+                f"metrics=personal: data.client_test={self.data.client_test} leaves no client a"
+                " test sample. Set a larger share, such as data.client_test=0.5."
+            )
+
+    def _has_tests(self) -> bool:
+        """Whether any client has a sample in its test split."""
+        return any(len(self.samples(client)) for client in range(self.data.num_clients))
 
     def samples(self, client: int) -> np.ndarray:
         assert self.data.tests_of_clients is not None
@@ -94,10 +103,8 @@ class Personal(Clients):
 
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)
-        finite_KV, found = (
-            values_KV[values_KV.isfinite().all(1)].sort(0).values,
-            dict[str, Tensor](),
-        )
+        finite_KV = values_KV[values_KV.isfinite().all(1)].sort(0).values
+        found = dict[str, Tensor]()
         for model, acc_K in (
             (("global", finite_KV[:, 0]), ("local", finite_KV[:, 2])) if len(finite_KV) else ()
         ):
@@ -142,7 +149,8 @@ class Forgetting(OwnNumbers):
             for i, rng in zip(cohort, rngs, strict=True)
         ]
         sizes = [len(samples) for samples in chosen]
-        owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(stack.full)
+        owner = np.repeat(np.arange(len(chosen)), sizes)
+        device = device_of(stack.full)
         self._index, self._owner = (
             torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner)
         )
@@ -187,7 +195,9 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
         xx, yy = (t @ t.T for t in (x, y))
         cross = (xx * yy).sum()
     else:
-        xx, yy, cross = x.T @ x, y.T @ y, (x.T @ y).square().sum()
+        xx = x.T @ x
+        yy = y.T @ y
+        cross = (x.T @ y).square().sum()
     return cross / (xx.norm() * yy.norm())
 
 

@@ -18,6 +18,7 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.network.rows import per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts import Download, Params, Received, Round, Setup, Upload, upload_shapes
+from gcfed.methods.projection import by_output
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked
 
@@ -36,20 +37,12 @@ class Cohorts(RoundTable):
         return {}
 
 
-def by_output(grad_K: Tensor, groups: int = 0) -> Tensor:
-    """``[K, *shape]`` → ``[K, out, in]``; P subtracts the mean of each row; ``groups`` as in
-    ``centralize_``.
-    """
-    if groups:
-        grad_K = grad_K.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
-    return grad_K.flatten(2)
-
-
 def weights_of(setup: Setup, names: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
     """Those of ``names`` that gradient centralization projects → the map from ``[K, *shape]`` to
     ``[K, out, in]``.
     """
-    order, params = setup.forward_order, dict(setup.module.net.named_parameters())
+    order = setup.forward_order
+    params = dict(setup.module.net.named_parameters())
     names = [name for name in names if params[name].dim() > 1 and name not in order.added]
     rows = {name: partial(by_output, groups=order.groups.get(name, 0)) for name in names}
     return {name: own for name, own in rows.items() if own(params[name].unsqueeze(0)).shape[2] > 1}
@@ -153,7 +146,8 @@ class Drift(ClientMetric):
             {n: sums[f"{what} {n}"] for n in self.names} for what in ("update", "direction")
         )
         norm, square, clients = sums[""]
-        start, update_norm = self.params(round.start), dot(update, update).sqrt() / clients
+        start = self.params(round.start)
+        update_norm = dot(update, update).sqrt() / clients
         values = {
             "drift/client_norm": norm / clients,
             "drift/relative": norm / clients / dot(start, start).sqrt(),
@@ -168,8 +162,8 @@ class Coherence(ClientMetric):
     """Whether clients agree in the part of Δ_k that gradient centralization removes:
     ``gc/rho/<tensor>``.
 
-    P removes the mean over each output's inputs (``gc.mean=out``, also if the run's GC has another
-    mean). For the m clients of a round,
+    P removes the mean over each output's inputs (also if the run's GC has
+    another mean, of ``reproductions/mean_shapes.py``). For the m clients of a round,
 
         gc/rho/<tensor> = ‖mean_k (I − P)Δ_k‖² / mean_k ‖(I − P)Δ_k‖²
 
@@ -275,7 +269,8 @@ class Angle(ServerMetric):
     def columns(self, round: Received) -> dict[str, float]:
         if not round.usable:
             return {}
-        sums, update = round.sums[self], self.params(round.update)
+        sums = round.sums[self]
+        update = self.params(round.update)
         total, above, count, clients = sums[""]
         cosine = dot(self.params(sums), update) / (clients * dot(update, update).sqrt())
         known = floats(
@@ -327,7 +322,8 @@ class Gap(ServerMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         weighting: Any = getattr(setup.aggregator, "weighting", "uniform")
-        self.partial, self.full = MeanAggregator(weighting), MeanAggregator(weighting)
+        self.partial = MeanAggregator(weighting)
+        self.full = MeanAggregator(weighting)
 
     def begin(self, download: Download, round: Round) -> None:
         device = self.module.device
@@ -346,7 +342,8 @@ class Gap(ServerMetric):
 
     def columns(self, round: Received) -> dict[str, float]:
         like = self.params(upload_shapes(self.server_parts, round)["delta"])
-        partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)
+        partial = self.partial.reduce(round, like)
+        full = self.full.reduce(round, like)
         if not round.num_finite:
             return {}
         error = {name: t - full[name] for name, t in partial.items()}

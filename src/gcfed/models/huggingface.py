@@ -49,6 +49,62 @@ class Logits(nn.Module):
         return self.net(input_ids=ids_BT, attention_mask=mask).logits
 
 
+def _loaded(
+    folder: str, last_only: bool, attention: str, settings: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The network of a folder, and transformers' report about its tensors."""
+    # take seconds
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        utils,
+    )
+
+    utils.logging.disable_progress_bar()
+    local = {"trust_remote_code": False, "local_files_only": True}
+    config, rest = AutoConfig.from_pretrained(
+        folder, return_unused_kwargs=True, **local, **settings
+    )
+    # The folder's own choice is in the config under this name, and may be code of the hub.
+    config._attn_implementation = attention
+    kind = AutoModelForSequenceClassification if last_only else AutoModelForCausalLM
+    loaded: Any = kind.from_pretrained(
+        folder,
+        config=config,
+        attn_implementation=attention,
+        use_safetensors=True,
+        dtype=torch.float32,
+        output_loading_info=True,
+        **local,
+        **rest,
+    )
+    return loaded
+
+
+def _refuse_random_weights(folder: str, net: Any, report: dict[str, Any], new_head: bool) -> None:
+    """Raises SettingError if the folder lacks a tensor of the network, which then starts at random.
+
+    Args:
+        new_head: whether the head may be new: what the network has in addition to its base model,
+            and a pooler, which language models lack.
+    """
+    missing = {*report["missing_keys"]}
+    mismatched = {entry[0] for entry in report["mismatched_keys"]}
+    random = sorted(missing | mismatched)
+    if new_head:
+        body = f"{net.base_model_prefix}."
+        pooler = f"{body}pooler."
+        random = [n for n in random if n.startswith(body) and not n.startswith(pooler)]
+    if random:
+        raise SettingError(
+            "folder",
+            f"={folder} lacks {len(random)} tensors of {type(net).__name__}, or has them in other"
+            f" shapes, and they would start at random: the first is {random[0]}. Write the folder"
+            " with save_pretrained.",
+        )
+
+
 @checked
 def huggingface_net(
     *,
@@ -74,26 +130,20 @@ def huggingface_net(
         raise SettingError(
             "folder", f"={folder} must be a local folder with config.json and model.safetensors."
         )
+    if (Path(folder) / "adapter_config.json").exists():
+        raise SettingError(
+            "folder",
+            f"={folder} has adapters, which may name code and other folders: merge them into the"
+            " model (merge_and_unload of peft, then save_pretrained). model.lora makes new ones.",
+        )
     installed("transformers", "model=huggingface", "huggingface")
-    # take seconds
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, utils
-
     if last_only:
         settings |= {"num_labels": num_classes, "ignore_mismatched_sizes": True}
-    utils.logging.disable_progress_bar()
-    kind = AutoModelForSequenceClassification if last_only else AutoModelForCausalLM
     try:
-        net = kind.from_pretrained(
-            folder,
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            **settings,
-        )
+        net, report = _loaded(folder, last_only, attention, settings)
     except Exception as error:  # of any type, for a folder with any content
         raise SettingError("folder", f"={folder}: {' '.join(str(error).split())}") from None
+    _refuse_random_weights(folder, net, report, new_head=last_only)
     positions = getattr(net.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and 0 < positions < input_shape[0]:
         raise SettingError(

@@ -42,6 +42,8 @@ ADDS = {
 #: Operations that select rows of a table. With rows that the input chooses, the table is a layer
 #: (token embeddings).
 LOOKUPS = {"embedding", "index", "index_select", "gather"}
+#: Products of matrices; einsum, matmul and linear consist of them.
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
 
 
 class ForwardOrder:
@@ -61,6 +63,9 @@ class ForwardOrder:
             entry, or are the input of a layer.
         groups: of each weight with outputs on axis 1, ``[in, out / groups, …]``: transposed
             convolutions, ``x @ w``.
+        matrices: parameters that are matrices of a layer's outputs and inputs: of convolutions,
+            ``[out, in]`` in products, and tables of tokens. Stacked experts ``[E, in, out]``, rates
+            of a state-space layer and pairs of real and imaginary parts are not.
 
     Args:
         declared: take the order of declaration, and all tensors of two or more axes as weights.
@@ -72,6 +77,7 @@ class ForwardOrder:
         self.groups: dict[str, int] = {}
         self.unused: list[str] = []
         self._weights = {name for name in self.place if self.params[name].dim() > 1}
+        self.matrices = set(self._weights)
         self._now = self._latest = self._before_latest = 0  # now, and the last two uses of a weight
         self._in_call = False  # whether a function of torch runs; its operations count as one
         self._entered: dict[int, int] = {}  # module → when it was called
@@ -106,6 +112,13 @@ class ForwardOrder:
     def added(self) -> set[str]:
         return {name for name in self.place if self.params[name].dim() > 1} - self._weights
 
+    @property
+    def odd(self) -> list[str]:
+        """Weights of two or more axes that no operation uses as a matrix of outputs and inputs."""
+        odd = [name for name in self.weights if name not in self.matrices]
+        # a mean over a single number is not subtracted
+        return [name for name in odd if self.params[name].numel() > len(self.params[name])]
+
     def facts(self) -> list[str]:
         """Facts about the order that may surprise the user."""
         used = [name for name in self.names if name not in self.unused]
@@ -120,6 +133,10 @@ class ForwardOrder:
                 self.added
             ),
             "not used by a forward pass, and counted where they are declared": self.unused,
+            "no matrices [out, in] of a layer, but centralized over all axes except the first"
+            " (unless you keep it as a vector)": [
+                f"{name} {[*self.params[name].shape]}" for name in self.odd
+            ],
         }
         return first + [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
 
@@ -159,7 +176,9 @@ class ForwardOrder:
         # a parameter that never met the input has its last operation's place
         self.place = self._seen | self.place
         self.unused = [name for name in self.params if name not in self.place]
-        self._weights |= {name for name in self.unused if self.params[name].dim() > 1}
+        unknown = {name for name in self.unused if self.params[name].dim() > 1}
+        self._weights |= unknown
+        self.matrices |= unknown
         last = 0
         # an unused parameter has the place of the one that is declared before it
         for name in self.params:
@@ -184,6 +203,8 @@ class ForwardOrder:
         self._weights |= weights.keys()
         for name, t in weights.items():
             self._orient(func, args, name, t, meets)
+            if self._is_matrix(func, args, self.params[name], t):
+                self.matrices.add(name)
         if not meets:
             self._seen |= dict.fromkeys(sources, self._now)
             for t in written if sources else ():
@@ -218,6 +239,19 @@ class ForwardOrder:
         if kind.endswith(("convolution", "_trilinear")):
             return t is args[1]
         return len(shape) == 2 and torch.Tag.pointwise not in func.tags
+
+    def _is_matrix(self, func: Any, args: Sequence[Any], p: Tensor, t: Tensor) -> bool:
+        """Whether an operation uses ``t``, computed from the parameter, as a layer's matrix of
+        outputs and inputs.
+        """
+        if t.is_complex() or torch.Tag.pointwise in func.tags:
+            return False
+        kind = _kind(func)
+        if kind.endswith("convolution"):
+            return t is args[1]
+        if kind in PRODUCTS and p.dim() > 2:  # a convolution as a product with patches
+            return sorted(t.shape[-2:]) == sorted((len(p), p[0].numel()))
+        return True  # layers in one operation, such as an LSTM or attention
 
     def _orient(self, func: Any, args: Sequence[Any], name: str, t: Tensor, meets: bool) -> None:
         """Notes on which axis a weight has its outputs, at its last use."""

@@ -3,7 +3,7 @@ start.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from math import gcd
 from pathlib import Path
 from textwrap import shorten
@@ -211,20 +211,22 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
     Raises SettingError if the file is damaged or of another network, or as :func:`apply_policy`.
     """
     theirs = {} if start is None else _read_tensors(Path(start))
-    if theirs.keys() != net.state_dict().keys():  # no tensors, or those after the policy
+    known = net.state_dict().keys()
+    if theirs.keys() != known:  # no tensors, or those after the policy
         net, norm_policy = apply_policy(net, norm_policy), "average"
     if start is None:
         return net
     try:
         net.load_state_dict(theirs)
     except RuntimeError as error:  # names all tensors that differ
-        raise SettingError(
-            "start", f"={start} is of another network: {' '.join(str(error).split())}"
-        ) from None
+        text = _renamed(theirs, known | net.state_dict().keys())
+        if not text:
+            text = f"is of another network: {' '.join(str(error).split())}"
+        raise SettingError("start", f"={start} {text}") from None
     return apply_policy(net, norm_policy)
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a file, by their names in the network."""
     try:
         if path.suffix == ".safetensors":
@@ -235,11 +237,45 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise SettingError(
             "start", f"={path} holds no tensors that can be read: {reason}"
         ) from None
-    # a checkpoint of Lightning, whose module has the network as its attribute net
-    if "state_dict" in content:
-        content = {
-            n.removeprefix("net."): t
-            for n, t in content["state_dict"].items()
-            if n.startswith("net.")
-        }
-    return content
+    if not _has_names(content):
+        kind = type(content).__name__
+        raise SettingError("start", f"={path} holds a {kind}: save net.state_dict() instead.")
+    if not _has_names(content.get("state_dict")):
+        return content
+    saved = content["state_dict"]
+    # a checkpoint of ours, whose module has the network as its attribute net
+    of_net = {n.removeprefix("net."): t for n, t in saved.items() if n.startswith("net.")}
+    return of_net or saved
+
+
+def _has_names(content: object) -> bool:
+    return isinstance(content, Mapping) and all(isinstance(key, str) for key in content)
+
+
+def _renamed(theirs: Mapping[str, object], known: Set[str]) -> str:
+    """The remedy if a file has the network's tensors under other names; empty if it has not.
+
+    Args:
+        theirs: the content of the file.
+        known: names of the network's tensors.
+    """
+    for key, part in theirs.items():
+        if isinstance(part, Mapping) and known & part.keys():
+            return f"has the tensors under the key {key!r}: save this part alone."
+    for prefix in _common_prefixes(theirs):
+        if known & {name.removeprefix(prefix) for name in theirs}:
+            why = "as DataParallel, torch.compile or a module around the network add it"
+            save = f"{{name.removeprefix({prefix!r}): t for name, t in state.items()}}"
+            return f"has {prefix!r} before every name, {why}: save {save}."
+    for prefix in _common_prefixes(known):
+        if theirs.keys() & {name.removeprefix(prefix) for name in known}:
+            save = f"{{{prefix!r} + name: t for name, t in state.items()}}"
+            return f"lacks {prefix!r} before every name, which the network has: save {save}."
+    return ""
+
+
+def _common_prefixes(names: Collection[str]) -> list[str]:
+    """The first parts that all names share, each with its dot, shortest first."""
+    *parts, _ = next(iter(names), "").split(".")
+    prefixes = [".".join(parts[: i + 1]) + "." for i in range(len(parts))]
+    return [prefix for prefix in prefixes if all(name.startswith(prefix) for name in names)]

@@ -39,8 +39,8 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a parameter
 
 
 class Snapshot:
-    """All that a forward pass can reach and change: what the network refers to, directly or through
-    other objects.
+    """All that a forward pass or a loss can reach and change: what the network or the task refers
+    to, directly or through other objects.
 
     This covers parameters, buffers, attributes, hooks, modes, containers in containers, the user's
     own objects and classes, NumPy arrays, generators, and variables of closures. Tensors keep their
@@ -48,17 +48,21 @@ class Snapshot:
     first pass completes, are left as they are.
 
     Args:
+        roots: the network, the task.
         attributes_only: without parameters, buffers, modes, and the lists of hooks and children.
     """
 
-    def __init__(self, net: nn.Module, attributes_only: bool = False) -> None:
+    def __init__(self, *roots: object, attributes_only: bool = False) -> None:
         self._states: list[_State] = []
         self._seen: dict[int, Any] = {}  # keeps all objects alive, so that no id is used twice
         self._attributes_only = attributes_only
-        tensors = [*net.parameters(), *net.buffers()]  # those of TorchScript are no attributes
+        tensors: list[Tensor] = []
+        for root in roots:
+            if isinstance(root, nn.Module):  # those of TorchScript are no attributes
+                tensors += [*root.parameters(), *root.buffers()]
         if attributes_only:
             self._seen = {id(t): t for t in tensors}
-        todo: list[Any] = [net, *tensors]
+        todo: list[Any] = [*roots, *tensors]
         while todo:
             thing = todo.pop()
             if not isinstance(thing, PLAIN) and id(thing) not in self._seen:

@@ -14,11 +14,11 @@ from gcfed.models.snapshot import CONTAINERS, GENERATORS, OWN, PLAIN, Snapshot
 
 
 @contextmanager
-def unchanged(net: nn.Module) -> Iterator[Snapshot]:
-    """After the block, the network is as before (:class:`Snapshot`), and so are the global random
-    generators.
+def unchanged(*roots: object) -> Iterator[Snapshot]:
+    """After the block, the network, and the task if it is given, are as before (:class:`Snapshot`),
+    and so are the global random generators.
     """
-    before = Snapshot(net)
+    before = Snapshot(*roots)
     states = _collect_rng_states(torch.cuda.is_initialized())
     try:
         yield before

@@ -47,14 +47,17 @@ class _FedOpt(Optimizer):
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            lr, betas, tau = group["lr"], group["betas"], group["tau"]
+            lr = group["lr"]
+            betas = group["betas"]
+            tau = group["tau"]
             for p in (p for p in group["params"] if p.grad is not None):
                 if not self.state[p]:
                     self.state[p] = {
                         "exp_avg": torch.zeros_like(p),
                         "v": torch.full_like(p, tau**2),
                     }
-                exp_avg, v = self.state[p]["exp_avg"], self.state[p]["v"]
+                exp_avg = self.state[p]["exp_avg"]
+                v = self.state[p]["v"]
                 exp_avg.lerp_(p.grad, 1 - betas[0])
                 self._update_v(v, p.grad, *betas)
                 p.addcdiv_(exp_avg, v.sqrt().add_(tau), value=-lr)

@@ -59,7 +59,8 @@ def is_elementwise(optimizer: MakeOptimizer) -> bool:
     start[::4], grad[::4] = 2 * start[::4], -1.5 * grad[::4]
     moves = []
     for n, shape in ((8192, (2, 64, 64)), (4096, (4096,))):
-        made = optimizer([t := start[:n].clone().view(shape).requires_grad_()])
+        t = start[:n].clone().view(shape).requires_grad_()
+        made = optimizer([t])
         with torch.random.fork_rng(devices=()):  # a step may add noise
             for _ in range(3):
                 torch.default_generator.manual_seed(0)  # torch.manual_seed would format a traceback
@@ -100,7 +101,8 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
         return step
 
     def kernel() -> object:
-        params, momentum = group["params"], group["momentum"]
+        params = group["params"]
+        momentum = group["momentum"]
         grads: list[Any] = [p.grad for p in params]
         buffers: list[Any] = (
             [optimizer.state[p].get("momentum_buffer") for p in params] if momentum else []
@@ -108,7 +110,8 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
         missing = [t is None for t in buffers]
         if any(t is None or t.is_sparse for t in grads) or 0 < sum(missing) < len(params):
             return step()
-        if first := any(missing):  # the kernel fills the buffers
+        first = any(missing)
+        if first:  # the kernel fills the buffers
             for i, p in enumerate(params):
                 buffers[i] = optimizer.state[p]["momentum_buffer"] = torch.empty_like(grads[i])
         settings = {
@@ -127,7 +130,8 @@ def starts_at_zero(optimizer: Optimizer) -> bool:
     """Whether its first step equals a step from a state of zeros, as for Adam, and for SGD without
     dampening.
     """
-    kind, sgd = type(optimizer), torch.optim.SGD
+    kind = type(optimizer)
+    sgd = torch.optim.SGD
     return kind in (torch.optim.Adam, torch.optim.AdamW) or (
         kind is sgd and not optimizer.defaults["dampening"]
     )

@@ -4,7 +4,7 @@ figure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,11 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 
 from gcfed.plots.style import (
-    BLACK,
     BLUE,
-    FACTORS,
     GREY,
     LABELS,
-    ORANGE,
     VERMILION,
+    factor,
     logarithmic,
     save,
     styled,
@@ -36,14 +34,6 @@ from gcfed.runs.summary import skew_in_words
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
 
-#: Models on the plane of a loss surface: marker, colour, size and name. Local models have the
-#: default.
-MARKS = {
-    "mean": ("D", ORANGE, 7, "their mean"),
-    "broadcast": ("s", BLUE, 7, "broadcast model"),
-    "global": ("*", VERMILION, 13, "new global model"),
-}
-
 
 @styled
 def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
@@ -54,7 +44,7 @@ def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
     """
     measure = _measure_of_tests(table)
     is_regression = measure != "test/acc"
-    tests = FACTORS.get(measure, 1) * column(table, measure)
+    tests = factor(measure) * column(table, measure)
     figure = Figure(figsize=(10, 3.8))
     left, right = figure.subplots(1, 2)
     if is_regression:
@@ -264,75 +254,3 @@ def _draw_images(row: Sequence[Axes], images_BCHW: ndarray, titles: Sequence[str
         axes.imshow(image_HWC, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axes.set_title(title, fontsize=9)
         axes.set_axis_off()
-
-
-@styled
-def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
-    """Contour lines of the loss and six models on the plane through three local ones, as FedACG's
-    Figure 2(a).
-
-    ``surface`` is what ``surface_round_<t>.npz`` holds (:mod:`gcfed.metrics.surface`), for instance
-    by ``numpy.load``.
-    """
-    figure = Figure(figsize=(7.6, 5.2))
-    axes = figure.subplots()
-    _draw_contours(axes, surface)
-    _draw_models(axes, surface)
-    unit = "nats" if "acc" in surface else "squared error / 2"
-    title = f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}"
-    axes.set(
-        title=title.capitalize(),
-        xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
-        ylabel="across, towards w₃ (same unit)",
-    )
-    axes.set(aspect="equal", xlim=surface["x"][[0, -1]], ylim=surface["y"][[0, -1]])
-    axes.grid(visible=False)
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(1.02, 1),
-        title=f"{surface['split']} loss",
-        alignment="left",
-    )
-    save(figure, path)
-    return figure
-
-
-def _draw_contours(axes: Axes, surface: Mapping[str, ndarray]) -> None:
-    loss_GG = np.ma.masked_invalid(surface["loss"])
-    low = loss_GG.min()
-    high = loss_GG.max()
-    if not low < high:
-        return
-    if low < 0:
-        levels = np.linspace(low, high, 16)
-    else:
-        levels = np.geomspace(max(low, 1e-6 * high), high, 16)  # equal ratios
-    lines = axes.contour(
-        surface["x"], surface["y"], loss_GG, levels=levels[1:-1], cmap="cividis", linewidths=1.2
-    )
-    axes.clabel(lines, levels[1:-1:2], fmt="%.3g", fontsize=7)
-
-
-def _draw_models(axes: Axes, surface: Mapping[str, ndarray]) -> None:
-    rows = zip(
-        surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True
-    )
-    for index, (name, point, loss, distance) in enumerate(rows):
-        if name in MARKS:
-            marker, colour, size, words = MARKS[name]
-        else:
-            weights = f"w{'₁₂₃'[index % 3]}"
-            marker, colour, size, words = ("o", BLACK, 7, f"{weights}, {name}")
-            axes.annotate(weights, point, xytext=(5, 5), textcoords="offset points")
-        label = f"{words}: {loss:.3g}"
-        if distance > 0:
-            label += f",\n{distance:.3g} off the plane"
-        axes.plot(
-            *point,
-            marker,
-            color=colour,
-            markersize=size,
-            markeredgecolor="white",
-            label=label,
-            zorder=3,
-        )

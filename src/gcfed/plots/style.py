@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
+from gcfed.runs.measures import is_accuracy
 from gcfed.utils.files import replacing
 
 # Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision
@@ -84,6 +85,9 @@ METHODS = (
     "Top-k",
     "FedAdamW",
     "FedDPC",
+    "FedBuff",
+    "FedAsync",
+    "CA²FL",
 )
 _DASHES = (
     "-",
@@ -132,15 +136,25 @@ def _next_free(start: int, taken: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return _LOOKS[start]
 
 
-#: Names of columns in figures, and the factors of columns that are shown in another unit.
+#: Markers of the methods in a figure, in their order.
+MARKERS = "osD^vP*X<>hp"
+
+#: Names of columns in figures.
 LABELS = {
     "test/acc": "test accuracy (%)",
+    "personal/local_acc": "accuracy of clients' own models (%)",
+    "personal/global_acc": "accuracy of the global model at clients (%)",
     "test/loss": "test loss",
     "test/rmse": "root mean squared error",
     "test/relative_error": "relative error",
     "test/perplexity": "perplexity",
 }
-FACTORS = {"test/acc": 100}
+
+
+def factor(column: str) -> int:
+    """By what a figure multiplies a column: accuracies are in percent."""
+    return 100 if is_accuracy(column) else 1
+
 
 #: Decorator: figures made inside have the style.
 styled = matplotlib.rc_context(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +20,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.runs.identity import counted, differences, digest, identity, leaves
-from gcfed.runs.reading import column, read_metrics, read_summary, read_yaml
+from gcfed.runs.reading import GLOBAL_TESTS, column, read_metrics, read_summary, read_yaml
 from gcfed.utils.machine import job, leads
 from gcfed.utils.resolvers import ROOT, register
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pydantic import TypeAdapter
 
 log = logging.getLogger(__name__)
 CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
@@ -71,6 +72,14 @@ class Run:
         return int(self.metrics.index[-1]) if len(self.metrics) else 0
 
     @property
+    def result(self) -> str:
+        """The column that the run's methods declare as their result; "" for the global model's
+        test.
+        """
+        column = self.summary.get("result") or ""
+        return "" if column in GLOBAL_TESTS else column
+
+    @property
     def has_ended(self) -> bool:
         return self.state in (FINISHED, DIVERGED)
 
@@ -114,12 +123,43 @@ def read_run(folder: Path) -> Run:
     """Reads one folder. If a file cannot be read, the run counts as failed and has no config."""
     try:
         config = read_yaml(folder / CONFIG)
-        summary, metrics = read_summary(folder / SUMMARY), read_metrics(folder / METRICS)
-        state, note = ending(folder, int(config["rounds"]), summary, metrics)
+        summary = read_summary(folder / SUMMARY)
+        metrics = read_metrics(folder / METRICS)
+        _check_types(config, summary)
+        state, note = ending(folder, config["rounds"], summary, metrics)
+        run = Run(folder, config, summary, metrics, state, note)
+        run.identity  # noqa: B018  # raises if a value has no text
     except Exception as error:  # a damaged or foreign folder
-        why = " ".join(f"{type(error).__name__}: {error}".split())
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return Run(folder, {}, {}, read_metrics(None), FAILED, f"its files cannot be read: {why}")
-    return Run(folder, config, summary, metrics, state, note)
+    return run
+
+
+def _check_types(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    """Raises ValueError if a value that reports compute with is of another type."""
+    from gcfed.utils.checked import validated  # late: Hydra asks for folders at its start
+
+    for key, kind in _rules()[CONFIG].items():
+        validated(key, config.get(key), kind)
+    for key, kind in _rules()[SUMMARY].items():
+        validated(f"{key} in {SUMMARY}", summary.get(key), kind)
+
+
+@cache
+def _rules() -> dict[str, dict[str, TypeAdapter]]:
+    """The types of the values that reports compute with, by file and key."""
+    from gcfed.utils.checked import Number, Whole, rule
+
+    texts = dict.fromkeys(("ended", "result", "stopped"), rule(str | None))
+    return {
+        CONFIG: {
+            "rounds": rule(Whole),
+            "seed": rule(Whole | None),
+            "eval_every": rule(Whole | None),
+            "targets": rule(Sequence[Number] | None),
+        },
+        SUMMARY: {"rounds": rule(Whole | None), **texts},
+    }
 
 
 def ending(

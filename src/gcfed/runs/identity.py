@@ -13,6 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from gcfed.utils.resolvers import method_name
+
 Scalar = bool | int | float | str
 
 #: Keys, with all below them, that do not change what a round computes: names, folders, logs,
@@ -139,9 +141,11 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6
 def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:
     """Hyperparameters for loggers: the chosen options and the values that count, by key.
 
-    Lists become text.
+    Lists become text. ``method`` is the algorithm with its GC, by one name for equal choices.
     """
     table: dict[str, Any] = {key: cfg.tags[key] for key in cfg.tags} | {"rounds": cfg.rounds}
+    if "algorithm" in table:
+        table["method"] = method_name(table.pop("algorithm"), table.get("gc") or "none")
     for key, value in leaves(cfg).items():
         section = key.removesuffix("._target_")
         if section in CLASSES:

@@ -1,20 +1,22 @@
 """Five measures of a run by name, such as ``last10:test/acc``, and moving means of accuracies.
 
-==========================
-========================================================================== ``final:<column>``
-the last value of a column of ``metrics.csv``; also written as ``<column>`` ``best:<column>``
-its highest value; the lowest one of a loss, an error, a perplexity or a cost ``last10:<column>``
-its mean over the last ten rounds ``total:<column>``          its sum over all rounds, as for
-``comm/up_bytes`` ``rounds:<target>``         the first round whose test accuracy is at least the
-target, as in ``rounds:0.8`` ==========================
-==========================================================================
+====================  ==============================================================
+``final:<column>``    the last value of a column of ``metrics.csv``; also ``<column>``
+``best:<column>``     its highest value; the lowest one where less is better
+``last10:<column>``   its mean over the last ten rounds
+``total:<column>``    its sum over all rounds, as for ``comm/up_bytes``
+``rounds:<target>``   the first round whose test accuracy is at least the target
+====================  ==============================================================
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
+
+from gcfed.runs.reading import GLOBAL_TESTS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,8 +31,10 @@ FORMS = (
 )
 # In these columns, less is better.
 _LOWER = re.compile(
-    "loss|error|rmse|mse|mae|perplexity|distance|divergence|epsilon|bytes|seconds|time/|comm/"
+    "loss|error|rmse|mse|mae|perplexity|distance|divergence|epsilon|bytes|seconds|time/|comm/|_std"
 )
+# These columns are shares from 0 to 1, which people read in percent.
+_ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
 
 
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:
@@ -42,9 +46,49 @@ def parse(measure: str, key: str = "measure") -> tuple[str, str]:
     return name, of
 
 
+def column_of(measure: str) -> str:
+    """The column of ``metrics.csv`` from which a measure is computed."""
+    name, of = parse(measure)
+    return "test/acc" if name == "rounds" else of
+
+
 def higher_is_better(measure: str) -> bool:
     name, of = parse(measure)
     return name != "rounds" and not _LOWER.search(of)
+
+
+def is_accuracy(column: str) -> bool:
+    """Whether a column has accuracies from 0 to 1, which are shown in percent."""
+    return bool(_ACCURACY.search(column))
+
+
+def global_test(columns: Container[str]) -> str:
+    """The column of the global model's test by which a run with these columns is judged."""
+    return next((column for column in GLOBAL_TESTS if column in columns), GLOBAL_TESTS[-1])
+
+
+def measure_of(column: str, rounds: Iterable[int]) -> str:
+    """``last10:`` and the column if ten rounds are at most a third of each run, else ``final:``."""
+    is_long = min(rounds, default=0) >= 3 * WINDOW
+    return f"last10:{column}" if is_long and is_accuracy(column) else f"final:{column}"
+
+
+def check_judges(column: str, result: str, key: str) -> None:
+    """Raises ValueError if a search by this column compares the global models of a method whose
+    clients use others.
+
+    Args:
+        result: the column that the run's methods declare as their result, or "".
+        key: the setting that chose the column, such as ``optimized_metric=test/acc``.
+    """
+    if not result or not column.startswith(("test/", "val/")):
+        return
+    remedy = f"choose by final:{result}"
+    if result.startswith("personal/"):
+        remedy += ", with metrics=personal data.client_test=0.2"
+    raise ValueError(
+        f"{key} compares global models, and the result of this method is {result}: {remedy}."
+    )
 
 
 def value(run: Run, measure: str) -> float | None:

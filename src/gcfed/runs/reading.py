@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -17,17 +17,75 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # yaml.safe_load, ten times faster
+#: Columns of the global model's test; a run is judged by the first that it has.
+GLOBAL_TESTS = ("test/acc", "test/relative_error", "test/rmse", "test/loss")
+# Limits of a file that may come from elsewhere; a run's own files are far below them.
+MOST_BYTES = 5_000_000
+MOST_VALUES = 200_000
+DEEPEST = 100
+LONGEST_TEXT = 20_000
+MOST_ROUNDS = 10_000_000
 
 
 def read_yaml(path: Path) -> dict[Any, Any]:
-    """A mapping from a file; {} from an empty one. Errors of YAML name the file."""
+    """A mapping from a file; {} from an empty one. Errors of YAML name the file.
+
+    Raises ValueError for a file that is too large, too deep, or becomes so by aliases of aliases.
+    """
+    _check_size(path)
     with path.open(encoding="utf-8") as file:
+        _check_values(file)
+        file.seek(0)
         return dict(yaml.load(file, Loader) or {})
+
+
+def _check_size(path: Path) -> None:
+    """Raises ValueError for a file that is too large to be a config or a summary, or is a pipe."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is no regular file")
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path.name} is larger than {MOST_BYTES / 1e6:.0f} MB")
+
+
+def _check_values(file: IO[str]) -> None:
+    """Raises ValueError if the YAML has too many values, each alias counted as what it stands for.
+
+    It reads events, so that it neither recurses nor builds anything.
+    """
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # their anchors and values so far
+    anchored: dict[str, int] = {}
+    for event in yaml.parse(file, Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, 1))
+            if len(open_nodes) > DEEPEST:
+                raise ValueError(f"it has more than {DEEPEST} levels")
+            continue
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, values = open_nodes.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchored:
+                raise ValueError(f"the alias *{event.anchor} is not defined before it")
+            anchor, values = None, anchored[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > LONGEST_TEXT:
+                raise ValueError(f"it has a text of {len(event.value):,} characters")
+            anchor, values = event.anchor, 1
+        else:  # the beginning or the end of the document
+            continue
+        if anchor is not None:
+            anchored[anchor] = values
+        outer, before = open_nodes[-1]
+        open_nodes[-1] = (outer, before + values)
+        if before + values > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """A run's ``summary.json``; {} while the run has not ended."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.is_file():
+        return {}
+    _check_size(path)
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def read_metrics(path: Path | None) -> pd.DataFrame:
@@ -37,17 +95,26 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
 
     An empty cell (not measured) is NaN. A cell ``nan`` (measured, not finite) is read as infinite,
     so that the last number of a diverged run is not taken from an earlier round.
+
+    Raises ValueError if rounds are not ascending numbers from 1.
     """
     import pandas as pd
 
-    whole = path.read_text(encoding="utf-8") if path is not None and path.exists() else ""
+    none = pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
+    if path is None or not path.is_file():
+        return none
+    whole = path.read_text(encoding="utf-8")
     whole = whole[: whole.rfind("\n") + 1]
     if whole.count("\n") < 2:
-        return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
+        return none
     header, body = whole.split("\n", 1)
     table = pd.read_csv(
         io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float
     )
+    rounds = table.index.to_numpy(dtype=float)
+    ascending = bool((np.diff(rounds) > 0).all())
+    if not (ascending and rounds[0] >= 1 and rounds[-1] <= MOST_ROUNDS):
+        raise ValueError(f"the rounds of {path.name} are not ascending numbers from 1")
     table.index = table.index.astype("int64")
     return table
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gcfed.runs.folder import FAILURE, SUMMARY
-from gcfed.runs.measures import DECAY, WINDOW, first_round, smooth
+from gcfed.runs.measures import DECAY, WINDOW, first_round, global_test, is_accuracy, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
 
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 # of a test; less is better
 ERRORS = ("test/loss", "test/perplexity", "test/rmse", "test/relative_error")
-USUAL = {"train", "test", "comm", "time"}  # first parts of the columns that every run has
+#: First parts of the columns that have rows of their own in the printed table.
+USUAL = {"train", "test", "comm", "time", "personal"}
+#: Which model was tested, by the beginning of the column.
+MODELS = {
+    "personal/global": "global model on clients' tests",
+    "personal/local": "clients' own models",
+}
 
 
 def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:
@@ -45,7 +51,7 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
 
 
 def summary_of(
-    metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1
+    metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1, result: str = ""
 ) -> dict[str, Any]:
     """The figures of a run: accuracies in 0…1, total bytes, medians of the seconds per round and
     per client.
@@ -56,14 +62,17 @@ def summary_of(
 
     Args:
         processes: the number of processes that trained the clients.
+        result: the column that the methods declare as their result; "": the global model's test.
     """
     acc = column(metrics, "test/acc")
     change = acc.diff().dropna()
     errors = {name: column(metrics, name) for name in ERRORS if name in metrics}
     reached = {f"{t:g}": first_round(acc, t) for t in targets}
     traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64").cumsum()
+    kept = [name for name in metrics if name.startswith(("personal/", "privacy/"))]
     return {
         "rounds": int(metrics.index[-1]),
+        "result": result or global_test(metrics),
         "test/acc": _last(acc),
         "test/acc_best": float(acc.max()),
         "best_round": int(acc.idxmax()) if len(acc) else None,
@@ -75,7 +84,7 @@ def summary_of(
         "acc_diff/min": float(change.min()),
         **{name: _last(error) for name, error in errors.items()},
         **{f"{name}_best": float(error.min()) for name, error in errors.items()},
-        **{name: _last(column(metrics, name)) for name in metrics if name.startswith("privacy/")},
+        **{name: _last(column(metrics, name)) for name in kept},
         "rounds_to_target": reached,
         "bytes_to_target": {t: r and int(traffic[r]) for t, r in reached.items()},
         "client_seconds": float(
@@ -102,32 +111,87 @@ def print_summary(
     summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = ""
 ) -> None:
     """Prints the figures of :func:`summary_of`, other metrics and the files."""
-    title = f"{summary['rounds']} rounds" + f", stopped early: {stopped}" * bool(stopped)
+    title = rounds_in_words(summary["rounds"])
+    if stopped:
+        title += f", stopped early: {stopped}"
+    rows = {**_result(summary), **_tests(summary, metrics), **_personal(metrics)}
+    rows |= {**_costs(summary, metrics), **_measured(metrics)}
     table = Table(title=title, title_justify="left", show_header=False)
-    for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
+    for label, text in rows.items():
         table.add_row(f"[bold]{label}[/bold]", text)
     files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
     place = Text(f"{', '.join(files)} are in\n  {min(str(folder), relpath(folder), key=len)}")
     Console(soft_wrap=True).print(table, place, sep="\n")
 
 
-def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
+def rounds_in_words(rounds: int) -> str:
+    """``1 round``, ``20 rounds``."""
+    return "1 round" if rounds == 1 else f"{rounds} rounds"
+
+
+def shown(name: str, number: float) -> str:
+    """A number of this column as text: accuracies in percent."""
+    return f"{number:.2%}" if is_accuracy(name) else f"{number:.4g}"
+
+
+def _result(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The result of a method that is not judged by the global model's test."""
+    name = summary["result"]
+    if name.startswith("test/"):
+        return {}
+    model = MODELS.get(name.rpartition("_")[0], name)
+    number = summary.get(name)
+    if number is not None and math.isfinite(number):
+        return {"result": f"{shown(name, number)}, {model}"}
+    measure = " (measure it by metrics=personal data.client_test=0.2)"
+    return {"result": f"{model}, not measured{measure * name.startswith('personal/')}"}
+
+
+def _tests(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
+    """The tests of the global model."""
     rows: dict[str, str] = {}
     tests = len(column(metrics, "test/acc"))
     if tests:
-        rows["test accuracy, last round"] = f"{summary['test/acc']:.2%}"
+        rows["global model, test accuracy"] = f"{summary['test/acc']:.2%}"
         rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
-    errors = [name for name in ERRORS if name in summary and not (tests and name == "test/loss")]
-    rows |= {name: f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}" for name in errors}
+    for name in ERRORS:
+        if name in summary and not (tests and name == "test/loss"):
+            best = f"{summary[f'{name}_best']:.4g}"
+            rows[f"global model, {name}"] = f"{summary[name]:.4g}, at best {best}"
     if tests > 1:
-        rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = (
-            f"{summary['test/acc_smooth10']:.2%}"
-        )
-    for t, reached in summary["rounds_to_target"].items():
+        window = rounds_in_words(min(summary["rounds"], WINDOW))
+        rows[f"mean of the last {window}"] = f"{summary['test/acc_smooth10']:.2%}"
+    for target, reached in summary["rounds_to_target"].items():
         if reached:
-            rows[f"to {float(t):.0%}"] = (
-                f"{reached} rounds, {filesize.decimal(summary['bytes_to_target'][t])}"
-            )
+            size = filesize.decimal(summary["bytes_to_target"][target])
+            rows[f"to {float(target):.0%}"] = f"{rounds_in_words(reached)}, {size}"
+    return rows
+
+
+def _personal(metrics: pd.DataFrame) -> dict[str, str]:
+    """A row for each model that clients tested on their own samples."""
+    figures = {"acc": "", "worst10": "worst tenth ", "std": "standard deviation "}
+    rows: dict[str, str] = {}
+    for prefix, model in MODELS.items():
+        texts = []
+        for figure, words in figures.items():
+            curve = column(metrics, f"{prefix}_{figure}")
+            if len(curve):
+                texts.append(f"{words}{curve.iloc[-1]:.2%}")
+        others = [name for name in metrics if name.startswith(f"{prefix}_")]
+        for name in others:
+            figure = name.removeprefix(f"{prefix}_")
+            curve = column(metrics, name)
+            if figure not in figures and len(curve):
+                texts.append(f"{figure} {curve.iloc[-1]:.4g}")
+        if texts:
+            rows[model] = ", ".join(texts)
+    return rows
+
+
+def _costs(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
+    """Label skew, bytes, seconds, and clients that did not count."""
+    rows: dict[str, str] = {}
     if "partition/hellinger" in summary:
         rows["label skew"] = skew_in_words(summary)
     down, up = (filesize.decimal(summary[f"comm/{way}_bytes"]) for way in ("down", "up"))
@@ -136,7 +200,8 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
         f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
     )
     for what in ("nonfinite_clients", "dropped_clients", "stragglers"):
-        if count := column(metrics, f"train/{what}").sum():
+        count = column(metrics, f"train/{what}").sum()
+        if count:
             rows[what.replace("_", " ")] = f"{count:.0f}"
     return rows
 
@@ -148,8 +213,9 @@ def _measured(metrics: pd.DataFrame) -> dict[str, str]:
     rows = defaultdict[str, list[str]](list)
     for name in metrics:
         kind, _, figure = name.partition("/")
-        if kind not in USUAL and len(curve := column(metrics, name)):
-            rows[kind].append(f"{figure} {curve.iloc[-1]:.4g}")
+        curve = column(metrics, name)
+        if kind not in USUAL and len(curve):
+            rows[kind].append(f"{figure} {shown(name, curve.iloc[-1])}")
     return {kind: ", ".join(texts) for kind, texts in rows.items()}
 
 

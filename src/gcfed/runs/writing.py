@@ -71,6 +71,7 @@ def finish(
     held_NC: ndarray | None,
     about: Mapping[str, str],
     stopped: str,
+    result: str,
 ) -> None:
     """Writes the global model, the summary and pictures. Prints the summary.
 
@@ -80,6 +81,7 @@ def finish(
         held_NC: what :func:`begin` returned.
         about: the hashes that identify the run and its data.
         stopped: why early stopping has ended the run, or "".
+        result: the column that the methods declare as their result, or "".
     """
     state = {  # copied, because safetensors refuses a weight that two modules share
         name: t.to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -94,7 +96,7 @@ def finish(
     if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written rows, or the last round has no test
     skew = {} if held_NC is None else label_skew(held_NC)
-    summary = summary_of(metrics, cfg.targets, trainer.world_size) | skew
+    summary = summary_of(metrics, cfg.targets, trainer.world_size, result) | skew
     write_summary(folder, summary, {**about} | ({"stopped": stopped[:100]} if stopped else {}))
     if cfg.extras.figures:
         from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib

@@ -40,7 +40,7 @@ def test_it_equals_the_plain_loop(federation, gc):
         w, mean = sum(ends) / len(ends), sum(moments) / len(ends)
         direction, t0 = sum(steps) / len(steps), t0 + sum(counts) / len(counts)
     method = FedAdamW(alpha, beta1=beta1, beta2=beta2, eps=eps)
-    methods = [method, *([LocalGC(None, None, None, "out", 2)] if gc else [])]
+    methods = [method, *([LocalGC()] if gc else [])]
     found = train_rounds(
         make_net(), data, sgd(lr, weight_decay=decay), rounds=3, methods=methods, k=2
     )

@@ -53,7 +53,7 @@ def test_it_equals_the_plain_loop(federation, make_net, gc):
             ends.append(v)
             momenta.append(m)
         w, mean_momentum, direction = sum(ends) / 3, sum(momenta) / 3, sum(steps) / len(steps)
-    methods = [FedMuon(beta, alpha=alpha), *([LocalGC(None, None, None, "out", 2)] if gc else [])]
+    methods = [FedMuon(beta, alpha=alpha), *([LocalGC()] if gc else [])]
     found = train_rounds(make_net(), federation, sgd(lr), rounds=2, methods=methods, k=2)
     torch.testing.assert_close(found, w, rtol=0, atol=1e-9)
 

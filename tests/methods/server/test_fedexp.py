@@ -50,7 +50,7 @@ def test_a_broken_client_does_not_count_and_global_gc_projects_the_step(federati
     data = broken(federation, 3)
     expected, longer = by_hand(data, 0.5, 3, 1e-3, absent=[3], project=project)
     assert longer
-    methods = [FedExP(1e-3), GlobalGC(None, "out", 2)]
+    methods = [FedExP(1e-3), GlobalGC()]
     trained = train_rounds(make_net(), data, sgd(0.5), rounds=3, methods=methods, k=2)
     torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
 

@@ -305,7 +305,7 @@ def test_the_noise_has_the_stated_deviation_and_global_gc_removes_one_direction_
         return sum(float(t.square().sum()) for t in tensors)
 
     net, before, after, runs = MLP(input_shape=(20,), num_classes=30, hidden=(40,)), 0.0, 0.0, 40
-    noise, gc = ClientDP(0.3, noise_multiplier=1.7).parts[1], GlobalGC(None, "out", 2)
+    noise, gc = ClientDP(0.3, noise_multiplier=1.7).parts[1], GlobalGC()
     setup = make_setup(net, methods=[noise, gc], data=random_federation(features=20))
     gc.validate(setup)
     noise.expected, noise.trained_names = 8, setup.names

@@ -21,11 +21,13 @@ def digits() -> FederatedDataset:
     The split is stratified and the same in every run. The images are part of this package.
     """
     with np.load(Path(__file__).with_name("digits.npz")) as file:
-        x, y = np.round(file["x"] * (255 / 16)).astype(np.uint8), file["y"].astype(np.int64)
-    chosen, whole = held_out(y, 360 / len(y), "digits"), Split(x[:, None], y)
-    return FederatedDataset(
-        "digits", 10, whole.subset(~chosen), whole.subset(chosen), tuple("0123456789")
-    )
+        x = np.round(file["x"] * (255 / 16)).astype(np.uint8)
+        y = file["y"].astype(np.int64)
+    whole = Split(x[:, None], y)
+    chosen = held_out(y, 360 / len(y), "digits")
+    train = whole.subset(~chosen)
+    test = whole.subset(chosen)
+    return FederatedDataset("digits", 10, train, test, tuple("0123456789"))
 
 
 @checked

@@ -7,10 +7,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.files import (
@@ -24,7 +26,7 @@ from gcfed.data.sets.files import (
     why_unread,
     written,
 )
-from gcfed.data.sets.images import Side, decode
+from gcfed.data.sets.images import Side, decode, open_image
 from gcfed.data.sets.leaf import ALPHABET, LENGTH, PAD, encode, sequences
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
@@ -93,23 +95,19 @@ def huggingface(
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         splits = _load(name, subset, data_dir)
+        folder = Path(name if Path(name).is_dir() else f"{data_dir}/huggingface").resolve()
+        for rows in splits.values():
+            for file in rows.cache_files:
+                _refuse_outside(folder, file["filename"], f"data.name={name}")
         train = splits["train"]
+        if not len(train):
+            raise ValueError(f"data.name={name}: the split train has no row.")
         columns = _columns(train, {"x": input, "y": label, "groups": groups}, next_token)
         encoder = _encoder(tokenizer)
-        reader = _Reader(columns, size, length, encoder, keep.note)
+        reader = _Reader(columns, size, length, encoder, keep.note, folder)
         kind = columns["y"]
         content = reader.arrays(train, "train")
-        used = ["train"]
-        for split in [split for split in TESTS if _is_labelled(splits.get(split), kind)][:1]:
-            if _names(splits[split], kind) != _names(train, kind):
-                raise ValueError(
-                    f"data.label={kind} has other classes in the test split: cast both to one"
-                    " ClassLabel."
-                )
-            grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
-            more = reader.arrays(splits[split], split, grey, with_groups=False)
-            content |= {f"{key}_test": array for key, array in more.items()}
-            used.append(split)
+        used = ["train", *reader.add_test(splits, content)]
         _report_left(name, splits, used, columns, keep)
         dataset = from_arrays(
             content, f"data.name={name}", test, keep.note, class_names=_names(train, kind)
@@ -146,7 +144,14 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
     import datasets
 
     if Path(name).is_dir():
-        found = datasets.load_from_disk(name)
+        try:
+            found = datasets.load_from_disk(name)
+        except Exception as error:  # of any type, for a folder with any content
+            text = " ".join(str(error).split())
+            raise ValueError(
+                f"data.name={name} is no folder of save_to_disk, or has a split without rows"
+                f" ({text}): write it again, or take data=csv or image_folder."
+            ) from error
     else:
         found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
     if isinstance(found, datasets.Dataset):
@@ -160,7 +165,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
 
 def _is_labelled(rows: Dataset | None, kind: str | None) -> bool:
     """Whether there is such a split, with labels if these are the column ``kind``."""
-    if rows is None:
+    if rows is None or not len(rows):
         return False
     return kind is None or rows.unique(kind) != [-1]
 
@@ -199,6 +204,39 @@ def _report_left(
         reason = f"of the split {split}" if split in splits else "not part of the data set"
         left[why_unread(path, folder) or reason].append(path)
     report_unread(folder, left, keep.note)
+
+
+def _refuse_outside(folder: Path, path: str, what: str) -> None:
+    """Raises ValueError for a path outside the data set's folder, or an address.
+
+    A stranger's data set could name any file of this machine.
+    """
+    if "://" in path or not Path(path).resolve().is_relative_to(folder):
+        raise ValueError(
+            f"{what} names {path}, which is not in {folder}: write the data set with save_to_disk"
+            " where its files are, which puts them inside"
+        )
+
+
+def _opener(rows: Dataset, input: str, folder: Path) -> Callable[[int], Image.Image]:
+    """Opens the image of a row, without ``datasets``, which would follow any address and let Pillow
+    try formats that start a program.
+    """
+    import datasets
+
+    mode = rows.features[input].mode
+    encoded = rows.select_columns([input]).cast_column(input, datasets.Image(decode=False))
+
+    def opened(row: int) -> Image.Image:
+        entry = encoded[row][input]
+        if entry["bytes"] is not None:
+            image = open_image(BytesIO(entry["bytes"]))
+        else:
+            _refuse_outside(folder, str(entry["path"]), "it")
+            image = open_image(entry["path"])
+        return image.convert(mode) if mode else image
+
+    return opened
 
 
 _Encoder = tuple[Callable[[str, int | None], np.ndarray], int, int]
@@ -274,6 +312,7 @@ class _Reader:
     columns: of samples (x), labels (y) and clients (groups).
     size: side of the square to which images are resized, or None.
     length: tokens of a text.
+    folder: contains all files of the data set.
     """
 
     columns: Mapping[str, str | None]
@@ -281,6 +320,7 @@ class _Reader:
     length: int
     encoder: _Encoder
     note: Note
+    folder: Path
 
     def arrays(
         self, rows: Dataset, split: str, grey: bool | None = None, with_groups: bool = True
@@ -305,6 +345,26 @@ class _Reader:
             return {"x": self._texts(texts, split), **content}
         return self._sequences(texts, split, content)
 
+    def add_test(self, splits: Mapping[str, Dataset], content: dict[str, np.ndarray]) -> list[str]:
+        """Adds the arrays x_test and y_test of the first split for testing that has labels.
+
+        Returns the name of this split, or nothing.
+        """
+        kind = self.columns["y"]
+        labelled = [split for split in TESTS if _is_labelled(splits.get(split), kind)]
+        if not labelled:
+            return []
+        rows = splits[labelled[0]]
+        if _names(rows, kind) != _names(splits["train"], kind):
+            raise ValueError(
+                f"data.label={kind} has other classes in the test split: cast both to one"
+                " ClassLabel."
+            )
+        grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
+        for key, array in self.arrays(rows, labelled[0], grey, with_groups=False).items():
+            content[f"{key}_test"] = array
+        return labelled[:1]
+
     def _require_classes(self, rows: Dataset, y: np.ndarray | None) -> None:
         if y is None or not _names(rows, self.columns["y"]):
             return
@@ -317,11 +377,10 @@ class _Reader:
 
     def _images(self, rows: Dataset, input: str, split: str, grey: bool | None) -> np.ndarray:
         """uint8 [n, C, H, W]."""
-        images = rows.select_columns([input])
         blocks = decode(
             range(len(rows)),
             f"images of {split}",
-            opened=lambda i: images[i][input],
+            opened=_opener(rows, input, self.folder),
             named=lambda i: f"data.input={input} of row {i}",
             size=self.size,
             grey=grey,

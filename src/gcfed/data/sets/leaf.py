@@ -80,7 +80,8 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     sizes = [len(x) for x in xs]
     is_train = np.concatenate([np.arange(size) < max(1, size * 9 // 10) for size in sizes])
     whole = Split(np.concatenate(xs), np.concatenate(ys), np.repeat(np.arange(len(xs)), sizes))
-    train, test = whole.subset(is_train), whole.subset(~is_train)
+    train = whole.subset(is_train)
+    test = whole.subset(~is_train)
     return FederatedDataset("tiny_shakespeare", len(ALPHABET), train, test, tuple(ALPHABET))
 
 
@@ -107,7 +108,8 @@ def sequences(
     n = max(0, -(-(len(tokens) - 1) // length))
     padded = np.full(n * length + 1, pad, tokens.dtype)
     padded[: len(tokens)] = tokens[: len(padded)]
-    x, y = padded[:-1].reshape(n, length), padded[1:].reshape(n, length).astype(np.int64)
+    x = padded[:-1].reshape(n, length)
+    y = padded[1:].reshape(n, length).astype(np.int64)
     y[y == pad] = IGNORE
     return x, y
 
@@ -183,7 +185,7 @@ def _leaf(
             )
         parts = {part: _users(paths, read, keep) for part, paths in files.items()}
         users = [user for part in parts.values() for user in part.users]
-        group_n, clients = numbered(np.array(users), "a user")
+        group_n, clients = numbered(np.array(users), f"data set {name}: a user")
         announce(f"data set {name}", "clients", clients, keep.note)
         read_files = {path for paths in files.values() for path in paths}
         start = 0
@@ -267,6 +269,8 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _User
                 f"{path} is not what LEAF's preprocessing writes ({error!r}): make it again."
             ) from error
     part = paths[0].parent.name
+    if not found.users:
+        raise ValueError(f"{paths[0].parent} has no user with a sample: make its files again.")
     if without:
         text = f"{part}: {len(without)} users have no sample: {listing(without)}"
         keep.note(logging.WARNING, text)

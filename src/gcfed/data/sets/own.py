@@ -169,27 +169,34 @@ def _plain(key: str, value: Any) -> np.ndarray:
     """An array of numbers, booleans or text. Columns of pandas keep text as objects."""
     array = np.asarray(value)
     if array.dtype == object:
-        array = array.astype(np.float64) if key.startswith("x") else _of_one_type(key, array)
+        return _of_numbers(key, array) if key.startswith("x") else _of_one_type(key, array)
     if array.dtype.kind == "T":  # NumPy's texts of any length
-        return array.astype(np.str_)
+        return np.array(array.tolist(), np.str_)
     return np.char.decode(array) if array.dtype.kind == "S" else array
+
+
+def _of_numbers(key: str, array: np.ndarray) -> np.ndarray:
+    """Objects as floats. Raises ValueError if one is no number."""
+    try:
+        return array.astype(np.float64)
+    except TypeError as error:
+        raise ValueError(f"{key} holds objects that are no numbers ({error})") from error
 
 
 def _of_one_type(key: str, array: np.ndarray) -> np.ndarray:
     """Objects as an array of text or numbers. Integers of over 64 bits stay exact, as text.
 
-    Raises ValueError if the objects have several types.
+    Raises ValueError for objects of several types, or of one that NumPy does not know.
     """
     types = {type(entry) for entry in array.flat}
-    if len(types) > 1:
+    plain = np.array(array.tolist()) if len(types) == 1 else array
+    if types == {int} and plain.dtype.kind not in "iu":
+        return array.astype(np.str_)
+    if plain.dtype == object:
         raise ValueError(
             f"{key} holds objects that are neither all text nor all numbers, such as empty cells"
         )
-    entries = array.tolist()
-    plain = np.array(entries)
-    if types == {int} and plain.dtype.kind not in "iu":
-        return array.astype(np.str_)
-    return plain
+    return np.char.decode(plain) if plain.dtype.kind == "S" else plain
 
 
 def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:

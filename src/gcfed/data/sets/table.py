@@ -22,6 +22,8 @@ from gcfed.utils.checked import Inside, SettingError, checked
 log = getLogger(__name__)
 MOST = 20  # the largest number of values of a column of text that data.categorical does not name
 FILE_NAME = re.compile(r"(?P<name>.+)\.csv(\.(bz2|gz|xz|zip))?", re.IGNORECASE)
+# numbers that pandas takes for text, as 1,000 or 45% or $5
+OTHER_NOTATION = re.compile(r"[^\w\s]?\s*\d[\d.,'\s]*\s*[^\w\s]?")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # an int64 has one such text
 
 
@@ -62,6 +64,8 @@ def csv(
     missing or repeated column, empty cells, infinite numbers, or text that is no category.
     """
     form = _Form({"semicolon": ";", "tab": "\t"}.get(sep, sep), decimal, encoding)
+    if len(form.sep) != 1:
+        raise SettingError("sep", f"={sep} must be one character, semicolon or tab.")
     table = _read(path, form)
     target = None if target is None else clean(target)
     groups = None if groups is None else clean(groups)
@@ -278,10 +282,20 @@ def _codes(column: Series) -> np.ndarray:
     """Texts [n]; or integers, if each text is the only one of its integer, so that 2 comes before
     10.
     """
-    texts = column.to_numpy(np.str_)
+    texts = _array(column)
     if all(map(WHOLE_NUMBER.fullmatch, column.unique())):
         return texts.astype(np.int64)
     return texts
+
+
+def _array(column: Series) -> np.ndarray:
+    """The texts [n]. Raises ValueError for a NUL character, which NumPy would drop."""
+    if any("\0" in text for text in column.unique()):
+        raise ValueError(
+            f"column {column.name} holds a NUL character: write the file again, or set"
+            f" data.ignore=[{column.name}]."
+        )
+    return column.to_numpy(np.str_)
 
 
 def _inputs(
@@ -331,7 +345,8 @@ def _require_categories(column: Series, form: _Form) -> None:
         )
     is_text = _parsed(column, form).isna()
     texts = column[is_text].unique().tolist()
-    if 0 < len(texts) < count:
+    in_other_notation = all(map(OTHER_NOTATION.fullmatch, texts))
+    if texts and (len(texts) < count or in_other_notation):
         log.warning(
             "column %s: %d of its %d values are no numbers (%s), so that all are categories; "
             "write numbers plainly (see data.decimal), or drop these rows",
@@ -344,7 +359,7 @@ def _require_categories(column: Series, form: _Form) -> None:
 
 def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
     """A column of 0 and 1 for each text in the training rows, in their order, float64 [n, c]."""
-    number_n, names = numbered(column.to_numpy(np.str_))
+    number_n, names = numbered(_array(column))
     trained = np.unique(number_n[~is_test])
     kept = [names[number] for number in trained]
     log.info("column %s becomes %d columns of 0 and 1: %s", column.name, len(kept), listing(kept))

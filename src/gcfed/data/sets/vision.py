@@ -67,11 +67,8 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
                 name, class_name, Path(data_dir), page, download, train=part == "train", **options
             )
             x = np.asarray(split.data)
-            keep(
-                part,
-                x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2),
-                np.asarray(split.targets, np.int64),
-            )
+            images = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+            keep(part, images, np.asarray(split.targets, np.int64))
         return len(split.classes), split.classes
 
     return cached(data_dir, name, build)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,13 +18,11 @@ from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts import ClientPart, Own, Part
 from gcfed.federated.parts.part import Aggregator, limit_of
-from gcfed.federated.protocol.checks import finite_clients, sendable, too_large
+from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.training.batches import Steps
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.utils.rng import seed_generators, torch_seed
-
-log = logging.getLogger(__name__)
 
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
 
@@ -40,7 +37,6 @@ class ClientProgram:
         aggregator: knows which numbers the server can add up.
         download: the download of the present round.
         sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
-        warned: names of tensors that were too large in an earlier round.
     """
 
     module: FederatedModule
@@ -51,7 +47,6 @@ class ClientProgram:
     aggregator: Aggregator | None = None
     download: Download = field(init=False)
     sent: list[tuple[np.ndarray, Tensor]] = field(init=False)
-    warned: set[str] = field(default_factory=set)
 
     def receive(self, download: Download) -> None:
         """Takes the server's download."""
@@ -142,7 +137,7 @@ class ClientProgram:
     @property
     def recording(self) -> Literal["", "stack", "run"]:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
-        if self.module.lent.traits.assigns:
+        if self.module.lent.traits.assigns or not self.module.task.can_be_recorded:
             return ""
         for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
             if not isinstance(callback, Part) and hears_of_steps(callback):
@@ -202,21 +197,8 @@ class ClientProgram:
         """Lets parts edit the uploads and send more."""
         for part in self.parts:
             part.send(upload, states[part], download)
-        limit = limit_of(self.aggregator)
         if self.edits_uploads:
-            upload.finite = upload.finite & sendable(upload, limit)
-        # On a GPU the host would wait for the device.
-        if upload.finite.device.type == "cpu" and not upload.finite.all():
-            self._warn_of_large(upload, limit)
-
-    def _warn_of_large(self, upload: Upload, limit: float) -> None:
-        """Names the tensors whose finite numbers are too large for a sum, once in a run."""
-        for name, largest in too_large(upload, limit).items():
-            if name not in self.warned:
-                log.warning(
-                    "a client's %s reaches %.2g, and sums need less than %.2g", name, largest, limit
-                )
-            self.warned.add(name)
+            upload.finite = upload.finite & sendable(upload, limit_of(self.aggregator))
 
     def _keep(self, upload: Upload, states: Mapping[ClientPart, Own], download: Download) -> None:
         """Writes the clients' new states, of those whose upload is finite."""

@@ -13,18 +13,21 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import UniformSampler
+from gcfed.data.schedule import Schedule, schedule_of
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
-from gcfed.federated.engine.server import Server
+from gcfed.federated.engine.server import LOWER, Server
 from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup
 from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.parts.refusals import validate_parts
-from gcfed.federated.state.store import ClientStores
+from gcfed.federated.state.store import SENT, ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
 
@@ -49,9 +52,13 @@ class FederatedLoop(Callback):
     # by default in a temporary folder, without checkpoints
     stores: ClientStores = field(default_factory=ClientStores)
     faults: Faults = field(default_factory=Faults)
+    clock: Clock = field(default_factory=Clock)
     # takes the simulation in memory; returns another transport
     federation: Callable[[Stacks], Stacks] | None = None
     data: Any = field(default=None, init=False)
+    schedule: Schedule | None = field(default=None, init=False)
+    # whether a client has counted in a round of this run
+    counted: bool = field(default=False, init=False)
     # of the last round in this process
     _row: dict[str, Any] = field(default_factory=dict, init=False)
 
@@ -85,6 +92,7 @@ class FederatedLoop(Callback):
         self.stores = self.transport.stores
         self.sampler.validate(data.num_clients)
         parts = [part for part in callbacks if isinstance(part, Part)]
+        self.schedule = self._make_schedule(data)
         setup = Setup(
             sampler=self.sampler,
             solver=self.solver,
@@ -98,32 +106,65 @@ class FederatedLoop(Callback):
             transport=self.transport,
         )
         self.aggregator.validate(setup)
-        set_traits(module, data, self.solver.stack)
-        self.solver.check(module.lent.traits, data)
-        if self.solver.accumulate > 1 and "statistics" in module.lent.traits.alone:
+        with blamed(module.net, module.task, "before the first round"):
+            set_traits(module, data, self.solver.stack)
+            self._check_traits(module, data)
+            validate_parts(setup)
+        self.data = data
+        self.server = Server(setup, self.schedule, self.seed)
+        module.run = self.run_and_test
+
+    def _check_traits(self, module: FederatedModule, data: Any) -> None:
+        traits = module.lent.traits
+        self.solver.check(traits, data)
+        if self.solver.accumulate > 1 and "statistics" in traits.alone:
             log.warning(
                 "client.accumulate changes the results: the network uses the statistics of a part"
                 " of a batch"
             )
-        validate_parts(setup)
-        self.data = data
-        self.server = Server(setup, self.faults, self.seed)
-        module.run = self.run_and_test
+
+    def _make_schedule(self, data: Any) -> Schedule:
+        """The run's timetable. Raises ValueError if a setting of it cannot work."""
+        schedule = schedule_of(
+            self.sampler,
+            self.faults,
+            self.clock,
+            data.num_clients,
+            self.seed,
+            self.transport.planned,
+            data.sizes,
+        )
+        schedule.validate()
+        if schedule.timed and self.transport.remote:
+            raise ValueError(
+                "participation.clock.step: real sites take the time that they take. Leave it out."
+            )
+        if schedule.late:
+            self.stores.names.add(SENT)
+        return schedule
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.stores.release()
         self.solver.recorders.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stores": self.stores.state_dict()}
+        state: dict[str, Any] = {"stores": self.stores.state_dict(), "counted": self.counted}
+        own = self.schedule.state_dict() if self.schedule else {}
+        if own:
+            state["schedule"] = own
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.stores.load_state_dict(state_dict["stores"])
+        self.counted = state_dict.get("counted", True)  # earlier checkpoints lack it
+        if self.schedule and "schedule" in state_dict:
+            self.schedule.load_state_dict(state_dict["schedule"])
 
     def run_and_test(self, t: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
         row, received = run_round(t, self.server)
+        self.counted = self.counted or received.num_finite > 0
         module = self.server.setup.module
         finished = t + 1
         last = finished >= self.rounds or module.trainer.should_stop
@@ -135,6 +176,8 @@ class FederatedLoop(Callback):
             refuse_changes(part, before, row)
         row = numbers(row)
         row["time/round_s"] = time.perf_counter() - started
+        if module.trainer.is_global_zero:
+            warn(row, received.large_statistics)
         return row
 
     def on_train_batch_end(
@@ -142,8 +185,6 @@ class FederatedLoop(Callback):
     ) -> None:
         """Logs the row, and shows it to those callbacks of Lightning that monitor a column."""
         self._row = outputs
-        if trainer.is_global_zero:
-            _warn(outputs)
         self._log(trainer, outputs)
         if "test/loss" not in outputs:
             return
@@ -197,17 +238,19 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _warn(row: dict[str, Any]) -> None:
+def warn(row: dict[str, Any], large_statistics: int) -> None:
+    """Warns of clients that do not count in a round, and of a step that was undone."""
     lost = row["train/nonfinite_clients"]
     if lost:
-        all_lost = lost == row["train/clients"]
+        advice = f" {LOWER.capitalize()}." if lost > large_statistics else ""
         log.warning(
             "round %d: %d of %d clients sent numbers that are not finite, or too large for a sum;"
-            " %s. Lower client.optimizer.lr or set client.clip_norm.",
+            " %s.%s",
             row["round"],
             lost,
             row["train/clients"],
-            "the model stays as it was" if all_lost else "they are left out",
+            "the model stays as it was" if lost == row["train/clients"] else "they are left out",
+            advice,
         )
     if row["train/refused_steps"]:
         log.warning(

@@ -20,8 +20,8 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     download = server.broadcast(round)
     sums = server.begin(round)
     # K clients at a time, in any order
-    for upload in transport.fit(download, round.cohort, sums.expected):
-        server.receive(upload, sums, round)
+    for upload, answered in server.fit(download, round, sums):
+        server.receive(upload, sums, answered)
         del upload  # nothing holds it while the next clients train
     received = server.reduce(sums, round)
     if received.usable:
@@ -47,7 +47,7 @@ def row_of(
     row["train/refused_steps"] = int(round.overflowed) + int(refused)
     row["train/samples"] = round.samples
     row["train/steps"] = round.steps
-    sent = round.drawn - server.setup.transport.unasked
+    sent = round.turn.asked - server.setup.transport.unasked
     replies = sum(nbytes(tensors) for tensors in round.reply.values())
     row["comm/down_bytes"] = sent * download.nbytes + answered * replies
     row["comm/up_bytes"] = round.up_bytes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,19 @@ import torch
 from torch import Tensor
 
 from gcfed.data.faults import Faults
-from gcfed.federated.parts import Order, ServerPart, upload_shapes
+from gcfed.data.schedule import Schedule
+from gcfed.federated.engine.wire import pack, unpack_download
+from gcfed.federated.parts import ClientPart, Order, ServerPart, upload_shapes
 from gcfed.federated.parts.part import Aggregator, Setup, limit_of
-from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable
-from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable, too_large
+from gcfed.federated.protocol.messages import Download, Expected, Params, Upload, nbytes
 from gcfed.federated.protocol.rounds import Received, Round
+from gcfed.federated.state.store import SENT
 from gcfed.utils.device import on_device
+
+log = logging.getLogger(__name__)
+SCALE = "scale the inputs"
+LOWER = "lower client.optimizer.lr or set client.clip_norm"
 
 
 @dataclass
@@ -30,7 +39,10 @@ class RoundSums:
         parts: the sums of each part (``ServerPart.sums``).
         finite: which clients sent finite numbers only, a bool ``[K]`` on the device per upload.
         losses: the clients' losses, ``[K]`` on the device per upload.
+        places: positions of the clients in the round, ``[K]`` per upload.
         up_bytes, samples, steps: of all uploads.
+        large_statistics: clients that are left out only because of statistics of their inputs, such
+            as a running variance. A GPU does not count them, because it would wait.
     """
 
     expected: Expected
@@ -38,12 +50,15 @@ class RoundSums:
     parts: Mapping[ServerPart, Params]
     finite: list[Tensor]
     losses: list[Tensor]
+    places: list[np.ndarray] = field(default_factory=list)
     up_bytes: int = 0
     samples: int = 0
     steps: int = 0
+    large_statistics: int = 0
 
-    def count(self, upload: Upload) -> None:
+    def count(self, upload: Upload, round: Round) -> None:
         """Adds an upload's losses, bytes, samples and steps."""
+        self.places.append(round.places(upload.clients))
         self.finite.append(upload.finite)
         self.losses.append(upload.loss)
         self.up_bytes += len(upload.clients) * upload.bytes_per_client
@@ -51,13 +66,31 @@ class RoundSums:
         self.steps += int(upload.num_steps.sum())
 
     def counts(self) -> Tensor:
-        """Number of finite losses, their sum, number of finite clients, bytes, samples, steps."""
+        """Number of finite losses, their sum, number of finite clients, bytes, samples, steps,
+        clients with large statistics.
+        """
         finite_K = torch.cat(self.finite)
         loss_K = torch.cat(self.losses)
         both_K = finite_K & loss_K.isfinite()
         of_clients = torch.stack([both_K, loss_K.where(both_K, 0.0), finite_K]).sum(1)
-        of_uploads = np.array([self.up_bytes, self.samples, self.steps], dtype=np.float64)
+        of_uploads = np.array(
+            [self.up_bytes, self.samples, self.steps, self.large_statistics], dtype=np.float64
+        )
         return torch.cat([of_clients, on_device(of_uploads, of_clients.device)])
+
+    def losses_by_place(self, round: Round) -> Tensor:
+        """The losses of this process's clients, float64 ``[cohort]`` in the order of the round.
+
+        Clients of other processes have 0, so that a sum over the processes has all losses. A client
+        whose loss or upload is not finite has 0, too.
+        """
+        finite_K = torch.cat(self.finite)
+        loss_K = torch.cat(self.losses)
+        loss_K = loss_K.where(finite_K & loss_K.isfinite(), 0.0)
+        places_K = np.concatenate([np.zeros(0, np.int64), *self.places])
+        losses = round.zeros(len(round.asked))
+        losses[on_device(places_K, losses.device)] = loss_K.to(losses)
+        return losses
 
 
 @dataclass(frozen=True)
@@ -65,30 +98,27 @@ class Server:
     """Holds the global model and the methods' server parts. It knows no algorithm by name."""
 
     setup: Setup
-    faults: Faults
+    schedule: Schedule
     seed: int
+    advised: set[str] = field(default_factory=set)  # the advice that warnings have given
 
     @cached_property
     def parts(self) -> list[ServerPart]:
         return [part for part in self.setup.parts if isinstance(part, ServerPart)]
 
-    def steps(self, clients: np.ndarray, index: int) -> np.ndarray:
-        """How many local steps these clients do in a round, ``[K]``."""
-        planned = self.setup.transport.planned(clients)
-        return self.faults.steps(planned, clients, index, self.seed)
-
     def draw(self, t: int) -> Round:
-        """Draws the cohort of a round, without the clients that drop out by ``faults``."""
+        """Takes the schedule's next turn: the clients whose uploads this round uses."""
         setup = self.setup
-        drawn = setup.sampler(t, setup.data.num_clients, self.seed)
-        cohort = self.faults.survivors(drawn, self.steps(drawn, t), t, self.seed, setup.cohort)
         model = setup.module.broadcast_state()
+        if self.schedule.download_bytes == 0:  # before the first round
+            self.schedule.download_bytes = self.schedule.upload_bytes = float(nbytes(model))
+        turn = self.schedule.turn(t)
         return Round(
             index=t,
             seed=self.seed,
-            asked=cohort,
-            cohort=cohort,
-            drawn=len(drawn),
+            asked=turn.clients,
+            cohort=turn.clients,
+            turn=turn,
             num_clients=setup.data.num_clients,
             start=dict(model),
             model=model,
@@ -101,6 +131,45 @@ class Server:
         download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
         for part in self.parts:
             part.on_broadcast(download, round)
+        if self.schedule.late:
+            self._keep(download, round)
+        self.schedule.download_bytes = float(download.nbytes)
+        return download
+
+    def _keep(self, download: Download, round: Round) -> None:
+        """Keeps the download for clients that answer it in a later round. Deletes downloads that no
+        client has any more.
+        """
+        held = self.schedule.held
+        stores = self.setup.stores
+        stores.forget(SENT, held.union(round.turn.versions.tolist()))
+        if round.index in held:
+            # Bytes, because parts may edit its tensors in place later.
+            stores.put(SENT, round.index, pack(vars(download)))
+
+    def fit(
+        self, download: Download, round: Round, sums: RoundSums
+    ) -> Iterator[tuple[Upload, Round]]:
+        """Lets each client train from the download that it has. Yields K uploads, and the round
+        with the download that they answer.
+        """
+        transport = self.setup.transport
+        for version, clients in round.turn.groups(round.index):  # one, unless clients are late
+            sent = download
+            if version != round.index:
+                sent = self._kept(version, round)
+            answered = replace(round, sent=sent)
+            for upload in transport.fit(sent, clients, sums.expected, among=round.cohort):
+                yield upload, answered
+                del upload  # nothing holds it while the next clients train
+
+    def _kept(self, version: int, round: Round) -> Download:
+        """The download of an earlier round."""
+        message = self.setup.stores.get(SENT, version)
+        download = unpack_download(message).to(self.setup.module.device)
+        # Tables with a row per client of the round, and measurements, belong to this round.
+        download.cohort = round.cohort
+        download.used = round.index
         return download
 
     def begin(self, round: Round) -> RoundSums:
@@ -112,13 +181,19 @@ class Server:
         notes: dict[str, Params] = {}
         for part in self.parts:
             notes.update(part.notes(round))
+        bits: dict[str, int] = {}
+        packed: dict[str, int] = {}
+        for own in self.setup.parts:
+            if isinstance(own, ClientPart):
+                bits.update(own.quantized(shapes["delta"]))
+                packed.update(own.packed(shapes["delta"]))
         aggregator = self.setup.aggregator
         means: dict[str, Aggregator] = {}
         for name, like in shapes.items():
             if all(t.is_floating_point() for t in like.values()):
                 means[name] = aggregator if name == "delta" else aggregator.beside()
         return RoundSums(
-            expected=Expected(shapes, notes),
+            expected=Expected(shapes, notes, bits, packed),
             means=means,
             parts={part: part.sums(round) for part in self.parts},
             finite=[round.zeros(0).bool()],  # a process may train no client
@@ -135,13 +210,43 @@ class Server:
         refuse_misfit(upload, sums.expected.shapes)
         if self.setup.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
+        # On a GPU the host would wait for the device.
+        if upload.finite.device.type == "cpu" and not upload.finite.all():
+            self._explain(upload, sums)
         # Measurements see the upload first, before methods edit it.
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             self._add_terms(part, part.on_receive(upload, round) or {}, sums.parts[part])
         for name, mean in sums.means.items():
             sent = upload if name == "delta" else replace(upload, delta=upload.extra[name])
             mean.add(sent, round)
-        sums.count(upload)
+        sums.count(upload, round)
+
+    def _explain(self, upload: Upload, sums: RoundSums) -> None:
+        """Names tensors whose numbers are too large for a sum, once in a run. Counts the clients
+        that are left out only because of statistics of their inputs.
+        """
+        limit = limit_of(self.setup.aggregator)
+        places: dict[str, list[str]] = {SCALE: [], LOWER: []}
+        for name, largest in too_large(upload, limit).items():
+            advice = SCALE if self._is_statistic(name) else LOWER
+            places[advice].append(f"{name} (up to {largest:.2g})")
+        for advice, names in places.items():
+            if names and advice not in self.advised:
+                self.advised.add(advice)
+                log.warning(
+                    "clients send too large numbers in %s; a sum takes numbers below %.2g: %s.",
+                    shorten(", ".join(names), 200, placeholder=" …"),
+                    limit,
+                    advice,
+                )
+        steps = {name: t for name, t in upload.delta.items() if not self._is_statistic(name)}
+        fit_K = sendable(replace(upload, delta=steps), limit)
+        sums.large_statistics += int((fit_K & ~upload.finite).sum())
+
+    def _is_statistic(self, name: str) -> bool:
+        """Whether it is a buffer, such as a running variance, which no learning rate scales."""
+        module = self.setup.module
+        return name in module.travels and name not in self.setup.names
 
     def _add_terms(self, part: ServerPart, terms: Params, totals: Params) -> None:
         for name, term in terms.items():
@@ -154,10 +259,19 @@ class Server:
         """Adds up the sums of all processes: first the means, then the counts and the parts'."""
         shapes = sums.expected.shapes
         means = {name: mean.reduce(round, shapes[name]) for name, mean in sums.means.items()}
-        counts, *totals = round.reduce([sums.counts(), *sums_of_parts(sums.parts)])
+        own = [sums.counts(), *sums_of_parts(sums.parts)]
+        if self.schedule.hears_losses:
+            own.append(sums.losses_by_place(round))
+        counts, *totals = round.reduce(own)
+        if self.schedule.hears_losses:
+            losses = totals.pop().tolist()
+            losses_of_clients = dict(zip(round.asked.tolist(), losses, strict=True))
+            self.schedule.learn(losses_of_clients, round.index)
         # The round waits for the device, once.
         numbers = torch.cat([counts, overflowed(means.values())]).tolist()
-        num_losses, loss_sum, num_finite, up_bytes, samples, steps, overflows = numbers
+        num_losses, loss_sum, num_finite, up_bytes, samples, steps, statistics, overflows = numbers
+        if len(round.asked):
+            self.schedule.upload_bytes = up_bytes / len(round.asked)
         stepping = num_finite > 0 or self._steps_without_clients
         received = Received.of(
             round,
@@ -170,11 +284,14 @@ class Server:
             up_bytes=int(up_bytes),
             samples=int(samples),
             steps=int(steps),
+            large_statistics=int(statistics),
             overflowed=overflows > 0,
             usable=stepping and not overflows,
         )
-        # Every process has written its clients' states.
-        self.setup.stores.finish_round(received.cohort, round.index)
+        # Every process has written its clients' states. A client's have the index of its download,
+        # and a server's table that of the round.
+        for version, clients in round.turn.groups(round.index):
+            self.setup.stores.finish_round(clients, {version, round.index})
         return received
 
     @cached_property
@@ -198,16 +315,34 @@ class Server:
         return self.setup.module.step(update, received.model)
 
     def row(self, received: Received) -> dict[str, Any]:
-        """Columns about clients that dropped out or did fewer steps, if this can happen."""
-        transport = self.setup.transport
-        faulty = self.faults != Faults()
-        row = {}
-        if faulty or transport.remote:
-            row["train/dropped_clients"] = received.drawn - len(received.cohort)
+        """Columns about time, and about clients that dropped out or did fewer steps, in runs in
+        which this can happen.
+        """
+        schedule = self.schedule
+        turn = received.turn
+        faulty = schedule.faults != Faults()
+        row: dict[str, Any] = {}
+        if faulty or self.setup.transport.remote:
+            unanswered = len(turn.clients) - len(received.cohort)
+            row["train/dropped_clients"] = turn.lost + unanswered
         if faulty:
-            fewer = self.steps(received.cohort, received.index) < transport.planned(received.cohort)
-            row["train/stragglers"] = int(fewer.sum())
+            row["train/stragglers"] = self._stragglers(received)
+        if schedule.timed:
+            row["clock/seconds"] = turn.seconds
+        if schedule.late:
+            staleness_K = received.index - turn.versions
+            row["late/mean"] = float(staleness_K.mean()) if len(staleness_K) else 0.0
+            row["late/max"] = int(staleness_K.max(initial=0))
         return row
+
+    def _stragglers(self, received: Received) -> int:
+        """Number of clients that answered and did fewer local steps than planned."""
+        stragglers = 0
+        for version, clients in received.turn.groups(received.index):
+            answered = np.intersect1d(clients, received.cohort)
+            planned = self.setup.transport.planned(answered)
+            stragglers += int((self.schedule.steps(answered, version) < planned).sum())
+        return stragglers
 
 
 def sums_of_parts(parts: Mapping[ServerPart, Params]) -> list[Tensor]:

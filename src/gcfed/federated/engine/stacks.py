@@ -60,17 +60,23 @@ class Stacks:
         return self.program.solver.num_steps(self.program.data.sizes(clients))
 
     def fit(
-        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+        self,
+        download: Download,
+        clients: np.ndarray,
+        expected: Expected | None = None,
+        among: np.ndarray | None = None,
     ) -> Iterator[Upload]:
         """Trains those of the clients that this process has, and yields their uploads, K at a time.
 
         Args:
             expected: the tensors of an upload. A transport to sites refuses other ones.
+            among: all clients of the round, if ``clients`` are a part of them. The processes share
+                the work of all.
         """
         layout = self.layout
         self.program.receive(download)
         layout.begin_round()
-        for ids in self.share(download, clients):
+        for ids in self.share(download, clients, among):
             with layout.stack():
                 trained = [self.program.train(download, ids, layout.in_turn)]
                 with layout.in_turn():
@@ -106,11 +112,17 @@ class Stacks:
         """Sends the server's reply to the clients of the round."""
         self.program.reply(reply)
 
-    def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
-        """The ids of the clients of each stack that this process trains."""
+    def share(
+        self, download: Download, clients: np.ndarray, among: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """The ids of the clients of each stack that this process trains; ``among`` as in
+        :meth:`fit`.
+        """
         faults = self.program.faults
-        work = faults.steps(self.planned(clients), clients, download.round, download.seed)
-        mine = assign(clients, work, *rank_and_world())
+        everyone = clients if among is None else among
+        work = faults.steps(self.planned(everyone), everyone, download.round, download.seed)
+        mine = assign(everyone, work, *rank_and_world())
+        mine = mine[np.isin(mine, clients)]
         size = self.layout.k
         return [mine[first : first + size] for first in range(0, len(mine), size)]
 

@@ -23,14 +23,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gcfed.federated.engine.stacks import Stacks
-from gcfed.federated.protocol.messages import (
-    Download,
-    Expected,
-    Levels,
-    MessageError,
-    Params,
-    Upload,
-)
+from gcfed.federated.engine.uploads import read_upload, upload_content
+from gcfed.federated.protocol.messages import Download, Expected, MessageError, Params, Upload
 from gcfed.models.facts import first_weight
 
 TENSOR = "tensor|"  # the key of a dict that stands for a tensor; no tensor or part has this name
@@ -67,9 +61,11 @@ class ClientEnd:
             self.module.device, first_weight(self.module.net).dtype, self.module.memory_format
         )
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[dict[str, Any]]:
+    def fit(
+        self, download: Download, clients: np.ndarray, among: np.ndarray | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Trains these clients. Yields their uploads, as contents of a message."""
-        for upload in self.stacks.fit(download.to(self.module.device), clients):
+        for upload in self.stacks.fit(download.to(self.module.device), clients, among=among):
             yield upload_content(upload.to(torch.device("cpu")))
 
     def reply(self, message: bytes) -> None:
@@ -105,13 +101,16 @@ class Wire(Stacks):
             part.stores = self.stores
 
     def fit(
-        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+        self,
+        download: Download,
+        clients: np.ndarray,
+        expected: Expected | None = None,
+        among: np.ndarray | None = None,
     ) -> Iterator[Upload]:
         assert expected is not None
-        for content in self.end.fit(unpack_download(pack(vars(download))), clients):
-            yield read_upload(unpack(pack(content)), expected.shapes["delta"]).to(
-                self.program.module.device
-            )
+        for content in self.end.fit(unpack_download(pack(vars(download))), clients, among):
+            upload = read_upload(unpack(pack(content)), expected)
+            yield upload.to(self.program.module.device)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         self.end.reply(pack(reply))
@@ -161,42 +160,3 @@ def unpack_download(message: bytes) -> Download:
     """The download of the message ``pack(vars(download))``."""
     content = unpack(message)
     return Download(**content | {"cohort": np.array(content["cohort"], dtype=np.int64)})
-
-
-def upload_content(upload: Upload) -> dict[str, Any]:
-    """An upload for :func:`pack`, with its quantized entries of Δ as bits."""
-    bits = {name: to_bits(upload.delta[name], levels) for name, levels in upload.levels.items()}
-    return vars(upload) | {"delta": upload.delta | bits}
-
-
-def read_upload(content: Mapping[str, Any], like: Params) -> Upload:
-    """The upload with this content; ``like`` has tensors shaped like one client's Δ."""
-    levels = {name: Levels(*own) for name, own in content["levels"].items()}
-    delta = {
-        name: from_bits(content["delta"][name], own, like[name]) for name, own in levels.items()
-    }
-    lists = ("clients", "num_samples", "num_steps", "num_seen")
-    arrays = {name: np.array(content[name], dtype=np.int64) for name in lists}
-    return Upload(**{**content, **arrays, "delta": content["delta"] | delta, "levels": levels})
-
-
-def to_bits(values_K: Tensor, levels: Levels) -> Tensor:
-    """Quantized values ``[K, *shape]`` as uint8 ``[K, ⌈d·bits/8⌉]``, where d is the number of
-    entries of one client.
-    """
-    flat = values_K.reshape(len(values_K), -1).double()
-    level = (flat / levels.unit.to(flat).unsqueeze(1)).nan_to_num(0.0).round().to(torch.int64)
-    shifted = (level + 2 ** (levels.bits - 1) - 1).cpu().numpy()
-    ones = (shifted[..., None] >> np.arange(levels.bits)) & 1
-    return torch.from_numpy(np.packbits(ones.astype(np.uint8).reshape(len(flat), -1), axis=1))
-
-
-def from_bits(sent: Tensor, levels: Levels, like: Tensor) -> Tensor:
-    """The inverse of :func:`to_bits`, in the shape and type of one client's tensor."""
-    bits = levels.bits
-    ones = np.unpackbits(sent.numpy(), axis=1, count=like.numel() * bits).reshape(
-        len(sent), -1, bits
-    )
-    level = (ones.astype(np.int64) << np.arange(bits)).sum(-1) - (2 ** (bits - 1) - 1)
-    values = torch.from_numpy(level).to(like.dtype) * levels.unit.to(like.dtype).unsqueeze(1)
-    return torch.stack([torch.empty_like(like).copy_(row.view(like.shape)) for row in values])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gcfed.federated.network.tap import Slot, dense_buffers, slots
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.snapshot import Snapshot
+from gcfed.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,21 @@ class Traits:
 
 
 class Lent:
-    """A network that is lent to clients."""
+    """A network that is lent to clients.
 
-    def __init__(self, net: nn.Module, traits: Traits | None = None) -> None:
+    Args:
+        task: the user's task, which may keep something from one call to the next, too.
+    """
+
+    def __init__(
+        self, net: nn.Module, traits: Traits | None = None, task: Task | None = None
+    ) -> None:
         self.net = net
+        self.task = task
         self.traits = traits or Traits()
         self._rows: Params = {}  # the client's tensors
         self._shared: dict[str, _Shared] = {}  # the tensors that all clients share, by name
-        self._first = Snapshot(net, attributes_only=True) if self.traits.keeps else None
+        self._first: Snapshot | None = None  # before the first client
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[Slot] = []
         self.end()
@@ -81,9 +89,14 @@ class Lent:
         self._slots = slots(self.net)
 
     def begin_anew(self) -> None:
-        """Gives the attributes their first values, if the network keeps something in them."""
-        if self._first is not None:
-            self._first.restore()
+        """Gives the attributes of a network and of a task their first values, if one of them keeps
+        something from one call to the next.
+        """
+        if not self.traits.keeps:
+            return
+        if self._first is None:  # on the device that trains
+            self._first = Snapshot(self.net, self.task, attributes_only=True)
+        self._first.restore()
 
     def present(self) -> Params:
         """The client's present tensors, by name. A forward pass may have put new ones in place."""

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.lent import (
     Lent,
     Traits,
@@ -23,7 +24,7 @@ from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
-from gcfed.models.unchanged import evaluating, hand_copies, unedited
+from gcfed.models.unchanged import evaluating, hand_copies, unchanged, unedited
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.autocast import outside_autocast
@@ -92,7 +93,7 @@ class FederatedModule(LightningModule):
             make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
         if traits.edits_input and hand_copies not in self.net._forward_pre_hooks.values():
             self.net.register_forward_pre_hook(hand_copies)
-        self.lent = Lent(self.net, traits)
+        self.lent = Lent(self.net, traits, self.task)
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
@@ -153,8 +154,10 @@ class FederatedModule(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
         """One round; returns its row of metrics."""
-        with outside_autocast():  # on again in local training and tests
-            return self.run(self.trainer.global_step)
+        t = self.trainer.global_step
+        # autocast is on again in local training and tests
+        with blamed(self.net, self.task, f"in round {t + 1}"), outside_autocast():
+            return self.run(t)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
         """Tests the global model on the test split, and on the validation split if there is one,
@@ -170,7 +173,8 @@ class FederatedModule(LightningModule):
         self.sums = {}
         if self.trainer.datamodule.num_clients > 1:  # type: ignore[attr-defined]
             self.lent.begin_anew()
-        with torch.no_grad(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
+        precision = self.trainer.precision_plugin.forward_context()
+        with torch.no_grad(), evaluating(self.net), self._keeping_task(), precision:
             loaders = self.trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
             for index, loader in enumerate(loaders):
                 for batch in loader:
@@ -179,6 +183,10 @@ class FederatedModule(LightningModule):
                         for watch in watchers:
                             watch(outputs, y)
         return self.scores()
+
+    def _keeping_task(self) -> AbstractContextManager[object]:
+        """After the block, a task that keeps something from one call to the next is as before."""
+        return unchanged(self.task) if self.lent.traits.keeps else nullcontext()
 
     def scores(self) -> dict[str, float]:
         """The means of the present test over all processes, by column, with the task's roots and

@@ -71,6 +71,8 @@ class Passes:
         self.unregistered = set[int]()
         self.replaced = set[str]()
         self.draws = set[str]()
+        self._first_task = Snapshot(task)
+        self._task_is_checked = False
 
     def first(self) -> Pass:
         """The first pass, forward and backward.
@@ -128,13 +130,14 @@ class Passes:
         try:
             with torch.set_grad_enabled(y is not None):
                 out = self._call(seen, training)
+                returned = out.detach().clone()  # a loss may edit it
                 if y is not None:
                     self._backward(out, x, y, num_real)
             self._note(seen, x, generators)
             tensors = self.lent.present()
             expected = self.before | begun
             return Pass(
-                out=out.detach().clone(),
+                out=returned,
                 grads=grads_of([self.lent.tensors[name] for name in self.trained]),
                 tensors=tensors,
                 changed=[name for name, t in tensors.items() if not _are_equal(t, expected[name])],
@@ -158,10 +161,18 @@ class Passes:
                 f"{self.name} returns a {type(out).__name__} in {mode} mode: its forward must"
                 " return one tensor, the logits."
             )
+        if out.dim() < 2 or len(out) != len(x):
+            raise ValueError(
+                f"{self.name} returns the shape {[*out.shape]} for {len(x)} samples in {mode} mode:"
+                " its first axis must be that of the samples, its last one that of the logits."
+            )
         return out
 
     def _backward(self, out: Tensor, x: Tensor, y: Tensor, num_real: int | None) -> None:
-        self._check_task(out.detach(), y)
+        if not self._task_is_checked:  # once, because it may draw random numbers
+            with torch.random.fork_rng(devices=()):
+                self._check_task(out.detach(), y)
+            self._task_is_checked = True
         count = len(x) if num_real is None else num_real
         loss = self.loss(out.unsqueeze(0), x, y.unsqueeze(0), [count])
         if loss.isnan() and x.isfinite().all():
@@ -169,16 +180,34 @@ class Passes:
                 f"{self.name} fails on {len(x)} samples in training mode: its loss is not a number"
                 " before anything is trained."
             )
+        if not loss.requires_grad:
+            raise self._no_gradient(out)
         loss.backward()
         own = {id(t) for t in self.lent.tensors.values()}
         self.unregistered = (leaves(loss) & self.fresh.ids) - own
 
+    def _no_gradient(self, out: Tensor) -> ValueError:
+        if out.requires_grad:
+            return ValueError(
+                f"task={type(self.task).__name__}: its loss has no gradient: do not detach it, and"
+                " compute it with torch's functions."
+            )
+        return ValueError(
+            f"{self.name} returns outputs without gradients: forward must not detach them, and must"
+            " use the parameters."
+        )
+
     def loss(self, out_KB: Tensor, x: Tensor, y_KB: Tensor, counts: Sequence[int]) -> Tensor:
-        """The sum of K clients' mean losses, as in training.
+        """The sum of K clients' mean losses, as in training, of a new task.
 
         Args:
             counts: how many samples of each client are real. Its other rows are padding.
         """
+        self._first_task.restore()
+        return self.next_loss(out_KB, x, y_KB, counts)
+
+    def next_loss(self, out_KB: Tensor, x: Tensor, y_KB: Tensor, counts: Sequence[int]) -> Tensor:
+        """The same, of the task as earlier calls have left it."""
         counts_K = torch.tensor(counts, dtype=torch.float32, device=x.device)
         batch = Batch.of(x, y_KB, counts_K, even=min(counts) == y_KB.shape[1])
         try:

@@ -85,7 +85,7 @@ def probe(
     """
     if others_B is None:
         others_B = x_B.flip(0)
-    with unchanged(net) as fresh, warnings.catch_warnings():
+    with unchanged(net, task) as fresh, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _Probe(Passes(net, fresh, x_B, y_B, others_B, task)).traits(stack)
 
@@ -121,9 +121,10 @@ class _Probe:
         functional = ""
         alone = cannot_stack(self.net)
         is_own_task = not type(passes.task).__module__.startswith("gcfed.")
+        state = self.state_in_task(first) if is_own_task else ""
         if is_own_task or not shows_all_at_once(self.net, stack):
             functional, why = self.look_closer(first, moved)
-            alone = alone or why
+            alone = alone or state or why
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
         return Traits(
@@ -299,6 +300,35 @@ class _Probe:
         )
         return "" if same else "state in plain attributes"
 
+    def state_in_task(self, first: Pass) -> str:
+        """Computes the loss of a batch again, after that of another one. Warns if it differs."""
+        passes = self.passes
+        passes.begin_anew()
+        value = self.loss_of(first.out)
+        self.loss_of(first.out.flip(0) * 1.1)
+        if _close(self.loss_of(first.out), value):
+            return ""
+        passes.begin_anew()
+        name = f"task={type(passes.task).__name__}"
+        what = "clients and tests share it, in the order in which they come"
+        if _close(self.loss_of(first.out), value):
+            self.keeps = True
+            what = "each of several clients begins each round with its first value"
+        log.warning(
+            "%s keeps something from one call to the next: %s, and no checkpoint has it.",
+            name,
+            what,
+        )
+        return f"state in its {name}"
+
+    def loss_of(self, out: Tensor) -> Tensor:
+        """The loss of outputs ``[B, …]``, always with the same random numbers."""
+        passes = self.passes
+        seed_generators(out.device, 0)
+        y = passes.y
+        out = out.clone().unsqueeze(0)
+        return passes.next_loss(out, passes.x, y.unsqueeze(0), [len(y)]).detach()
+
     def changed_attributes(self, ignore_features: bool) -> list[str]:
         """Names of attributes that passes have changed.
 
@@ -407,11 +437,12 @@ class _Probe:
                     for name, t in state.items()
                 }
                 out_KB = outputs(leaves)
+                returned = out_KB.detach().clone()  # a loss may edit it
                 loss(out_KB).backward()
         except Exception as error:
             cause = error.__cause__ or error
             return f"{type(cause).__name__}: {reason(cause)}"
-        found = [out_KB.detach(), *grads_of([leaves[name] for name in passes.trained])]
+        found = [returned, *grads_of([leaves[name] for name in passes.trained])]
         return "" if _all_close(found, expected) else "other outputs or gradients"
 
     def constants(self, moved: Sequence[str]) -> set[str]:

@@ -7,7 +7,7 @@ rounds, stacks, and what clients keep.
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Output
 from gcfed.federated.parts.client import ClientPart, Prepared
-from gcfed.federated.parts.method import Method, parts_of, upload_shapes
+from gcfed.federated.parts.method import Method, parts_of, result_of, upload_shapes
 from gcfed.federated.parts.part import FACTS, Aggregator, Need, Order, Part, Setup, Transport
 from gcfed.federated.parts.server import ServerPart
 from gcfed.federated.protocol.messages import Download, Params, Upload
@@ -41,5 +41,6 @@ __all__ = [
     "Upload",
     "like_trained",
     "parts_of",
+    "result_of",
     "upload_shapes",
 ]

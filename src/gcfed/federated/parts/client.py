@@ -104,6 +104,22 @@ class ClientPart(Part):
         ``upload.send``.
         """
 
+    def quantized(self, delta: Params) -> dict[str, int]:
+        """The entries of Δ that ``send`` puts into ``upload.levels``: name → bits per number.
+
+        Args:
+            delta: tensors like those of one client's Δ, name → ``[*shape]``.
+        """
+        return {}
+
+    def packed(self, delta: Params) -> dict[str, int]:
+        """The entries of Δ that ``send`` puts into ``upload.packed``: name → bytes of one client.
+
+        Args:
+            delta: tensors like those of one client's Δ, name → ``[*shape]``.
+        """
+        return {}
+
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
         """Called after the uploads. Returns the clients' new states by the names in ``keeps``:
         ``own.add(…)``, or new tensors ``[K, *shape]``, which the engine stores if the upload is

@@ -34,6 +34,21 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     )
 
 
+def result_of(parts: Iterable[Part]) -> str:
+    """The column that these parts declare as their result; "" for the test of the global model.
+
+    Raises ValueError if two methods declare different columns.
+    """
+    declared = {part.result: part.title for part in parts if part.result}
+    if len(declared) > 1:
+        texts = [f"{title} by {column}" for column, title in declared.items()]
+        raise ValueError(
+            f"A run has one result, and its methods are judged by different columns:"
+            f" {', '.join(texts)}. Leave one of them out."
+        )
+    return next(iter(declared), "")
+
+
 def upload_shapes(parts: Iterable[ServerPart], round: Round) -> dict[str, Params]:
     """What a client sends in this round: ``"delta"`` and each name of ``Upload.send`` → tensors
     shaped like its own.

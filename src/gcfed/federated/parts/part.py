@@ -57,6 +57,12 @@ FACTS = {
         "its step must not show whether a client answered, so it also happens if none did"
     ),
     "rehearses": "it asks the transport what clients would send",
+    "one round's messages": (
+        "the server understands only answers to its present download, so no client may be late"
+    ),
+    "one rate": (
+        "it divides by the learning rate of the round, and a late client has had an earlier one"
+    ),
     "long updates": (
         "its updates may have entries of 2¹¹ and more, for which the mean needs a wider grid"
     ),
@@ -80,6 +86,8 @@ class Part(Callback):
         keeps: what each client keeps between rounds, by a name that no other part uses. A server
             part keeps a table.
         method: the name of its method; empty for a part that is a method by itself.
+        result: the column of ``metrics.csv`` by which the method is judged, such as
+            ``personal/local_acc``; empty for the test of the global model.
         trained_names: the parameters that are trained, in order; known in ``validate``.
     """
 
@@ -88,6 +96,7 @@ class Part(Callback):
     needs: Sequence[Need] = ()
     keeps: Mapping[str, Kept] = {}
     method = ""
+    result = ""
     trained_names: list[str]
     stores: ClientStores
 
@@ -152,7 +161,7 @@ def limit_of(aggregator: Any) -> float:
 class Transport(Protocol):
     """Carries messages between the server and the clients. A simulation trains them in memory.
 
-    ``fit`` trains the clients of a round and yields their uploads, K at a time. ``rehearse`` yields
+    ``fit`` trains clients of a round and yields their uploads, K at a time. ``rehearse`` yields
     what clients would send; they keep nothing. ``reply`` sends the server's reply to the clients of
     the round. ``planned`` says how many local steps are asked of each client.
 
@@ -176,7 +185,11 @@ class Transport(Protocol):
     def start(self) -> None: ...
     def planned(self, clients: np.ndarray) -> np.ndarray: ...
     def fit(
-        self, download: Download, clients: np.ndarray, expected: Expected | None = None
+        self,
+        download: Download,
+        clients: np.ndarray,
+        expected: Expected | None = None,
+        among: np.ndarray | None = None,
     ) -> Iterator[Upload]: ...
     def rehearse(
         self,

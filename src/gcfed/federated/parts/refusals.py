@@ -10,6 +10,7 @@ from functools import cache
 
 from lightning.pytorch import Callback
 
+from gcfed.data.sampling import Buffered
 from gcfed.federated.parts import FACTS, ClientPart, Order, Part, ServerPart, Setup
 
 # hooks of one side only
@@ -127,7 +128,34 @@ def validate_parts(setup: Setup) -> None:
     _check_states(setup.parts)
     _check_facts(setup.parts)
     _check_movers(setup.parts)
+    if isinstance(setup.sampler, Buffered):
+        _refuse_late_clients(setup)
     for part in setup.parts:
         _check_part(part, setup)
         check_hooks(type(part), part.title)  # type: ignore[arg-type]
         part.meet(setup)
+
+
+def _refuse_late_clients(setup: Setup) -> None:
+    """Raises ValueError for parts that cannot use the answers of late clients."""
+    if setup.transport.remote:
+        raise ValueError("participation=buffered is simulated: set federation=none.")
+    if setup.cohort < setup.sampler.per_round:
+        raise ValueError(
+            "participation.faults.extra does not combine with participation=buffered: raise"
+            " participation.sampler.concurrency instead."
+        )
+    rate_decays = setup.solver.lr(0) != setup.solver.lr(1)
+    one_round = {"one round's messages", "sees the cohort", "rehearses"}
+    for part in setup.parts:
+        hears = isinstance(part, ClientPart) and part.overrides("hear")
+        if hears or one_round & part.facts:
+            raise ValueError(
+                f"{part.title} does not combine with participation=buffered: its messages belong to"
+                " one round, and clients are late."
+            )
+        if "one rate" in part.facts and rate_decays:
+            raise ValueError(
+                f"{part.title} does not combine with participation=buffered and client.lr_decay:"
+                " late clients have an earlier rate."
+            )

@@ -68,14 +68,13 @@ def sendable(upload: Upload, limit: float) -> Tensor:
 
 
 def too_large(upload: Upload, limit: float) -> dict[str, float]:
-    """The tensors in which a client sent finite numbers of ``limit`` or more, and their largest."""
+    """The tensors in which a client sends numbers of ``limit`` or more, and the largest of each."""
     found = {}
     for tensors in (upload.delta, *upload.extra.values()):
         for name, t in tensors.items():
-            if t.dtype is torch.float64 or not t.numel():
+            if t.dtype is torch.float64 or not t.is_floating_point() or not t.numel():
                 continue
-            size = t.abs()
-            largest = float(size.where(size.isfinite(), 0).max())
+            largest = float(t.abs().nan_to_num(nan=0.0, posinf=inf).max())
             if largest >= limit:
                 found[name] = largest
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -52,6 +53,8 @@ class Download(Message):
         extra: what methods send in addition to the model, by name: name → ``[*shape]``.
         packed: size in bytes of entries of ``model`` and ``extra`` that are sent in fewer bytes
             than tensors have.
+        used: index of the round that uses the answers of late clients, for measurements. None: that
+            of the download.
     """
 
     round: int
@@ -61,6 +64,7 @@ class Download(Message):
     cohort: np.ndarray
     extra: dict[str, Params] = field(default_factory=dict)
     packed: dict[str, int] = field(default_factory=dict)
+    used: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -161,7 +165,12 @@ class Expected(NamedTuple):
     Attributes:
         shapes: ``"delta"`` and each name of ``Upload.extra`` → tensors like those of one client.
         notes: name of a note → tensors like those of the note.
+        bits: name of each quantized entry of Δ → bits per number (``Upload.levels``).
+        packed: name of each entry of Δ that is sent in fewer bytes than tensors have → bytes of one
+            client (``Upload.packed``).
     """
 
     shapes: Mapping[str, Params]
     notes: Mapping[str, Params]
+    bits: Mapping[str, int] = MappingProxyType({})
+    packed: Mapping[str, int] = MappingProxyType({})

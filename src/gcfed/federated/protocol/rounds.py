@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gcfed.data.schedule import NOBODY, Turn
 from gcfed.federated.parallel.sums import Reduce, sum_over_processes
-from gcfed.federated.protocol.messages import Params
+from gcfed.federated.protocol.messages import Download, Params
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +38,9 @@ class Round:
             ``on_receive``.
         server: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
-        drawn: number of drawn clients, including those that ``participation.faults`` removes from
-            the cohort.
+        turn: who was asked, and which version of the model each client of ``asked`` had.
+        sent: in ``on_receive``, the download that these clients had. It is an older one than the
+            round's if they are late.
     """
 
     index: int
@@ -50,7 +52,8 @@ class Round:
     model: Params = field(default_factory=dict)
     reduce: Reduce = sum_over_processes
     server: Optimizer | None = None
-    drawn: int = 0
+    turn: Turn = NOBODY
+    sent: Download | None = None
     cohort: np.ndarray = field(kw_only=True)
 
     def places(self, clients: np.ndarray) -> np.ndarray:
@@ -78,6 +81,8 @@ class Received(Round):
         num_finite: number of clients that count: those that sent finite numbers only.
         loss: mean of the finite training losses, over the clients that count.
         up_bytes, samples, steps: of all uploads.
+        large_statistics: clients that do not count only because of statistics of their inputs, such
+            as a running variance; always 0 on a GPU.
         overflowed: whether the aggregate of finite uploads is not finite.
         usable: whether the server steps along the update: it is finite, and comes from at least one
             client, which a part with the fact "steps without clients" does not require.
@@ -92,6 +97,7 @@ class Received(Round):
     up_bytes: int = 0
     samples: int = 0
     steps: int = 0
+    large_statistics: int = 0
     overflowed: bool = False
     usable: bool = False
 

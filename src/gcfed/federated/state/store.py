@@ -12,7 +12,7 @@ disk. A state has up to two versions: the present one, and that of the last chec
 import os
 import secrets
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,12 +25,15 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
 from gcfed.federated.network.rows import broadcast_like
+from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.protocol.messages import Params
 from gcfed.utils.checked import checked
 from gcfed.utils.device import free_memory
 from gcfed.utils.files import replacing
 
 NONE = -1  # the version of a client that has no state
+# The name of the downloads that late clients still have. A round's index is in a client's place.
+SENT = "sent"
 Key = tuple[str, int]  # the name of a state, and its client
 
 
@@ -138,11 +141,36 @@ class ClientStores:
                 self._save(key, round, vector)
             self._mark_written(key, round)
 
-    def finish_round(self, cohort: np.ndarray, round: int) -> None:
-        """Notes on every process the states that others have written in this round."""
-        for key in (key for name in self.names for key in self._keys(name, cohort)):
-            if self.path(key, round).is_file():
-                self._mark_written(key, round)
+    def finish_round(self, cohort: np.ndarray, rounds: Set[int]) -> None:
+        """Notes on every process the states that others have written in these rounds."""
+        for name in self.names - {SENT}:
+            for key in self._keys(name, cohort):
+                for round in sorted(rounds):
+                    if self.path(key, round).is_file():
+                        self._mark_written(key, round)
+
+    # ------------------------------------------------------------------------------------- messages
+    def put(self, name: str, index: int, message: bytes) -> None:
+        """Keeps a message, which is the same on every process, until it is forgotten."""
+        if rank_and_world()[0] == 0:
+            content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+            self._save((name, index), index, content)
+        self._version[name, index] = index
+
+    def get(self, name: str, index: int) -> bytes:
+        """A message. Raises ValueError if its file is lost or damaged."""
+        return self._load((name, index)).tobytes()
+
+    def forget(self, name: str, held: Set[int]) -> None:
+        """Deletes the messages that are not ``held``. Those of the last checkpoint stay until there
+        is a newer one.
+        """
+        for key in list(self._version):
+            if key[0] != name or key[1] in held:
+                continue
+            version = self._version.pop(key)
+            if self._last.get(key) != version:
+                self.path(key, version).unlink(missing_ok=True)
 
     def _mark_written(self, key: Key, round: int) -> None:
         before = self._version.get(key, round)
@@ -278,8 +306,9 @@ class ClientStores:
         return zlib.crc32(content.data, of_name).to_bytes(4, "little")
 
     def _lost(self, key: Key, how: str) -> ValueError:
+        what = "what a late client was sent" if key[0] == SENT else "a client's state"
         return ValueError(
-            f"{self.path(key, self._version[key])} is {how}: the run needs this state of a client."
+            f"{self.path(key, self._version[key])} is {how}: it is {what}, which the run needs."
             " Restore the file, or start anew without ckpt_path. (Each run has its own folder below"
             " client_store.folder.)"
         )

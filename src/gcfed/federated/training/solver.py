@@ -197,7 +197,7 @@ class LocalSolver:
 
     def num_steps(self, sizes: np.ndarray) -> np.ndarray:
         """Numbers of samples of clients, ``[K]`` → their numbers of local steps, ``[K]``."""
-        steps = [self.steps or self.epochs * len(self._pass(size)) for size in sizes.tolist()]
+        steps = [self.steps or self.epochs * self.num_batches(size) for size in sizes.tolist()]
         return np.array(steps, dtype=np.int64)
 
     def plan(
@@ -251,6 +251,15 @@ class LocalSolver:
         passes[:, :used] = orders[:, :used]
         batches = passes.reshape(-1, width)
         return batches[:num_steps], np.tile(sizes, num_passes)[:num_steps]
+
+    def num_batches(self, size: int) -> int:
+        """The number of mini-batches in a pass over ``size`` samples.
+
+        Without their list, because a site says how many samples it has.
+        """
+        whole, rest = divmod(size, self.batch_size)
+        dropped = self.last_batch == "drop" and whole > 0
+        return whole + (rest > 0 and not dropped)
 
     def _pass(self, size: int) -> list[int]:
         """The sizes of the mini-batches in a pass over ``size`` samples."""

@@ -66,13 +66,15 @@ class LocalDrift(ClientPart):
     keeps = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k
 
     def __init__(self, alpha: float, takes_out: bool) -> None:
-        self.alpha, self.takes_out = alpha, takes_out
+        self.alpha = alpha
+        self.takes_out = takes_out
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient,
         ``[K, *shape]``.
         """
-        drift, control = own["feddc_drift"], own["feddc_control"]
+        drift = own["feddc_drift"]
+        control = own["feddc_control"]
         mean = download.extra["feddc"].items()
         return {
             n: (drift[n] - download.model[n]).mul_(self.alpha).add_(c).sub_(control[n])

@@ -77,7 +77,8 @@ class UpdateSum(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         mean = {name: update[name] for name in self.trained_names}
-        total, n = self.server_state("u", mean), round.num_finite
+        total = self.server_state("u", mean)
+        n = round.num_finite
         share = n / round.num_clients if self.by_clients else 1 / n
         torch._foreach_add_(list(total.values()), list(mean.values()), alpha=share)
         torch._foreach_add_(list(mean.values()), list(total.values()))

@@ -90,11 +90,13 @@ class ClientConstraint(ClientPart):
     reach the margin.
     """
 
-    facts = {"corrects drift", "edits the mean", "long updates"}
+    facts = {"corrects drift", "edits the mean", "long updates", "one rate"}
     needs = [local_sgd("it computes a pseudo-gradient from w_k − w", momentum=True)]
 
     def __init__(self, margin: float, layerwise: str, cgc: bool) -> None:
-        self.margin, self.layerwise, self.cgc = margin, layerwise, cgc
+        self.margin = margin
+        self.layerwise = layerwise
+        self.cgc = cgc
 
     def validate(self, setup: Setup) -> None:
         self.lr = setup.solver.lr
@@ -120,7 +122,9 @@ class ClientConstraint(ClientPart):
 
 class ServerConstraint(ServerPart):
     def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
-        self.margin, self.cgc, self.sgc = margin, cgc, sgc
+        self.margin = margin
+        self.cgc = cgc
+        self.sgc = sgc
 
     def validate(self, setup: Setup) -> None:
         if self.sgc:
@@ -155,18 +159,27 @@ class ServerConstraint(ServerPart):
             for name in self.trained_names:  # in place: a copy would double the memory of the round
                 upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
             self._uploads.append(upload)
-        return upload.notes["fedgc"] if self.cgc else None
+        if not self.cgc:
+            return None
+        note = upload.notes["fedgc"]
+        if self.may_miss:  # a site may send any numbers
+            most = len(upload.clients) * len(self.trained_names)
+            return {"projected": note["projected"].clamp(0, most)}
+        return note
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         if not self.sgc:
             return
         mean = {name: update[name] for name in self.trained_names}
         table = products(self._uploads, mean, round).cpu().numpy()  # SGC's one synchronisation
-        gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
+        gram = table[:, :-2]
+        inner = table[:, -2]
+        here = table[:, -1] > 0
         solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)
         weights = np.zeros(len(here))
         weights[here] = 0.0 if solution is None else solution
-        self._active, self._failed = int((weights > 0).sum()), int(solution is None)
+        self._active = int((weights > 0).sum())
+        self._failed = int(solution is None)
         # Also for zeros, so that no process waits for another whose multipliers are zero by
         # rounding.
         add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
@@ -219,8 +232,10 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     """
     if (inner >= margin).all():
         return np.zeros(len(inner))
-    norms = np.sqrt(np.where((squares := gram.diagonal()) > 0, squares, 1.0))
-    cosines, lacking = gram / np.outer(norms, norms), (margin - inner) / norms
+    squares = gram.diagonal()
+    norms = np.sqrt(np.where(squares > 0, squares, 1.0))
+    cosines = gram / np.outer(norms, norms)
+    lacking = (margin - inner) / norms
     identity = np.eye(len(inner))
     try:
         scaled, *_, zeros = quadprog.solve_qp(
@@ -245,7 +260,8 @@ def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tens
     ``uploads`` are those of this process, with zeros for clients that are not finite; ``update`` is
     Δ.
     """
-    size, like = len(round.asked), next(iter(update.values()))
+    size = len(round.asked)
+    like = next(iter(update.values()))
     rows = [on_device(round.places(upload.clients), like.device) for upload in uploads]
     table = torch.zeros(size, size + 2, dtype=torch.float64, device=like.device)
     for rows_K, upload in zip(rows, uploads, strict=True):

@@ -45,13 +45,17 @@ class AdamSteps(MomentumSteps):
     message = "fedadamw"
 
     def __init__(self, alpha: float, beta1: float, beta2: float, eps: float) -> None:
-        self.alpha, self.beta1, self.beta2, self.eps = alpha, beta1, beta2, eps
+        self.alpha = alpha
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.eps = eps
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """m and v, ``[K, *shape]``, k and t, ``[K]``, all edited by the steps, and
         Δ, ``[*shape]``.
         """
-        means, n = download.extra["fedadamw"], len(stack)
+        means = download.extra["fedadamw"]
+        n = len(stack)
         found = {"k": means["t"].new_zeros(n), "t": means["t"].repeat(n)}
         for name, direction in download.extra["fedcm"].items():
             zeros = direction.new_zeros(n, *direction.shape)
@@ -67,7 +71,8 @@ class AdamSteps(MomentumSteps):
         torch._foreach_lerp_(m, grads, 1 - self.beta1)
         torch._foreach_mul_(v, self.beta2)
         torch._foreach_addcmul_(v, grads, grads, value=1 - self.beta2)
-        first, second = 1 / (1 - self.beta1**k), (1 - self.beta2**t).rsqrt()
+        first = 1 / (1 - self.beta1**k)
+        second = (1 - self.beta2**t).rsqrt()
         for g, m_n, v_n in zip(grads, m, v, strict=True):
             g.copy_(m_n * per_client(first, g) / (v_n.sqrt() * per_client(second, g) + self.eps))
         torch._foreach_add_(grads, direction, alpha=self.alpha)

@@ -56,7 +56,7 @@ class ClientMomentum(ClientPart):
 
 
 class MeanStep(ServerPart):
-    facts = {"edits the mean"}
+    facts = {"edits the mean", "one rate"}
     needs = [
         mean_aggregator(
             "with other weights Δ is not the mean of local steps and can grow", uniform=True

@@ -52,11 +52,13 @@ class MomentumSteps(ClientPart):
     message = "fedmuon"
 
     def __init__(self, momentum: float, alpha: float) -> None:
-        self.momentum, self.alpha = momentum, alpha
+        self.momentum = momentum
+        self.alpha = alpha
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """M, ``[K, *shape]``, which the steps edit, and Δ, ``[*shape]``."""
-        means, k = download.extra["fedmuon"], len(stack)
+        means = download.extra["fedmuon"]
+        k = len(stack)
         momenta = {f"M {name}": mean.expand(k, *mean.shape).clone() for name, mean in means.items()}
         return momenta | {
             f"Δ {name}": direction for name, direction in download.extra["fedcm"].items()
@@ -83,7 +85,8 @@ class MomentumSteps(ClientPart):
 def orthogonal(momentum: Tensor) -> Tensor:
     """UVᵀ of each client's matrix, ``[n, out, …]``, in one product for all clients."""
     x = momentum.flatten(2)
-    if tall := x.shape[1] > x.shape[2]:
+    tall = x.shape[1] > x.shape[2]
+    if tall:
         x = x.mT
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):

@@ -74,7 +74,8 @@ class CurvaturePenalty(ClientPart):
     keeps = dict.fromkeys(PARTS, Kept(like_trained))
 
     def __init__(self, lam: float, chunk: int) -> None:
-        self.lam, self.chunk = lam, chunk
+        self.lam = lam
+        self.chunk = chunk
 
     def validate(self, setup: Setup) -> None:
         if is_recurrent(setup.module.net):

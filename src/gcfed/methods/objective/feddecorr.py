@@ -41,7 +41,8 @@ class FedDecorr(ClientPart):
     def __init__(
         self, beta: Weight = 0.001, scale: Literal["paper", "authors"] = "authors"
     ) -> None:
-        self.beta, self.scale = beta, scale
+        self.beta = beta
+        self.scale = scale
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         features = check_learned(out, self.title)

@@ -29,7 +29,8 @@ class FedLC(ClientPart):
     needs = [class_logits]
 
     def __init__(self, tau: Weight = 0.1, exponent: Positive = 0.25) -> None:
-        self.tau, self.exponent = tau, exponent
+        self.tau = tau
+        self.exponent = exponent
 
     def validate(self, setup: Setup) -> None:
         self._data = setup.data

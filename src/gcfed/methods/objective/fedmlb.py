@@ -29,7 +29,9 @@ class FedMLB(ClientPart):
     needs = [class_logits, network_parts("stages"), teacher]
 
     def __init__(self, ce: Weight = 1.0, kl: Weight = 1.0, tau: Positive = 1.0) -> None:
-        self.ce, self.kl, self.tau = ce, kl, tau
+        self.ce = ce
+        self.kl = kl
+        self.tau = tau
 
     def validate(self, setup: Setup) -> None:
         net = setup.module.net
@@ -59,6 +61,8 @@ class FedMLB(ClientPart):
             hybrid = (logits / self.tau).log_softmax(-1)
             divergence = F.kl_div(client, hybrid, reduction="none", log_target=True).sum(-1)
             terms.append(
-                batch.mean(self.ce * stack.task.losses(logits, batch.y) + self.kl * divergence)
+                batch.mean(
+                    self.ce * stack.task.client_losses(logits, batch.y) + self.kl * divergence
+                )
             )
         return torch.stack(terms).mean(0)

@@ -30,7 +30,9 @@ class FedNTD(ClientPart):
     needs = [class_logits, teacher]
 
     def __init__(self, beta: Weight = 1.0, tau: Positive = 1.0, ce_weight: Weight = 1.0) -> None:
-        self.beta, self.tau, self.task_weight = beta, tau, ce_weight
+        self.beta = beta
+        self.tau = tau
+        self.task_weight = ce_weight
 
     def validate(self, setup: Setup) -> None:
         if setup.data.num_classes < 3:

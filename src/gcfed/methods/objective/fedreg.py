@@ -80,7 +80,8 @@ class FedReg(ClientPart):
                 "methods.fedreg needs gradients of the inputs, and tokens have none: use image"
                 " data."
             )
-        self.data, self.solver = setup.data, setup.solver
+        self.data = setup.data
+        self.solver = setup.solver
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         return {"pass": PseudoPass(self, stack, download)} if self.pseudo or self.perturbed else {}
@@ -106,7 +107,8 @@ class FedReg(ClientPart):
         if not stack.prepared[self]:
             return
         pseudo, labels, perturbed, y, weight = stack.prepared[self]["pass"].next(stack.active)
-        weights, start = _weights(stack), [stack.start[name] for name in stack.leaves]
+        weights = _weights(stack)
+        start = [stack.start[name] for name in stack.leaves]
         drift = list(torch._foreach_sub(weights, start))
         middle = torch._foreach_lerp(weights, start, 1 - self.beta)
         params = {name: t.requires_grad_() for name, t in zip(stack.leaves, middle, strict=True)}
@@ -118,7 +120,9 @@ class FedReg(ClientPart):
                 )
             )
         if self.perturbed:
-            terms.append(stack.task.losses(stack.reference(perturbed, params=params).logits_KBC, y))
+            terms.append(
+                stack.task.client_losses(stack.reference(perturbed, params=params).logits_KBC, y)
+            )
         for term in terms:
             grads = torch.autograd.grad(
                 (term * weight).sum(), list(params.values()), materialize_grads=True
@@ -139,16 +143,19 @@ class PseudoPass:
     """
 
     def __init__(self, method: FedReg, stack: ClientStack, download: Download) -> None:
-        device, data = next(iter(stack.full.values())).device, method.data
+        device = next(iter(stack.full.values())).device
+        data = method.data
         once = copy(method.solver)
-        once.epochs, once.steps = 1, None
+        once.epochs = 1
+        once.steps = None
         plan = once.plan(
             data, stack.clients, replace(download, seed=torch_seed(download.seed, "pseudo")), device
         )
         self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
         self._turns = torch.from_numpy(plan.steps).to(device)
         self._made: list[Tensor] = []
-        used, width = min(plan.counts.shape[1], int(stack.num_steps.max())), int(plan.counts.max())
+        used = min(plan.counts.shape[1], int(stack.num_steps.max()))
+        width = int(plan.counts.max())
         for t in range(used):
             # the other clients have fewer batches
             n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())
@@ -185,7 +192,9 @@ def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int)
     """
     for _ in range(iterations):
         x = x.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(stack.task.losses(stack.reference(x).logits_KBC, y).sum(), x)
+        (grad,) = torch.autograd.grad(
+            stack.task.client_losses(stack.reference(x).logits_KBC, y).sum(), x
+        )
         x = x.detach() + eta * grad.sign()
     return x
 

@@ -46,7 +46,8 @@ class Moon(ClientPart):
     keeps = {"moon": Kept(lambda part, download: download.model, starts_at_model=True)}
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
-        self.mu, self.temperature = mu, temperature
+        self.mu = mu
+        self.temperature = temperature
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         known = torch.from_numpy(own.version >= 0)

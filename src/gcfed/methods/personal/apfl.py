@@ -47,7 +47,8 @@ class APFL(SecondModel):
     def gradients(
         self, stack: ClientStack, objective: Callable[[], Tensor], w: Params
     ) -> list[Tensor]:
-        alpha, leaves = stack.prepared[self][ALPHA][: stack.active], list(stack.leaves.values())
+        alpha = stack.prepared[self][ALPHA][: stack.active]
+        leaves = list(stack.leaves.values())
         v = [leaf.detach().clone() for leaf in leaves]
         alphas = [per_client(alpha, t) for t in v]
         differences = [t - w[name] for name, t in zip(stack.leaves, v, strict=True)]
@@ -65,9 +66,11 @@ class APFL(SecondModel):
         return grads
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
-        states, alpha = super().on_clients_end(stack, download), stack.prepared[self][ALPHA]
+        states = super().on_clients_end(stack, download)
+        alpha = stack.prepared[self][ALPHA]
         for name in self.trained_names:
-            w, v = stack.full[name], states["second_model"][name]
+            w = stack.full[name]
+            v = states["second_model"][name]
             stack.personal = stack.personal | {
                 name: torch.lerp(w, v, per_client(alpha, w).to(w.dtype))
             }

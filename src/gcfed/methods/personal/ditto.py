@@ -29,6 +29,7 @@ from gcfed.federated.parts import (
     Params,
     Setup,
 )
+from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.requirements import local_sgd
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Weight, checked
@@ -44,6 +45,7 @@ class SecondModel(ClientPart):
     """Each client keeps and trains a second model, v."""
 
     order = Order.MOVES_WEIGHTS
+    result = OWN_MODELS
     needs = [local_sgd("its personal model makes plain steps")]
     keeps = {"second_model": Kept(lambda part, download: download.model, starts_at_model=True)}
 

@@ -36,7 +36,8 @@ class FedRep(Method):
     """
 
     def __init__(self, head_share: Share = 0.8, head: Sequence[str] | None = None) -> None:
-        super().__init__(client := InTurn(head_share, head), Withheld(client))
+        client = InTurn(head_share, head)
+        super().__init__(client, Withheld(client))
 
 
 class InTurn(Private):
@@ -46,8 +47,9 @@ class InTurn(Private):
     def __init__(self, head_share: float, head: Sequence[str] | None) -> None:
         super().__init__("head", head)
         self.head_share = head_share
-        if not head_share:
+        if not head_share:  # FedBABU: the initial head belongs to the global model
             self.keeps = {}
+            self.result = ""
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         super().prepare(stack, own, download)

@@ -33,9 +33,8 @@ class LocalNorm(ClientPart):
         return [name for name in setup.module.net.state_dict() if name.rpartition(".")[0] in layers]
 
     def validate(self, setup: Setup) -> None:
-        if others := [
-            part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts
-        ]:
+        others = [part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts]
+        if others:
             why = "compares a client with the broadcast model: clients start from other values"
             raise ValueError(f"{self.title} does not combine with {others[0]}, which {why}.")
         self.kept = [name for name in self.personal_tensors(setup) if name in setup.module.travels]

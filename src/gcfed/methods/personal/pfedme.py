@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gcfed.federated.parts import Batch, ClientStack, Download, Order, Own, Params, Setup
 from gcfed.methods.objective.proximal import Proximal
+from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.personal.ditto import LR, rate
 from gcfed.methods.requirements import local_sgd
 from gcfed.optim.partial import probe_optimizer
@@ -35,12 +36,14 @@ class PFedMe(Proximal):
 
     recordable = "run"
     order = Order.MOVES_WEIGHTS
+    result = OWN_MODELS
     facts = {"corrects drift"}  # Δ is no sum of gradients
     needs = [local_sgd("its inner steps are plain")]
 
     def __init__(self, lam: Weight = 15.0, *, lr: Positive = 0.005, inner_steps: Count = 5) -> None:
         super().__init__(lam)  # around w, which ``prepare`` returns
-        self.rate, self.inner_steps = lr * lam, inner_steps
+        self.rate = lr * lam
+        self.inner_steps = inner_steps
 
     def validate(self, setup: Setup) -> None:
         if setup.solver.clip_norm is not None:

@@ -27,6 +27,7 @@ from gcfed.federated.parts import (
     Setup,
     Upload,
 )
+from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.requirements import teacher
 from gcfed.optim.partial import probe_optimizer
@@ -46,26 +47,31 @@ class Personal(Method):
     def __init__(
         self, keep: Literal["head", "body"] = "head", head: Sequence[str] | None = None
     ) -> None:
-        super().__init__(client := Private(keep, head), Withheld(client))
+        client = Private(keep, head)
+        super().__init__(client, Withheld(client))
 
 
 class Private(LocalNorm):
+    result = OWN_MODELS
     keeps = {"personal": LocalNorm.keeps["batch_norm"]}
     needs = []
 
     def __init__(self, side: str, head: Sequence[str] | None) -> None:
-        self.side, self.head = side, head
+        self.side = side
+        self.head = head
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        if others := [part.title for part in setup.parts if teacher in part.needs]:
+        others = [part.title for part in setup.parts if teacher in part.needs]
+        if others:
             raise ValueError(
                 f"{self.title} does not combine with {others[0]}: no broadcast model is complete."
             )
 
     def personal_tensors(self, setup: Setup) -> list[str]:
         """Raises ValueError if a module of the head has no tensors, or the body none."""
-        order, travels = setup.forward_order, setup.module.travels
+        order = setup.forward_order
+        travels = setup.module.travels
         last, parametrized, _ = (order.weights or order.names)[-1].partition(".parametrizations.")
         modules = (
             [last if parametrized else last.rpartition(".")[0] or last]

@@ -25,10 +25,8 @@ class FedDPC(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         model = {name: round.model[name] for name in self.trained_names}
-        before, now = (
-            list(self.server_state("before", model, zeros=False).values()),
-            list(model.values()),
-        )
+        before = list(self.server_state("before", model, zeros=False).values())
+        now = list(model.values())
         self.step = torch._foreach_sub(now, before)
         torch._foreach_copy_(before, now)
 

@@ -59,10 +59,10 @@ class DualMove(Sam):
     def perturbation(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
     ) -> Sequence[Tensor]:
-        dual, move = (
-            [t[: stack.active] for t in self._prepared(stack, kind)] for kind in ("dual", "move")
-        )
-        common, grads = self._prepared(stack, "common"), list(stack.gradients(objective()).values())
+        dual = [t[: stack.active] for t in self._prepared(stack, "dual")]
+        move = [t[: stack.active] for t in self._prepared(stack, "move")]
+        common = self._prepared(stack, "common")
+        grads = list(stack.gradients(objective()).values())
         direction = torch._foreach_sub(torch._foreach_sub(grads, dual), common)
         torch._foreach_copy_(move, along(direction, self.rho))
         torch._foreach_add_(dual, torch._foreach_sub(move, common))
@@ -72,7 +72,8 @@ class DualMove(Sam):
         return [stack.prepared[self][f"{kind} {name}"] for name in stack.leaves]
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        dual, move = self._prepared(stack, "dual"), self._prepared(stack, "move")
+        dual = self._prepared(stack, "dual")
+        move = self._prepared(stack, "move")
         self._sent = dict(zip(stack.leaves, torch._foreach_sub(dual, move), strict=True))
         self._dual = dict(zip(stack.leaves, (t.clone() for t in dual), strict=True))
 

@@ -40,7 +40,8 @@ class FedSol(Sam):
         self, rho: Weight = 1.0, *, temperature: Positive = 3.0, adaptive: bool = True
     ) -> None:
         super().__init__(rho)
-        self.temperature, self.adaptive = temperature, adaptive
+        self.temperature = temperature
+        self.adaptive = adaptive
 
     def perturbation(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
@@ -53,12 +54,10 @@ class FedSol(Sam):
         student = (stack(batch.x).logits_KBC / self.temperature).log_softmax(-1)
         divergence = batch.mean(F.kl_div(student, teacher, reduction="none").sum(-1))
         grads = list(stack.gradients(divergence).values())
-        # drift by its norms over the outputs, [n, out, …]; the new axis is for scalar parameters
         if self.adaptive:
+            # Norms over the outputs, [n, out, …]; the new axis is for scalar parameters.
             units = [F.normalize(d.abs_().unsqueeze(-1), dim=1).squeeze(-1) for d in drift]
             return torch._foreach_mul(along(grads, self.rho), units)
         # At w₀ the proximal gradient is rounding error; do not scale it to norm ρ.
-        moved = torch.stack(
-            [d.ne(0).flatten(1).any(1) if d.dim() > 1 else d.ne(0) for d in drift]
-        ).any(0)
-        return along(grads, self.rho * moved.to(grads[0].dtype))
+        moved_TK = torch.stack([d.ne(0).reshape(len(d), -1).any(1) for d in drift])
+        return along(grads, self.rho * moved_TK.any(0).to(grads[0].dtype))

@@ -106,7 +106,8 @@ class Sam(ClientPart):
             torch._foreach_lerp_(grads, at_w, 1 - self.alpha)
         if self.two_passes:
             stack.count_from_full()
-        self._unmoved, self._at_w = {}, {}
+        self._unmoved = {}
+        self._at_w = {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
         return {

@@ -49,14 +49,16 @@ class OneFactor(ClientPart):
     """RoLoRA on the clients, which train and send one factor."""
 
     method = "model.lora.average=alternate"
+    facts = {"one round's messages"}
     recordable = "stack"
 
     def validate(self, setup: Setup) -> None:
-        if others := [
+        others = [
             p.title
             for p in setup.parts
             if p.order is Order.MOVES_WEIGHTS or "corrects drift" in p.facts
-        ]:
+        ]
+        if others:
             raise ValueError(
                 f"{self.title} does not combine with {others[0]}, which moves both factors."
             )
@@ -115,10 +117,10 @@ class MeanProduct(ServerPart):
         }
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
+        assert round.sent is not None
+        start = round.sent.model  # of late clients, an older model than the round's
         w_K = {
-            n: (round.start[n] + t).double().flatten(2)
-            for n, t in upload.delta.items()
-            if ".lora_" in n
+            n: (start[n] + t).double().flatten(2) for n, t in upload.delta.items() if ".lora_" in n
         }
         products = {a: w_K[b] @ w_K[a] for a, b in self.pairs.items()}  # [K, out, in]
         return {
@@ -133,8 +135,13 @@ class MeanProduct(ServerPart):
             }
 
 
+def _own_factors_b() -> list[Any]:
+    client = PrivateB("body", None)
+    return [client, Withheld(client)]
+
+
 AVERAGES: dict[str, Any] = {
     "alternate": lambda: [OneFactor(), OtherFactor()],
     "svd": lambda: [MeanProduct()],
-    "fedsa": lambda: [client := PrivateB("body", None), Withheld(client)],
+    "fedsa": _own_factors_b,
 }

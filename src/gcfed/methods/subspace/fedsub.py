@@ -65,7 +65,8 @@ class Duals(SubspaceClient):
         self._num_steps = setup.solver.num_steps
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        duals, refresh = own["fedsub"], self.spaces.refresh
+        duals = own["fedsub"]
+        refresh = self.spaces.refresh
         epochs = own.version // refresh  # −1 where there is no dual
         # λ_k ← P_newᵀ P_old λ_k
         for epoch in set(epochs.tolist()) - {-1, download.round // refresh}:

@@ -51,7 +51,8 @@ class Projector:
     """
 
     def __init__(self, shape: Sequence[int], basis: Tensor | None) -> None:
-        self.shape, self.basis = tuple(shape), basis
+        self.shape = tuple(shape)
+        self.basis = basis
         # at least as many inputs as outputs
         self.by_rows = basis is not None and prod(shape[1:]) >= shape[0]
 
@@ -89,7 +90,8 @@ class Subspaces:
     """
 
     def __init__(self, ratio: float, refresh: int) -> None:
-        self.ratio, self.refresh = ratio, refresh
+        self.ratio = ratio
+        self.refresh = refresh
         self._drawn: tuple[int, int] | None = None
         self._space: dict[str, Projector] = {}
 
@@ -105,7 +107,8 @@ class Subspaces:
         self, seed: int, round: int, model: Params, names: Sequence[str]
     ) -> dict[str, Projector]:
         """The projectors of a round, drawn once per epoch at the first call."""
-        if (wanted := (round // self.refresh, seed)) != self._drawn:
+        wanted = (round // self.refresh, seed)
+        if wanted != self._drawn:
             self._drawn, self._space = wanted, {}  # free the old projectors first
             self._space = {
                 name: self.projector(seed, wanted[0], name, model[name]) for name in names
@@ -120,7 +123,7 @@ class SubspaceClient(ClientPart):
 
     recordable = "stack"
     order = Order.PROJECTS
-    facts = {"corrects drift"}
+    facts = {"corrects drift", "one round's messages"}
     needs = [local_sgd("a local step is plain SGD on the coordinates")]
 
     def __init__(self, spaces: Subspaces) -> None:

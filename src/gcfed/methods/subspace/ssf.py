@@ -58,7 +58,8 @@ class ProjectedVariates(SubspaceClient):
     keeps = {"ssf": Kept(_on_cpu)}
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        control, kept = download.extra["ssf"], own["ssf"]
+        control = download.extra["ssf"]
+        kept = own["ssf"]
         return {n: c - self.space[n].project(kept[n].to(c.device)) for n, c in control.items()}
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:

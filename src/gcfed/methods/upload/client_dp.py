@@ -97,12 +97,15 @@ class Noise(ServerPart):
     def __init__(
         self, max_norm: float, sigma: float | None, epsilon: float | None, delta: float
     ) -> None:
-        self.max_norm, self.epsilon, self.delta = max_norm, epsilon, delta
+        self.max_norm = max_norm
+        self.epsilon = epsilon
+        self.delta = delta
         self.sigma: float = sigma  # type: ignore[assignment]  # None until ``validate``
 
     def validate(self, setup: Setup) -> None:
         check_assumptions(setup, self.title)
-        self.expected, self.rounds = setup.sampler.per_round, setup.rounds
+        self.expected = setup.sampler.per_round
+        self.rounds = setup.rounds
         try:
             self._account(self.expected / setup.data.num_clients)
         except ImportError as error:
@@ -135,9 +138,11 @@ class Noise(ServerPart):
         self.divergences = compute_rdp(
             q=rate, noise_multiplier=self.sigma, steps=1, orders=self.orders
         )
-        self.total = {"privacy/epsilon_rdp": (rdp := self.spent(self.rounds))}
+        rdp = self.spent(self.rounds)
+        self.total = {"privacy/epsilon_rdp": rdp}
         if self.epsilon or rdp < LARGE:
-            prv, error = PRVAccountant(), min(0.01, (self.epsilon or rdp) / 100)
+            prv = PRVAccountant()
+            error = min(0.01, (self.epsilon or rdp) / 100)
             prv.history = [(self.sigma, rate, self.rounds)]
             self.total["privacy/epsilon_prv"] = float(prv.get_epsilon(self.delta, eps_error=error))
         log.info("privacy: σ=%.5g, δ=%g; after all rounds: %s", self.sigma, self.delta, self.total)
@@ -171,7 +176,8 @@ class Noise(ServerPart):
         return {"sigma": self.sigma}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if (known := state_dict["sigma"]) != self.sigma:
+        known = state_dict["sigma"]
+        if known != self.sigma:
             needs = (
                 f"privacy.epsilon={self.epsilon} needs σ={self.sigma:.5g}, and finished rounds had"
                 f" σ={known:.5g}"
@@ -181,10 +187,8 @@ class Noise(ServerPart):
 
 def check_assumptions(setup: Setup, title: str) -> None:
     """Raises ValueError for a run whose models ε would not cover."""
-    poisson, replaced = (
-        isinstance(setup.sampler, PoissonSampler),
-        setup.sampler.per_round - setup.cohort,
-    )
+    poisson = isinstance(setup.sampler, PoissonSampler)
+    replaced = setup.sampler.per_round - setup.cohort
     for wrong, key, reason in (
         (setup.transport.remote, "federation=none", "no site can be forced to clip"),
         (not poisson, "participation=poisson", "ε assumes that clients are drawn independently"),
@@ -218,7 +222,8 @@ def check_assumptions(setup: Setup, title: str) -> None:
             raise ValueError(
                 f"{title} does not combine with {part.title}, which {does}: set privacy=none."
             )
-    if averaged := sorted(setup.no_steps):
+    averaged = sorted(setup.no_steps)
+    if averaged:
         sends = (
             f"model={type(setup.module.net).__name__}, which sends {averaged[0]}, and noise may"
             " make it negative"

@@ -75,7 +75,9 @@ def clip_(tensors_K: Sequence[Tensor], bound: Tensor) -> Tensor:
 
 class Bound(ServerPart):
     def __init__(self, max_norm: float, quantile: float | None, lr: float) -> None:
-        self.max_norm, self.quantile, self.lr = max_norm, quantile, lr
+        self.max_norm = max_norm
+        self.quantile = quantile
+        self.lr = lr
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         # log (C / max_norm)

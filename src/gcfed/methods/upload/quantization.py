@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.parts import ClientPart, Download, Order, Own, Upload
+from gcfed.federated.parts import ClientPart, Download, Order, Own, Params, Upload
 from gcfed.federated.protocol.messages import Levels
 from gcfed.utils.checked import checked
 from gcfed.utils.rng import torch_seed
@@ -35,7 +35,8 @@ class Quantization(ClientPart):
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         # Not running statistics: a variance could become negative.
-        tensors, norms = [upload.delta[name] for name in self.trained_names], []
+        tensors = [upload.delta[name] for name in self.trained_names]
+        norms = []
         for row, client in enumerate(upload.clients.tolist()):
             random = torch.Generator(tensors[0].device)
             random.manual_seed(torch_seed(download.seed, "quantization", download.round, client))
@@ -44,6 +45,9 @@ class Quantization(ClientPart):
             n: Levels(self.bits, own)
             for n, own in zip(self.trained_names, torch.stack(norms, 1), strict=True)
         }
+
+    def quantized(self, delta: Params) -> dict[str, int]:
+        return dict.fromkeys(self.trained_names, self.bits)
 
 
 def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Tensor:

@@ -45,9 +45,8 @@ class TopK(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         orders = Order.PROJECTS, Order.QUANTIZES
-        if others := [
-            part.title for part in setup.parts if part.order in orders and part is not self
-        ]:
+        others = [part.title for part in setup.parts if part.order in orders and part is not self]
+        if others:
             raise ValueError(
                 f"TopK does not combine with {others[0]}: its residual is one of whole, exact"
                 " updates."
@@ -59,7 +58,7 @@ class TopK(ClientPart):
             delta = upload.delta[name]
             if delta.numel():  # not of a tensor that stays on the client
                 flat = residual.add_(delta).reshape(len(delta), -1)
-                count = max(1, round(self.ratio * flat.shape[1]))
+                count = self._count(flat.shape[1])
                 # with GC, ±x are equal but for rounding
                 places = flat.abs().float().topk(count, 1).indices
                 sent = (
@@ -69,7 +68,19 @@ class TopK(ClientPart):
                 )
                 delta.copy_(sent)
                 residual.sub_(sent)
-                upload.packed[name] = count * (delta.element_size() + 4)
+        upload.packed |= self.packed({name: t[0] for name, t in upload.delta.items()})
+
+    def packed(self, delta: Params) -> dict[str, int]:
+        sizes = {}
+        for name in self.trained_names:
+            like = delta[name]
+            if like.numel():
+                sizes[name] = self._count(like.numel()) * (like.element_size() + 4)
+        return sizes
+
+    def _count(self, entries: int) -> int:
+        """k, the number of entries that are sent of a tensor with this number of entries."""
+        return max(1, round(self.ratio * entries))
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old residual."""

@@ -12,12 +12,14 @@ from the plane ``round``, ``split``            rounds finished; where the sample
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
@@ -25,12 +27,21 @@ from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.parts import ClientStack, Download, Params, Received, Round, Setup
 from gcfed.federated.protocol.checks import finite_clients
 from gcfed.metrics.base import AT_ONCE, ClientMetric, drawn, evaluating, fetch_tests
+from gcfed.plots.style import BLACK, BLUE, ORANGE, VERMILION, save, styled
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
 THREE = 3
+
+#: Models on the plane of a loss surface: marker, colour, size and name. Local models have the
+#: default.
+MARKS = {
+    "mean": ("D", ORANGE, 7, "their mean"),
+    "broadcast": ("s", BLUE, 7, "broadcast model"),
+    "global": ("*", VERMILION, 13, "new global model"),
+}
 
 
 @checked
@@ -94,10 +105,8 @@ class Surface(ClientMetric):
         with replacing(path) as temporary:
             np.savez(temporary, **found)  # type: ignore[arg-type]
         if self.figures:
-            # matplotlib: only in the rounds that draw
-            from gcfed.plots.pictures import plot_surface
-
-            plot_surface(found, picture := path.with_suffix(".png"))
+            picture = path.with_suffix(".png")
+            plot_surface(found, picture)
             self.show(picture, round)
         return {}
 
@@ -218,3 +227,62 @@ def square(points: np.ndarray, grid: int, margin: float) -> tuple[np.ndarray, np
     half = (0.5 + margin) * (high - low).max()
     x, y = (np.linspace(centre - half, centre + half, grid) for centre in (low + high) / 2)
     return x, y
+
+
+@styled
+def plot_surface(surface: Mapping[str, np.ndarray], path: str | Path) -> Figure:
+    """Contour lines of the loss and six models on the plane through three local ones, as FedACG's
+    Figure 2(a).
+
+    ``surface`` is what ``surface_round_<t>.npz`` holds, for instance by ``numpy.load``.
+    """
+    figure = Figure(figsize=(7.6, 5.2))
+    axes = figure.subplots()
+    loss_GG = np.ma.masked_invalid(surface["loss"])
+    low, high = loss_GG.min(), loss_GG.max()
+    if low < high:
+        # Equal ratios, unless a loss is negative.
+        levels = (
+            np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
+        )
+        lines = axes.contour(
+            surface["x"], surface["y"], loss_GG, levels=levels[1:-1], cmap="cividis", linewidths=1.2
+        )
+        axes.clabel(lines, levels[1:-1:2], fmt="%.3g", fontsize=7)
+    rows = zip(
+        surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True
+    )
+    for i, (name, (x, y), loss, distance) in enumerate(rows):
+        marker, colour, size, words = MARKS.get(name, ("o", BLACK, 7, f"w{'₁₂₃'[i % 3]}, {name}"))
+        if name not in MARKS:
+            axes.annotate(words[:2], (x, y), xytext=(5, 5), textcoords="offset points")
+        label = f"{words}: {loss:.3g}" + (
+            f",\n{distance:.3g} off the plane" if distance > 0 else ""
+        )
+        axes.plot(
+            x,
+            y,
+            marker,
+            color=colour,
+            markersize=size,
+            markeredgecolor="white",
+            label=label,
+            zorder=3,
+        )
+    unit = "nats" if "acc" in surface else "squared error / 2"
+    title = f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}"
+    title = title.capitalize()
+    axes.set(
+        xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
+        ylabel="across, towards w₃ (same unit)",
+    )
+    axes.set(title=title, aspect="equal", xlim=surface["x"][[0, -1]], ylim=surface["y"][[0, -1]])
+    axes.grid(visible=False)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1),
+        title=f"{surface['split']} loss",
+        alignment="left",
+    )
+    save(figure, path)
+    return figure

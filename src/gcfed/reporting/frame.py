@@ -42,6 +42,7 @@ SYMBOLS = {
     "data.validation": "validation split",
     "eval_every": "tested every",
 }
+_LONG_NUMBER = re.compile(r"^\d*\.\d{6,}(e-\d+)?$")
 #: Sections that a key's name leaves out.
 _PLAIN = re.compile(
     r"^(methods|client\.optimizer|client|data\.dataset|data|participation|partition|model)\."
@@ -65,27 +66,31 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     places = [key for key in differing if key.startswith(_PLACE)]
     place = _distinguished(first.map(_place), settings[places])
     method = first.map(_method)
+    own = [key for key in differing if key not in places]
     for _, same_place in method.groupby(place):
-        others = settings.loc[same_place.index, [key for key in differing if key not in places]]
-        method[same_place.index] = _distinguished(same_place, others)
-    frame["place"], frame["method"] = frame["setting"].map(place), frame["setting"].map(method)
-    frame["seed"], frame["state"] = [run.seed for run in runs], [run.state for run in runs]
-    order = sorted(
-        range(len(runs)), key=lambda i: (runs[i].has_ended, runs[i].summary.get("ended") or "")
-    )
-    frame["repeated"] = (
-        frame.loc[order].duplicated(["setting", "seed"], keep="last").reindex(frame.index)
-    )
+        method[same_place.index] = _distinguished(same_place, settings.loc[same_place.index, own])
+    frame["place"] = frame["setting"].map(place)
+    frame["method"] = frame["setting"].map(method)
+    frame["seed"] = [run.seed for run in runs]
+    frame["state"] = [run.state for run in runs]
+    frame["repeated"] = _repeated(frame)
     return frame.join(keys[differing])
+
+
+def _repeated(frame: pd.DataFrame) -> pd.Series:
+    """Whether another run of the same setting and seed counts instead: the one that ended last."""
+    ends = [(run.has_ended, run.summary.get("ended") or "") for run in frame["run"]]
+    order = sorted(frame.index, key=ends.__getitem__)
+    repeated = frame.loc[order].duplicated(["setting", "seed"], keep="last")
+    return repeated.reindex(frame.index)
 
 
 def search_of(run: Run) -> Path | None:
     """The folder of the search, if the run is a trial or one seed of a trial."""
-    above = run.folder.parents[:2]
-    return next(
-        (folder for folder in above if (folder / TRIALS).exists() or (folder / STORAGE).exists()),
-        None,
-    )
+    for folder in run.folder.parents[:2]:
+        if (folder / TRIALS).exists() or (folder / STORAGE).exists():
+            return folder
+    return None
 
 
 def varying(texts: pd.DataFrame) -> pd.DataFrame:
@@ -95,13 +100,15 @@ def varying(texts: pd.DataFrame) -> pd.DataFrame:
     texts = texts.loc[:, texts.nunique() > 1]
     codes = pd.DataFrame({key: pd.factorize(texts[key])[0] for key in texts}, index=texts.index)
     kept = texts.loc[:, ~codes.T.duplicated().to_numpy()]
-    classes = {key: f"{key.rpartition('.')[0]}._target_" for key in kept}
-    follows = [
-        k
-        for k, c in classes.items()
-        if k != c and c in kept and kept.groupby(c)[k].nunique().max() == 1
-    ]
-    return kept.drop(columns=follows)
+    return kept.drop(columns=[key for key in kept if _follows_from_class(key, kept)])
+
+
+def _follows_from_class(key: str, texts: pd.DataFrame) -> bool:
+    """Whether each class in the key's section has one value of the key."""
+    target = f"{key.rpartition('.')[0]}._target_"
+    if key == target or target not in texts:
+        return False
+    return int(texts.groupby(target)[key].nunique().max()) == 1
 
 
 def symbol(key: str) -> str:
@@ -115,18 +122,11 @@ def described(key: str, text: str, whole: bool = False) -> str:
 
     Long texts are cut, unless ``whole``.
     """
-    text = (
-        text
-        if whole
-        else re.sub(r"^\d*\.\d{6,}(e-\d+)?$", lambda found: f"{float(found[0]):.4g}", text)[:60]
-    )
-    return (
-        f"no {symbol(key)}"
-        if not text
-        else text
-        if key.endswith("_target_")
-        else f"{symbol(key)} {text}"
-    )
+    if not text:
+        return f"no {symbol(key)}"
+    if not whole:
+        text = _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.4g}", text)[:60]
+    return text if key.endswith("_target_") else f"{symbol(key)} {text}"
 
 
 def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
@@ -163,18 +163,16 @@ def _method(run: Run) -> str:
 
     Ingredients of FedAvg go by their own names: ``GC-Fed``, ``FedAvg + MyMethod``.
     """
-    names = [_label(run, "algorithm")]
-    if names[0].lower() == "fedavg":
-        names += [
-            _text(v)
-            for key, v in run.leaves.items()
-            if re.fullmatch(r"methods\.[^.]+\._target_", key)
-        ]
+    algorithm = _label(run, "algorithm")
+    names = [algorithm]
+    if algorithm.lower() == "fedavg":
+        for key, target in run.leaves.items():
+            if re.fullmatch(r"methods\.[^.]+\._target_", key):
+                names.append(_text(target))
     if run.get("gc._target_") is not None:
-        names = [
-            *(names if names[0].lower() != "fedavg" or len(names) > 1 else []),
-            _label(run, "gc"),
-        ]
+        if algorithm.lower() == "fedavg" and len(names) == 1:
+            names = []
+        names.append(_label(run, "gc"))
     return " + ".join(dict.fromkeys(names))
 
 
@@ -188,7 +186,10 @@ def _texts(run: Run) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+    """A value as text: floats in short, our classes and torch's without their modules."""
+    text = str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        text = f"{value:g}"
     return text.rpartition(".")[2] if text.startswith(("gcfed.", "torch.")) else text
 
 

@@ -12,10 +12,10 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from run_folders import GCFED, run_of
 
-from gcfed.report.build import MEASURES
-from gcfed.report.frame import frame_of
-from gcfed.report.tables import comparison, targets
-from gcfed.report.verdict import interval, main_measure, verdict
+from gcfed.reporting.build import MEASURES
+from gcfed.reporting.frame import frame_of
+from gcfed.reporting.tables import comparison, targets
+from gcfed.reporting.verdict import interval, verdict
 
 SCAFFOLD = {
     "tags.algorithm": "scaffold",
@@ -114,6 +114,12 @@ def test_tables_for_papers_fit_one_column_of_two():
         targets(found, rows, "t", "T"),
     ):
         assert 100 < width(table.latex) < 234, table.latex  # ICML's column; IEEE's has 252
+    for one in rows["run"]:
+        one.summary["result"] = "personal/local_acc"
+        one.metrics["personal/local_acc"] = one.metrics["test/acc"]
+    found = verdict(rows)
+    assert found.measure == "last10:personal/local_acc"
+    assert width(comparison(found, rows, [], "c", "P").latex) < 234
 
 
 def test_personalised_metrics_have_columns():
@@ -121,8 +127,28 @@ def test_personalised_metrics_have_columns():
     run.metrics["personal/global_acc"], run.metrics["personal/local_acc"] = 0.4, 0.7
     rows = frame_of([run])
     cells = comparison(verdict(rows), rows, MEASURES, "c", "P").frame.iloc[0]
-    assert cells["global model on clients' own tests (%)"] == "40.00"
-    assert cells["local models on clients' own tests (%)"] == "70.00"
+    assert cells["accuracy of the global model at clients (%)"] == "40.00"
+    assert cells["accuracy of clients' own models (%)"] == "70.00"
+
+
+def test_bytes_have_columns_only_if_the_methods_differ():
+    def sent(down, up, **config):
+        run = run_of(**config)
+        run.metrics["comm/down_bytes"] = down
+        run.metrics["comm/up_bytes"] = up
+        return run
+
+    def columns(*sizes):
+        methods = zip(sizes, ({}, GCFED), strict=True)
+        rows = frame_of([sent(*size, **method) for size, method in methods])
+        found = comparison(verdict(rows), rows, MEASURES, "c", "P")
+        return [name for name in found.frame if name.startswith("sent")]
+
+    assert columns((1e6, 1e6), (1e6, 1e6)) == []
+    assert columns((1e6, 1e6), (1e6, 2e6)) == ["sent by clients (MB)"]
+    alone = frame_of([sent(1e6, 1e6)])
+    cells = comparison(verdict(alone), alone, MEASURES, "c", "P").frame
+    assert "sent by clients (MB)" in cells
 
 
 def test_differences_are_taken_seed_by_seed_and_leaders_are_bold():
@@ -168,9 +194,9 @@ def test_the_table_shows_how_runs_ended_and_what_differs():
 def test_the_last_ten_rounds_decide_if_they_are_a_third_of_the_run():
     tests = tuple(np.arange(30) / 30)
     long, short = run_of(values=tests), run_of(values=tests[:29], seed=2)
-    assert main_measure(frame_of([long])) == "last10:test/acc"
-    assert main_measure(frame_of([long, short])) == "final:test/acc"
-    assert main_measure(frame_of([run_of("failed", values=tests)])) == "final:test/acc"
+    assert of([long]).measure == "last10:test/acc"
+    assert of([long, short]).measure == "final:test/acc"
+    assert of([run_of("failed", values=tests)]).measure == "final:test/acc"
     assert of([long]).direction == "Test accuracy, last 10 rounds (%), higher is better"
 
 

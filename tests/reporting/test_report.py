@@ -7,11 +7,13 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import type_command
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from run_folders import GCFED, curve, run_of, write_run
 
 from gcfed.plots.style import GREY, looks
-from gcfed.report import figures, write_report
-from gcfed.report.frame import frame_of
+from gcfed.reporting import figures, write_report
+from gcfed.reporting.frame import frame_of
 from gcfed.utils.resolvers import CONFIGS
 
 EVIL = "<script>alert(1)</script>"
@@ -91,7 +93,7 @@ def test_the_report_from_the_command_line(tmp_path):
 def test_an_error_names_the_argument_and_nothing_is_written(
     tmp_path, monkeypatch, roots, changed, error, message
 ):
-    monkeypatch.setattr("gcfed.report.build.ROOT", tmp_path)
+    monkeypatch.setattr("gcfed.reporting.build.ROOT", tmp_path)
     (tmp_path / "logs").mkdir()
     for folder in ("trial_0000", "trial_0001/seed_1"):  # the second trial has one run per seed
         write_run(tmp_path / "search" / folder, curve(0.9, 4), "data=digits rounds=4")
@@ -134,3 +136,58 @@ def test_curves_hold_the_data():
     )
     bands = axes.collections[0].get_paths()[0].vertices
     assert bands[:, 1].max() == pytest.approx(100 * (0.7 + np.std([0.6, 0.8], ddof=1)))
+
+
+def colours_of(figure):
+    """How many pixels have each colour."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3].reshape(-1, 3)
+    colours, numbers = np.unique(pixels, axis=0, return_counts=True)
+    return {
+        to_hex(colour / 255): int(number) for colour, number in zip(colours, numbers, strict=True)
+    }
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 40])
+def test_every_method_shows_where_all_curves_coincide(rounds):
+    values = tuple(np.linspace(0.2, 0.8, rounds))
+    names = ["FedAvg", "FedProx", "GC-Fed", "SCAFFOLD"][: max(2, min(4, rounds))]
+    runs = [run_of(values=values, rounds=rounds, **{"tags.algorithm": name}) for name in names]
+    frame = frame_of(runs).assign(method=names, repeated=False)
+    shades = looks(names)
+    figure = figures.curves(frame, "test/acc", shades)
+    (axes,) = figure.axes
+    figure.legends.clear()
+    if rounds == 1:  # all markers lie on one point, and the last one hides the others
+        assert len({tuple(spot.get_offsets()[0]) for spot in axes.collections[1::2]}) == 1
+        return
+    shown = colours_of(figure)
+    for name in names:
+        assert shown.get(shades[name]["color"].lower(), 0) > 15, name
+
+
+def test_a_figure_over_bytes_has_the_sums_of_both_ways():
+    runs = []
+    for name, size in (("FedAvg", 1e6), ("SCAFFOLD", 2e6)):
+        run = run_of(values=(0.2, 0.4, 0.6), rounds=3, **{"tags.algorithm": name})
+        run.metrics["comm/down_bytes"] = size
+        run.metrics["comm/up_bytes"] = 0.5 * size
+        runs.append(run)
+    frame = frame_of(runs).assign(method=["FedAvg", "SCAFFOLD"], repeated=False)
+    figure = figures.curves(frame, "test/acc", looks(frame["method"]), over="bytes")
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "sent to and by clients (MB)"
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[1.5, 3, 4.5], [3, 6, 9]]
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([20, 40, 60])
+
+
+def test_the_report_draws_bytes_only_if_methods_differ_in_them(tmp_path):
+    for more, names in ((1, ["acc_1", "loss_1"]), (2, ["acc_1", "acc_bytes_1", "loss_1"])):
+        for name, size in (("a", 1), ("b", more)):
+            rows = [row | {"comm/up_bytes": 5000 * size} for row in curve(0.5, 3)]
+            method = {"m": {"_target_": name}}
+            write_run(tmp_path / f"{more}" / name, rows, methods=method)
+        write_report(tmp_path / f"{more}", out=tmp_path / "out" / f"{more}")
+        drawn = sorted(path.stem for path in (tmp_path / "out" / f"{more}").glob("figures/*.png"))
+        assert drawn == [f"test_{name}" for name in names]

@@ -1,16 +1,19 @@
 """The plane through three local models, and the loss on it, equal NumPy."""
 
+import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from conftest import read_rows
 from harness import ArrayData, make_setup, random_federation, sgd, train_rounds
 from recording import NAN_CLIENT, Recorder
 from torch import nn
 
 from gcfed.data.faults import Faults
 from gcfed.data.partition import Partition
-from gcfed.metrics.surface import Plane, Surface, square
+from gcfed.run import train
 from gcfed.tasks import CLASSIFICATION, SquaredError
+from reproductions.surface import Plane, Surface, plot_surface, square
 
 GRID = 5
 
@@ -203,3 +206,88 @@ def test_the_square_contains_all_finite_points():
     x, y = square(np.array([(0.0, 0.0), (4.0, 0.0), (1.0, 2.0), (np.nan, np.nan)]), 3, 0.25)
     assert x.tolist() == [-1, 2, 5]
     assert y.tolist() == [-2, 1, 4]
+
+
+SMALL = (
+    "algorithm=scaffold",
+    "client.epochs=1",
+    "data.limit_train=200",
+    "data.limit_test=60",
+    "rounds=2",
+    "precision=64-true",
+    "metrics=surface",
+    "metrics.surface.every=1",
+    "metrics.surface.grid=3",
+)
+VALUES = ("x", "y", "loss", "acc", "points", "point_loss", "point_acc", "distance")
+
+
+def test_two_processes_write_the_same_files_and_the_global_model_has_the_losses_of_the_test(
+    config, tmp_path
+):
+    settings = (*SMALL, "metrics.surface.samples=null", "metrics.surface.split=test")
+    for devices in ("1", "2"):
+        cfg = config(*settings, f"trainer.devices={devices}", folder=tmp_path / devices)
+        train(cfg)
+    rows = read_rows(tmp_path / "1" / "metrics.csv")
+    for number, row in enumerate(rows, start=1):
+        one, two = (np.load(tmp_path / i / f"surface_round_{number}.npz") for i in "12")
+        for key in VALUES:
+            np.testing.assert_allclose(one[key], two[key], rtol=1e-9, atol=1e-12, err_msg=key)
+        assert one["point_loss"][5] == pytest.approx(row["test/loss"], rel=1e-9)
+        assert one["point_acc"][5] == pytest.approx(row["test/acc"])
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_loss_surface_on_a_gpu_equals_that_of_the_cpu(config, tmp_path):
+    for trainer in ("gpu", "cpu"):
+        train(config(*SMALL, f"trainer={trainer}", folder=tmp_path / trainer))
+    gpu, cpu = (np.load(tmp_path / trainer / "surface_round_2.npz") for trainer in ("gpu", "cpu"))
+    for key in ("x", "y", "loss", "points", "point_loss", "distance"):
+        np.testing.assert_allclose(gpu[key], cpu[key], rtol=1e-6, atol=1e-9, err_msg=key)
+
+
+NAMES = ["client 4", "client 7", "client 9", "mean", "broadcast", "global"]
+
+
+def surface():
+    x, y = np.linspace(-1, 2, 7), np.linspace(0, 3, 7)
+    bowl = (x[None] - 0.5) ** 2 + 2 * (y[:, None] - 1.5) ** 2 + 1
+    points = np.array([(0, 0.5), (1.5, 0.5), (0.4, 2.5), (0.63, 1.17), (0.5, 1), (0.8, 1.4)])
+    return {
+        "x": x,
+        "y": y,
+        "loss": bowl,
+        "acc": bowl,
+        "round": np.array(50),
+        "split": np.array("test"),
+        "names": np.array(NAMES),
+        "points": points,
+        "point_loss": np.arange(1.0, 7.0),
+        "distance": np.array([0, 0, 0, 0, 0.25, np.nan]),
+    }
+
+
+def test_contours_and_points_have_the_right_positions(tmp_path):
+    (axes,) = plot_surface(surface(), tmp_path / "new" / "surface.png").axes
+    (contours,) = (one for one in axes.collections if hasattr(one, "levels"))
+    np.testing.assert_allclose([line.get_xydata()[0] for line in axes.lines], surface()["points"])
+    np.testing.assert_allclose(np.diff(np.log(contours.levels), 2), 0, atol=1e-9)
+    for level, path in zip(contours.levels, contours.get_paths(), strict=True):
+        for x, y in path.vertices:  # contours are straight between grid points
+            assert (x - 0.5) ** 2 + 2 * (y - 1.5) ** 2 + 1 == pytest.approx(level, abs=0.2)
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[0] == "w₁, client 4: 1"
+    assert labels[3:] == [
+        "their mean: 4",
+        "broadcast model: 5,\n0.25 off the plane",
+        "new global model: 6",
+    ]
+    assert [text.get_text() for text in axes.texts if text.get_text().startswith("w")] == [
+        "w₁",
+        "w₂",
+        "w₃",
+    ]
+    assert axes.get_title() == "Test loss (nats) around three clients of round 50"
+    assert matplotlib.image.imread(tmp_path / "new" / "surface.png").std() > 0.02

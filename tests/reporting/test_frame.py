@@ -3,7 +3,7 @@
 import pytest
 from run_folders import GCFED, PLACE, run_of
 
-from gcfed.report.frame import frame_of
+from gcfed.reporting.frame import frame_of
 
 
 def methods(*runs):
@@ -42,6 +42,18 @@ def test_rounds_and_tests_distinguish_settings():
 def test_the_latest_of_two_runs_with_the_same_seed_counts():
     old, new = (run_of(summary={"ended": f"2026-05-0{day}T00:00:00+00:00"}) for day in (1, 2))
     assert [*frame_of([new, run_of("unfinished"), old])["repeated"]] == [False, True, True]
+
+
+def test_a_run_that_ended_counts_instead_of_a_later_one_that_did_not():
+    """The later run had ended once. Then it was continued with more rounds, and failed."""
+    ended, later = (f"2026-05-0{day}T00:00:00+00:00" for day in (1, 2))
+    finished = run_of(summary={"ended": ended})
+    failed = run_of("failed", summary={"ended": later})
+    for runs in ([finished, failed], [failed, finished]):
+        frame = frame_of(runs)
+        assert [*frame["state"][~frame["repeated"]]] == ["finished"]
+    # of two that have not ended, one is listed
+    assert [*frame_of([run_of("failed"), run_of("unfinished")])["repeated"]] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,321 @@
+"""Who is asked when, and whose uploads make the server's step number t.
+
+A client's time depends on its steps and its device, and not on the model. So the timetable of a run
+is known without training: a late client can train when the server uses its upload, from the
+download that it was sent. Each round stays one transaction. A schedule's state (the time, and who
+is busy with which download) is small and part of the checkpoints.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from gcfed.data.clock import Clock
+from gcfed.data.faults import Faults
+from gcfed.data.sampling import Buffered, LossSampler, Trained, UniformSampler
+from gcfed.utils.rng import generator
+
+
+class Turn(NamedTuple):
+    """Whose uploads a step of the server uses.
+
+    Attributes:
+        clients: ids, ``[K]``, ascending.
+        versions: index of the round whose download each of them has, ``[K]``.
+        asked: number of clients that are sent this round's download.
+        lost: number of clients that were asked and whose uploads the server does not use.
+        seconds: time of the step on the clock.
+    """
+
+    clients: np.ndarray
+    versions: np.ndarray
+    asked: int
+    lost: int
+    seconds: float
+
+    def groups(self, index: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The clients of each version, the oldest first.
+
+        The last group is that of the round ``index`` itself. It may be empty.
+        """
+        for version in sorted({index, *self.versions.tolist()}):
+            yield version, self.clients[self.versions == version]
+
+
+NOBODY = Turn(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0, 0.0)
+
+
+@dataclass
+class Schedule:
+    """Synchronous rounds. Each ends when the last client that counts has answered.
+
+    A client that drops out is missed when it would have answered.
+
+    Attributes:
+        planned: clients ``[K]`` → their planned numbers of local steps, ``[K]``.
+        sizes: clients ``[K]`` → their numbers of samples, ``[K]``.
+        download_bytes, upload_bytes: size of a client's messages in the last round; before the
+            first round that of the model.
+        seconds: the present time on the clock.
+        known: what clients' last training has shown, by client; empty unless the sampler asks.
+        late: whether clients may have older downloads than the round's.
+    """
+
+    sampler: UniformSampler
+    faults: Faults
+    clock: Clock
+    num_clients: int
+    seed: int
+    planned: Callable[[np.ndarray], np.ndarray]
+    sizes: Callable[[np.ndarray], np.ndarray]
+    download_bytes: float = 0.0
+    upload_bytes: float = 0.0
+    seconds: float = field(default=0.0, init=False)
+    known: dict[int, Trained] = field(default_factory=dict, init=False)
+    late: ClassVar[bool] = False
+
+    @property
+    def timed(self) -> bool:
+        """Whether the run's rows have the time."""
+        return self.clock.step is not None
+
+    @property
+    def hears_losses(self) -> bool:
+        """Whether the cohorts depend on the clients' losses."""
+        return isinstance(self.sampler, LossSampler)
+
+    @property
+    def held(self) -> set[int]:
+        """The versions that some client still has after the last turn."""
+        return set()
+
+    def validate(self) -> None:
+        """Raises ValueError for settings that do not work together; called before round one."""
+        preferred = getattr(self.sampler, "preferred", None)
+        if preferred is not None and not self.timed:
+            raise ValueError("participation.sampler.preferred: set participation.clock.step, too.")
+        if self.clock.available is None:
+            return
+        if type(self.sampler) not in (UniformSampler, Buffered):
+            raise ValueError(
+                "participation.clock.available combines with participation=uniform and buffered"
+                f" only: {type(self.sampler).__name__} draws among all clients."
+            )
+        enough = 1 if self.late else self.sampler.per_round
+        self.clock.require_enough(self.num_clients, enough, self.seed)
+
+    # -------------------------------------------------------------------------------------- turns
+    def turn(self, t: int) -> Turn:
+        """The turn of round ``t``, which follows the last one."""
+        drawn = self._draw(t)
+        comes, times = self.ask(drawn, t)
+        most = len(drawn)
+        if self.faults.extra:
+            most = self.sampler.per_round - self.faults.extra
+        first = np.lexsort((drawn, np.where(comes, times, np.inf)))[:most]
+        waits = times
+        if self.faults.extra and comes[first].all():
+            waits = times[first]  # the server does not wait for the others
+        self.seconds += float(waits.max(initial=0.0))
+        clients = drawn[np.sort(first[comes[first]])]
+        versions = np.full(len(clients), t)
+        return Turn(clients, versions, len(drawn), len(drawn) - len(clients), self.seconds)
+
+    def _draw(self, t: int) -> np.ndarray:
+        """The clients that are asked in round ``t``, ascending."""
+        if isinstance(self.sampler, LossSampler):
+            return self.sampler.choose(t, self.num_clients, self.seed, self.known)
+        if self.clock.available is None:
+            return self.sampler(t, self.num_clients, self.seed)
+        everyone = np.ones(self.num_clients, bool)
+        self.seconds = self.clock.next_available(
+            self.seconds, everyone, self.sampler.per_round, self.seed
+        )
+        available = self.clock.is_available(self.seconds, self.num_clients, self.seed)
+        clients = np.flatnonzero(available)
+        return clients[self.sampler(t, len(clients), self.seed)]
+
+    def ask(self, clients: np.ndarray, version: int) -> tuple[np.ndarray, np.ndarray]:
+        """Whether these clients answer the download of round ``version``, and after how many
+        seconds, both ``[K]``.
+        """
+        if not (self.timed or self.late or self.faults.dropout or self.faults.extra):
+            return np.ones(len(clients), bool), np.zeros(len(clients))
+        steps = self.steps(clients, version)
+        message_bytes = self.download_bytes + self.upload_bytes
+        return self.faults.answers(clients, steps, version, self.seed, self.clock, message_bytes)
+
+    def steps(self, clients: np.ndarray, version: int) -> np.ndarray:
+        """How many local steps these clients do from the download of round ``version``, ``[K]``."""
+        return self.faults.steps(self.planned(clients), clients, version, self.seed)
+
+    def learn(self, losses: Mapping[int, float], t: int) -> None:
+        """Notes the clients' losses in round ``t``; called after each round."""
+        clients = np.array(list(losses), dtype=np.int64)
+        _, seconds = self.ask(clients, t)
+        samples = self.sizes(clients)
+        for place, client in enumerate(clients.tolist()):
+            self.known[client] = Trained(
+                losses[client], t, int(samples[place]), float(seconds[place])
+            )
+
+    # -------------------------------------------------------------------------------- checkpoints
+    def state_dict(self) -> dict[str, Any]:
+        """What the next turn depends on; empty if it is only the seed."""
+        if not (self.timed or self.hears_losses):
+            return {}
+        known = {client: tuple(trained) for client, trained in self.known.items()}
+        return {
+            "seconds": self.seconds,
+            "download_bytes": self.download_bytes,
+            "upload_bytes": self.upload_bytes,
+            "known": known,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.seconds = state_dict["seconds"]
+        self.download_bytes = state_dict["download_bytes"]
+        self.upload_bytes = state_dict["upload_bytes"]
+        self.known = {client: Trained(*own) for client, own in state_dict["known"].items()}
+
+
+class Answer(NamedTuple):
+    """A client that trains. Answers are sorted by their time, then by the order of asking.
+
+    Attributes:
+        seconds: when it answers or is missed.
+        draw: number of draws before the one that chose it.
+        client, version: its id, and the round of its download.
+        comes: whether it answers.
+    """
+
+    seconds: float
+    draw: int
+    client: int
+    version: int
+    comes: bool
+
+
+@dataclass
+class BufferedSchedule(Schedule):
+    """Clients that train while the server steps: the timetable of :class:`Buffered`.
+
+    At one instant answers come first, then the server's step, then new downloads. A client that
+    drops out keeps its place until it would have answered.
+    """
+
+    sampler: Buffered
+    draws: int = field(default=0, init=False)
+    busy: list[Answer] = field(default_factory=list, init=False)  # a heap
+    late: ClassVar[bool] = True
+
+    @property
+    def timed(self) -> bool:
+        return True
+
+    @property
+    def held(self) -> set[int]:
+        return {answer.version for answer in self.busy}
+
+    def turn(self, t: int) -> Turn:
+        buffer: dict[int, int] = {}  # client → version
+        asked = 0
+        lost = 0
+        gone: list[int] = []  # clients that this version has lost; they get the next one
+        while len(buffer) < self.sampler.per_round:
+            asked += self._ask_idle(t, [*buffer, *gone])
+            if not self.busy:
+                break  # no client is left that could answer
+            self.seconds = self.busy[0].seconds
+            while self._has_answer_now() and len(buffer) < self.sampler.per_round:
+                answer = heapq.heappop(self.busy)
+                if answer.comes and not self._too_late(answer, t):
+                    buffer[answer.client] = answer.version
+                else:
+                    lost += 1
+                if answer.version == t and not answer.comes:
+                    gone.append(answer.client)
+        clients = np.array(sorted(buffer), dtype=np.int64)
+        versions = np.array([buffer[client] for client in clients.tolist()], dtype=np.int64)
+        return Turn(clients, versions, asked, lost, self.seconds)
+
+    def _has_answer_now(self) -> bool:
+        return bool(self.busy) and self.busy[0].seconds == self.seconds
+
+    def _too_late(self, answer: Answer, t: int) -> bool:
+        bound = self.sampler.max_staleness
+        return bound is not None and t - answer.version > bound
+
+    def _ask_idle(self, version: int, waiting: list[int]) -> int:
+        """Sends this version to idle clients, as long as there is a free place.
+
+        Clients that wait for the server's step are not idle. Returns how many were asked.
+        """
+        places = self.sampler.concurrency - len(self.busy)
+        taken = np.array([*(answer.client for answer in self.busy), *waiting], dtype=np.int64)
+        if self.clock.available is not None:
+            clients = self._draw_available(places, taken)
+        else:
+            clients = self._draw_idle(places, taken)
+        if len(clients) == 0:
+            return 0
+        comes, times = self.ask(clients, version)
+        for client, answers, seconds in zip(
+            clients.tolist(), comes.tolist(), times.tolist(), strict=True
+        ):
+            answer = Answer(self.seconds + seconds, self.draws, client, version, answers)
+            heapq.heappush(self.busy, answer)
+        self.draws += 1
+        return len(clients)
+
+    def _draw_idle(self, places: int, taken: np.ndarray) -> np.ndarray:
+        """Idle clients, uniform without replacement, ascending. Never lists the population."""
+        taken = np.sort(taken)
+        num_idle = self.num_clients - len(taken)
+        count = min(places, num_idle)
+        if count == 0:
+            return np.zeros(0, dtype=np.int64)
+        random = generator(self.seed, "cohort", self.draws)
+        rank = np.sort(random.choice(num_idle, count, replace=False, shuffle=False))
+        return rank + np.searchsorted(taken - np.arange(len(taken)), rank, side="right")
+
+    def _draw_available(self, places: int, taken: np.ndarray) -> np.ndarray:
+        """As :meth:`_draw_idle`, among the clients that can be asked now.
+
+        If nobody trains, the time goes on until a client can be asked.
+        """
+        idle = np.ones(self.num_clients, bool)
+        idle[taken] = False
+        if not idle.any():
+            return np.zeros(0, dtype=np.int64)
+        if not self.busy:
+            self.seconds = self.clock.next_available(self.seconds, idle, 1, self.seed)
+        available = self.clock.is_available(self.seconds, self.num_clients, self.seed)
+        candidates = np.flatnonzero(idle & available)
+        count = min(places, len(candidates))
+        if count == 0:
+            return candidates[:0]
+        random = generator(self.seed, "cohort", self.draws)
+        chosen = random.choice(len(candidates), count, replace=False, shuffle=False)
+        return candidates[np.sort(chosen)]
+
+    def state_dict(self) -> dict[str, Any]:
+        busy = [tuple(answer) for answer in self.busy]
+        return super().state_dict() | {"draws": self.draws, "busy": busy}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.draws = state_dict["draws"]
+        self.busy = [Answer(*own) for own in state_dict["busy"]]
+
+
+def schedule_of(sampler: UniformSampler, *rest: Any) -> Schedule:
+    """The schedule of a rule of participation; ``rest`` are :class:`Schedule`'s other arguments."""
+    if isinstance(sampler, Buffered):
+        return BufferedSchedule(sampler, *rest)
+    return Schedule(sampler, *rest)

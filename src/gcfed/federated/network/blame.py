@@ -1,0 +1,112 @@
+"""Says in one line whose code has failed.
+
+An error of the user's code keeps its type, its message and its traceback. The line follows as a
+note (``BaseException.add_note``), so it is the last one on the screen and in ``failure.txt``.
+"""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from inspect import getfile
+from types import FrameType
+
+from lightning.pytorch import Callback
+from torch import nn
+
+from gcfed.tasks import Task
+
+#: Our functions that use what the user's code returns → what has failed.
+OURS = {
+    "ClientStack.__call__": "model: {net} fails",
+    "ClientStack.backward": "model or task: the backward pass of {net} and {task} fails",
+    "Passes.run": "model or task: the backward pass of {net} and {task} fails",
+    "LocalSolver.train": "model or task: local training of {net} with {task} fails",
+    "FederatedModule.validation_step": "task={task} or model: the test of {net} fails",
+}
+
+
+@contextmanager
+def blamed(net: nn.Module, task: Task, when: str) -> Iterator[None]:
+    """Adds a line to an error of the block that names the network, the task or another part.
+
+    Args:
+        when: the end of the line, such as ``in round 3``.
+    """
+    try:
+        yield
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames.reverse()  # the innermost first
+        if not (hasattr(error, "__notes__") or _names_its_cause(error, frames)):
+            culprit = _by_object(frames, net, task) or _by_file(frames, net, task)
+            culprit = culprit or _by_engine(frames, net, task)
+            if culprit:
+                error.add_note(f"{culprit} {when}.")
+        raise
+
+
+def _names_its_cause(error: Exception, frames: list[FrameType]) -> bool:
+    """Whether it names a file, or is a refusal of ours, which names a key."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return True
+    return isinstance(error, ValueError) and _is_ours(frames[0].f_globals.get("__name__"))
+
+
+def _is_ours(module: object) -> bool:
+    return str(module).split(".")[0] in ("gcfed", "gcfed_sites")
+
+
+def _by_object(frames: list[FrameType], net: nn.Module, task: Task) -> str:
+    """The part of the run that has the innermost method."""
+    modules = {id(module) for module in net.modules()}
+    for frame in frames:
+        owner = frame.f_locals.get("self")
+        if id(owner) in modules:
+            return f"model: {type(net).__name__} fails"
+        if owner is task and _is_ours(type(task).__module__):
+            name = type(task).__name__
+            return f"model: task={name} fails on the outputs of {type(net).__name__}"
+        if owner is task:
+            return f"task={type(task).__name__} fails"
+        if isinstance(owner, Callback) and not _is_ours(type(owner).__module__):
+            function = f"{type(owner).__name__}.{frame.f_code.co_name}"
+            return f"methods, metrics or callbacks: {function} fails"
+    return ""
+
+
+def _by_file(frames: list[FrameType], net: nn.Module, task: Task) -> str:
+    """The network, the task or both, if their files have the innermost function.
+
+    Functions outside of classes and a ``torch.autograd.Function`` have no ``self``.
+    """
+    of_net = {file for module in net.modules() for file in _files(module)}
+    of_task = _files(task)
+    for frame in frames:
+        file = frame.f_code.co_filename
+        if file in of_net and file in of_task:
+            return f"model or task: {type(net).__name__} or {type(task).__name__} fails"
+        if file in of_net:
+            return f"model: {type(net).__name__} fails"
+        if file in of_task:
+            return f"task={type(task).__name__} fails"
+    return ""
+
+
+def _files(thing: object) -> set[str]:
+    """The files of its class and of the classes above, without ours and without torch's."""
+    files = set()
+    for kind in type(thing).__mro__:
+        if _is_ours(kind.__module__) or kind.__module__.split(".")[0] == "torch":
+            continue
+        with suppress(TypeError, OSError):  # a class of Python itself, or of a notebook
+            files.add(getfile(kind))
+    return files
+
+
+def _by_engine(frames: list[FrameType], net: nn.Module, task: Task) -> str:
+    """The part of the run that our innermost function of :data:`OURS` calls."""
+    for frame in frames:
+        text = OURS.get(frame.f_code.co_qualname)
+        if text and _is_ours(frame.f_globals.get("__name__")):
+            return text.format(net=type(net).__name__, task=type(task).__name__)
+    return ""

@@ -1,0 +1,194 @@
+"""Writes a report of many runs: ``index.html`` with its tables and figures."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from os.path import commonpath, relpath
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from gcfed.reporting.frame import frame_of, search_of
+from gcfed.reporting.tables import Table, all_runs, comparison, harmless, targets
+from gcfed.reporting.verdict import Verdict, verdict
+from gcfed.runs.folder import STATES, Run, find_runs
+from gcfed.runs.measures import parse, value
+from gcfed.utils.files import replacing
+from gcfed.utils.resolvers import ROOT
+
+if TYPE_CHECKING:
+    from gcfed.reporting.figures import Picture
+
+#: Further columns of a comparison, if the runs have them.
+MEASURES = (
+    "best:test/acc",
+    "final:personal/global_acc",
+    "final:personal/local_acc",
+    "total:comm/down_bytes",
+    "total:comm/up_bytes",
+)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The runs below the roots, and what is left out."""
+
+    runs: list[Run]
+    notes: list[str]  # folders that are left out, each with its reason
+
+    @property
+    def counts(self) -> str:
+        """``7 runs: 6 finished, 1 failed``."""
+        states = Counter(run.state for run in self.runs)
+        number = f"{len(self.runs)} run{'s' * (len(self.runs) > 1)}"
+        each = [f"{states[state]} {state}" for state in STATES if states[state]]
+        return f"{number}: {', '.join(each)}"
+
+
+def write_report(
+    *roots: str | Path,
+    out: str | Path = ROOT / "logs" / "report",
+    measures: str | Sequence[str] | None = None,
+    figures: bool = True,
+) -> Path:
+    """Writes tables, figures and a page of all runs below ``roots``, as ``src/report.py`` does;
+    returns the page.
+
+    Args:
+        roots: folders with runs; by default ``logs``.
+        out: the folder of the report.
+        measures: further columns of the comparisons (:mod:`gcfed.runs.measures`), such as
+            ``"final:val/acc"``.
+
+    Raises FileNotFoundError for a root that does not exist; ValueError without a run, or for an
+    unknown measure.
+    """
+    out = Path(out)
+    folders = [Path(root) for root in roots or [ROOT / "logs"]]
+    asked = [measures] if isinstance(measures, str) else [*(measures or ())]
+    for measure in asked:
+        parse(measure, "measures")
+    found = _find(folders)
+    frame = frame_of(found.runs)
+    verdicts = _verdicts(frame)
+    columns = [*MEASURES, *asked]
+    tables = _write_tables(frame, verdicts, columns, out / "tables")
+    _write_runs(frame, verdicts, columns, out / "tables" / "runs.csv")
+    pictures: list[Picture] = []
+    if figures:
+        from gcfed.reporting.figures import draw  # matplotlib
+
+        pictures = draw(frame, verdicts, out / "figures")
+    page = out / "index.html"
+    title = f"Runs in {', '.join(root.resolve().name for root in folders)}"
+    write_text(page, _page(title, found, frame, verdicts, tables, pictures))
+    for note in found.notes:
+        print(f"Not in this report: {note}")
+    print(f"{found.counts}. {page}")
+    return page.absolute()
+
+
+def _find(roots: Sequence[Path]) -> _Found:
+    """Reads all runs below the roots, without those below a folder ``debug``.
+
+    Raises ValueError if there is none.
+    """
+    base = Path(commonpath([root.resolve() for root in roots]))
+    notes: list[str] = []
+    runs: list[Run] = []
+    trials = Counter[Path]()
+    for run in find_runs(roots):
+        search = search_of(run)
+        if "debug" in run.folder.parts[len(base.parts) :]:
+            continue
+        if not run.config:
+            notes.append(f"{relpath(run.folder)}: {run.note}")
+        elif search is not None:
+            trials[search] += 1
+        else:
+            runs.append(run)
+    for folder, number in trials.items():
+        notes.append(f"{relpath(folder)}: {number} trials of a search, which are not compared")
+    if not runs:
+        raise ValueError(
+            f"There is no run below {', '.join(map(str, roots))}: a run's folder holds"
+            " config.yaml and metrics.csv. `python src/train.py` makes one; roots=[…] names other"
+            " folders. " + "; ".join(notes)
+        )
+    return _Found(runs, notes)
+
+
+def _verdicts(frame: pd.DataFrame) -> dict[str, Verdict]:
+    """The verdict of each place: those with several methods first, then by the number of seeds."""
+    found = {place: verdict(rows) for place, rows in frame.groupby("place", sort=False)}
+
+    def size(place: str) -> tuple[bool, int]:
+        table = found[place].table
+        return len(table) > 1, int(table["n"].sum())
+
+    return {place: found[place] for place in sorted(found, key=size, reverse=True)}
+
+
+def _write_tables(
+    frame: pd.DataFrame, verdicts: Mapping[str, Verdict], columns: Sequence[str], folder: Path
+) -> dict[str, list[Table]]:
+    """Writes the tables of each place in LaTeX; returns them."""
+    tables: dict[str, list[Table]] = {}
+    for number, (place, one) in enumerate(verdicts.items(), start=1):
+        rows = frame[frame["place"] == place]
+        shown = {one.measure, f"final:{parse(one.measure)[1]}"}
+        more = [measure for measure in columns if measure not in shown]
+        tables[place] = [comparison(one, rows, more, f"comparison_{number}", place)]
+        reached = targets(one, rows, f"targets_{number}", place)
+        if reached is not None:
+            tables[place].append(reached)
+        for table in tables[place]:
+            write_text(folder / f"{table.name}.tex", table.latex)
+    return tables
+
+
+def _write_runs(
+    frame: pd.DataFrame, verdicts: Mapping[str, Verdict], columns: Sequence[str], path: Path
+) -> None:
+    """Writes a line per run with all digits of its measures."""
+    measures = dict.fromkeys([*(one.measure for one in verdicts.values()), *columns])
+    numbers = {measure: [value(run, measure) for run in frame["run"]] for measure in measures}
+    lines = harmless(all_runs(frame)).join(pd.DataFrame(numbers, frame.index))
+    write_text(path, lines.to_csv(index=False))
+
+
+def _page(
+    title: str,
+    found: _Found,
+    frame: pd.DataFrame,
+    verdicts: Mapping[str, Verdict],
+    tables: Mapping[str, Sequence[Table]],
+    pictures: Sequence[Picture],
+) -> str:
+    """The page in HTML, with its figures inside."""
+    environment = Environment(
+        loader=PackageLoader("gcfed.reporting", "."), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("page.html").render(
+        title=title,
+        counts=found.counts,
+        notes=found.notes,
+        created=datetime.now(),
+        verdicts=verdicts,
+        tables=tables,
+        every=all_runs(frame),
+        pictures=pictures,
+        embed=lambda file: base64.b64encode(file.read_bytes()).decode(),
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    with replacing(path) as temporary:
+        # a folder may have any name
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -1,0 +1,196 @@
+"""The figures of a report: curves over the rounds, and over the bytes that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gcfed.plots.style import LABELS, MARKERS, factor, logarithmic, looks, save, styled, ticks
+from gcfed.reporting.verdict import Verdict
+from gcfed.runs.folder import FINISHED, Run
+from gcfed.runs.measures import parse, smooth
+
+METHODS = 12  # the first so many methods of a place are drawn
+PLACES = 6  # of the first so many places
+POINTS = 8  # markers on a curve
+
+
+class Picture(NamedTuple):
+    place: str
+    title: str
+    caption: str
+    file: Path  # PNG; there is a PDF of the same name
+
+
+class Mark(NamedTuple):
+    """The marker of one of several methods in a figure."""
+
+    marker: str
+    number: int  # the method's, from 0
+    methods: int
+
+    def places(self, points: int) -> slice:
+        """The points that are marked: each method has others, so that no marker hides another."""
+        step = max(self.methods, points // POINTS)
+        return slice(self.number * step // self.methods % points, None, step)
+
+
+@styled
+def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> list[Picture]:
+    """Writes all figures as PNG and PDF."""
+    shades = looks(frame["method"])
+    pictures: list[Picture] = []
+    for number, (place, found) in enumerate([*verdicts.items()][:PLACES], start=1):
+        order = [*found.table.index[:METHODS]]
+        rows = frame[(frame["place"] == place) & frame["method"].isin(order)]
+        rows = rows.sort_values(
+            "method", key=lambda methods: methods.map(order.index), kind="stable"
+        )
+        caption = _caption(rows, found)
+        first = parse(found.measure)[1]
+        measured = {name for run in rows["run"] for name in run.metrics}
+        for column in sorted(measured & {*LABELS}, key=lambda name: (name != first, name)):
+            smoothed = column == first and found.measure.startswith("last10")
+            words = caption
+            if smoothed:
+                words += " Each point is the mean of the tests in 10 rounds."
+            if found.declared and column.startswith("test/"):
+                words += " This is the global model."
+            stem = column.replace("/", "_")
+            title = LABELS[column].capitalize()
+            kinds = {stem: (title, "round")}
+            if column == first and _bytes_differ(rows):
+                kinds[f"{stem}_bytes"] = (f"{title} over megabytes", "bytes")
+            for name, (heading, over) in kinds.items():
+                file = folder / f"{name}_{number}.png"
+                figure = curves(rows, column, shades, smoothed, over=over)
+                save(figure, file)
+                save(figure, file.with_suffix(".pdf"))
+                pictures.append(Picture(place, heading, words, file))
+    return pictures
+
+
+def _caption(rows: pd.DataFrame, found: Verdict) -> str:
+    """What the curves of a place show."""
+    caption = ""
+    if found.table["n"].max() > 1:
+        caption += " Mean and standard deviation over the seeds that finished."
+    if any(state != FINISHED for state in rows["state"]):
+        caption += " Dotted: a run that did not finish."
+    if len(found.table) > METHODS:
+        caption += f" The first {METHODS} methods of the table."
+    return caption
+
+
+def _bytes_differ(rows: pd.DataFrame) -> bool:
+    """Whether the methods send different numbers of bytes in all their rounds."""
+    finished = rows[rows["state"] == FINISHED]
+    totals = finished["run"].map(lambda run: _megabytes(run).sum())
+    means = totals.groupby(finished["method"]).mean()
+    return len(means) > 1 and bool(means.max() > 1.01 * means.min())
+
+
+def _megabytes(run: Run) -> pd.Series:
+    """What was sent in each round, down and up, in megabytes."""
+    return (run.curve("comm/down_bytes") + run.curve("comm/up_bytes")) / 1e6
+
+
+@styled
+def curves(
+    rows: pd.DataFrame,
+    column: str,
+    shades: Mapping[str, Mapping[str, Any]],
+    smoothed: bool = False,
+    *,
+    over: str = "round",
+) -> Figure:
+    """A column over the rounds, one line per method, with the legend below the axes.
+
+    Args:
+        over: ``round``, or ``bytes`` for the megabytes that were sent until then.
+    """
+    figure = Figure(figsize=(5.6, 3.4))
+    axes = figure.subplots()
+    counted = rows[~rows["repeated"]]
+    methods = [*dict.fromkeys(counted["method"])]
+    for number, method in enumerate(methods):
+        runs = [*counted["run"][counted["method"] == method]]
+        finished = [run for run in runs if run.state == FINISHED]
+        others = [[run] for run in runs if run.state != FINISHED]
+        mark = Mark(MARKERS[number % len(MARKERS)], number, len(methods))
+        label = fill(method, 40)
+        for one in [finished, *others]:
+            look = dict(shades[method])
+            is_marked = one is finished and len(methods) > 1
+            if one is not finished:
+                look |= {"linestyle": ":", "linewidth": 1.3}
+            if _plot(axes, one, column, smoothed, over, look, label, mark if is_marked else None):
+                label = ""  # the legend names a method once
+    values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines] or [np.zeros(1)])
+    is_share = factor(column) == 100
+    if not is_share and values.min() > 0 and values.max() > 1000 * values.min():
+        logarithmic(axes)
+    xlabel = "communication round" if over == "round" else "sent to and by clients (MB)"
+    axes.set(xlabel=xlabel, ylabel=LABELS.get(column, column))
+    if over == "round":
+        ticks(axes)
+    _legend(figure, axes)
+    return figure
+
+
+def _plot(
+    axes: Axes,
+    runs: list[Run],
+    column: str,
+    smoothed: bool,
+    over: str,
+    look: Mapping[str, Any],
+    label: str,
+    mark: Mark | None,
+) -> bool:
+    """Draws the mean of these runs and a band; returns whether they have values.
+
+    Args:
+        mark: markers lie above all lines, so that they show where curves coincide. None: none.
+    """
+    values = pd.DataFrame({i: _curve(run, column, smoothed) for i, run in enumerate(runs)}).dropna()
+    if values.empty:
+        return False
+    mean, spread = values.mean(axis=1), values.std(axis=1)
+    x = values.index.to_numpy(dtype=float)
+    if over == "bytes":
+        sent = pd.DataFrame({i: _megabytes(run).cumsum() for i, run in enumerate(runs)})
+        x = sent.mean(axis=1).reindex(values.index).to_numpy()
+    y = mean.to_numpy()
+    color = look["color"]
+    axes.plot(x, y, label=label, marker="o" if len(x) == 1 else None, **look)
+    axes.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
+    if mark is not None:
+        marked = mark.places(len(x))
+        axes.scatter(x[marked], y[marked], 18, color, marker=mark.marker, label=label, zorder=3)
+    return True
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    """One entry per method, with its line and its marker, below the axes."""
+    entries: dict[str, list[Any]] = {}
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        entries.setdefault(label, []).append(handle)
+    if not entries:
+        return
+    abreast = max(1, min(len(entries), 66 // (6 + max(map(len, entries)))))
+    figure.set_figheight(3.4 + 0.2 * -(-len(entries) // abreast))
+    handles: list[Any] = [tuple(parts) for parts in entries.values()]
+    figure.legend(handles, [*entries], loc="outside lower center", ncols=abreast)
+
+
+def _curve(run: Run, column: str, smoothed: bool) -> pd.Series:
+    curve = run.curve(column).replace([np.inf, -np.inf], np.nan).dropna()
+    return factor(column) * (smooth(curve) if smoothed else curve)

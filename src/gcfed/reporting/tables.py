@@ -1,0 +1,280 @@
+"""The tables of a report, in HTML and in LaTeX."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from os.path import relpath
+
+import pandas as pd
+
+from gcfed.reporting.frame import described, symbol, varying
+from gcfed.reporting.judged import listed
+from gcfed.reporting.verdict import FEWEST, Scale, Verdict, per_seed, scale_of
+from gcfed.runs.folder import DIVERGED, STATES
+from gcfed.runs.measures import parse, value
+
+TARGETS = 4  # at most so many columns of targets
+_LATEX = {character: rf"\{character}" for character in "&%$#_{}"}
+_LATEX |= {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "[": "{[}",
+    "–": "--",
+}
+_LATEX |= {"±": r"$\pm$", "−": "$-$", "†": r"$^\dagger$", "\u00a0": "~"}
+_LATEX |= {
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "η": r"$\eta$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "ρ": r"$\rho$",
+}
+_FLOAT = r"""%% needs \usepackage{booktabs}; fits a column of a two-column paper
+\begin{table}
+\centering\small\setlength{\tabcolsep}{3pt}
+\caption{%s}\label{tab:%s}
+%s\end{table}
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table whose ``frame`` holds texts. The first cell of ``bold`` rows is emphasised."""
+
+    name: str  # of the file
+    title: str
+    frame: pd.DataFrame
+    bold: Sequence[bool] = ()
+    notes: Sequence[str] = ()
+    printed: int = 0  # the first so many columns are in LaTeX
+
+    @property
+    def latex(self) -> str:
+        marks = str.maketrans(_LATEX)
+        cells = self._marked(marks, r"\textbf{%s}").iloc[:, : self.printed]
+        caption = re.compile(
+            r"^rounds to | of clients' own models|, last \d+ rounds"
+        )  # words that the caption has, too
+        cells = cells.rename(columns=lambda name: caption.sub("", name))
+        tabular = cells.to_latex(
+            index=False, column_format=f"@{{}}l{'r' * (self.printed - 1)}@{{}}"
+        )
+        return _FLOAT % (self.title.translate(marks), self.name, tabular)
+
+    @property
+    def html(self) -> str:
+        marks = str.maketrans({character: html.escape(character) for character in "<>&"})
+        return self._marked(marks, "<strong>%s</strong>").to_html(
+            index=False, escape=False, border=0
+        )
+
+    def _marked(self, marks: dict[int, str], bold: str) -> pd.DataFrame:
+        cells = self.frame.astype(str).map(lambda text: text.translate(marks))
+        for i, is_bold in enumerate(self.bold):
+            cells.iloc[i, 0] = bold % cells.iloc[i, 0] if is_bold else cells.iloc[i, 0]
+        return cells.rename(columns=lambda name: name.translate(marks))
+
+
+def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
+    """A row per method and a column per measure that any run has, with cells such as ``61.20 ±
+    0.80``.
+
+    The mean of a ranked method is over the shared seeds, that of another method over its own.
+    Methods that the verdict's measure does not judge have no cell of it.
+    """
+    texts: dict[str, list[str]] = {"method": [*found.table.index]}
+    for measure in measures:
+        values = per_seed(rows, measure)
+        own = {method: _counted(method, found, values) for method in found.table.index}
+        if measure == found.measure:
+            own |= {method: numbers[:0] for method, numbers in own.items() if method in found.apart}
+        means = [abs(numbers.mean()) for numbers in own.values() if len(numbers)]
+        if means:
+            scale = scale_of(measure, max(means))
+            missed = _missed(rows, measure)
+            texts[scale.heading] = [
+                _cell(numbers, scale, measure, missed.get(method, set()))
+                for method, numbers in own.items()
+            ]
+    return pd.DataFrame(texts, dtype=object)
+
+
+def _counted(method: str, found: Verdict, values: pd.DataFrame) -> pd.Series:
+    """The values of a method that count, by seed. ``values``: [seeds, methods]."""
+    if method not in values:
+        return pd.Series(dtype=float)
+    numbers = values[method]
+    if method in found.ranked:
+        numbers = numbers.reindex(found.seeds)
+    return numbers.dropna()
+
+
+def _missed(rows: pd.DataFrame, measure: str) -> dict[str, set[int]]:
+    """The seeds of each method that did not reach a target."""
+    missed: dict[str, set[int]] = {}
+    if measure.startswith("rounds:"):
+        counted = rows[~rows["repeated"]]
+        for method, run in zip(counted["method"], counted["run"], strict=True):
+            if run.has_ended and value(run, measure) is None:
+                missed.setdefault(method, set()).add(run.seed)
+    return missed
+
+
+def _cell(numbers: pd.Series, scale: Scale, measure: str, missed: Set[int]) -> str:
+    """``61.20 ± 0.80``; ``12+`` if a seed missed a target; ``–`` without a number."""
+    if numbers.empty:
+        return "–"
+    text = scale.text(numbers.mean())
+    if not missed.isdisjoint(numbers.index):
+        return f"{text}+"
+    if len(numbers) > 1 and not measure.startswith("total:"):
+        text += f" ± {scale.text(numbers.std())}"
+    return text
+
+
+def comparison(
+    found: Verdict, rows: pd.DataFrame, measures: Sequence[str], name: str, place: str
+) -> Table:
+    """A row per method, the best first. ``measures`` are further columns."""
+    frame = measured(found, rows, [found.measure, *measures])
+    methods = frame["method"]
+    states = rows.groupby("method")["state"].agg(lambda own: ", ".join(dict.fromkeys(own)))
+    ended = methods.map(states)
+    heading = found.scale.heading
+    main = frame.get(heading, pd.Series("–", frame.index))
+    main = main.mask(methods.isin([*found.apart]), "not compared")
+    main = main.where(main != "–", ended)
+    main += [" †" if DIVERGED in states_of_method else "" for states_of_method in ended]
+    columns = {heading: main}
+    if found.ranked:
+        is_compared = methods.isin(found.ranked) & (methods != found.reference)
+        columns[f"against {found.reference}"] = methods.map(found.difference).where(
+            is_compared, "–"
+        )
+    printed = 1 + len(columns)
+    columns["seeds"] = found.table["n"].to_numpy()
+    others = frame.drop(columns=["method", heading], errors="ignore")
+    others = others.drop(columns=_equal_bytes(others))
+    cells = pd.concat([methods, pd.DataFrame(columns, frame.index), others], axis=1)
+    bold = [method in found.leaders for method in methods]
+    title = f"{found.direction}: {place}"
+    return Table(name, title, cells, bold, _notes(found, rows), printed)
+
+
+def _equal_bytes(cells: pd.DataFrame) -> list[str]:
+    """The columns of bytes in which the methods do not differ, if there are several methods."""
+    if len(cells) < 2:
+        return []
+    return [name for name in cells if name.endswith("(MB)") and cells[name].nunique() == 1]
+
+
+def _notes(found: Verdict, rows: pd.DataFrame) -> list[str]:
+    notes = [_reading(found, rows)]
+    notes += [f"Not compared: {why}." for why in found.apart.values()]
+    if found.declared and not parse(found.measure)[1].startswith("test/"):
+        notes.append(f"Test accuracies are the global model's, not those of {_whose(found)}.")
+    below = [
+        method
+        for method in found.table.index
+        if method not in found.ranked and method not in found.apart
+    ]
+    if found.ranked and below:
+        notes.append(f"Not ranked, with fewer than {FEWEST} common seeds: {', '.join(below)}.")
+    if rows["repeated"].any():
+        names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])
+        notes.append(f"Of a seed that was run twice, only the last run counts. Left out: {names}.")
+    notes += _different_clients(rows)
+    return [note for note in notes if note]
+
+
+def _whose(found: Verdict) -> str:
+    return f"the models that clients of {listed([*found.declared])} use"
+
+
+def _reading(found: Verdict, rows: pd.DataFrame) -> str:
+    """How to read the numbers of a comparison."""
+    sentences = []
+    if found.table["n"].max() > 1:
+        sentences.append("Mean ± standard deviation over seeds.")
+    if DIVERGED in {*rows["state"]}:
+        sentences.append("†: a run diverged.")
+    if found.ranked:
+        seeds = ", ".join(map(str, found.seeds))
+        sentences.append(f"Seeds {seeds}, which all ranked methods share.")
+        sentences.append("Bold: methods that are not clearly worse than any other.")
+        sentences.append(
+            "In brackets: 95 % interval of the mean difference seed by seed (Student's t), for"
+            " each pair alone."
+        )
+    return " ".join(sentences)
+
+
+def _different_clients(rows: pd.DataFrame) -> list[str]:
+    """The settings of local training in which methods differ without it being in their names."""
+    texts = rows.set_index("method")
+    texts = varying(texts.loc[:, texts.columns.str.match(r"client\.|precision|privacy")])
+    notes = []
+    for key in texts:
+        if any(described(key, text) in method for method, text in texts[key].items()):
+            continue
+        groups = [
+            f"{text or 'none'} ({', '.join(dict.fromkeys(same.index))})"
+            for text, same in texts.groupby(key)
+        ]
+        notes.append(f"Different {symbol(key)}: {'; '.join(groups)}.")
+    return notes
+
+
+def targets(found: Verdict, rows: pd.DataFrame, name: str, place: str) -> Table | None:
+    """Rounds to the highest targets that a run reached; None if no run reached one.
+
+    Targets are accuracies of the global model, so methods whose clients use others are left out.
+    """
+    rows = rows[~rows["method"].isin([*found.declared])]
+    asked = {float(target) for run in rows["run"] for target in run.get("targets") or ()}
+    measures = [f"rounds:{target:g}" for target in sorted(asked) if 1e-4 <= target <= 1]
+    reached = [m for m in measures if any(value(run, m) for run in rows["run"])]
+    if not reached:
+        return None
+    frame = measured(found, rows, reached[-TARGETS:])
+    frame = frame[~frame["method"].isin([*found.declared])]
+    note = (
+        "+: a run did not reach the target and counts with all its rounds, so the mean is a lower"
+        " bound."
+    )
+    is_bound = any("+" in cell for cell in frame.iloc[:, 1:].to_numpy().flat)
+    title = f"Rounds to a test accuracy: {place}"
+    return Table(name, title, frame, (), [note] if is_bound else [], len(frame.columns))
+
+
+def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
+    """Every run with its folder; failed and unfinished ones first."""
+    rows = rows.sort_values("state", key=lambda s: -s.map(STATES.index), kind="stable")
+    frame = rows[["state", "method", "place", "seed"]]
+    return frame.assign(
+        rounds=[f"{run.rounds} of {run.planned}" for run in rows["run"]],
+        folder=[relpath(run.folder) for run in rows["run"]],
+        note=[run.note for run in rows["run"]],
+    )
+
+
+def harmless(frame: pd.DataFrame) -> pd.DataFrame:
+    """A copy in which no text is a formula: spreadsheets compute cells that begin with =, +, -
+    or @. Such a text gets an apostrophe in front; numbers stay.
+    """
+    return frame.map(lambda cell: f"'{cell}" if _is_formula(cell) else cell)
+
+
+def _is_formula(cell: object) -> bool:
+    if not isinstance(cell, str) or not cell.lstrip().startswith(("=", "+", "-", "@")):
+        return False
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,280 @@
+"""Which methods lead in one place, by how much, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gcfed.reporting.judged import judged, listed
+from gcfed.runs.measures import WINDOW, higher_is_better, is_accuracy, parse, value
+
+FEWEST = 3  # seeds of a method that is ranked
+#: Names of columns.
+TITLES = {
+    "test/acc": "test accuracy",
+    "test/rmse": "RMSE",
+    "test/relative_error": "relative error",
+    "test/loss": "test loss",
+    "val/acc": "validation accuracy",
+    "personal/global_acc": "accuracy of the global model at clients",
+    "personal/local_acc": "accuracy of clients' own models",
+    "comm/down_bytes": "sent to clients",
+    "comm/up_bytes": "sent by clients",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the numbers of a measure are shown: times ``factor``; means and spreads with the same
+    ``digits``.
+    """
+
+    title: str
+    unit: str
+    factor: float
+    digits: int
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    def text(self, number: float, sign: str = "") -> str:
+        return f"{self.factor * number:{sign},.{self.digits}f}".replace("-", "−")
+
+
+def scale_of(measure: str, largest: float = 1.0) -> Scale:
+    """``largest`` is the largest number, in the run's own unit.
+
+    Errors and bytes show four digits of it.
+    """
+    name, of = parse(measure)
+    if name == "rounds":
+        return Scale(f"rounds to {100 * float(of):g}\u00a0%", "", 1.0, 0)
+    suffixes = {"last10": f", last {WINDOW} rounds", "best": ", best"}
+    title = TITLES.get(of, of) + suffixes.get(name, "")
+    if is_accuracy(of):
+        return Scale(title, "%", 100.0, 2)
+    unit = "MB" if of.endswith("_bytes") else ""
+    factor = 1e-6 if unit else 1.0
+    size = abs(factor * largest)
+    digits = 2
+    if 0 < size < math.inf:
+        digits = min(9, max(0, 3 - math.floor(math.log10(size))))
+    return Scale(title, unit, factor, digits)
+
+
+def interval(values: Any) -> tuple[float, float]:
+    """The 95 % interval of the mean, by Student's t; NaN for fewer than two values."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    mean = np.mean(values)
+    half = _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(mean - half), float(mean + half)
+
+
+@cache
+def _quantile(n: int) -> float:
+    """Student's t with n − 1 degrees of freedom at 97.5 %: with t = √(n − 1)·tan θ its density is ∝
+    cosⁿ⁻² θ.
+    """
+    angles = np.linspace(0, math.pi / 2, 100_001)
+    heights = np.cos(angles) ** (n - 2)
+    areas = np.concatenate([[0.0], np.cumsum((heights[1:] + heights[:-1]) / 2)])
+    return math.sqrt(n - 1) * math.tan(np.interp(0.95 * areas[-1], areas, angles))
+
+
+def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """A measure of ended runs, [seeds, methods], or NaN.
+
+    A run that missed a target counts with all its rounds.
+    """
+    has_ended = rows["run"].map(lambda run: run.has_ended).astype(bool)
+    counted = rows[has_ended & ~rows["repeated"]]
+    values = []
+    for run in counted["run"]:
+        number = value(run, measure)
+        missed = number is None and measure.startswith("rounds:")
+        values.append(run.rounds if missed else number)
+    frame = pd.DataFrame(
+        {"seed": counted["seed"], "method": counted["method"], "value": np.array(values, float)}
+    )
+    return frame.pivot(index="seed", columns="method", values="value").dropna(how="all")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The methods of one place, the best first, then those that are not ranked."""
+
+    measure: str
+    scale: Scale
+    #: A row per method: n, mean and std over the shared seeds (an unranked method: over its own
+    #: seeds), and its difference to ``reference`` with its interval, low and high.
+    table: pd.DataFrame
+    ranked: list[str]  # methods that share at least three seeds
+    seeds: list[int]  # the seeds that they share
+    reference: str  # FedAvg if it is ranked, otherwise the best; "" if nothing is ranked
+    leaders: list[str]  # methods that are not clearly worse than any other, the best first
+    apart: Mapping[str, str]  # methods that the measure does not judge → why
+    declared: Mapping[str, str]  # methods that are not judged by the global model → their column
+
+    @property
+    def direction(self) -> str:
+        """``Test accuracy, last 10 rounds (%), higher is better``."""
+        heading = self.scale.heading
+        return f"{heading[0].upper()}{heading[1:]}{self.better}"
+
+    @property
+    def better(self) -> str:
+        return f", {'higher' if higher_is_better(self.measure) else 'lower'} is better"
+
+    @property
+    def headline(self) -> str:
+        """What the intervals allow: ``SCAFFOLD and GC-Fed lead; GC-Fed +1.4 points over FedAvg (0.4
+        to 2.4)``.
+        """
+        if len(self.table) == 1:
+            return self._only(self.table.index[0])
+        if not self.ranked:
+            reasons = "; ".join(self.apart.values())
+            return f"Not ranked: {reasons or f'fewer than {FEWEST} common seeds'}"
+        text = self._leaders()
+        if self.apart:
+            is_or_are = "is" if len(self.apart) == 1 else "are"
+            text += f"; {listed([*self.apart])} {is_or_are} not compared"
+        return text
+
+    def _only(self, method: str) -> str:
+        """The headline of a place with one method."""
+        if method in self.apart:
+            return self.apart[method]
+        row = self.table.loc[method]
+        if not row["n"]:
+            return f"{method}: no result yet"
+        name = self.scale.title.partition(",")[0]
+        text = f"{method}: {name} {self.scale.text(row['mean'])} {self.scale.unit}".rstrip()
+        return text if self.scale.unit == "%" else text + self.better
+
+    def _leaders(self) -> str:
+        """The headline of ranked methods."""
+        better = "" if self.scale.unit == "%" else self.better
+        first = f"{listed(self.leaders)} lead{'s' * (len(self.leaders) == 1)}"
+        if len(self.leaders) > 3:
+            first = (
+                f"{len(self.leaders)} of {len(self.ranked)} methods lead, {self.leaders[0]} first"
+            )
+        if len(self.leaders) == len(self.ranked):
+            first = "No method leads clearly"
+        shown = [method for method in self.leaders if method != self.reference] or self.ranked[1:2]
+        shown = sorted(shown, key=self.uncertain)[:3]  # stable: the best first
+        if shown == self.leaders and len(shown) == 1:
+            return first + self.gap(shown[0]).removeprefix(shown[0]) + better
+        gaps = [self.gap(method, first=method == shown[0]) for method in shown]
+        return f"{first}; {', '.join(gaps)}{better}"
+
+    def uncertain(self, method: str) -> bool:
+        """Whether the interval of its difference to the reference includes 0."""
+        return bool(self.table["low"][method] <= 0 <= self.table["high"][method])
+
+    def gap(self, method: str, first: bool = True) -> str:
+        """``GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``; ``SCAFFOLD +2.2, uncertain``; ``… −0.1
+        RMSE against …``.
+        """
+        difference, _, ends = self.difference(method, 1).partition(" ")
+        unsure = self.uncertain(method)
+        text = f"{method} {difference}"
+        if first:
+            is_over = self.table["difference"][method] > 0 and higher_is_better(self.measure)
+            unit = "points" if self.scale.unit == "%" else self.scale.title
+            text += f" {unit} {'over' if is_over else 'against'} {self.reference}"
+        if first or not unsure:
+            text += f" {ends}"
+        return f"{text}, uncertain" if unsure else text
+
+    def difference(self, method: str, digits: int | None = None) -> str:
+        """``+1.42 (0.41 to 2.43)``, the difference to the reference; ``digits`` of percentages."""
+        scale = self.scale
+        if digits and scale.unit == "%":
+            scale = replace(scale, digits=digits)
+        gap, low, high = self.table.loc[method, ["difference", "low", "high"]]
+        return f"{scale.text(gap, '+')} ({scale.text(low)} to {scale.text(high)})"
+
+
+def verdict(rows: pd.DataFrame) -> Verdict:
+    """``rows`` are those of one place in :func:`gcfed.reporting.frame.frame_of`."""
+    by_method = rows[~rows["repeated"]].groupby("method", sort=False)["run"]
+    decision = judged({method: [*runs] for method, runs in by_method})
+    measure = decision.measure
+    higher = higher_is_better(measure)
+    values = per_seed(rows, measure)
+    values = values.drop(columns=[*decision.apart], errors="ignore").dropna(how="all")
+    ranked, seeds = _sharing_seeds(values)
+    shared = values.loc[seeds, ranked]
+    ranked = [*shared.mean().sort_values(ascending=not higher, kind="stable").index]
+    reference = _reference(ranked)
+    lines = []
+    for method in dict.fromkeys([*ranked, *rows["method"]]):
+        own = values.reindex(columns=[method])[method].dropna()
+        gap = own[:0]
+        if method in ranked:
+            own = shared[method]
+            gap = own - shared[reference]
+        lines.append((method, len(own), own.mean(), own.std(), gap.mean(), *interval(gap)))
+    columns = ["method", "n", "mean", "std", "difference", "low", "high"]
+    table = pd.DataFrame(lines, columns=columns).set_index("method")
+    leaders = _leading(shared[ranked] if higher else -shared[ranked])
+    scale = scale_of(measure, table["mean"].abs().max())
+    return Verdict(
+        measure,
+        scale,
+        table,
+        ranked,
+        [*shared.index],
+        reference,
+        leaders,
+        decision.apart,
+        decision.declared,
+    )
+
+
+def _sharing_seeds(values: pd.DataFrame) -> tuple[list[str], pd.Index]:
+    """The methods that share enough seeds to be ranked, and these seeds.
+
+    Methods with the most seeds come first, so that one with few seeds does not exclude them.
+    """
+    counts = values.notna().sum().sort_values(ascending=False, kind="stable")
+    ranked: list[str] = []
+    seeds = values.index
+    for method in counts.index:
+        common = seeds[values.loc[seeds, method].notna()]
+        if len(common) >= FEWEST:
+            ranked.append(method)
+            seeds = common
+    return (ranked, seeds) if len(ranked) > 1 else ([], seeds[:0])
+
+
+def _reference(ranked: list[str]) -> str:
+    """FedAvg if it is ranked, otherwise the best method; "" if nothing is ranked."""
+    for method in ranked:
+        if method.lower() == "fedavg":
+            return method
+    return ranked[0] if ranked else ""
+
+
+def _leading(gains: pd.DataFrame) -> list[str]:
+    """The methods that are not clearly worse than any other.
+
+    Args:
+        gains: [seeds, methods], higher is better, the best method first.
+    """
+    leaders = []
+    for method in gains:
+        highest = [interval(gains[method] - gains[other])[1] for other in gains]
+        if all(high >= 0 for high in highest):
+            leaders.append(method)
+    return leaders

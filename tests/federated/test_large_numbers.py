@@ -1,0 +1,135 @@
+"""Finite numbers are added as they are, whatever their size; if not, the tensor and the limit are
+named.
+"""
+
+import threading
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from harness import (
+    make_net,
+    make_round,
+    make_setup,
+    make_upload,
+    random_federation,
+    sgd,
+    train_rounds,
+)
+from torch import nn
+
+from gcfed.aggregators.mean import MeanAggregator
+from gcfed.attacks.byzantine import Scale
+from gcfed.federated.parallel.sums import Sums
+from gcfed.methods.upload.clip_update import ClipUpdate
+
+SIZES = 10.0 ** np.arange(-12, 16)
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_terms_of_27_magnitudes_have_one_sum_in_every_order_on_one_and_two_processes(narrow):
+    """Each entry's sum equals that of fractions, to the rounding of the finest grid."""
+    g = torch.Generator().manual_seed(2)
+    values = torch.randn(len(SIZES), 50, generator=g) * torch.from_numpy(SIZES).float()[:, None]
+    like = {"w": torch.zeros(50)}
+    found = []
+    for seed in range(6):
+        order = torch.randperm(len(SIZES), generator=g.manual_seed(seed))
+        halves = [order] if seed < 3 else [order[::2], order[1::2]]
+        each = [Sums(like, like if narrow else ()) for _ in halves]
+        for sums, rows in zip(each, halves, strict=True):
+            for row in rows:
+                sums.add({"w": values[row : row + 1]}, torch.ones(1, dtype=torch.float64))
+        found.append(together(each)["w"])
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    step = Fraction(1, 2**40 if narrow else 2**60)
+    for column, total in zip(values.T.tolist(), found[0].tolist(), strict=True):
+        exact = sum(map(Fraction, column))
+        assert abs(Fraction(total) - exact) <= len(SIZES) * step + abs(exact) * Fraction(1, 2**52)
+
+
+def together(each):
+    """The sums over these processes, here threads, which exchange each message."""
+    barrier = threading.Barrier(len(each))
+    sent, found = [None] * len(each), [None] * len(each)
+
+    def process(i):
+        def reduce(own):
+            sent[i] = own
+            barrier.wait()
+            total = [sum(parts) for parts in zip(*sent, strict=True)]
+            barrier.wait()
+            return total
+
+        found[i], _ = each[i].total(reduce)
+
+    threads = [threading.Thread(target=process, args=(i,)) for i in range(len(each))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found[0]
+
+
+@pytest.mark.parametrize("largest", [2047.9, 2.0**60.9])
+@pytest.mark.parametrize("clients", [4095, 4096, 8191, 8192, 20_000])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_the_mean_of_many_equal_updates_is_their_number(weighting, clients, largest):
+    """A sum of more than 4,096 of the largest terms would leave the 64 bits of the grid."""
+    data = random_federation(sizes=(7, 900))
+    mean = MeanAggregator(weighting)
+    mean.validate(make_setup(make_net(dtype=torch.float32), data=data, cohort_of=clients))
+    name = next(iter(mean.narrow))
+    sent = {name: torch.full((clients, 1), largest)}
+    mean.add(make_upload(sent, np.full(clients, 900)), None)
+    found = mean.reduce(make_round({}), {name: torch.zeros(1)})
+    assert found[name].item() == pytest.approx(largest, rel=1e-6)
+
+
+def end_of_round(factor=None, methods=(), unit=1.0, **solver):
+    """The weights after a round of five clients in float32, and how many of them do not count."""
+    data = random_federation(dtype=torch.float32)
+    data.x = data.x / unit
+    lost = []
+    torch.manual_seed(0)
+    attack = [] if factor is None else [Scale(clients=0.4, factor=factor)]
+    end = train_rounds(
+        nn.Linear(6, 4),
+        data,
+        sgd(**solver),
+        rounds=1,
+        cohort_of=5,
+        methods=[*attack, *methods],
+        on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
+    )
+    return end.double(), lost[0]
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e4, 1e5, 1e6, 1e12])
+def test_an_attack_of_any_size_reaches_the_plain_mean(factor):
+    honest, _ = end_of_round()
+    tenfold, _ = end_of_round(10.0)
+    attacked, lost = end_of_round(factor)
+    assert lost == 0
+    expected = honest + (tenfold - honest) * (factor - 1) / 9  # linear in the factor
+    error = (attacked - expected).norm() / (expected - honest).norm()
+    assert error < 1e-4
+
+
+def test_updates_are_checked_after_the_edits_of_methods():
+    """Unclipped, these are too large for a sum."""
+    one_step = {"unit": 1e-20, "epochs": None, "steps": 1}
+    assert end_of_round(**one_step)[1] == 5
+    clipped, lost = end_of_round(**one_step, methods=[ClipUpdate(max_norm=1.0)])
+    assert lost == 0
+    assert clipped.isfinite().all()
+
+
+def test_updates_of_a_large_learning_rate_count_if_they_are_clipped():
+    free, lost = end_of_round(lr=30.0, unit=0.01)
+    assert lost == 0
+    assert 5 * free.abs().max() > 2**11
+    clipped, lost = end_of_round(lr=30.0, unit=0.01, methods=[ClipUpdate(max_norm=1.0)])
+    assert lost == 0
+    assert clipped.abs().max() < 2

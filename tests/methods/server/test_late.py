@@ -1,0 +1,466 @@
+"""Clients on a simulated clock: schedules, late updates, what is refused, and checkpoints."""
+
+import heapq
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from harness import (
+    ALGORITHMS,
+    FEW_INNER_STEPS,
+    LATE,
+    final_weights,
+    make_net,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+)
+from plain_reference import batches, local_sgd
+
+from gcfed.data.clock import Clock
+from gcfed.data.faults import Faults
+from gcfed.data.sampling import Buffered, Oort, PowerOfChoice, Trained, UniformSampler
+from gcfed.data.schedule import schedule_of
+from gcfed.federated.state.store import ClientStores
+from gcfed.methods.server.fedvarp import FedVARP
+from gcfed.methods.server.staleness import FedAsync, FedBuff
+from gcfed.run import train
+from gcfed.utils.rng import generator
+
+
+@pytest.fixture
+def trained(config, tmp_path):
+    """Trains by overrides.
+
+    Returns the global model's tensors, and the rows without times of this machine.
+    """
+    runs = []
+
+    def run(*overrides):
+        runs.append(overrides)
+        done = train(
+            config("data=digits", "logger=csv", *overrides, folder=tmp_path / str(len(runs))),
+            quiet=True,
+        )
+        return final_weights(done), done.frame.loc[:, lambda f: ~f.columns.str.startswith("time/")]
+
+    return run
+
+
+# The two algorithms whose messages belong to one round.
+REFUSED = {"fedsub", "ssf"}
+LIMITS = sorted({*ALGORITHMS} - REFUSED - {*LATE})
+
+
+def schedule(sampler, faults=None, steps=range(1, 7), **clock):
+    """Six clients, which need 1 to 6 seconds."""
+    planned = np.array(steps)
+    return schedule_of(
+        sampler,
+        faults or Faults(),
+        Clock(step=1.0, jitter=0.0, **clock),
+        6,
+        1,
+        planned.__getitem__,
+        np.ones_like,
+    )
+
+
+def test_six_clients_answer_in_the_order_of_their_speeds():
+    """All six begin at once.
+
+    Computed by hand: at 4 s three answer, and the third counts in the next step.
+    """
+    queue = schedule(Buffered(2, concurrency=6))
+    found = [queue.turn(t) for t in range(4)]
+    assert [turn.clients.tolist() for turn in found] == [[0, 1], [0, 2], [1, 3], [0, 4]]
+    assert [turn.versions.tolist() for turn in found] == [[0, 0], [1, 0], [1, 0], [2, 0]]
+    assert [(turn.seconds, turn.asked, turn.lost) for turn in found] == [
+        (2, 6, 0),
+        (3, 2, 0),
+        (4, 2, 0),
+        (5, 2, 0),
+    ]
+    assert queue.held == {0, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("faults", "seconds", "cohort"),
+    [
+        (Faults(), 6.0, [0, 1, 2, 3, 4, 5]),
+        (Faults(extra=2), 4.0, [0, 1, 2, 3]),
+        (Faults(deadline=3), 3.0, range(6)),
+    ],
+)
+def test_a_synchronous_round_ends_with_the_last_client_that_counts(faults, seconds, cohort):
+    rounds = schedule(UniformSampler(6), faults)
+    turns = [rounds.turn(t) for t in range(3)]
+    assert [turn.seconds for turn in turns] == [seconds, 2 * seconds, 3 * seconds]
+    assert all(turn.clients.tolist() == [*cohort] for turn in turns)
+
+
+def test_the_server_steps_with_fewer_uploads_if_no_other_client_can_answer():
+    """Three clients, each of them asked once per version. Lost ones get the next version."""
+    faults = Faults(dropout=0.5)
+    queue = schedule_of(
+        Buffered(3, concurrency=3), faults, Clock(), 3, 1, np.ones_like, np.ones_like
+    )
+    turns = [queue.turn(t) for t in range(40)]
+    assert {len(turn.clients) for turn in turns} == {0, 1, 2, 3}
+    assert all(turn.asked == 3 == len(turn.clients) + turn.lost for turn in turns)
+
+
+def test_uploads_beyond_the_bound_of_staleness_are_lost():
+    """Client 5 is six times as slow as client 0, so its first upload would be 4 steps late."""
+    bounded = schedule(Buffered(1, concurrency=6, max_staleness=2))
+    turns = [bounded.turn(t) for t in range(30)]
+    free = schedule(Buffered(1, concurrency=6))
+    others = [free.turn(t) for t in range(30)]
+    assert max(t - turn.versions.max() for t, turn in enumerate(others)) > 2
+    assert max(t - turn.versions.max() for t, turn in enumerate(turns)) == 2
+    assert sum(turn.lost for turn in turns) > 0 == sum(turn.lost for turn in others)
+
+
+def test_messages_take_time():
+    """One step of a second and 1,500 bytes at a millisecond each."""
+    rounds = schedule(UniformSampler(6), steps=[1] * 6, byte=1e-3)
+    rounds.download_bytes, rounds.upload_bytes = 1000.0, 500.0
+    assert [rounds.turn(t).seconds for t in range(2)] == [2.5, 5.0]
+
+
+def test_factors_of_real_devices_come_from_a_file(tmp_path):
+    np.save(tmp_path / "devices.npy", np.array([1.0, 10.0]))
+    rounds = schedule(UniformSampler(6), steps=[1] * 6, trace=str(tmp_path / "devices.npy"))
+    _, seconds = rounds.ask(np.arange(6), 0)
+    assert {*seconds.tolist()} == {1.0, 10.0}
+    assert rounds.ask(np.arange(6), 7)[1].tolist() == seconds.tolist()  # they last
+
+
+@pytest.mark.parametrize(
+    "factors", [np.array([]), np.array([1.0, 0.0]), np.array([np.inf]), np.array([{}]), None]
+)
+def test_a_trace_that_is_no_list_of_factors_is_refused(factors, tmp_path):
+    if factors is not None:
+        np.save(tmp_path / "devices.npy", factors, allow_pickle=True)
+    with pytest.raises(ValueError, match=r"trace=.*devices.npy"):
+        Clock(trace=str(tmp_path / "devices.npy"))
+
+
+def test_clients_are_asked_in_their_part_of_the_day():
+    """A client's window lasts 0.3 of a day of 100 s, and begins at a time of its own."""
+    clock = Clock(step=1.0, jitter=0.0, available=0.3, day=100.0)
+    rest = (Faults(), clock, 40, 3, np.ones_like, np.ones_like)
+    begins = (1 - generator(3, "phase").random(40)) * 100
+    for sampler in (UniformSampler(4), Buffered(4, concurrency=8)):
+        timetable = schedule_of(sampler, *rest)
+        seen = set()
+        for t in range(300):
+            turn = timetable.turn(t)
+            assert len(turn.clients) == 4
+            asked_at = turn.seconds - 1.0  # a step takes a second
+            of_day = (asked_at - begins[turn.clients]) % 100
+            fresh = turn.versions == t
+            # Those of an older version were asked before.
+            assert ((of_day < 30.001) | (of_day > 99.99) | ~fresh).all()
+            seen |= {*turn.clients.tolist()}
+        assert len(seen) == 40
+
+
+def test_a_population_that_is_never_awake_together_is_refused():
+    clock = Clock(step=1.0, available=0.01)
+    timetable = schedule_of(UniformSampler(5), Faults(), clock, 10, 1, np.ones_like, np.ones_like)
+    with pytest.raises(ValueError, match=r"participation.clock.available=0.01: at most"):
+        timetable.validate()
+
+
+def test_power_of_choice_takes_unseen_clients_and_then_the_largest_losses():
+    sampler = PowerOfChoice(2, pool=6)
+    known = {client: Trained(float(client), 0, 1, 0.0) for client in range(6)}
+    assert sampler.choose(1, 6, 1, known).tolist() == [4, 5]
+    del known[0], known[3]
+    assert sampler.choose(1, 6, 1, known).tolist() == [0, 3]
+    smaller = PowerOfChoice(2, pool=3)
+    pool = generator(9, "cohort", 4).choice(6, 3, replace=False)
+    known = {client: Trained(float(client), 0, 1, 0.0) for client in range(6)}
+    assert smaller.choose(4, 6, 9, known).tolist() == sorted(pool.tolist())[1:]
+
+
+def test_oort_prefers_large_losses_many_samples_and_fast_devices():
+    """Computed by hand: √n · loss + √(0.1 ln(t + 1) / (last + 1)), and T/t squared if slow."""
+    sampler = Oort(2, explore=0.0, explore_least=0.0, preferred=10.0, cutoff=0.999)
+    assert sampler.utility(Trained(2.0, 4, 9, 5.0), 9) == pytest.approx(
+        6.0 + (0.1 * np.log(10) / 5) ** 0.5
+    )
+    assert sampler.utility(Trained(2.0, 0, 9, 20.0), 0) == pytest.approx(6.0 / 4)
+    known = {
+        0: Trained(1.0, 0, 4, 1.0),  # 2
+        1: Trained(1.0, 0, 100, 100.0),  # 10, a hundredth of it
+        2: Trained(3.0, 0, 1, 1.0),  # 3
+        3: Trained(0.1, 0, 1, 1.0),
+    }
+    assert sampler.choose(0, 5, 1, known).tolist() == [0, 2]
+    curious = Oort(2, explore=0.5, explore_least=0.5)
+    assert 4 in curious.choose(0, 5, 1, known)
+    assert curious.choose(0, 5, 1, {}).tolist() == sorted({*curious.choose(0, 5, 1, {}).tolist()})
+
+
+@pytest.mark.parametrize("participation", ["power_of_choice", "oort"])
+def test_losses_choose_the_same_clients_with_two_processes_and_after_a_kill(
+    participation, trained, tmp_path
+):
+    words = [f"participation={participation}", "client.steps=3", "client.epochs=null"]
+    words += ["participation.num_clients=30", "participation.clock.step=1.0"]
+    whole, rows = trained(*words, "rounds=6", "trainer.devices=1")
+    shared, others = trained(*words, "rounds=6", "trainer.devices=2")
+    assert torch.equal(whole, shared)
+    assert rows["clock/seconds"].equals(others["clock/seconds"])
+    trained(*words, "rounds=3")
+    checkpoint = f"ckpt_path={tmp_path}/3/checkpoints/last.ckpt"
+    (tmp_path / "3").rename(tmp_path / "4")
+    resumed, _ = trained(*words, "rounds=6", checkpoint.replace("/3/", "/4/"))
+    assert torch.equal(whole, resumed)
+    uniform, _ = trained(*words, "rounds=6", "participation=uniform")
+    assert not torch.equal(whole, uniform)
+
+
+def test_no_client_has_a_version_twice_and_places_are_full():
+    queue = schedule_of(
+        Buffered(3, concurrency=8),
+        Faults(dropout=0.3),
+        Clock(spread=1.0),
+        20,
+        3,
+        lambda k: 1 + k % 5,
+        np.ones_like,
+    )
+    seen = []
+    for t in range(60):
+        turn = queue.turn(t)
+        seen += zip(turn.clients.tolist(), turn.versions.tolist(), strict=True)
+        assert len(turn.clients) == 3
+        assert (turn.versions <= t).all()
+        assert len(queue.busy) + 3 + turn.lost >= 8
+    assert len({*seen}) == len(seen)
+    assert all(a <= b for a, b in pairwise([queue.turn(60).seconds, queue.turn(61).seconds]))
+
+
+def test_a_schedule_goes_on_from_its_state():
+    def make():
+        return schedule_of(
+            Buffered(2, concurrency=5),
+            Faults(dropout=0.2),
+            Clock(spread=1.0),
+            9,
+            1,
+            lambda k: 1 + k,
+            np.ones_like,
+        )
+
+    whole, first, second = make(), make(), make()
+    turns = [whole.turn(t) for t in range(20)]
+    for t in range(9):
+        first.turn(t)
+    second.load_state_dict(first.state_dict())
+    for t in range(9, 20):
+        turn = second.turn(t)
+        assert (turn.clients.tolist(), turn.versions.tolist(), turn[2:]) == (
+            turns[t].clients.tolist(),
+            turns[t].versions.tolist(),
+            turns[t][2:],
+        )
+
+
+def eager(rule, data, solver, rounds, seed=5, per_round=3, concurrency=4):
+    """The ordinary way: clients train when they are asked, and their updates wait."""
+    net = make_net()
+    w, heap, buffer, asked, now, t = weights(net), [], [], 0, 0.0, 0
+    cache, mean = {}, torch.zeros_like(w)
+    while t < rounds:
+        taken = {event[2] for event in heap} | {client for client, *_ in buffer}
+        idle = [k for k in range(data.num_clients) if k not in taken]
+        if free := min(concurrency - len(heap), len(idle)):
+            places = generator(seed, "cohort", asked).choice(
+                len(idle), free, replace=False, shuffle=False
+            )
+            for k in (idle[i] for i in sorted(places)):
+                end, count = local_sgd(net, w, batches(data, solver, k, t), lr=0.1)
+                draw = generator(seed, "fault", t, k)
+                draw.random()
+                speed = np.exp(0.7 * generator(seed, "device", k).normal()) * draw.exponential()
+                heapq.heappush(heap, (now + (0.5 + 2 * count) * speed, asked, k, t, w, end))
+            asked += 1
+        now, _, k, *sent = heapq.heappop(heap)
+        buffer.append((k, *sent))
+        if len(buffer) < per_round:
+            continue
+        if rule == "fedbuff":
+            w = (
+                w
+                + sum((1 + t - v) ** -0.5 * (end - start) for _, v, start, end in buffer)
+                / per_round
+            )
+        elif rule == "hinge":
+            late = [0.6 if t - v <= 1 else 0.6 / (10 * (t - v - 1) + 1) for _, v, *_ in buffer]
+            w = (
+                sum((1 - a) * w + a * end for a, (*_, end) in zip(late, buffer, strict=True))
+                / per_round
+            )
+        else:
+            w = (
+                w
+                + mean
+                + sum(end - start - cache.get(k, 0.0) for k, _, start, end in buffer) / per_round
+            )
+            cache |= {k: end - start for k, _, start, end in buffer}
+            mean = sum(cache.values()) / data.num_clients
+        t, buffer = t + 1, []
+    return w
+
+
+@pytest.mark.parametrize("rule", ["fedbuff", "hinge", "cached"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_late_clients_equal_eager_ones(rule, world):
+    data, solver = random_federation((7, 12, 5, 9, 1, 6, 8, 3, 10)), sgd()
+    method = {"fedbuff": FedBuff(), "hinge": FedAsync(0.6, "hinge", 10.0, 1), "cached": FedVARP()}[
+        rule
+    ]
+    late = []
+    found = train_rounds(
+        make_net(),
+        data,
+        solver,
+        rounds=9,
+        methods=[method],
+        sampler=Buffered(3, concurrency=4),
+        world=world,
+        clock=Clock(step=2.0, fixed=0.5, spread=0.7),
+        on_round=lambda round, row: late.append(row["late/max"]),
+    )
+    torch.testing.assert_close(found, eager(rule, data, solver, 9), rtol=0, atol=1e-13)
+    assert world > 1 or max(late) > 1
+
+
+def test_versions_that_nobody_has_are_deleted(tmp_path):
+    stores = ClientStores(tmp_path)
+    alive = []
+    train_rounds(
+        make_net(),
+        random_federation((5,) * 12),
+        sgd(),
+        rounds=20,
+        sampler=Buffered(2, concurrency=6),
+        stores=stores,
+        clock=Clock(spread=1.0),
+        on_round=lambda round, row: alive.append(len([*tmp_path.glob("sent/*/*.bin")])),
+    )
+    assert 0 < max(alive) <= 6 + 2
+
+
+@pytest.mark.parametrize("algorithm", LIMITS)
+def test_equal_clients_make_synchronous_rounds(algorithm, trained):
+    """Buffer, concurrency and cohort are equal, and so are all clients' times."""
+    few = [
+        *FEW_INNER_STEPS.get(algorithm, []),
+        f"algorithm={algorithm}",
+        "client.epochs=null",
+        "client.steps=4",
+    ]
+    few += ["rounds=3", "eval_every=3", "data.limit_train=300", "model.hidden=[8]"]
+    equal = [
+        "participation=buffered",
+        "participation.sampler.concurrency=5",
+        "participation.clock.jitter=0.0",
+    ]
+    (a, rows), (b, others) = trained(*few), trained(*few, *equal)
+    assert torch.equal(a, b)
+    assert {*others.columns} - {*rows.columns} == {"clock/seconds", "late/mean", "late/max"}
+    assert (others["late/max"] == 0).all()
+    assert others[rows.columns].equals(rows)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["privacy=client_dp", "privacy.epsilon=8"], "participation=poisson"),
+        (["algorithm=fedsub"], "one round"),
+        (["algorithm=ssf"], "one round"),
+        (["attack=alie"], "one round"),
+        (["metrics=gap"], "one round"),
+        (["algorithm=fedcm", "client.lr_decay=0.99"], "earlier rate"),
+        (["participation.faults.extra=2"], "concurrency"),
+        (["participation.sampler.concurrency=1000"], "num_clients"),
+    ],
+)
+def test_what_cannot_be_late_is_refused(overrides, words, trained):
+    with pytest.raises(ValueError, match=words):
+        trained("participation=buffered", *overrides)
+
+
+def test_late_clients_over_a_wire_and_after_a_checkpoint(trained, tmp_path):
+    late = [
+        "algorithm=scaffold",
+        "participation=buffered",
+        "participation.clock.spread=0.7",
+        "client.steps=3",
+    ]
+    late += ["client.epochs=null", "participation.faults.dropout=0.2"]
+    (whole, rows), (wired, others) = (
+        trained(*late, "rounds=8"),
+        trained(*late, "rounds=8", "federation=wire"),
+    )
+    trained(*late, "rounds=4")
+    (tmp_path / "3").rename(tmp_path / "4")
+    resumed, _ = trained(*late, "rounds=8", f"ckpt_path={tmp_path}/4/checkpoints/last.ckpt")
+    assert rows.equals(others)
+    assert torch.equal(whole, wired)
+    assert torch.equal(whole, resumed)
+
+
+@pytest.mark.parametrize("algorithm", LATE)
+def test_stacks_processes_a_wire_and_a_killed_run_agree(algorithm, trained, tmp_path):
+    """The contract of all algorithms with late clients, together with GC and lost clients."""
+    words = [f"algorithm={algorithm}", "gc=gcfed", "precision=64-true", "data.limit_train=300"]
+    words += ["participation.per_round=3", "participation.sampler.concurrency=6"]
+    words += ["participation.clock.spread=1.0", "participation.faults.dropout=0.2"]
+    words += ["client.epochs=1", "model.hidden=[8]", "eval_every=6"]
+    whole, rows = trained(*words, "rounds=6", "client.stack=1", "trainer.devices=1")
+    assert rows["late/max"].max() > 0
+    others = [
+        trained(*words, "rounds=6", "client.stack=2", "trainer.devices=1"),
+        trained(*words, "rounds=6", "trainer.devices=2"),
+        trained(*words, "rounds=6", "federation=wire", "trainer.devices=1"),
+    ]
+    trained(*words, "rounds=3", "trainer.devices=1")
+    (tmp_path / "5").rename(tmp_path / "6")
+    last = f"ckpt_path={tmp_path}/6/checkpoints/last.ckpt"
+    others.append(trained(*words, "rounds=6", "trainer.devices=2", last))
+    for model, found in others:
+        torch.testing.assert_close(model, whole, rtol=0, atol=1e-9)
+        for column in ("clock/seconds", "late/mean", "train/dropped_clients", "comm/down_bytes"):
+            assert found[column].equals(rows[column])
+
+
+def test_measurements_of_late_clients_change_nothing(trained):
+    late = [
+        "participation=buffered",
+        "participation.clock.spread=0.7",
+        "client.steps=3",
+        "client.epochs=null",
+    ]
+    late += ["rounds=6"]
+    measures = ["metrics=[drift,clients,updates]", "metrics.clients.every=2"]
+    (plain, _), (measured, rows) = trained(*late), trained(*late, *measures)
+    assert torch.equal(plain, measured)
+    assert rows.filter(like="drift/").notna().all(axis=None)
+
+
+def test_a_forgotten_message_stays_until_there_is_a_newer_checkpoint(tmp_path):
+    stores = ClientStores(tmp_path)
+    stores.put("sent", 3, b"message")
+    stores.state_dict()
+    stores.rotate()
+    stores.forget("sent", set())
+    assert stores.path(("sent", 3), 3).read_bytes().startswith(b"message")
+    assert stores.rotate() == [stores.path(("sent", 3), 3)]

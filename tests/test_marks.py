@@ -1,0 +1,108 @@
+"""``assemble`` leaves no mark in a network: all that it refers to equals a freshly built one's.
+
+Trial passes before the first round find out how the engine must treat a network. The walk below
+shares no code with the restore.
+"""
+
+import copy
+import random
+from types import CellType, FunctionType, MethodType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import users_states
+from omegaconf import open_dict
+from test_users_networks import EQUAL, IMAGES, NETWORKS, SETTING, find, fresh
+from torch import nn
+
+from gcfed.assemble import assemble
+from gcfed.models.unchanged import hand_copies
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+STATES = [
+    name
+    for name, thing in vars(users_states).items()
+    if isinstance(thing, type) and thing.__module__ == "users_states"
+]
+TRAINED = [name for name, results in NETWORKS.items() if EQUAL in results]
+REFUSED = {"LayerOfForward"}
+
+
+def describe(thing, seen=None, place="net"):
+    """Yields (place, value) for all that a network refers to."""
+    seen = {} if seen is None else seen
+    if isinstance(thing, bool | int | float | complex | str | bytes | type(None)):
+        yield place, repr(thing)
+        return
+    if id(thing) in seen:
+        yield place, f"as {seen[id(thing)]}"
+        return
+    seen[id(thing)] = place
+    inside = {}
+    if isinstance(thing, torch.Tensor):
+        yield place, (thing.dtype, thing.requires_grad, thing.grad is None, thing.detach().tolist())
+        inside = dict(vars(thing))
+        if thing.is_leaf:
+            inside["hooks"] = list((thing._backward_hooks or {}).values())
+    elif isinstance(thing, np.ndarray):
+        yield place, thing.tolist()
+    elif isinstance(thing, torch.Generator):
+        yield place, thing.get_state().tolist()
+    elif isinstance(thing, np.random.Generator):
+        yield place, repr(thing.bit_generator.state)
+    elif isinstance(thing, random.Random):
+        yield place, thing.getstate()
+    elif isinstance(thing, dict):
+        values = [value for value in thing.values() if value is not hand_copies]
+        yield place, len(values)
+        hooks = bool(thing) and all(isinstance(key, int) for key in thing)  # counted by torch
+        inside = dict(enumerate(values)) if hooks else dict(thing)
+    elif isinstance(thing, list | tuple | set):
+        yield place, len(thing)
+        inside = dict(enumerate(thing))
+    elif isinstance(thing, FunctionType):
+        yield place, thing.__qualname__
+        inside = dict(enumerate(thing.__closure__ or ()))
+    elif isinstance(thing, MethodType):
+        inside = {"self": thing.__self__, "function": thing.__func__}
+    elif isinstance(thing, CellType):
+        inside = {"content": thing.cell_contents}
+    elif hasattr(thing, "func"):  # functools.partial
+        inside = {"func": thing.func, "args": thing.args}
+    elif isinstance(thing, nn.Module | SimpleNamespace):
+        inside = dict(vars(thing))
+        own = type(thing)
+        if own.__module__.startswith("users_"):
+            inside |= {f"class.{k}": v for k, v in vars(own).items() if not k.startswith("__")}
+    else:
+        yield place, type(thing).__qualname__
+    for key, value in inside.items():
+        yield from describe(value, seen, f"{place}.{key}")
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("name", [*TRAINED, *STATES])
+def test_assembling_a_run_changes_nothing_in_a_network(config, tmp_path, name, clients):
+    if name in REFUSED or (clients == 3 and name in TRAINED and NETWORKS[name][1] is None):
+        return
+    images = IMAGES if getattr(find(name), "images", False) else ()
+    words = (
+        f"participation.per_round={clients}",
+        "gc=gcfed",
+        "gc.boundary=head",
+        f"precision={32 if name == 'DoubleInside' else 64}-true",
+        "channels_last=false",
+    )
+    cfg = copy.deepcopy(config("model._target_=users_networks.Small", *SETTING, *images, *words))
+    with open_dict(cfg):
+        cfg.model._target_ = f"{find(name).__module__}.{name}"
+        cfg.paths.output_dir = str(tmp_path)
+        cfg.data.dataset.clients, cfg.data.dataset.images = clients, bool(images)
+    expected = dict(describe(fresh(name).train()))
+    found = dict(describe(assemble(cfg).module.net.train()))
+    places = expected.keys() | found.keys()
+    if name == "TiedInForward":  # tied for good, before an optimizer sees its weights
+        places = {place for place in places if "fc3" not in place}
+    differ = sorted(key for key in places if expected.get(key) != found.get(key))
+    assert not differ

@@ -1,0 +1,130 @@
+"""What a broken network or loss prints: the last line names the model, the task or a key.
+
+The user's own traceback stays.
+"""
+
+import copy
+import re
+import subprocess
+import sys
+import traceback
+from inspect import isclass, isfunction
+
+import pytest
+import users_broken
+from omegaconf import open_dict
+from torch import nn
+
+from gcfed.run import train
+from gcfed.tasks import Task
+from gcfed.utils.resolvers import ROOT
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+TEXTS = ("Positions", "Tokens")
+NETWORKS = [
+    name
+    for name, thing in vars(users_broken).items()
+    if getattr(thing, "__module__", "") == users_broken.__name__
+    and name not in TEXTS
+    and (name == "late_function" or (isclass(thing) and issubclass(thing, nn.Module)))
+]
+LOSSES = [
+    name
+    for name, thing in vars(users_broken).items()
+    if isclass(thing) and issubclass(thing, Task) and thing.__module__ == users_broken.__name__
+]
+SETTING = (
+    "data=own",
+    "data.dataset._target_=users_networks.load",
+    "data.standardize=false",
+    "+data.dataset.clients=3",
+    "partition=natural",
+    "participation.num_clients=null",
+    "participation.per_round=3",
+    "model=own",
+    "algorithm=fedavg",
+    "gc=none",
+    "rounds=3",
+    "client.steps=2",
+    "logger=none",
+)
+COMPOSED = {}  # the config, once
+
+
+def composed(config, **targets):
+    if not COMPOSED:
+        COMPOSED[""] = config("model._target_=users_networks.Small", *SETTING)
+    cfg = copy.deepcopy(COMPOSED[""])
+    with open_dict(cfg):
+        cfg.callbacks = {"arm": {"_target_": "users_broken.Arm"}}
+        for group, name in targets.items():
+            cfg[group]._target_ = f"users_broken.{name}"
+    return cfg
+
+
+def failure(cfg):
+    """What Python prints of the error of a run."""
+    users_broken.LATE["fails"] = False
+    try:
+        train(cfg)
+    except Exception as error:
+        return "".join(traceback.format_exception(error))
+    return ""
+
+
+def last_line(text):
+    return text.rstrip("\n").rpartition("\n")[2]
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_last_line_of_an_error_names_the_network(config, tmp_path, name, stack):
+    cfg = composed(config, model=name)
+    cfg.paths.output_dir, cfg.client.stack = str(tmp_path / "run"), stack
+    text = failure(cfg)
+    print(text)
+    shown = "Sequential" if isfunction(getattr(users_broken, name)) else name
+    assert re.search(rf"\bmodel\b.*\b{shown}\b", last_line(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Positions", "a text has 6 tokens from 0 to .*its positions"),
+        ("Tokens", "a text has 6 tokens from 0 to .*its tokens"),
+    ],
+)
+def test_texts_that_do_not_fit_a_network_are_named(config, tmp_path, name, words):
+    cfg = composed(config, model=name)
+    with open_dict(cfg):
+        cfg.data.dataset._target_ = "users_more.load"
+        cfg.data.dataset.kind = "sequences"
+    cfg.paths.output_dir = str(tmp_path / "run")
+    assert re.search(rf"^ValueError: model: {name} .*{words}", last_line(failure(cfg)))
+
+
+def test_the_last_line_on_the_screen_names_the_network(tmp_path):
+    """In one process and in two, whose errors are texts."""
+    for devices in (1, 2):
+        words = ["+callbacks.arm._target_=users_broken.Arm"]
+        words += ["model._target_=users_broken.LateError", f"trainer.devices={devices}"]
+        words += [f"paths.output_dir={tmp_path}/{devices}", f"hydra.run.dir={tmp_path}/{devices}"]
+        done = subprocess.run(
+            [sys.executable, ROOT / "src/train.py", *SETTING, *words],
+            cwd=ROOT / "tests",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.rstrip("\n").splitlines()[-1] == "model: LateError fails in round 2."
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_last_line_of_an_error_names_the_loss(config, tmp_path, name, stack):
+    cfg = composed(config, task=name)
+    cfg.paths.output_dir, cfg.client.stack = str(tmp_path / "run"), stack
+    text = failure(cfg)
+    print(text)
+    assert re.search(rf"\btask\b.*\b{name}\b", last_line(text))

@@ -1,0 +1,197 @@
+"""More networks and losses: each trains as ten lines of plain PyTorch do, or is refused with a
+reason.
+
+Each trains for two rounds of three steps in float64: one client, three clients one after the other,
+and three in a stack, whose batches of 5, 8 and 11 samples have padding.
+"""
+
+import copy
+import re
+from inspect import isclass
+
+import numpy as np
+import pytest
+import torch
+import users_more
+from omegaconf import open_dict
+from plain import draw, seeds
+from torch import nn
+
+from gcfed.run import train
+from gcfed.tasks import Classification, SquaredError, Task
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROUNDS, STEPS, LR = 2, 3, 0.2
+SETTING = (
+    "data=own",
+    "data.dataset._target_=users_more.load",
+    "+data.dataset.clients=3",
+    "+data.dataset.kind=classes",
+    "data.standardize=false",
+    "partition=natural",
+    "participation.num_clients=null",
+    "participation.per_round=3",
+    "model=own",
+    "algorithm=fedavg",
+    "gc=none",
+    "seed=4",
+    "precision=64-true",
+    f"rounds={ROUNDS}",
+    f"client.steps={STEPS}",
+    "client.batch_size=24",
+    f"client.optimizer.lr={LR}",
+    "client.optimizer.momentum=0.6",
+    "client.optimizer.weight_decay=0",
+    "logger=none",
+)
+COMPOSED = {}  # the config, once
+
+
+def classes(kind):
+    return [
+        name
+        for name, thing in vars(users_more).items()
+        if isclass(thing) and issubclass(thing, kind) and thing.__module__ == users_more.__name__
+    ]
+
+
+def kind_of(loss):
+    if issubclass(loss, SquaredError):
+        return "numbers"
+    return "sequences" if "Sequence" in loss.__name__ else "classes"
+
+
+def ours(config, folder, net, loss, clients, stack):
+    if not COMPOSED:
+        COMPOSED[""] = config("model._target_=users_networks.Small", *SETTING)
+    cfg = copy.deepcopy(COMPOSED[""])
+    with open_dict(cfg):
+        cfg.paths.output_dir, cfg.client.stack = str(folder), stack
+        cfg.callbacks = {}
+        cfg.participation.sampler.per_round = clients
+        cfg.data.dataset.clients, cfg.data.dataset.kind = clients, kind_of(loss)
+        cfg.model._target_ = f"users_more.{net.__name__}"
+        cfg.task._target_ = f"{loss.__module__}.{loss.__name__}"
+    return train(cfg)
+
+
+def fresh(net):
+    torch.manual_seed(int(seeds("initialisation").generate_state(1, np.uint64)[0] >> 1) % 2**32)
+    return net().double()
+
+
+def mean_loss(task, outputs, y):
+    real = task.real(y)
+    return (task.losses(outputs, y) * real).sum() / real.sum()
+
+
+def typed(array):
+    t = torch.from_numpy(array)
+    return t.double() if t.is_floating_point() else t.long()
+
+
+def plain(net, loss, x, y, clients, x_test):
+    """Federated averaging with a test after each round. With one client it is plain training."""
+    model, task = fresh(net), loss()
+    for t in range(ROUNDS):
+        start, ends = copy.deepcopy(model.state_dict()), []
+        for k, own in enumerate(clients):
+            w, criterion = (model, task) if len(clients) == 1 else (fresh(net), loss())
+            w.load_state_dict(start)
+            optimizer = torch.optim.SGD(
+                [p for p in w.train().parameters() if p.requires_grad], lr=LR, momentum=0.6
+            )
+            torch.manual_seed(int(seeds("dropout", t, k).generate_state(1, np.uint64)[0] >> 1))
+            torch.set_default_dtype(torch.float64)  # as in the run
+            for batch in draw("shuffle", t, k).permuted([own] * STEPS, axis=1):
+                optimizer.zero_grad()
+                mean_loss(criterion, w(x[batch]), y[batch]).backward()
+                optimizer.step()
+            torch.set_default_dtype(torch.float32)
+            ends.append(copy.deepcopy(w.state_dict()))
+        for name, value in model.state_dict().items():
+            value.copy_(sum(end[name] for end in ends) / len(ends))
+        with torch.no_grad():
+            model.eval()(x_test)
+    return model
+
+
+def outcome(config, folder, net, loss, clients, stack):
+    """``right``, ``wrong`` or the reason of a refusal."""
+    try:
+        result = ours(config, folder, net, loss, clients, stack)
+    except ValueError as error:
+        return str(error)
+    data = users_more.load(clients, kind_of(loss))
+    x, x_test, y = (typed(data[key]) for key in ("x", "x_test", "y"))
+    parts = np.split(np.arange(len(y)), np.cumsum(users_more.SIZES[clients])[:-1])
+    expected = plain(net, loss, x, y, parts, x_test).state_dict()
+    state = result.module.net.state_dict()
+    assert state.keys() == expected.keys()
+    worst = max(
+        (state[name] - value).abs().max().item()
+        for name, value in expected.items()
+        if value.is_floating_point()
+    )
+    return "right" if worst < 1e-9 else f"wrong by {worst:.2g}"
+
+
+RUNS = [(1, 1), (3, 1), (3, 3)]  # number of clients, and of clients in a stack
+REFUSED = {  # with one client, too
+    "EditsLabels": r"task=EditsLabels changes its labels: .*clone",
+    "ReturnsMean": r"task=ReturnsMean: losses has the shape \[\].*must be \[8\]",
+}
+MEETS = "samples influence each other"
+VMAP = r"torch\.func\.vmap cannot batch"
+OF_A_STACK = {
+    "Experts": VMAP,
+    "StochasticDepth": VMAP,
+    "OwnDropout": "state in plain attributes",
+    "AverageFeatures": MEETS,
+    "SpectralNorm": VMAP,
+    "BatchRenorm": MEETS,
+    "Packed": "recurrent layers",
+    "CheckpointedBlocks": "weights that forward reaches other than",
+    "OwnFunction": VMAP,
+    "ChosenByData": MEETS,
+    "MemoryBank": MEETS,
+    "Mixed": MEETS,
+    "AutogradInside": VMAP,
+    "NeedsInputGradient": VMAP,
+    "GhostNorm": MEETS,
+    "CountingSchedule": "state in plain attributes",
+    "Balanced": MEETS,
+    "BalancedWeight": MEETS,
+    "BatchMargins": MEETS,
+    "Mixup": MEETS,
+    "Contrastive": MEETS,
+    "Normalised": "state in its task=Normalised",
+    "WarmUp": "state in its task=WarmUp",
+    "Noisy": VMAP,
+    "HardOnly": MEETS,
+}
+NOT_COMPARED = {
+    ("SpectralNorm", 3, 1),  # the server makes the mean of the clients' unit vectors one again
+    ("GumbelCodes", 3, 3),  # a stack draws for all its clients at once
+}
+NETWORKS = [name for name in classes(nn.Module) if name not in ("Skew", "OfSequence", "Plain")]
+
+
+@pytest.mark.parametrize(("clients", "stack"), RUNS)
+@pytest.mark.parametrize("name", NETWORKS + classes(Task))
+def test_it_trains_as_in_plain_pytorch_or_is_refused(
+    config, tmp_path, caplog, name, clients, stack
+):
+    if (name, clients, stack) in NOT_COMPARED:
+        pytest.skip("by design")
+    thing = getattr(users_more, name)
+    net, loss = thing, Classification
+    if issubclass(thing, Task):
+        net, loss = users_more.Plain, thing
+    if kind_of(loss) == "sequences":
+        net = users_more.OfSequence
+    expected = REFUSED.get(name) or (stack > 1 and OF_A_STACK.get(name)) or "^right$"
+    assert re.search(expected, outcome(config, tmp_path, net, loss, clients, stack))
+    assert "no parameters" not in caplog.text  # an input may require a gradient in forward
+    keeps = name in ("OwnDropout", "CountingSchedule", "Normalised", "WarmUp")
+    assert ("keeps something from one call to the next" in caplog.text) == keeps
