@@ -89,9 +89,9 @@ def held_out(labels: np.ndarray, share: float, purpose: str) -> np.ndarray:
     all samples. At least one sample is held out, and at least one stays. The draw is the same for
     all seeds.
     """
-    n = len(labels)
-    count = min(max(round(share * n), 1), n - 1)
-    classes = labels if labels.ndim == 1 else np.zeros(n)
+    size = len(labels)
+    count = min(max(round(share * size), 1), size - 1)
+    classes = labels if labels.ndim == 1 else np.zeros(size)
     order = in_order(classes, generator(0, purpose))
-    is_held = np.diff(np.arange(n + 1) * count // n) == 1  # evenly spaced in the order of classes
-    return placed(is_held, order)
+    steps = np.arange(size + 1) * count // size  # evenly spaced in the order of classes
+    return placed(np.diff(steps) == 1, order)

@@ -15,8 +15,9 @@ from gcfed.utils.checked import Count, SettingError, ShareBelow1, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import installed
 
-A, B = ".lora_A.", ".lora_B."
-"""In the names of the factors: A ``[r, in, …]``, B ``[out, r, …]``."""
+# In the names of the factors.
+A = ".lora_A."  # ``[r, in, …]``
+B = ".lora_B."  # ``[out, r, …]``
 
 
 @checked

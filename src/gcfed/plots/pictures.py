@@ -135,7 +135,7 @@ def plot_partition(
     held = pd.DataFrame(label_counts)
     num_drawn, num_classes = held.shape
     cell = np.clip(np.array([10, 6]) / held.shape, [0.2, 0.045], [0.5, 0.32])  # inches
-    width, height = np.clip(cell * held.shape, [3.0, 1.8], 12.0)
+    width, height = np.clip(cell * held.shape, [3.0, 1.8], 12.0)  # inches
 
     figure = Figure(figsize=(width + 1.2, height + 1.9))
     bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
