@@ -16,12 +16,10 @@ from gcfed.runs.measures import DECAY, WINDOW
 
 def why_stopped(callbacks: Iterable[Callback]) -> str:
     """Why early stopping has ended the run; "" if it has not."""
-    reasons = (
-        callback.stopping_reason_message
-        for callback in callbacks
-        if isinstance(callback, EarlyStopping)
-    )
-    return next(filter(None, reasons), "").removesuffix(" Signaling Trainer to stop.")
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
+            return callback.stopping_reason_message.removesuffix(" Signaling Trainer to stop.")
+    return ""
 
 
 class EarlyStop(EarlyStopping):
@@ -33,10 +31,8 @@ class EarlyStop(EarlyStopping):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # the setting may have changed
         super().load_state_dict(state_dict | {"patience": self.patience})
-        if (
-            self.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED
-            and self.wait_count < self.patience
-        ):
+        was_impatient = self.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED
+        if was_impatient and self.wait_count < self.patience:
             self.stopping_reason_message = None
 
 
@@ -47,10 +43,9 @@ class RoundProgressBar(TQDMProgressBar):
     _bar: Tqdm | None = None
 
     def init_train_tqdm(self) -> Tqdm:
-        done, rounds = self.trainer.global_step, self.trainer.max_steps
         self._bar = Tqdm(
-            initial=done,
-            total=rounds,
+            initial=self.trainer.global_step,
+            total=self.trainer.max_steps,
             bar_format=self.BAR_FORMAT,
             disable=self.is_disabled,
             file=sys.stdout,
@@ -70,17 +65,16 @@ class RoundProgressBar(TQDMProgressBar):
             self._bar.close()
 
     def get_metrics(self, trainer: Trainer, *_: Any) -> dict[str, Any]:
-        last = trainer.callback_metrics
-        return {
-            name.split("/")[1]: f"{last[name]:.3f}"
-            for name in ("train/loss", "test/acc")
-            if name in last
-        }
+        shown = {}
+        for column, label in (("train/loss", "loss"), ("test/acc", "acc")):
+            if column in trainer.callback_metrics:
+                shown[label] = f"{trainer.callback_metrics[column]:.3f}"
+        return shown
 
 
 class SmoothedAccuracy(ServerPart):
-    """Papers' accuracies: ``test/acc_smooth10``, the mean over ten rounds (GC-Fed), and
-    ``test/acc_ema`` (FedACG).
+    """The accuracies that papers report: ``test/acc_smooth10``, the mean over ten rounds (GC-Fed),
+    and ``test/acc_ema``, an exponential moving average (FedACG).
     """
 
     def __init__(self) -> None:
@@ -90,14 +84,22 @@ class SmoothedAccuracy(ServerPart):
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if "test/acc" not in row:
             return
-        t, acc = row["round"], row["test/acc"]
-        self.last = {s: a for s, a in self.last.items() if s > t - WINDOW} | {t: acc}
-        self.ema = acc if self.ema is None else DECAY * self.ema + (1 - DECAY) * acc
+        present = row["round"]
+        accuracy = row["test/acc"]
+        self.last[present] = accuracy
+        for earlier in list(self.last):
+            if earlier <= present - WINDOW:
+                del self.last[earlier]
+        if self.ema is None:
+            self.ema = accuracy
+        else:
+            self.ema = DECAY * self.ema + (1 - DECAY) * accuracy
         row[f"test/acc_smooth{WINDOW}"] = sum(self.last.values()) / len(self.last)
         row["test/acc_ema"] = self.ema
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self.last, "ema": self.ema}
+        return {"last": dict(self.last), "ema": self.ema}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.last, self.ema = dict(state_dict["last"]), state_dict["ema"]
+        self.last = dict(state_dict["last"])
+        self.ema = state_dict["ema"]

@@ -58,8 +58,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
         Raises OSError if it failed.
         """
-        if self._task is not None and wait([self._task], timeout).done:
-            task, self._task = self._task, None
+        task = self._task
+        if task is not None and wait([task], timeout).done:
+            self._task = None
             task.result()
 
     def teardown(self) -> None:
@@ -90,10 +91,12 @@ class RoundCheckpoint(Checkpoint):
     """
 
     def __init__(self, dirpath: str, every: Count = 1) -> None:
-        self.dirpath, self.every = Path(dirpath), every
+        self.dirpath = Path(dirpath)
+        self.every = every
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        trainer.strategy.checkpoint_io = self._writer = AtomicCheckpointIO()
+        self._writer = AtomicCheckpointIO()
+        trainer.strategy.checkpoint_io = self._writer
 
     def on_train_batch_start(self, *_: Any) -> None:
         self._writer.wait(0)  # a full disk ends the run in the next round
@@ -102,9 +105,11 @@ class RoundCheckpoint(Checkpoint):
         self._writer.wait()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        done = trainer.global_step
-        if done % self.every == 0 or done >= trainer.max_steps or trainer.should_stop:
-            trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
-            obsolete = FederatedLoop.of(trainer).stores.rotate()
-            if trainer.is_global_zero:
-                self._writer.then_delete(obsolete)
+        rounds = trainer.global_step
+        is_last = rounds >= trainer.max_steps or trainer.should_stop
+        if rounds % self.every and not is_last:
+            return
+        trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
+        obsolete = FederatedLoop.of(trainer).stores.rotate()
+        if trainer.is_global_zero:
+            self._writer.then_delete(obsolete)

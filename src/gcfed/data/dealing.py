@@ -50,11 +50,10 @@ def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) ->
     Returns the owner of each sample, int64 [n], −1 for none.
     """
     class_sizes = np.unique(labels, return_counts=True)[1]
-    counts_CN = np.column_stack([counts_CN, class_sizes - counts_CN.sum(1)])
-    clients = np.append(np.arange(counts_CN.shape[1] - 1), -1)
-    return placed(
-        np.repeat(np.tile(clients, len(class_sizes)), counts_CN.ravel()), in_order(labels, rng)
-    )
+    counts = np.column_stack([counts_CN, class_sizes - counts_CN.sum(1)])
+    clients = np.append(np.arange(counts_CN.shape[1]), -1)
+    owners = np.repeat(np.tile(clients, len(class_sizes)), counts.ravel())
+    return placed(owners, in_order(labels, rng))
 
 
 def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator) -> None:
@@ -64,29 +63,35 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     """
     sizes_N = np.bincount(owner_n, minlength=num_clients)
     lacking_N = np.maximum(min_size - sizes_N, 0)
+
+    def above(level: int) -> np.ndarray:
+        """The samples of each client above this level, int64 [N]."""
+        return np.maximum(sizes_N - level, 0)
+
     levels = range(sizes_N.max(), min_size - 1, -1)
-    first = bisect_left(
-        levels, lacking_N.sum(), key=lambda level: np.maximum(sizes_N - level, 0).sum()
-    )
-    surplus_N = np.maximum(sizes_N - levels[first], 0)
+    first = bisect_left(levels, lacking_N.sum(), key=lambda level: above(level).sum())
+    surplus_N = above(levels[first])
     excess = surplus_N.sum() - lacking_N.sum()
     # less than one each, or the level could be higher
     surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1
 
     by_owner = in_order(owner_n, rng)
-    place = np.arange(len(owner_n)) - np.repeat(np.cumsum(sizes_N) - sizes_N, sizes_N)
+    starts_N = np.cumsum(sizes_N) - sizes_N
+    place = np.arange(len(owner_n)) - np.repeat(starts_N, sizes_N)
     given = by_owner[place < surplus_N[owner_n[by_owner]]]
     owner_n[rng.permutation(given)] = np.repeat(np.arange(num_clients), lacking_N)
 
 
 def held_out(labels: np.ndarray, share: float, purpose: str) -> np.ndarray:
-    """Which samples are held out, bool [n]: this share of each class, up to one sample, if labels
-    are [n].
+    """Which samples are held out, bool [n].
 
-    At least one sample is held out, and at least one stays. The draw is the same for all seeds.
+    If labels are [n], this share of each class is held out, up to one sample; else this share of
+    all samples. At least one sample is held out, and at least one stays. The draw is the same for
+    all seeds.
     """
-    n = len(labels)
-    count = min(max(round(share * n), 1), n - 1)
-    order = in_order(labels if labels.ndim == 1 else np.zeros(n), generator(0, purpose))
-    # evenly spaced in the order of classes
-    return placed(np.diff(np.arange(n + 1) * count // n) == 1, order)
+    size = len(labels)
+    count = min(max(round(share * size), 1), size - 1)
+    classes = labels if labels.ndim == 1 else np.zeros(size)
+    order = in_order(classes, generator(0, purpose))
+    steps = np.arange(size + 1) * count // size  # evenly spaced in the order of classes
+    return placed(np.diff(steps) == 1, order)

@@ -60,13 +60,12 @@ class Partition:
 
         The share is rounded; a client with samples keeps at least one.
         """
-        draws, is_aside = (
-            generator(seed, "client_test").random(len(self.indices)),
-            np.zeros(len(self.indices), bool),
-        )
+        draws = generator(seed, "client_test").random(len(self.indices))
+        is_aside = np.zeros(len(self.indices), bool)
         for start, size in zip(self.offsets, self.sizes, strict=False):
             count = min(round(share * size), max(size - 1, 0))
-            is_aside[start + np.argsort(draws[start : start + size], kind="stable")[:count]] = True
+            order = np.argsort(draws[start : start + size], kind="stable")
+            is_aside[start + order[:count]] = True
         offsets = np.concatenate([[0], np.cumsum(is_aside)])[self.offsets]
         kept = Partition(self.indices[~is_aside], self.offsets - offsets)
         return kept, Partition(self.indices[is_aside], offsets)
@@ -79,20 +78,21 @@ class Partition:
 
         ``labels``: of all samples, [n], or [n, T] with negative labels for padding.
         """
-        held = [
-            labels[self.client(k)]
-            for k in (range(self.num_clients) if clients is None else clients)
-        ]
-        counts = [np.bincount(y[y >= 0], minlength=num_classes) for y in held]
-        return np.array(counts, np.int64).reshape(-1, num_classes)
+        if clients is None:
+            clients = np.arange(self.num_clients)
+        counts_NC = np.zeros((len(clients), num_classes), np.int64)
+        for counts_C, client in zip(counts_NC, clients, strict=True):
+            held = labels[self.client(client)]
+            counts_C[:] = np.bincount(held[held >= 0], minlength=num_classes)
+        return counts_NC
 
 
 class Partitioner:
     """Checks its arguments and calls :meth:`owners`, which a subclass implements.
 
     ``labels`` are [n], or [n, T] for sequences and [n, C] for targets of a regression. A partition
-    by class takes one target per sample, [n, 1], in ``bins`` of equal size, from the smallest to
-    the largest, as classes.
+    by class turns one target per sample, [n, 1], into classes: ``bins`` of equal size, from the
+    smallest target to the largest.
 
     A call raises ValueError if the parameters or the data cannot give each client its samples.
     """
@@ -110,43 +110,55 @@ class Partitioner:
         seed: int,
         groups: np.ndarray | None = None,
     ) -> Partition:
-        if self.by_class and labels.dtype.kind == "f" and labels.shape[1] == 1:
-            # equal targets have one rank
-            rank_n = np.searchsorted(np.sort(labels[:, 0]), labels[:, 0])
-            labels = rank_n * self.bins // len(labels) if self.bins else rank_n
-        if self.by_class and labels.ndim > 1:
-            several = (
-                "these data have several (y.argmax(1) makes classes of one-hot rows): take natural,"
-                " sizes or iid"
-            )
-            raise Refusal(
-                f"partition: {type(self).__name__} needs one class per sample, and {several}."
-            )
+        if self.by_class:
+            labels = self._classes(labels)
         if not num_clients:
             raise Refusal(
                 f"participation.num_clients={num_clients} must be set: null is for"
                 " partition=natural."
             )
-        least = getattr(self, self.least) if self.least else 1
-        if num_clients * least > len(labels):
-            remedy = "lower it" + (f" or partition.{self.least}" if least > 1 else "")
-            need = f"needs {num_clients * least} training samples, and there are {len(labels)}"
-            raise Refusal(f"participation.num_clients={num_clients} {need}: {remedy}.")
-        made, n = (
-            np.asarray(self.owners(labels, num_clients, generator(seed, "partition"))),
-            len(labels),
-        )
-        if (
-            made.dtype.kind not in "iu"
-            or made.shape != (n,)
-            or made.min() < -1
-            or made.max() >= num_clients
-        ):
-            wanted = f"integers [{n}], of clients 0 … {num_clients - 1}, or -1 for none"
+        self._require_enough(len(labels), num_clients)
+        owners = self.owners(labels, num_clients, generator(seed, "partition"))
+        owner_n = np.asarray(owners)
+        self._check_owners(owner_n, len(labels), num_clients)
+        return Partition.from_owners(owner_n, num_clients)
+
+    def _classes(self, labels: np.ndarray) -> np.ndarray:
+        """One class per sample, int64 [n]: the labels, or the bins of the targets."""
+        if labels.ndim == 1:
+            return labels
+        if labels.dtype.kind != "f" or labels.shape[1] != 1:
             raise Refusal(
-                f"partition: {type(self).__name__}.owners must return {wanted}: it returned {made}."
+                f"partition: {type(self).__name__} needs one class per sample, and these data have"
+                " several (y.argmax(1) makes classes of one-hot rows): take natural, sizes or iid."
             )
-        return Partition.from_owners(made, num_clients)
+        targets = labels[:, 0]
+        rank_n = np.searchsorted(np.sort(targets), targets)  # equal targets have one rank
+        if not self.bins:
+            return rank_n
+        return rank_n * self.bins // len(labels)
+
+    def _require_enough(self, num_samples: int, num_clients: int) -> None:
+        least = getattr(self, self.least) if self.least else 1
+        needed = num_clients * least
+        if needed <= num_samples:
+            return
+        remedy = "lower it"
+        if least > 1:
+            remedy += f" or partition.{self.least}"
+        raise Refusal(
+            f"participation.num_clients={num_clients} needs {needed} training samples, and there"
+            f" are {num_samples}: {remedy}."
+        )
+
+    def _check_owners(self, owner_n: np.ndarray, num_samples: int, num_clients: int) -> None:
+        is_valid = owner_n.dtype.kind in "iu" and owner_n.shape == (num_samples,)
+        if is_valid and owner_n.min() >= -1 and owner_n.max() < num_clients:
+            return
+        raise Refusal(
+            f"partition: {type(self).__name__}.owners must return integers [{num_samples}], of"
+            f" clients 0 … {num_clients - 1}, or -1 for none: it returned {owner_n}."
+        )
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client of each sample, int64 [n], −1 for none."""
@@ -212,9 +224,9 @@ class Dirichlet(Partitioner):
         for counts_N, size in zip(counts_CN, class_sizes, strict=True):
             # Never empty: if all clients had the mean size, no sample would be left.
             open_N = held_N * num_clients < class_sizes.sum()
-            counts_N[:] = cut(
-                softmax(np.where(open_N, log_gamma(self.alpha, (num_clients,), rng), -np.inf)), size
-            )
+            logits_N = log_gamma(self.alpha, (num_clients,), rng)
+            shares_N = softmax(np.where(open_N, logits_N, -np.inf))
+            counts_N[:] = cut(shares_N, size)
             held_N += counts_N
         return counts_CN
 
@@ -239,15 +251,15 @@ class DirichletBalanced(Partitioner):
         counts_NC = np.zeros((num_clients, len(left_C)), np.int64)
         missing_N = np.full(num_clients, len(labels) // num_clients)
         # At most C iterations: if a client still misses samples, a class has been used up.
-        while (asking := np.flatnonzero(missing_N)).size:
+        while missing_N.any():
+            asking = np.flatnonzero(missing_N)
             classes = np.flatnonzero(left_C)
-            wanted = rng.multinomial(
-                missing_N[asking], softmax(log_mix_NC[np.ix_(asking, classes)])
-            )
+            block = np.ix_(asking, classes)
+            wanted = rng.multinomial(missing_N[asking], softmax(log_mix_NC[block]))
             for left, wants in zip(left_C[classes], wanted.T, strict=True):
                 if wants.sum() > left:
                     wants[:] = rng.multivariate_hypergeometric(wants, left, method="marginals")
-            counts_NC[np.ix_(asking, classes)] += wanted
+            counts_NC[block] += wanted
             left_C[classes] -= wanted.sum(0)
             missing_N[asking] -= wanted.sum(1)
         return deal(counts_NC.T, labels, rng)
@@ -270,31 +282,30 @@ class ClassesPerClient(Partitioner):
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         present, class_sizes = np.unique(labels, return_counts=True)
-        if self.classes > len(present):
-            what = f"exceeds the {len(present)} classes, or bins of targets, of the data"
-            raise Refusal(f"partition.classes={self.classes} {what}")
-        held = self._hands(len(present), num_clients, rng)
-        holders_C = np.bincount(held, minlength=len(present))
-        if (scarce := np.flatnonzero(holders_C > class_sizes)).size:
-            few = (
-                f"class {present[scarce[0]]} has fewer samples than the clients that would hold it"
-            )
+        num_classes = len(present)
+        if self.classes > num_classes:
             raise Refusal(
-                f"partition.classes={self.classes}: {few}; lower it or participation.num_clients"
+                f"partition.classes={self.classes} exceeds the {num_classes} classes, or bins of"
+                " targets, of the data: lower it."
             )
-        if (holders_C == 0).any():
-            log.warning(
-                "%d of %d classes belong to no client",
-                np.count_nonzero(holders_C == 0),
-                len(present),
+        held = self._hands(num_classes, num_clients, rng)
+        holders_C = np.bincount(held, minlength=num_classes)
+        scarce = present[holders_C > class_sizes]
+        if scarce.size:
+            raise Refusal(
+                f"partition.classes={self.classes}: class {scarce[0]} has fewer samples than the"
+                " clients that would hold it; lower it or participation.num_clients."
             )
-        counts_CN = np.zeros((len(present), num_clients), np.int64)
+        unheld = np.count_nonzero(holders_C == 0)
+        if unheld:
+            log.warning("%d of %d classes belong to no client", unheld, num_classes)
+        counts_CN = np.zeros((num_classes, num_clients), np.int64)
         client = np.repeat(np.arange(num_clients), self.classes)
-        for c, (size, holders) in enumerate(zip(class_sizes, holders_C, strict=True)):
-            if holders:
-                counts_CN[c, client[held == c]] = size // holders + (
-                    np.arange(holders) < size % holders
-                )
+        for index in np.flatnonzero(holders_C):
+            size = class_sizes[index]
+            holders = holders_C[index]
+            has_one_more = np.arange(holders) < size % holders
+            counts_CN[index, client[held == index]] = size // holders + has_one_more
         return deal(counts_CN, labels, rng)
 
     def _hands(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -340,16 +351,17 @@ class ByGroup(Partitioner):
                 " groups array (arrays)."
             )
         values, rank_n = np.unique(groups, return_inverse=True)
-        num_clients = len(values) if num_clients is None else num_clients
+        if num_clients is None:
+            num_clients = len(values)
         if num_clients > len(values):
-            remedy = f"set participation.num_clients={len(values)} or null"
             raise Refusal(
-                f"participation.num_clients={num_clients}, but there are {len(values)} groups:"
-                f" {remedy}"
+                f"participation.num_clients={num_clients}, but there are {len(values)} groups: set"
+                f" participation.num_clients={len(values)} or null."
             )
         kept = np.sort(generator(seed, "partition").choice(len(values), num_clients, replace=False))
         owner_n = np.where(np.isin(rank_n, kept), np.searchsorted(kept, rank_n), -1)
-        if spare := np.count_nonzero(owner_n < 0):
+        spare = np.count_nonzero(owner_n < 0)
+        if spare:
             log.info(
                 "%d of %d groups are clients; %d samples have no client",
                 num_clients,

@@ -36,9 +36,11 @@ class Shards(Partitioner):
     shards: Count = 2
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        count, by_class = num_clients * self.shards, in_order(labels, rng)
+        count = num_clients * self.shards
+        by_class = in_order(labels, rng)
         shard_n = np.arange(len(labels)) * count // len(labels)
-        return placed((rng.permutation(count) // self.shards)[shard_n], by_class)
+        owners = rng.permutation(count) // self.shards
+        return placed(owners[shard_n], by_class)
 
 
 @checked
@@ -57,8 +59,10 @@ class DirichletSizes(Partitioner):
     min_size: Count = 1
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        sizes_N = cut(softmax(log_gamma(self.alpha, (num_clients,), rng)), len(labels))
-        owner_n = placed(np.repeat(np.arange(num_clients), sizes_N), rng.permutation(len(labels)))
+        shares_N = softmax(log_gamma(self.alpha, (num_clients,), rng))
+        sizes_N = cut(shares_N, len(labels))
+        owners = np.repeat(np.arange(num_clients), sizes_N)
+        owner_n = placed(owners, rng.permutation(len(labels)))
         fill_up(owner_n, num_clients, self.min_size, rng)
         return owner_n
 
@@ -87,12 +91,14 @@ class Shift:
 
         Raises ValueError for samples that cannot be changed like this.
         """
-        x_nCHW, changes = np.array(x_nCHW), self.changes(x_nCHW.shape[1:])
-        # −1, without an owner, gets any group
-        group_n = (rng.permutation(owners) % len(changes))[owner_n]
+        changed = np.array(x_nCHW)
+        changes = self.changes(x_nCHW.shape[1:])
+        groups = rng.permutation(owners) % len(changes)
+        group_n = groups[owner_n]  # −1, without an owner, gets any group
         for group, change in enumerate(changes):
-            x_nCHW[group_n == group] = change(x_nCHW[group_n == group])
-        return x_nCHW
+            members = group_n == group
+            changed[members] = change(x_nCHW[members])
+        return changed
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
         """The change of each group's images."""
@@ -132,10 +138,11 @@ class Colour(Shift):
                 "partition=colour is for colour images, not for samples of the shape"
                 f" {[*input_shape]}."
             )
-        return [
-            partial(np.take, indices=["rgb".index(channel) for channel in order], axis=1)
-            for order in self.orders
-        ]
+        changes: list[Change] = []
+        for order in self.orders:
+            indices = ["rgb".index(channel) for channel in order]
+            changes.append(partial(np.take, indices=indices, axis=1))
+        return changes
 
 
 def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) -> np.ndarray:
@@ -153,15 +160,19 @@ def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) 
         raise Refusal(
             f"data.feature_noise={sigma} is for images and vectors, not for texts: set it to null."
         )
-    x, are_images = np.array(x), x.dtype == np.uint8
-    for k in range(partition.num_clients):
-        held = partition.client(k)
-        noise = generator(seed, "feature_noise", k).standard_normal(
-            (len(held), *x.shape[1:]), np.float32
-        )
-        noise *= (255 if are_images else 1) * sigma * (k + 1) / partition.num_clients
-        x[held] = np.rint(x[held] + noise).clip(0, 255) if are_images else x[held] + noise
-    return x
+    noisy = np.array(x)
+    are_images = x.dtype == np.uint8
+    unit = 255 if are_images else 1
+    for client in range(partition.num_clients):
+        held = partition.client(client)
+        rng = generator(seed, "feature_noise", client)
+        noise = rng.standard_normal((len(held), *x.shape[1:]), np.float32)
+        noise *= unit * sigma * (client + 1) / partition.num_clients
+        values = x[held] + noise
+        if are_images:
+            values = np.rint(values).clip(0, 255)
+        noisy[held] = values
+    return noisy
 
 
 def noisy_labels(
@@ -176,15 +187,19 @@ def noisy_labels(
     Raises ValueError for other labels than one class per sample.
     """
     if y.ndim > 1 or num_classes < 2:
-        what = (
-            "replaces one of several classes of a sample, which these data do not have: set it to"
-            " null"
+        raise Refusal(
+            f"data.label_noise={[*levels]} replaces one of several classes of a sample, which these"
+            " data do not have: set it to null."
         )
-        raise Refusal(f"data.label_noise={[*levels]} {what}.")
-    y, (probability, least) = np.array(y), levels
-    for k in range(partition.num_clients):
-        rng, held = generator(seed, "label_noise", k), partition.client(k)
-        share = rng.uniform(least, 1) if rng.random() < probability else 0.0
+    noisy = np.array(y)
+    probability, least = levels
+    for client in range(partition.num_clients):
+        rng = generator(seed, "label_noise", client)
+        if rng.random() >= probability:
+            continue
+        share = rng.uniform(least, 1)
+        held = partition.client(client)
         wrong = rng.permutation(held)[: round(share * len(held))]
-        y[wrong] = (y[wrong] + rng.integers(1, num_classes, len(wrong))) % num_classes
-    return y
+        steps = rng.integers(1, num_classes, len(wrong))
+        noisy[wrong] = (y[wrong] + steps) % num_classes
+    return noisy

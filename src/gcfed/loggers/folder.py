@@ -24,19 +24,21 @@ class RoundCSVLogger(Logger):
     A resumed run first drops the rows after its checkpoint.
     """
 
-    name, version = "csv", ""
+    name = "csv"
+    version = ""
 
     def __init__(self, path: str, resume_round: int = 0) -> None:
         super().__init__()
-        self.path, self.resume_round, self.columns = Path(path), resume_round, list[str]()
+        self.path = Path(path)
+        self.resume_round = resume_round
+        self.columns: list[str] = []
         self.round: float = 0  # of the last row
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Starts the file: empty, or with the rows up to the checkpoint."""
-        self._write(
-            [row for row in self._read() if int(row["round"]) <= self.resume_round], ["round"]
-        )
+        kept = [row for row in self._read() if int(row["round"]) <= self.resume_round]
+        self._write(kept, ["round"])
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -55,12 +57,15 @@ class RoundCSVLogger(Logger):
             csv.DictWriter(file, self.columns).writerow(metrics)
 
     def _read(self) -> list[dict[str, str]]:
-        text = self.path.read_text() if self.path.is_file() else ""
-        # a kill may have cut the last line
-        return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
+        if not self.path.is_file():
+            return []
+        text = self.path.read_text()
+        whole_lines = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
+        return list(csv.DictReader(whole_lines.splitlines()))
 
     def _write(self, rows: list[dict[str, str]], new: Iterable[str]) -> None:
-        self.columns = list(dict.fromkeys([*(rows[0] if rows else ()), *self.columns, *new]))
+        before = rows[0].keys() if rows else ()
+        self.columns = list(dict.fromkeys([*before, *self.columns, *new]))
         with replacing(self.path) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
@@ -77,33 +82,38 @@ class RoundTensorBoardLogger(TensorBoardLogger):
     """
 
     def __init__(self, save_dir: str, resume_round: int = 0) -> None:
-        super().__init__(
-            save_dir, name="", version="", purge_step=resume_round and resume_round + 1
-        )
+        purged = resume_round + 1 if resume_round else 0  # from this round on
+        super().__init__(save_dir, name="", version="", purge_step=purged)
         self.resume_round = resume_round
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        table = hparams_pb(
-            {k if k in FIRST else f"·{k}": v for k, v in params.items()}, trial_id=""
-        )
-        if not self.resume_round:  # TensorBoard reads the first table only
-            self.experiment._get_file_writer().add_summary(table, 0)
+        if self.resume_round:  # TensorBoard reads the first table only
+            return
+        settings = {}
+        for name, value in params.items():
+            column = name if name in FIRST else f"·{name}"
+            settings[column] = value
+        table = hparams_pb(settings, trial_id="")
+        self.experiment._get_file_writer().add_summary(table, 0)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        super().log_metrics(
-            {k if k >= "test/" else f"·{k}": v for k, v in metrics.items() if k != "round"}, step
-        )
+        shown = {}
+        for name, value in metrics.items():
+            if name == "round":
+                continue
+            column = name if name >= "test/" else f"·{name}"
+            shown[column] = value
+        super().log_metrics(shown, step)
         self.experiment.flush()
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[str], step: int | None = None) -> None:
-        self.experiment.add_image(
-            f"·{key}", np.asarray(Image.open(images[0])), step, dataformats="HWC"
-        )
+        pixels = np.asarray(Image.open(images[0]))
+        self.experiment.add_image(f"·{key}", pixels, step, dataformats="HWC")
 
     def save(self) -> None:
         """Writes no ``hparams.yaml``: the folder has ``config.yaml``."""

@@ -37,8 +37,8 @@ AT_ONCE = 500  # samples per forward pass
 class ServerMetric(ServerPart):
     """A part that only measures, in the rounds that are due. It does not change one bit of the run.
 
-    Hooks are called in the order of their definitions. ``begin`` and the sum ``"seconds"`` do not
-    count as training.
+    The engine calls the hooks in the order in which this class defines them. The time of ``begin``
+    and the time in the sum ``"seconds"`` do not count as training time.
 
     Args:
         every: rounds between two measurements; the last round is always measured.
@@ -222,7 +222,7 @@ class OwnNumbers(ClientMetric):
         return note | {"values": own}
 
     def values(self, round: Received) -> Tensor:
-        """The numbers of the clients that came, ``[K, V]``."""
+        """The values of the clients in the cohort, ``[K, V]``."""
         return round.sums[self]["values"][round.places(round.cohort)]
 
     def columns(self, round: Received) -> dict[str, float]:

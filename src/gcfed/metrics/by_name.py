@@ -136,9 +136,16 @@ KINDS = {name.lower(): getattr(torchmetrics, name) for name in torchmetrics.__al
 
 
 def make(name: str, classes: int | None, **sync: Any) -> Metric:
-    """A metric of torchmetrics, for so many classes; None: for numbers. Raises ValueError if it
-    gives no number. ``reads_zero`` says whether it changes if outputs and targets are shifted, as
-    an error in percent does.
+    """Builds a metric of torchmetrics.
+
+    Its attribute ``reads_zero`` tells whether its value changes if outputs and targets are shifted
+    by the same number. An error in percent is an example.
+
+    Args:
+        classes: the number of classes; None for a regression.
+        sync: keywords of the metric, about processes.
+
+    Raises ValueError if there is no such metric, or if it does not return a single number.
     """
     wanted = name.replace("_", "").lower()
     kind = KINDS.get(wanted) or KINDS.get(f"{wanted}score")

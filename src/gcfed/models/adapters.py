@@ -15,8 +15,9 @@ from gcfed.utils.checked import Count, SettingError, ShareBelow1, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import installed
 
-A, B = ".lora_A.", ".lora_B."
-"""In the names of the factors: A ``[r, in, …]``, B ``[out, r, …]``."""
+# In the names of the factors.
+A = ".lora_A."  # ``[r, in, …]``
+B = ".lora_B."  # ``[out, r, …]``
 
 
 @checked
@@ -30,8 +31,9 @@ def with_adapters(
     modules_to_save: Sequence[str] | None = None,
     average: Literal["mean", "ffa", "alternate", "fedsa", "svd"] = "mean",
 ) -> nn.Module:
-    """Puts adapters into the network, and freezes all else but ``modules_to_save``; keys as in
-    configs/train.yaml.
+    """Puts adapters into the network, and freezes all other tensors except ``modules_to_save``.
+
+    configs/train.yaml explains the arguments.
 
     Raises SettingError for a module that does not exist or has no adapter in peft.
     """
@@ -40,19 +42,21 @@ def with_adapters(
 
     from gcfed.models.huggingface import Logits
 
-    # a model of transformers without our wrapper
-    inner: Any = net.net if isinstance(net, Logits) else net
+    inner: Any = net
+    task = None
+    if isinstance(net, Logits):  # a model of transformers in our wrapper
+        inner = net.net
+        task = "SEQ_CLS" if net.last_only else "CAUSAL_LM"
     known = [name for name, _ in inner.named_modules() if name]
-    there = f"there are {', '.join(known)}"
-    target = [target] if isinstance(target, str) and target != "all-linear" else target
+    if isinstance(target, str) and target != "all-linear":
+        target = [target]
     if modules_to_save is None:
-        modules_to_save = [
-            name for name in ("classifier", "score") if inner is not net and name in known
-        ]
-    for key, names in (("target", target), ("modules_to_save", modules_to_save)):
-        for name in names or () if names != "all-linear" else ():
-            if not any(f".{module}".endswith(f".{name}") for module in known):
-                raise SettingError(key, f"={name} is no module of {type(inner).__name__}: {there}.")
+        modules_to_save = []
+        if inner is not net:
+            modules_to_save = [name for name in ("classifier", "score") if name in known]
+    if isinstance(target, list):
+        _require_modules(inner, "target", target)
+    _require_modules(inner, "modules_to_save", modules_to_save)
     try:
         config = LoraConfig(
             r=rank,
@@ -61,37 +65,51 @@ def with_adapters(
             lora_dropout=dropout,
             modules_to_save=[*modules_to_save] or None,
             base_model_name_or_path=getattr(inner, "name_or_path", None),
-            task_type=None if inner is net else "SEQ_CLS" if net.last_only else "CAUSAL_LM",
+            task_type=task,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the layers of GPT-2 are transposed
             inject_adapter_in_model(config, inner)
     except ValueError as error:
+        reason = " ".join(str(error).split())
         raise SettingError(
-            "target", f"={target or 'null'}: {' '.join(str(error).split())}; {there}."
+            "target", f"={target or 'null'}: {reason}; there are {', '.join(known)}."
         ) from None
-    for name, p in net.named_parameters() if average != "mean" else ():
-        if "lora_embedding" in name:
-            raise SettingError(
-                "average", f"={average} is not for embeddings, whose A starts at zero."
-            )
-        p.requires_grad_(p.requires_grad and not (average == "ffa" and A in name))
+    if average != "mean":
+        for name, parameter in net.named_parameters():
+            if "lora_embedding" in name:
+                raise SettingError(
+                    "average", f"={average} is not for embeddings, whose A starts at zero."
+                )
+            if average == "ffa" and A in name:
+                parameter.requires_grad_(False)
     return net
 
 
+def _require_modules(net: nn.Module, key: str, names: Sequence[str]) -> None:
+    """Raises SettingError for a name that no module of the network ends in."""
+    known = [name for name, _ in net.named_modules() if name]
+    for name in names:
+        if not any(f".{module}".endswith(f".{name}") for module in known):
+            raise SettingError(
+                key,
+                f"={name} is no module of {type(net).__name__}: there are {', '.join(known)}.",
+            )
+
+
 def save_adapters(net: nn.Module, folder: Path, about: dict[str, str]) -> None:
-    """Writes the adapters, if there are any, as ``PeftModel.from_pretrained(network, folder)``
-    reads them.
+    """Writes the adapters, if there are any, in the form that ``PeftModel.from_pretrained(network,
+    folder)`` reads.
     """
-    for inner in [
-        module for module in net.modules() if isinstance(vars(module).get("peft_config"), dict)
-    ]:
+    for inner in list(net.modules()):
+        if not isinstance(vars(inner).get("peft_config"), dict):
+            continue
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(inner, save_embedding_layers=False)
-        tensors = {
-            f"base_model.model.{n}": t.to("cpu", copy=True).contiguous() for n, t in state.items()
-        }
+        tensors = {}
+        for name, t in state.items():
+            tensors[f"base_model.model.{name}"] = t.to("cpu", copy=True).contiguous()
         with replacing(folder / "adapter_model.safetensors") as temporary:
             save_file(tensors, temporary, metadata=about)
         vars(inner)["peft_config"]["default"].save_pretrained(folder)
@@ -112,11 +130,16 @@ def centre_a(net: nn.Module) -> bool:
 
 def factors(product: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Splits a product ``[out, in]`` into A = V_rᵀ and B = U_r Σ_r, shaped like ``a`` and ``b``.
-    The largest entry of each row of A is positive. A rank above the layer's leaves zeros.
+
+    The largest entry of each row of A is positive. If the rank is larger than the layer's, the rest
+    is zero.
     """
     u, s, v = torch.linalg.svd(product, full_matrices=False)
-    r = min(len(a), len(s))
-    sign = v[:r].gather(1, v[:r].abs().argmax(1, keepdim=True)).sign()
-    new_a, new_b = (torch.zeros_like(t.flatten(1)) for t in (a, b))
-    new_a[:r], new_b[:, :r] = v[:r] * sign, u[:, :r] * s[:r] * sign.T
+    rank = min(len(a), len(s))
+    rows = v[:rank]
+    sign = rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
+    new_a = torch.zeros_like(a.flatten(1))
+    new_b = torch.zeros_like(b.flatten(1))
+    new_a[:rank] = rows * sign
+    new_b[:, :rank] = u[:, :rank] * s[:rank] * sign.T
     return new_a.view(a.shape), new_b.view(b.shape)

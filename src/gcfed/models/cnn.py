@@ -36,8 +36,9 @@ class CNN(Staged, nn.Module):
         channels, height, width = image_shape(input_shape, 4, "the CNN pools twice")
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
-        hidden = [hidden] if isinstance(hidden, int) else hidden
-        linear = add_linear(self, [64 * (height // 4) * (width // 4), *hidden, num_classes])
+        widths = [hidden] if isinstance(hidden, int) else hidden
+        num_features = 64 * (height // 4) * (width // 4)
+        linear = add_linear(self, [num_features, *widths, num_classes])
         self.names = ["conv1", "conv2", *linear]
         if init == "kaiming":
             self.apply(init_kaiming)
@@ -45,8 +46,8 @@ class CNN(Staged, nn.Module):
     def stage(self, name: str, h: Tensor) -> Tensor:
         if not name.startswith("conv"):
             return super().stage(name, h)
-        # ReLU is monotone, so it commutes with the pooling, gradients included. After it, it has a
-        # quarter of the work.
+        # ReLU is monotone, so it commutes with the pooling, gradients included. After the pooling
+        # it has a quarter of the work.
         return F.max_pool2d(self.get_submodule(name)(h), 2).relu()
 
     def features(self, x_BCHW: Tensor) -> Tensor:
@@ -79,15 +80,18 @@ class CelebACNN(Staged, nn.Module):
     ) -> None:
         super().__init__()
         channels, height, width = image_shape(input_shape, 1, "it takes images")
-        for i in range(1, 5):
-            self.add_module(f"conv{i}", nn.Conv2d(channels, 32, kernel_size=3, padding=1))
-            self.add_module(f"norm{i}", nn.GroupNorm(groups, 32))
-            channels, height, width = 32, -(-height // 2), -(-width // 2)
+        for number in range(1, 5):
+            self.add_module(f"conv{number}", nn.Conv2d(channels, 32, kernel_size=3, padding=1))
+            self.add_module(f"norm{number}", nn.GroupNorm(groups, 32))
+            channels = 32
+            height = -(-height // 2)
+            width = -(-width // 2)
         self.fc = nn.Linear(32 * height * width, num_classes)
         self.apply(init_kaiming)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
         if name == "fc":
             return super().stage(name, h)
-        conv, norm = self.get_submodule(name), self.get_submodule(name.replace("conv", "norm"))
+        conv = self.get_submodule(name)
+        norm = self.get_submodule(name.replace("conv", "norm"))
         return F.max_pool2d(norm(conv(h)), 2, ceil_mode=True).relu()

@@ -8,6 +8,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_post_accumulate_grad_hooks",
+)
+
 
 def first_weight(net: nn.Module) -> Tensor:
     """Its first parameter of the floating-point type that most entries have.
@@ -22,7 +29,8 @@ def first_weight(net: nn.Module) -> Tensor:
 
 def two_zeros(net: nn.Module, input_shape: Sequence[int]) -> Tensor:
     """Two samples of zeros, ``[2, *input]``: tokens for a network that reads texts."""
-    return torch.zeros(2, *input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
+    dtype = torch.int64 if hasattr(net, "last_only") else None
+    return torch.zeros(2, *input_shape, dtype=dtype)
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:
@@ -36,33 +44,31 @@ has_convolutions = partial(has_layers, kind=nn.modules.conv._ConvNd)
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether it is a layer of these libraries, whose forward passes do the same operations every
-    time.
-    """
+    """Whether the layer is of a library whose forward passes do the same operations every time."""
     return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")
 
 
 def shows_all_at_once(net: nn.Module, stack: int | str) -> bool:
-    """Whether one pass shows all: known layers, no hooks, and the network is this project's or
-    trains one by one.
+    """Whether a single forward pass shows all that the network may do.
+
+    This needs known layers and no hooks. The network must also be this project's, or its clients
+    must train one by one.
     """
-    kinds = (
-        "_forward_hooks",
-        "_forward_pre_hooks",
-        "_backward_hooks",
-        "_post_accumulate_grad_hooks",
-    )
-    parts = [*net.modules(), *net.parameters(), *net.buffers()]
-    hooked = any(getattr(part, kind, None) for part in parts for kind in kinds)
-    if hooked or any(
-        isinstance(m, torch.jit.ScriptModule) or not is_known(m) for m in net.modules()
-    ):
+    if _has_hooks(net):
         return False
-    # ``Stacks.layout`` then has one client
-    auto = stack == "auto" and (has_convolutions(net) or has_dropout(net))
-    return (
-        type(net).__module__.startswith("gcfed.") or auto or stack == 1 or bool(cannot_stack(net))
-    )
+    for layer in net.modules():
+        if isinstance(layer, torch.jit.ScriptModule) or not is_known(layer):
+            return False
+    if type(net).__module__.startswith("gcfed."):
+        return True
+    if stack == "auto" and (has_convolutions(net) or has_dropout(net)):
+        return True  # ``Stacks.layout`` then has one client
+    return stack == 1 or bool(cannot_stack(net))
+
+
+def _has_hooks(net: nn.Module) -> bool:
+    parts = [*net.modules(), *net.parameters(), *net.buffers()]
+    return any(getattr(part, kind, None) for part in parts for kind in _HOOKS)
 
 
 def is_graphable(net: nn.Module) -> bool:
@@ -79,11 +85,9 @@ def cannot_stack(net: nn.Module) -> str:
     mix = "would mix with the padding of shorter batches. Set client.stack=1"
     if uses_batch_statistics(net):
         return f"batch normalisation: its statistics {mix}, or use GroupNorm"
-    if any(
-        isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats
-        for m in net.modules()
-    ):
-        return f"running statistics, which {mix}"
+    for layer in net.modules():
+        if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
+            return f"running statistics, which {mix}"
     if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"
     return ""
@@ -104,9 +108,12 @@ def activation_bytes(net: nn.Module, sample: Tensor) -> int:
 
 def leaves(loss: Tensor) -> set[int]:
     """The ids of the tensors to which a backward pass adds gradients."""
-    todo, seen = [loss.grad_fn], set()
+    todo = [loss.grad_fn]
+    seen = set()
     while todo:
-        if (node := todo.pop()) is not None and node not in seen:
-            seen.add(node)
-            todo += [following for following, _ in node.next_functions]
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
     return {id(node.variable) for node in seen if hasattr(node, "variable")}

@@ -15,8 +15,8 @@ class CharLSTM(Staged, nn.Module):
     """An embedding, two LSTM layers and a linear layer predict the next character at each position,
     or at the last one.
 
-    Tokens 0 … C − 1 are characters. C is padding and never predicted; −1, tokenizers' padding, has
-    the last embedding.
+    Tokens 0 … C − 1 are characters. Token C is padding, which is never predicted. Tokenizers may
+    pad with −1, which gets the last embedding.
 
     Args:
         input_shape: (T,); the network takes any length.
@@ -57,4 +57,6 @@ class CharLSTM(Staged, nn.Module):
         if not name.startswith("lstm"):
             return h
         h_BTH, _ = h
-        return h_BTH[:, -1] if name == "lstm2" and self.last_only else h_BTH
+        if name == "lstm2" and self.last_only:
+            return h_BTH[:, -1]
+        return h_BTH

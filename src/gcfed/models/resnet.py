@@ -49,7 +49,9 @@ class ResNet18(Staged, ResNet):
         h = self.get_submodule(name)(h)
         if name == "conv1":
             return self.relu(self.bn1(h))
-        return self.avgpool(h).flatten(1) if name == "layer4" else h
+        if name == "layer4":
+            return self.avgpool(h).flatten(1)
+        return h
 
 
 class Shortcut(nn.Module):
@@ -91,16 +93,21 @@ class ResNetCIFAR(Staged, nn.Module):
         if depth % 6 != 2:
             raise SettingError("depth", f"={depth} is not 6n + 2; use 20, 32, 44, 56 or 110.")
         make_norm = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)
-        block, n = partial(BasicBlock, norm_layer=make_norm), (depth - 2) // 6
+        block = partial(BasicBlock, norm_layer=make_norm)
+        num_blocks = (depth - 2) // 6
+
+        def halved(width: int) -> nn.Sequential:
+            """A layer of ``width`` channels, after one of half the width and twice the sides."""
+            blocks = [block(width // 2, width, 2, Shortcut())]
+            blocks += [block(width, width) for _ in range(num_blocks - 1)]
+            return nn.Sequential(*blocks)
+
         channels, _, _ = image_shape(input_shape, 1, "it takes images")
-        self.conv1, self.norm1 = conv3x3(channels, 16), make_norm(16)
-        self.layer1 = nn.Sequential(*[block(16, 16) for _ in range(n)])
-        self.layer2 = nn.Sequential(
-            block(16, 32, 2, Shortcut()), *[block(32, 32) for _ in range(n - 1)]
-        )
-        self.layer3 = nn.Sequential(
-            block(32, 64, 2, Shortcut()), *[block(64, 64) for _ in range(n - 1)]
-        )
+        self.conv1 = conv3x3(channels, 16)
+        self.norm1 = make_norm(16)
+        self.layer1 = nn.Sequential(*[block(16, 16) for _ in range(num_blocks)])
+        self.layer2 = halved(32)
+        self.layer3 = halved(64)
         self.fc = nn.Linear(64, num_classes)
         self.apply(init_kaiming)
         for module in self.modules():
@@ -112,7 +119,9 @@ class ResNetCIFAR(Staged, nn.Module):
         h = self.get_submodule(name)(h)
         if name == "conv1":
             return self.norm1(h).relu()
-        return h.mean((2, 3)) if name == "layer3" else h
+        if name == "layer3":
+            return h.mean((2, 3))
+        return h
 
 
 def scalar(value: float) -> nn.Parameter:
@@ -126,14 +135,19 @@ class FixupConv(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, *, pool: bool) -> None:
         super().__init__()
-        self.conv, self.pool = conv3x3(channels_in, channels), pool
-        self.bias_in, self.scale, self.bias_out = scalar(0.0), scalar(1.0), scalar(0.0)
+        self.conv = conv3x3(channels_in, channels)
+        self.pool = pool
+        self.bias_in = scalar(0.0)
+        self.scale = scalar(1.0)
+        self.bias_out = scalar(0.0)
 
     def forward(self, h_BCHW: Tensor) -> Tensor:
         h_BCHW = self.conv(h_BCHW + self.bias_in) * self.scale + self.bias_out
-        # ReLU is monotone, so it commutes with the pooling, gradients included. After it, it has a
-        # quarter of the work.
-        return (F.max_pool2d(h_BCHW, 2) if self.pool else h_BCHW).relu()
+        # ReLU is monotone, so it commutes with the pooling, gradients included. After the pooling
+        # it has a quarter of the work.
+        if self.pool:
+            h_BCHW = F.max_pool2d(h_BCHW, 2)
+        return h_BCHW.relu()
 
 
 class FixupBlock(nn.Module):
@@ -143,10 +157,12 @@ class FixupBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv1, self.conv2 = conv3x3(channels, channels), conv3x3(channels, channels)
-        self.bias1_in, self.bias1_out, self.bias2_in, self.bias2_out = (
-            scalar(0.0) for _ in range(4)
-        )
+        self.conv1 = conv3x3(channels, channels)
+        self.conv2 = conv3x3(channels, channels)
+        self.bias1_in = scalar(0.0)
+        self.bias1_out = scalar(0.0)
+        self.bias2_in = scalar(0.0)
+        self.bias2_out = scalar(0.0)
         self.scale = scalar(1.0)
 
     def forward(self, h_BCHW: Tensor) -> Tensor:
@@ -198,10 +214,13 @@ class ResNet9(Staged, nn.Module):
         blocks = [module for module in self.modules() if isinstance(module, FixupBlock)]
         for block in blocks:
             block.conv1.weight.data *= len(blocks) ** -0.5
-        for zero in (self.fc.weight, self.fc.bias, *(block.conv2.weight for block in blocks)):
-            nn.init.zeros_(zero)
+            nn.init.zeros_(block.conv2.weight)
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
         """One per child. The global pooling belongs to ``layer3``."""
         h = self.get_submodule(name)(h)
-        return F.max_pool2d(h, h.shape[-2:]).flatten(1) if name == "layer3" else h
+        if name == "layer3":
+            return F.max_pool2d(h, h.shape[-2:]).flatten(1)
+        return h

@@ -20,10 +20,15 @@ ITERATIONS = 8  # a norm of 2.1, after ten rounds of 20 clients, is then 1.0006;
 def restore_unit_norms(net: nn.Module) -> None:
     """Runs power iterations for each spectral norm whose vectors are no longer unit vectors."""
     for vectors, iterate in _spectral_norms(net):
-        if any(abs(float(v.norm()) - 1) > 1e-5 for v in vectors.values()):
-            with torch.no_grad():
-                for _ in range(ITERATIONS):
-                    iterate()
+        if all(_is_unit(vector) for vector in vectors.values()):
+            continue
+        with torch.no_grad():
+            for _ in range(ITERATIONS):
+                iterate()
+
+
+def _is_unit(vector: Tensor) -> bool:
+    return not abs(float(vector.norm()) - 1) > 1e-5
 
 
 def unit_vectors(net: nn.Module) -> set[str]:
@@ -37,19 +42,16 @@ def _spectral_norms(net: nn.Module) -> Iterator[tuple[dict[str, Tensor], Callabl
         prefix = f"{name}." if name else ""
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):
-                vectors = {
-                    f"{prefix}{hook.name}_{i}": getattr(module, f"{hook.name}_{i}") for i in "uv"
-                }
+                buffers = (f"{hook.name}_u", f"{hook.name}_v")
+                vectors = {prefix + buffer: getattr(module, buffer) for buffer in buffers}
                 yield vectors, partial(hook.compute_weight, module, do_power_iteration=True)
         for key, chain in getattr(module, "parametrizations", {}).items():
-            for i, norm in enumerate(chain):
-                # a vector is normalised without
+            for index, norm in enumerate(chain):
+                # a weight that is itself a vector is normalised without unit vectors
                 if isinstance(norm, _SpectralNorm) and hasattr(norm, "_u"):
-                    place = f"{prefix}parametrizations.{key}.{i}"
-                    yield (
-                        {f"{place}._u": norm._u, f"{place}._v": norm._v},
-                        partial(_iterate, norm, module, key),
-                    )
+                    place = f"{prefix}parametrizations.{key}.{index}"
+                    vectors = {f"{place}._u": norm._u, f"{place}._v": norm._v}
+                    yield vectors, partial(_iterate, norm, module, key)
 
 
 def _iterate(norm: nn.Module, module: nn.Module, key: str) -> None:

@@ -30,7 +30,9 @@ class Staged:
         By default: a linear layer, and ReLU unless it is last.
         """
         h = self.get_submodule(name)(h.flatten(1))  # type: ignore[attr-defined]
-        return h if name == self.names[-1] else h.relu()
+        if name == self.names[-1]:
+            return h
+        return h.relu()
 
     def stages(self) -> dict[str, Stage]:
         return {name: partial(self.stage, name) for name in self.names}
@@ -51,9 +53,12 @@ class Staged:
 
 def add_linear(net: nn.Module, widths: Sequence[int]) -> list[str]:
     """Adds linear layers ``fc1``, ``fc2``, … between these widths, and returns their names."""
-    for i, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
-        net.add_module(f"fc{i}", nn.Linear(fan_in, fan_out))
-    return [f"fc{i}" for i in range(1, len(widths))]
+    names = []
+    for number, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
+        name = f"fc{number}"
+        net.add_module(name, nn.Linear(fan_in, fan_out))
+        names.append(name)
+    return names
 
 
 def init_kaiming(module: nn.Module) -> None:
@@ -67,8 +72,9 @@ def init_kaiming(module: nn.Module) -> None:
 
 
 def image_shape(input_shape: Sequence[int], least: int, reason: str) -> Sequence[int]:
-    """``input_shape``, if it is (C, H, W) with sides of at least ``least``; else raises
-    SettingError.
+    """Returns ``input_shape``.
+
+    Raises SettingError unless it is (C, H, W) with sides of at least ``least``.
     """
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         wanted = f"give images, [C, H, W], of at least {least}×{least}"

@@ -3,7 +3,6 @@ Zisserman, ICLR 2015).
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from torch import Tensor, nn
 from torchvision.models.vgg import VGG, cfgs, make_layers
@@ -39,7 +38,8 @@ class VGG11(VGG):
         """The 4,096 inputs of the last linear layer, after dropout, h_BF: GC-Fed's features of
         VGG11.
         """
-        return self.classifier[:-1](self.avgpool(self.features(x_BCHW)).flatten(1))
+        h_BCHW = self.avgpool(self.features(x_BCHW))
+        return self.classifier[:-1](h_BCHW.flatten(1))
 
     def head(self, h_BF: Tensor) -> Tensor:
         """Features h_BF to logits_BC."""
@@ -49,10 +49,13 @@ class VGG11(VGG):
         """One stage up to each max-pooling, then one per linear layer, with the ReLU and dropout
         before it.
         """
-        ends = [i + 1 for i, layer in enumerate(self.features) if isinstance(layer, nn.MaxPool2d)]
-        blocks = {
-            f"block{i}": self.features[a:b]
-            for i, (a, b) in enumerate(pairwise([0, *ends]), start=1)
-        }
-        first = nn.Sequential(self.avgpool, nn.Flatten(1), self.classifier[:3])
-        return blocks | {"fc1": first, "fc2": self.classifier[3:6], "fc3": self.classifier[6:]}
+        found: dict[str, Stage] = {}
+        start = 0
+        for end, layer in enumerate(self.features, start=1):
+            if isinstance(layer, nn.MaxPool2d):
+                found[f"block{len(found) + 1}"] = self.features[start:end]
+                start = end
+        found["fc1"] = nn.Sequential(self.avgpool, nn.Flatten(1), self.classifier[:3])
+        found["fc2"] = self.classifier[3:6]
+        found["fc3"] = self.classifier[6:]
+        return found

@@ -47,11 +47,11 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
 
 
 def is_elementwise(optimizer: MakeOptimizer) -> bool:
-    """Whether it treats each number by itself: the first of two clients in a tensor moves as if
-    alone, in a row.
+    """Whether the optimizer updates each entry of a tensor independently of the others.
 
-    The numbers suit rules that depend on norms, on the number of axes, on their sizes, or on angles
-    (here 90°).
+    The test stacks two clients in one tensor. The first client must move as it does alone. The
+    entries are chosen so that rules are noticed that depend on norms, on the number of axes, on
+    their sizes, or on angles (here 90°).
     """
     start, grad = (
         torch.linspace(a, b, 2048, dtype=torch.double).repeat_interleave(4)
@@ -128,8 +128,9 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
 
 
 def starts_at_zero(optimizer: Optimizer) -> bool:
-    """Whether its first step equals a step from a state of zeros, as for Adam, and for SGD without
-    dampening.
+    """Whether the optimizer's first step equals a step from a state of zeros.
+
+    This holds for Adam, and for SGD without dampening.
     """
     kind = type(optimizer)
     sgd = torch.optim.SGD

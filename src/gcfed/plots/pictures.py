@@ -42,25 +42,22 @@ def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
     A regression shows its relative error instead of the accuracy, or another test measure. An axis
     is logarithmic if its values are positive and fall far. ``table`` has a run's metrics by round.
     """
-    known = [
-        "test/acc",
-        "test/relative_error",
-        *(n for n in table if n.startswith("test/") and n != "test/loss"),
-    ]
-    measure = next((name for name in known if len(column(table, name))), "test/acc")
-    is_regression, tests = measure != "test/acc", factor(measure) * column(table, measure)
+    measure = _measure_of_tests(table)
+    is_regression = measure != "test/acc"
+    tests = factor(measure) * column(table, measure)
     figure = Figure(figsize=(10, 3.8))
     left, right = figure.subplots(1, 2)
-    _line(left, tests, "each test", color=BLUE, alpha=1 if is_regression else 0.35, linewidth=1)
-    if not is_regression:
+    if is_regression:
+        _line(left, tests, "each test", color=BLUE, alpha=1, linewidth=1)
+    else:
+        _line(left, tests, "each test", color=BLUE, alpha=0.35, linewidth=1)
         _line(left, smooth(tests), "mean of 10 rounds", color=BLUE, linewidth=2.2)
     _line(right, column(table, "train/loss"), "train loss", color=VERMILION, linewidth=1.4)
     _line(right, column(table, "test/loss"), "test loss", color=BLUE, linewidth=1.4)
     left.set(title="Global model on the test split", ylabel=LABELS.get(measure, measure))
     right.set(title="Loss", ylabel="squared error / 2" if "test/rmse" in table else "loss")
     for axes in (left, right):
-        values = [y for line in axes.lines for y in line.get_ydata()]
-        if is_regression and max(values, default=0) > 30 * min(values, default=0) > 0:
+        if is_regression and _falls_far(axes):
             logarithmic(axes)
         axes.set_xlabel("communication round")
         ticks(axes, 8)
@@ -68,6 +65,24 @@ def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
             axes.legend()
     save(figure, path)
     return figure
+
+
+def _measure_of_tests(table: pd.DataFrame) -> str:
+    """The column that shows how well a run does: the first of these that has a value."""
+    names = ["test/acc", "test/relative_error"]
+    names += [name for name in table if name.startswith("test/") and name != "test/loss"]
+    for name in names:
+        if len(column(table, name)):
+            return name
+    return "test/acc"
+
+
+def _falls_far(axes: Axes) -> bool:
+    """Whether the lines have positive values only, and the largest is over 30 times the least."""
+    if not axes.lines:
+        return False
+    values = np.concatenate([line.get_ydata() for line in axes.lines])
+    return bool(values.max() > 30 * values.min() > 0)
 
 
 def _line(axes: Axes, curve: pd.Series, label: str, **look: Any) -> None:
@@ -80,19 +95,24 @@ def draw_partition(data: FederatedDataModule, held_NC: ndarray, path: Path) -> N
     """Draws a run's ``partition.png`` from the samples of each class at each client; of many
     clients, 50.
     """
-    deals = data.partitioner
-    first = [
-        f"{key} = {value}"
-        for key, value in [*vars(deals).items()][:1]
-        if isinstance(value, int | float)
-    ]
-    title = ", ".join(
-        [f"{data.dataset.name}: {data.num_clients:,} clients", type(deals).__name__, *first]
-    )
-    title = f"{title.replace('alpha', 'α')}\nlabel skew: {skew_in_words(label_skew(held_NC))}"
+    words = [f"{data.dataset.name}: {data.num_clients:,} clients", type(data.partitioner).__name__]
+    words += _first_setting(data.partitioner)
+    title = f"{', '.join(words)}\nlabel skew: {skew_in_words(label_skew(held_NC))}"
+    held = pd.DataFrame(held_NC)
     names = data.dataset.class_names or ()
-    held = pd.DataFrame(held_NC, columns=names if len(names) == data.num_classes else None)
-    plot_partition(held.iloc[np.unique(np.arange(50) * len(held) // 50)], path, title, len(held))
+    if len(names) == data.num_classes:
+        held.columns = pd.Index(names)
+    drawn = np.unique(np.arange(50) * len(held) // 50)
+    plot_partition(held.iloc[drawn], path, title, len(held))
+
+
+def _first_setting(partitioner: object) -> list[str]:
+    """The partitioner's first setting, such as "α = 0.1", if it is a number."""
+    for key, value in vars(partitioner).items():
+        if isinstance(value, int | float):
+            return [f"{key.replace('alpha', 'α')} = {value}"]
+        break
+    return []
 
 
 @styled
@@ -113,35 +133,47 @@ def plot_partition(
         clients: the number of all clients, if ``label_counts`` has only some of them.
     """
     held = pd.DataFrame(label_counts)
-    counts_NC, n = held.to_numpy(), len(held)
-    cell = np.clip(np.array([10, 6]) / counts_NC.shape, [0.2, 0.045], [0.5, 0.32])  # inches
-    width, height = np.clip(cell * counts_NC.shape, [3.0, 1.8], 12.0)
+    num_drawn, num_classes = held.shape
+    cell = np.clip(np.array([10, 6]) / held.shape, [0.2, 0.045], [0.5, 0.32])  # inches
+    width, height = np.clip(cell * held.shape, [3.0, 1.8], 12.0)  # inches
 
     figure = Figure(figsize=(width + 1.2, height + 1.9))
     bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
-    bars.bar(range(n), counts_NC.sum(axis=1), color=GREY, width=0.7)
+    bars.bar(range(num_drawn), held.to_numpy().sum(axis=1), color=GREY, width=0.7)
     bars.grid(axis="x", visible=False)
     bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     bars.yaxis.set_major_formatter("{x:,.0f}")
     bars.set(ylabel="samples", title=title)
 
-    # points² a sample: the largest fills its cell
-    area = (72 * max(cell.min(), 0.14)) ** 2 / max(counts_NC.max(), 1)
-    rows, classes = counts_NC.nonzero()
-    bubbles.scatter(
-        rows, classes, s=area * counts_NC[rows, classes], color=BLUE, alpha=0.85, linewidths=0
-    )
-    ticked = np.arange(0, n, -(-n // 20))
-    bubbles.set_xticks(ticked, held.index[ticked].astype(str))
-    bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    if held.columns.dtype != int:
-        shown = np.arange(0, len(held.columns), -(-len(held.columns) // 30))
-        bubbles.set_yticks(shown, held.columns[shown].str[:20])
-    some = f" ({n} of {clients:,}, evenly spaced)" if clients not in (None, n) else ""
-    limits = {"xlim": (-0.7, n - 0.3), "ylim": (-0.8, counts_NC.shape[1] - 0.2)}
-    bubbles.set(xlabel=f"client{some}", ylabel="class", **limits)
+    _draw_bubbles(bubbles, held, diameter=72 * max(cell.min(), 0.14))
+    xlabel = "client"
+    if clients not in (None, num_drawn):
+        xlabel += f" ({num_drawn} of {clients:,}, evenly spaced)"
+    bubbles.set(xlabel=xlabel, ylabel="class")
+    bubbles.set(xlim=(-0.7, num_drawn - 0.3), ylim=(-0.8, num_classes - 0.2))
     save(figure, path)
     return figure
+
+
+def _draw_bubbles(axes: Axes, held: pd.DataFrame, diameter: float) -> None:
+    """A bubble for each client and class. The largest has this diameter, in points."""
+    counts_NC = held.to_numpy()
+    area = diameter**2 / max(counts_NC.max(), 1)  # of one sample
+    clients, classes = counts_NC.nonzero()
+    sizes = area * counts_NC[clients, classes]
+    axes.scatter(clients, classes, s=sizes, color=BLUE, alpha=0.85, linewidths=0)
+    ticked = _spaced(len(held), 20)
+    axes.set_xticks(ticked, held.index[ticked].astype(str))
+    if held.columns.dtype == int:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    else:
+        ticked = _spaced(len(held.columns), 30)
+        axes.set_yticks(ticked, held.columns[ticked].str[:20])
+
+
+def _spaced(count: int, most: int) -> ndarray:
+    """At most ``most`` of the positions 0 … count − 1, evenly spaced."""
+    return np.arange(0, count, -(-count // most))
 
 
 @styled
@@ -154,35 +186,45 @@ def plot_confusion(
     accuracy over all samples.
     """
     counts_CC = np.asarray(counts)
-    n, tested = len(counts_CC), counts_CC.sum(1, keepdims=True)
-    share_CC = np.ma.masked_array(
-        counts_CC / np.maximum(tested, 1), mask=np.broadcast_to(tested == 0, counts_CC.shape)
-    )
-    side = float(np.clip(0.45 * n, 3.4, 9.0))  # inches
+    num_classes = len(counts_CC)
+    tested = counts_CC.sum(1, keepdims=True)
+    untested_CC = np.broadcast_to(tested == 0, counts_CC.shape)
+    share_CC = np.ma.masked_array(counts_CC / np.maximum(tested, 1), mask=untested_CC)
+    side = float(np.clip(0.45 * num_classes, 3.4, 9.0))  # inches
     figure = Figure(figsize=(side + 1.9, side + 0.9))
     axes = figure.subplots()
     image = axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(
         image, ax=axes, label="share of the class", format=PercentFormatter(1), shrink=0.8
     )
-    for row, taken in zip(*np.nonzero(counts_CC if n <= 20 else []), strict=True):
-        share = share_CC[row, taken]
-        color = "white" if share > 0.55 else "black"
-        axes.text(
-            taken, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color
-        )
-    ticks = np.arange(0, n, -(-n // 50))
-    words = [name if len(name) <= 18 else f"{name[:17]}…" for name in map(str, names)]
-    labels, size = [words[i] for i in ticks], 9 if n <= 25 else 6
-    axes.set_xticks(ticks, labels, rotation=90 if max(map(len, words)) > 3 else 0, fontsize=size)
-    axes.set_yticks(ticks, labels, fontsize=size)
+    if num_classes <= 20:
+        _write_percentages(axes, counts_CC, share_CC)
+    _name_classes(axes, [str(name) for name in names], num_classes)
     accuracy = counts_CC.trace() / max(counts_CC.sum(), 1)
-    axes.set(
-        xlabel="predicted class", ylabel="class", title=f"{title}\naccuracy {accuracy:.1%}".strip()
-    )
+    title = f"{title}\naccuracy {accuracy:.1%}".strip()
+    axes.set(xlabel="predicted class", ylabel="class", title=title)
     axes.grid(visible=False)
     save(figure, path)
     return figure
+
+
+def _write_percentages(axes: Axes, counts_CC: ndarray, share_CC: ndarray) -> None:
+    for row, predicted in np.argwhere(counts_CC):
+        share = share_CC[row, predicted]
+        color = "white" if share > 0.55 else "black"
+        text = f"{100 * share:.0f}"
+        axes.text(predicted, row, text, ha="center", va="center", fontsize=8, color=color)
+
+
+def _name_classes(axes: Axes, names: Sequence[str], num_classes: int) -> None:
+    """Ticks on both axes with the names of at most 50 classes."""
+    words = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
+    ticked = _spaced(num_classes, 50)
+    labels = [words[index] for index in ticked]
+    size = 9 if num_classes <= 25 else 6
+    rotation = 90 if max(map(len, words)) > 3 else 0
+    axes.set_xticks(ticked, labels, rotation=rotation, fontsize=size)
+    axes.set_yticks(ticked, labels, fontsize=size)
 
 
 @styled
@@ -193,19 +235,22 @@ def plot_recovered(
     below: Sequence[str],
     path: str | Path,
 ) -> Figure:
-    """Images [B, C, H, W] in 0…1, one or three channels, that an attack recovered, below their
-    originals.
+    """Images that an attack recovered, below their originals.
 
-    ``above`` and ``below`` are the titles of the two rows, [B].
+    Both are [B, C, H, W] in 0…1, with one or three channels. ``above`` and ``below`` are the titles
+    of the two rows, [B].
     """
     figure = Figure(figsize=(max(2.1 * len(original), 2.8), 4.6))
     rows = figure.subplots(2, len(original), squeeze=False)
-    for axes, images, titles in zip(rows, (original, recovered), (above, below), strict=True):
-        for ax, image, title in zip(axes, images, titles, strict=True):
-            ax.imshow(
-                image.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
-            )
-            ax.set_title(title, fontsize=9)
-            ax.set_axis_off()
+    _draw_images(rows[0], original, above)
+    _draw_images(rows[1], recovered, below)
     save(figure, path)
     return figure
+
+
+def _draw_images(row: Sequence[Axes], images_BCHW: ndarray, titles: Sequence[str]) -> None:
+    for axes, image_CHW, title in zip(row, images_BCHW, titles, strict=True):
+        image_HWC = image_CHW.transpose(1, 2, 0)
+        axes.imshow(image_HWC, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        axes.set_title(title, fontsize=9)
+        axes.set_axis_off()

@@ -99,29 +99,41 @@ _DASHES = (
     (0, (2, 2)),
     (0, (10, 1.5, 3, 1.5)),
 )
+_LOOKS = [
+    {"color": color, "linestyle": dash}
+    for dash in _DASHES
+    for color in (VERMILION, BLUE, *PALETTE[2:7])
+]
 
 
 def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey.
 
-    If two names without a look of their own share one, the second in the alphabet takes the next
-    free look.
+    Other names than those of ``METHODS`` get a look by their hash. If two names would share a look,
+    the second in the alphabet takes the next free one.
     """
-    free = [
-        {"color": color, "linestyle": dash}
-        for dash in _DASHES
-        for color in (VERMILION, BLUE, *PALETTE[2:7])
-    ]
     found: dict[str, dict[str, Any]] = {}
-    for method in sorted({*methods}, key=lambda m: (m not in METHODS, m)):
-        start = (
-            METHODS.index(method) if method in METHODS else zlib.crc32(method.encode()) % len(free)
-        )
-        after = [free[(start + i) % len(free)] for i in range(len(free))]
-        found[method] = next((look for look in after if look not in found.values()), after[0])
+    for method in sorted({*methods}, key=lambda name: (name not in METHODS, name)):
         if method.lower() == "fedavg":
             found[method] = {"color": GREY, "linestyle": "-"}
+        else:
+            found[method] = _next_free(_position(method), found.values())
     return found
+
+
+def _position(method: str) -> int:
+    """Where the search for a free look begins."""
+    if method in METHODS:
+        return METHODS.index(method)
+    return zlib.crc32(method.encode()) % len(_LOOKS)
+
+
+def _next_free(start: int, taken: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The first look from ``start`` on, in a circle, that is not taken; if all are, that one."""
+    for look in _LOOKS[start:] + _LOOKS[:start]:
+        if look not in taken:
+            return look
+    return _LOOKS[start]
 
 
 #: Markers of the methods in a figure, in their order.
@@ -186,12 +198,12 @@ def logarithmic(axes: Axes) -> None:
 
 @styled
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure in the format of the suffix (``.png``, ``.pdf``, …); a reader never sees
+    """Writes the figure in the format of the suffix (``.png``, ``.pdf``, …). A reader never sees
     half a file.
     """
+    # equal figures are equal files
+    metadata = {"CreationDate": None} if Path(path).suffix == ".pdf" else None
     with replacing(Path(path)) as temporary:
-        figure.savefig(
-            temporary, metadata={"CreationDate": None} if temporary.suffix == ".pdf" else None
-        )
+        figure.savefig(temporary, metadata=metadata)
     # the next format keeps the layout, which takes long to compute
     figure.set_layout_engine("none")

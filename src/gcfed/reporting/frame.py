@@ -101,8 +101,10 @@ def search_of(run: Run) -> Path | None:
 
 
 def varying(texts: pd.DataFrame) -> pd.DataFrame:
-    """The keys in which these rows differ. Of keys that always change together, only the first is
-    kept. A key whose value follows from the ``_target_`` in its section is left out.
+    """The keys in which these rows differ.
+
+    If several keys always change together, only the first is kept. A key is left out if its value
+    follows from the ``_target_`` in its section.
     """
     texts = texts.loc[:, texts.nunique() > 1]
     codes = pd.DataFrame({key: pd.factorize(texts[key])[0] for key in texts}, index=texts.index)

@@ -15,7 +15,8 @@ def outside_autocast() -> Iterator[None]:
     round's first step in all others.
     """
     enabled = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    caches, depth = torch.is_autocast_cache_enabled(), 0
+    caches = torch.is_autocast_cache_enabled()
+    depth = 0
     while torch.autocast_decrement_nesting() >= 0:
         depth += 1
     torch.autocast_increment_nesting()  # from −1 to 0

@@ -12,11 +12,9 @@ def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     Pinned memory lets the host continue during the copy to a GPU.
     """
     tensor = torch.as_tensor(values, dtype=dtype)
-    return (
-        tensor.pin_memory().to(device, non_blocking=True)
-        if device.type == "cuda"
-        else tensor.to(device)
-    )
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def free_memory(device: torch.device) -> int:

@@ -42,7 +42,8 @@ def isolated() -> Iterator[None]:
         # None, until somebody asks for the default
         start = multiprocessing.get_start_method(allow_none=True)
         restore.callback(multiprocessing.set_start_method, start, force=True)
-        for logger in map(logging.getLogger, ("gcfed", "gcfed_sites", *LEVELS)):
+        for name in ("gcfed", "gcfed_sites", *LEVELS):
+            logger = logging.getLogger(name)
             restore.callback(logger.setLevel, logger.level)
             logger.setLevel(LEVELS.get(logger.name, logger.level))
         warnings.filterwarnings("ignore", message=IGNORED)

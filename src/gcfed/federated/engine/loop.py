@@ -221,7 +221,7 @@ def refuse_changes(part: ServerPart, before: dict[str, Any], row: dict[str, Any]
         # Measurements subtract their time from that of training.
         if row[name] is not value and name != "time/train_s":
             raise Refusal(
-                f"{part.title} gives the row a second {name}: take another name for its column."
+                f"{part.title} writes the column {name}, which the row already has. Rename it."
             )
 
 

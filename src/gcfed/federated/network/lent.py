@@ -79,18 +79,19 @@ class Lent:
         self._rows = {}
         # A move to another device, or a test, may have made new buffers.
         moved = any(slot.tensor is not self.tensors[slot.name] for slot in self._slots)
-        if moved or not self._slots:
-            # Its parameters and buffers, by name; always the same objects, also while a client has
-            # the network.
-            self.tensors: Params = {}
-            self.tensors.update(self.net.named_parameters())
-            self.tensors.update(dense_buffers(self.net))
-            self.saved = self.net.state_dict().keys()  # the names of those that checkpoints have
-            self._slots = slots(self.net)
+        if not moved and self._slots:
+            return
+        # Its parameters and buffers, by name. They stay the same objects while a client has the
+        # network.
+        self.tensors: Params = {}
+        self.tensors.update(self.net.named_parameters())
+        self.tensors.update(dense_buffers(self.net))
+        self.saved = self.net.state_dict().keys()  # names of the tensors in checkpoints
+        self._slots = slots(self.net)
 
     def begin_anew(self) -> None:
-        """Gives the attributes of a network and of a task that keep something in them their first
-        values.
+        """Gives the attributes of a network and of a task their first values, if one of them keeps
+        something from one call to the next.
         """
         if not self.traits.keeps:
             return
@@ -99,7 +100,7 @@ class Lent:
         self._first.restore()
 
     def present(self) -> Params:
-        """The client's present tensors, by name, also where a forward pass has put new ones."""
+        """The client's present tensors, by name. A forward pass may have put new ones in place."""
         return {slot.name: slot.tensor.detach() for slot in self._slots}
 
     def replaced(self) -> set[str]:
@@ -118,7 +119,7 @@ class Lent:
         return not tied
 
     def tied(self) -> dict[str, str]:
-        """Parameters that forward has replaced by another one of the network, and its name."""
+        """Parameters that forward has replaced by another parameter: name → the other's name."""
         found = {}
         for slot in self._slots:
             other = self._name_of(slot.tensor)
@@ -134,7 +135,8 @@ class Lent:
         return ""
 
     def settle(self) -> None:
-        """After local training, copies tensors that forward passes have replaced into the client's.
+        """Copies the tensors with which forward passes have replaced the client's into the
+        client's, after local training.
 
         Raises:
             ValueError: a forward pass gave a trained parameter new memory, or changed a shared
@@ -194,15 +196,18 @@ class _Shared(NamedTuple):
         return cls(t._version, t.data_ptr(), value)
 
     def differs(self, now: Tensor) -> bool:
-        """Whether it was written since. A mask may be written anew with the same values."""
-        if (now._version, now.data_ptr()) == (self.version, self.address):
+        """Whether it has changed since. A mask may be written anew with the same values."""
+        if now._version == self.version and now.data_ptr() == self.address:
             return False
-        return self.value is None or not torch.equal(now, self.value)
+        if self.value is None:
+            return True
+        return not torch.equal(now, self.value)
 
 
 def tie(net: nn.Module, ties: Mapping[str, str]) -> None:
-    """Puts other parameters of the network in the place of these, as its forward pass does: name →
-    the other's name.
+    """Replaces parameters by other parameters of the network, as its forward pass does.
+
+    ``ties``: name → the other's name.
     """
     for name, other in ties.items():
         parent, _, key = name.rpartition(".")
@@ -240,8 +245,9 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
 
 
 def broadcast_state(net: nn.Module, names: Sequence[str] | None = None) -> Params:
-    """Copies of these tensors, by default of all that travel, name → ``[*shape]``; integers as
-    float32.
+    """Copies of these tensors, name → ``[*shape]``; by default of all that travel.
+
+    Integers become float32.
     """
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     copies = {}

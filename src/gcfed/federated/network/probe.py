@@ -1,8 +1,8 @@
 """Passes a few samples through a network before the first round, to find out how the engine must
 treat it.
 
-The passes (:mod:`~gcfed.federated.network.passes`) result in the network's :class:`Traits`, in
-warnings, or in an error about what no federated run can do right.
+The passes (:mod:`~gcfed.federated.network.passes`) determine the network's :class:`Traits`. They
+may also end in warnings, or in an error if no federated run can train the network correctly.
 """
 
 import logging
@@ -185,7 +185,7 @@ class _Probe:
         return scaled
 
     def refuse(self, first: Pass) -> None:
-        """Raises ValueError for what no federated run can do right."""
+        """Raises ValueError if no federated run can train the network correctly."""
         self.refuse_parameters(first)
         self.refuse_sparse_buffers()
         passes = self.passes

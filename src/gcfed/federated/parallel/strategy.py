@@ -53,31 +53,26 @@ class ForkLauncher(_Launcher):
         Raises:
             ChildProcessError: another process failed or was killed.
         """
-        environment, threads = dict(os.environ), torch.get_num_threads()
-        own, world = max(1, cores() // self.num_processes), str(self.num_processes)
+        environment = dict(os.environ)
+        threads = torch.get_num_threads()
         os.environ |= {
             "NODE_RANK": "0",
             "LOCAL_RANK": "0",
-            "WORLD_SIZE": world,
+            "WORLD_SIZE": str(self.num_processes),
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        folder, work = TemporaryDirectory(prefix="gcfed_"), partial(function, *args, **kwargs)
+        folder = TemporaryDirectory(prefix="gcfed_")
         self.meeting = f"{folder.name}/store"
         try:
-            for rank in range(1, self.num_processes):
-                child = multiprocessing.get_context("fork").Process(
-                    target=_child, args=(rank, own, work)
-                )
-                child.start()
-                self.children.append(child)
-            torch.set_num_threads(own)
-            result = work()
-            if failed := self._join(stop=False):
-                raise ChildProcessError(failed)
+            result = self._work(partial(function, *args, **kwargs))
+            failure = self._join(stop=False)
+            if failure:
+                raise ChildProcessError(failure)
             return result
         except RuntimeError as error:  # as torch reports that another process is gone
-            if failed := self._join():
-                raise ChildProcessError(f"{failed}; this process reports: {error}") from error
+            failure = self._join()
+            if failure:
+                raise ChildProcessError(f"{failure}; this process reports: {error}") from error
             raise
         finally:
             self._join()
@@ -87,6 +82,18 @@ class ForkLauncher(_Launcher):
             os.environ.clear()
             os.environ.update(environment)
 
+    def _work(self, work: Callable[[], Any]) -> Any:
+        """Forks the other processes, and does this one's work."""
+        threads = max(1, cores() // self.num_processes)
+        for rank in range(1, self.num_processes):
+            child = multiprocessing.get_context("fork").Process(
+                target=_child, args=(rank, threads, work)
+            )
+            child.start()
+            self.children.append(child)
+        torch.set_num_threads(threads)
+        return work()
+
     def kill(self, signum: int) -> None:
         """Ends the run. Lightning calls it in rank 0 on SIGTERM."""
         self._join()
@@ -95,20 +102,24 @@ class ForkLauncher(_Launcher):
     def _join(self, stop: bool = True) -> str:
         """Waits for the other processes, or ends them.
 
-        Describes a failure before that; "" if there is none.
+        Returns a sentence about a process that failed by itself; "" if none did.
         """
         for child in self.children:
             if stop and child.is_alive():
                 os.kill(child.pid, _STOP)  # type: ignore[arg-type]
-        for child in self.children:
+        failed = []
+        for rank, child in enumerate(self.children, start=1):
             child.join()
-        codes = [(child.exitcode or 0, rank) for rank, child in enumerate(self.children, start=1)]
+            code = child.exitcode or 0
+            if code not in (0, -_STOP):
+                failed.append((code, rank))
         self.children = []
-        if not (failed := [(code, rank) for code, rank in codes if code not in (0, -_STOP)]):
+        if not failed:
             return ""
         # a signal, as a negative number, comes before the errors that follow from it
         code, rank = min(failed)
-        return f"process {rank} of this run {f'died of signal {-code}' if code < 0 else 'failed'}"
+        what = f"died of signal {-code}" if code < 0 else "failed"
+        return f"process {rank} of this run {what}"
 
 
 def _child(rank: int, threads: int, function: Callable[[], Any]) -> None:
@@ -162,10 +173,13 @@ class CohortStrategy(DDPStrategy):
         self._timeout = timedelta(days=1)
         # Lightning would open a port on all interfaces
         if isinstance(self._launcher, ForkLauncher):
-            rank, world = int(os.environ["LOCAL_RANK"]), self.num_processes
-            store = dist.FileStore(self._launcher.meeting, world)  # type: ignore[attr-defined,unused-ignore]
+            meeting = self._launcher.meeting  # type: ignore[attr-defined,unused-ignore]
             dist.init_process_group(
-                "gloo", store=store, rank=rank, world_size=world, timeout=self._timeout
+                "gloo",
+                store=dist.FileStore(meeting, self.num_processes),
+                rank=int(os.environ["LOCAL_RANK"]),
+                world_size=self.num_processes,
+                timeout=self._timeout,
             )
         elif "TORCHELASTIC_RUN_ID" in os.environ:
             end_with_parent()  # otherwise the processes of a killed agent would continue
@@ -200,40 +214,46 @@ def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -
     Raises:
         ValueError: several processes of a job would each train the whole run.
     """
-    devices, on_cpu, strategy = (
-        trainer.devices,
-        trains_on_cpu(trainer.accelerator),
-        trainer.get("strategy"),
-    )
+    devices = trainer.devices
+    on_cpu = trains_on_cpu(trainer.accelerator)
+    has_strategy = trainer.get("strategy") is not None
     if launched():
-        if strategy is None:
+        if not has_strategy:
             raise Refusal(
                 "this process is one of several, and each would train the whole run: set"
                 " trainer=ddp."
             )
         return {}
     if devices == "auto":
-        # a script before its srun
-        in_job = "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1
-        # A process needs the memory of up to 19 models (VGG11): the global model, the broadcast
-        # one, a client's with its gradients and momentum, the sums of updates (four models),
-        # activations, and what the allocator keeps.
-        fitting = int(0.5 * present_memory() / (19 * sum(p.nbytes for p in net.parameters())))
-        devices = min(cores(), fitting) if on_cpu and can_fork() and not in_job else 1
+        devices = _processes_on_cpu(net) if on_cpu else 1
     if not on_cpu and devices != 1:
-        one = OmegaConf.is_list(devices) and len(devices) == 1
-        return {} if one or strategy is not None else {"strategy": CohortStrategy()}
-    devices = max(1, min(int(devices), per_round, num_test))
+        is_one = OmegaConf.is_list(devices) and len(devices) == 1
+        if is_one or has_strategy:
+            return {}
+        return {"strategy": CohortStrategy()}
+    processes = max(1, min(int(devices), per_round, num_test))
+    if processes == 1:
+        return {"devices": 1}
     # Lightning would take a SLURM job of one task for processes that SLURM starts.
-    several = (
-        {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())}
-        if devices > 1
-        else {}
-    )
-    return {"devices": devices} | several
+    strategy = CohortStrategy(cluster_environment=LightningEnvironment())
+    return {"devices": processes, "strategy": strategy}
+
+
+def _processes_on_cpu(net: nn.Module) -> int:
+    """One process per core, as far as memory suffices; a single one where a run cannot fork."""
+    # a script before its srun
+    in_job = "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1
+    if in_job or not can_fork():
+        return 1
+    # A process needs the memory of up to 19 models (VGG11): the global model, the broadcast
+    # one, a client's with its gradients and momentum, the sums of updates (four models),
+    # activations, and what the allocator keeps.
+    needed = 19 * sum(parameter.nbytes for parameter in net.parameters())
+    return min(cores(), int(0.5 * present_memory() / needed))
 
 
 def rank_and_world() -> tuple[int, int]:
     """This process's rank, and the number of processes."""
-    together = dist.is_available() and dist.is_initialized()
-    return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1

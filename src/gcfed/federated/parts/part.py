@@ -54,7 +54,7 @@ FACTS = {
     ),
     "sees the cohort": "it looks at all clients of the cohort at once, as colluding clients do",
     "steps without clients": (
-        "its step must not show whether a client answered, so it also happens if none did"
+        "its server steps in every round, because a step must not reveal whether a client answered"
     ),
     "rehearses": "it asks the transport what clients would send",
     "one round's messages": (

@@ -5,6 +5,7 @@ are never called.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from functools import cache
 
 from lightning.pytorch import Callback
@@ -23,77 +24,115 @@ def check_hooks(cls: type[Part], title: str) -> None:
     other side.
     """
     sides = [side for side in (ClientPart, ServerPart) if issubclass(cls, side)]
-    called = {name for side in sides for name in dir(side)}
-    called -= {name for name, side in LIGHTNING_HOOKS.items() if not issubclass(cls, side)}
-    own = [
-        name
-        for name in dir(cls)
-        if getattr(cls, name) is not getattr(Callback, name, None) and name[0] != "_"
-    ]
-    for name in [name for name in own if name not in called] if sides else ():
+    if not sides:
+        return
+    called = _hooks_called(cls, sides)
+    for name in dir(cls):
+        is_lightnings = getattr(cls, name) is getattr(Callback, name, None)
+        if name.startswith("_") or name in called or is_lightnings:
+            continue
         alike = [hook for hook in called if hook.startswith("on_") == name.startswith("on_")]
         near = difflib.get_close_matches(name, alike, 1, 0.85)
-        others = hasattr(ClientPart, name) or hasattr(ServerPart, name)
-        if others or name.startswith(("on_", "before_", "after_")):
-            way = (
-                "; the other side has." if others else f": did you mean {near[0]}?" if near else "."
-            )
+        is_of_other_side = hasattr(ClientPart, name) or hasattr(ServerPart, name)
+        if is_of_other_side or name.startswith(("on_", "before_", "after_")):
+            hint = f": did you mean {near[0]}?" if near else "."
+            if is_of_other_side:
+                hint = "; the other side has."
             raise Refusal(
-                f"{title}.{name} is never called: a {sides[0].__name__} has no such hook{way}"
+                f"{title}.{name} is never called: a {sides[0].__name__} has no such hook{hint}"
             )
-        if near and not any(
-            name in vars(base) for base in cls.__mro__ if base.__module__.startswith("gcfed.")
-        ):
+        if near and not _is_of_gcfed(cls, name):
             raise Refusal(f"{title}.{name}: did you mean {near[0]}? If not, give it another name.")
 
 
-def validate_parts(setup: Setup) -> None:
-    """Raises ValueError for parts that cannot work together, with the config key and the reason."""
-    kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
-    if twice := [part.title for part in setup.parts if kept.count(part.state_key) > 1]:
+def _hooks_called(cls: type[Part], sides: Sequence[type[Part]]) -> set[str]:
+    """The names of these sides, without hooks of Lightning that this class does not get."""
+    called = {name for side in sides for name in dir(side)}
+    for name, side in LIGHTNING_HOOKS.items():
+        if not issubclass(cls, side):
+            called.discard(name)
+    return called
+
+
+def _is_of_gcfed(cls: type[Part], name: str) -> bool:
+    """Whether one of this package's classes has an attribute of this name."""
+    own_bases = [base for base in cls.__mro__ if base.__module__.startswith("gcfed.")]
+    return any(name in vars(base) for base in own_bases)
+
+
+def _check_states(parts: Sequence[Part]) -> None:
+    """No two parts may keep a state under one name."""
+    keys = [part.state_key for part in parts if isinstance(part, ServerPart)]
+    titles = [part.title for part in parts if keys.count(part.state_key) > 1]
+    if titles:
         raise Refusal(
-            f"methods: {' and '.join(twice)} would keep their state in one place. Keep one of them."
+            f"methods: {' and '.join(titles)} would keep their state in one place. Keep one of"
+            " them."
         )
     keepers: dict[str, Part] = {}
-    for part in setup.parts:
+    for part in parts:
         for name in part.keeps:
-            if (other := keepers.setdefault(name, part)) is not part:
+            other = keepers.setdefault(name, part)
+            if other is not part:
                 raise Refusal(
                     f"methods: {other.title} and {part.title} both keep {name!r}: rename it in"
                     " keeps."
                 )
+
+
+def _check_facts(parts: Sequence[Part]) -> None:
+    """At most one kind of part may have each of these facts."""
     for fact in ("corrects drift", "moves the start", "edits the mean"):
-        if (
-            len(titles := dict.fromkeys(part.title for part in setup.parts if fact in part.facts))
-            > 1
-        ):
+        titles = dict.fromkeys(part.title for part in parts if fact in part.facts)
+        if len(titles) > 1:
             raise Refusal(f"methods: each of {' and '.join(titles)} {fact}: keep one.")
-    movers = [
-        p
-        for p in setup.parts
-        if isinstance(p, ClientPart) and p.overrides("before_step", "after_step")
-    ]
+
+
+def _check_movers(parts: Sequence[Part]) -> None:
+    movers = [part for part in parts if _hooks_that_move_weights(part)]
     if len(movers) > 1:
         raise Refusal(
             f"methods: {movers[0].title} and {movers[1].title} both move the weights of a step:"
             " keep one."
         )
+
+
+def _hooks_that_move_weights(part: Part) -> list[str]:
+    if not isinstance(part, ClientPart):
+        return []
+    return part.overrides("before_step", "after_step")
+
+
+def _check_part(part: Part, setup: Setup) -> None:
+    unknown = sorted(part.facts - FACTS.keys())
+    if unknown:
+        raise Refusal(
+            f"{part.title}.facts: {unknown[0]!r} is unknown. Choose from {', '.join(FACTS)}."
+        )
+    simulated = {"sees the cohort", "rehearses"} & part.facts
+    if setup.transport.remote and simulated:
+        raise Refusal(
+            f"{part.title} {simulated.pop()}, which works in simulations only (federation=none):"
+            " leave it out."
+        )
+    if setup.transport.separate_clients and "rehearses" in part.facts:
+        raise Refusal(
+            f"metrics: {part.title} rehearses, which works with federation=none only: leave it out."
+        )
+    hooks = _hooks_that_move_weights(part)
+    if hooks and part.order is not Order.MOVES_WEIGHTS:
+        raise Refusal(f"{part.title}.{hooks[0]} is called only with order = Order.MOVES_WEIGHTS.")
+
+
+def validate_parts(setup: Setup) -> None:
+    """Raises ValueError for parts that cannot work together, with the config key and the reason."""
+    _check_states(setup.parts)
+    _check_facts(setup.parts)
+    _check_movers(setup.parts)
     if isinstance(setup.sampler, Buffered):
         _refuse_late_clients(setup)
     for part in setup.parts:
-        if unknown := sorted(part.facts - FACTS.keys()):
-            raise Refusal(f"{part.title}.facts: {unknown[0]!r} is none of {', '.join(FACTS)}.")
-        if setup.transport.remote and (does := {"sees the cohort", "rehearses"} & part.facts):
-            only = "which works in simulations only (federation=none)"
-            raise Refusal(f"{part.title} {does.pop()}, {only}: leave it out.")
-        if setup.transport.separate_clients and "rehearses" in part.facts:
-            raise Refusal(
-                f"metrics: {part.title} rehearses, which works with federation=none only: leave it"
-                " out."
-            )
-        if part in movers and part.order is not Order.MOVES_WEIGHTS:
-            hook = part.overrides("before_step", "after_step")[0]
-            raise Refusal(f"{part.title}.{hook} is called only with order = Order.MOVES_WEIGHTS.")
+        _check_part(part, setup)
         check_hooks(type(part), part.title)  # type: ignore[arg-type]
         part.meet(setup)
 

@@ -32,8 +32,8 @@ class ServerPart(Part):
         """What clients send in addition to Δ: name of ``Upload.send`` → tensors shaped like one
         client's.
 
-        ``"delta"`` has the entries of Δ that are sent in other coordinates; ``on_aggregate_end``
-        converts them back.
+        Under ``"delta"`` are those entries of Δ that clients send in other coordinates.
+        ``on_aggregate_end`` converts them back.
         """
         return {}
 

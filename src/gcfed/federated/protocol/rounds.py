@@ -84,8 +84,8 @@ class Received(Round):
         large_statistics: clients that do not count only because of statistics of their inputs, such
             as a running variance; always 0 on a GPU.
         overflowed: whether the aggregate of finite uploads is not finite.
-        usable: whether the server steps along the update: it is finite, and comes from at least one
-            client, which a part with the fact "steps without clients" does not require.
+        usable: whether the server steps along the update. The update must be finite and come from
+            at least one client. A part with the fact "steps without clients" needs no client.
     """
 
     update: Params = field(default_factory=dict)

@@ -81,32 +81,38 @@ class ClientStores:
     def read(
         self, name: str, clients: np.ndarray, like: Params, default: Params | None = None
     ) -> Params:
-        """The states of these clients, ``[K]``: tensor → ``[K, *shape]``, on the device and in the
-        layout of ``like``, tensor → ``[*shape]``. A client without a state has ``default``, or
-        zeros.
+        """The states of these clients, ``[K]``: tensor → ``[K, *shape]``.
+
+        They are on the device and in the layout of ``like``, tensor → ``[*shape]``. A client
+        without a state gets ``default``, or zeros.
 
         Raises:
-            ValueError: a client's file is lost, damaged, or of another model; names it.
+            ValueError: a client's file is lost, damaged, or of another model. The message names
+                the file.
         """
-        out = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
-        sizes, dtype = (
-            [t.numel() for t in like.values()],
-            reduce(torch.promote_types, (t.dtype for t in like.values())),
-        )
+        states = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
+        sizes = [t.numel() for t in like.values()]
+        dtype = reduce(torch.promote_types, (t.dtype for t in like.values()))
         for row, key in enumerate(self._keys(name, clients)):
-            vector = self._held.get(key)
-            if vector is None and key in self._version:
-                content = self._load(key)
-                if len(content) != sum(sizes) * dtype.itemsize:
-                    raise self._lost(key, "of another model")
-                vector = torch.from_numpy(content).view(dtype)
+            vector = self._vector(key, sum(sizes), dtype)
             if vector is None:
-                for tensor, t in out.items():
-                    t[row] = 0 if default is None else default[tensor]
+                for tensor, state in states.items():
+                    state[row] = 0 if default is None else default[tensor]
                 continue
-            for (tensor, t), part in zip(like.items(), vector.split(sizes), strict=True):
-                out[tensor][row].copy_(part.view(t.shape), non_blocking=True)
-        return out
+            for state, part in zip(states.values(), vector.split(sizes), strict=True):
+                state[row].copy_(part.view(state.shape[1:]), non_blocking=True)
+        return states
+
+    def _vector(self, key: Key, size: int, dtype: torch.dtype) -> Tensor | None:
+        """The present version of a client's state, ``[P]``; None if it has none."""
+        if key in self._held:
+            return self._held[key]
+        if key not in self._version:
+            return None
+        content = self._load(key)
+        if len(content) != size * dtype.itemsize:
+            raise self._lost(key, "of another model")
+        return torch.from_numpy(content).view(dtype)
 
     def write(
         self,
@@ -116,14 +122,17 @@ class ClientStores:
         round: int,
         counts: Tensor | None = None,
     ) -> None:
-        """Replaces the states of these clients, tensor → ``[K, *shape]``, in the round of this
-        index.
+        """Replaces the states of these clients, tensor → ``[K, *shape]``.
 
-        ``counts``, bool ``[K]``, selects clients; None selects all.
+        Args:
+            round: the index of the round, which becomes the version.
+            counts: selects clients, bool ``[K]``; None selects all.
         """
-        rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
+        rows = np.arange(len(clients))
+        if counts is not None:
+            rows = np.flatnonzero(counts.cpu().numpy())
         for row, key in zip(rows, self._keys(name, clients[rows]), strict=True):
-            vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()])
+            vector = torch.cat([value[row].detach().reshape(-1) for value in values.values()])
             if key in self._held:
                 # a new tensor could reuse memory that another stream still reads
                 self._held[key].copy_(vector)
@@ -172,8 +181,8 @@ class ClientStores:
 
     # ---------------------------------------------------------------------------------- checkpoints
     def require_folder(self) -> None:
-        """Raises ValueError if a method keeps states and no folder is named, where checkpoints
-        would find them.
+        """Raises ValueError if methods keep states and ``folder`` is None, so that checkpoints
+        would not find them.
         """
         if self.names and self.folder is None:
             raise Refusal(
@@ -190,7 +199,8 @@ class ClientStores:
         for key, version in self._version.items():
             if self._last.get(key) != version:
                 self._settle(key, version)
-            found.setdefault(key[0], []).extend((key[1], version))
+            name, client = key
+            found.setdefault(name, []).extend((client, version))
         return {name: torch.tensor(pairs).view(-1, 2) for name, pairs in found.items()}
 
     def _settle(self, key: Key, version: int) -> None:
@@ -202,17 +212,17 @@ class ClientStores:
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Goes back to the versions of a checkpoint."""
-        self.restore(
-            {
-                (name, client): version
-                for name, t in state_dict.items()
-                for client, version in t.tolist()
-            }
-        )
+        versions: dict[Key, int] = {}
+        for name, pairs in state_dict.items():
+            for client, version in pairs.tolist():
+                versions[name, client] = version
+        self.restore(versions)
 
     def restore(self, versions: Mapping[Key, int]) -> None:
         """Goes back to these versions, of a checkpoint or of the server."""
-        self._version, self._last, self._held = {**versions}, {**versions}, {}
+        self._version = dict(versions)
+        self._last = dict(versions)
+        self._held = {}
 
     def check(self, state_dict: Mapping[str, Tensor]) -> None:
         """Goes back to a checkpoint.
@@ -235,9 +245,14 @@ class ClientStores:
         self.shared = trainer.world_size > 1
         if self.shared and self.names:
             self._require_common_disk(trainer.strategy)
-        needed = {self.path(*item) for item in self._version.items()}
-        for name in self.names if trainer.is_global_zero else ():
-            for path in {*(self.root / name).glob("*/*.bin")} - needed:  # also temporary ones
+        if trainer.is_global_zero:
+            self._delete_all_but_present()
+
+    def _delete_all_but_present(self) -> None:
+        present = {self.path(*item) for item in self._version.items()}
+        for name in self.names:
+            files = set((self.root / name).glob("*/*.bin"))  # also temporary ones
+            for path in files - present:
                 path.unlink()
 
     def _require_common_disk(self, strategy: Strategy) -> None:
@@ -258,47 +273,51 @@ class ClientStores:
     def rotate(self) -> list[Path]:
         """Called after each checkpoint.
 
-        Returns the files that the one before needed and this one does not.
+        Returns the files that only the checkpoint before it needed.
         """
         obsolete = [self.path(*item) for item in self._last.items() - self._version.items()]
         self._last = dict(self._version)
         return obsolete
 
     def release(self) -> None:
-        """Frees the memory of a GPU. What no checkpoint contains is lost."""
+        """Frees the memory of a GPU. States that are in no checkpoint are lost."""
         self._held.clear()
 
     # ---------------------------------------------------------------------------------------- files
     def _save(self, key: Key, version: int, vector: Tensor) -> None:
         content = vector.cpu().view(torch.uint8).numpy()
+        checksum = self._sum(key, version, content)
         with replacing(self.path(key, version)) as temporary:
-            temporary.write_bytes(b"".join([content.data, self._sum(key, version, content)]))
+            temporary.write_bytes(b"".join([content.data, checksum]))
 
     def _load(self, key: Key) -> np.ndarray:
         """The bytes of a present version, without the checksum."""
         version = self._version[key]
         try:
-            content, end = np.split(np.fromfile(self.path(key, version), np.uint8), [-4])
+            entries = np.fromfile(self.path(key, version), np.uint8)
         except FileNotFoundError:
             raise self._lost(key, "not there") from None
-        if end.tobytes() != self._sum(key, version, content):
+        content, checksum = np.split(entries, [-4])
+        if checksum.tobytes() != self._sum(key, version, content):
             raise self._lost(key, "damaged")
         return content
 
     def _sum(self, key: Key, version: int, content: np.ndarray) -> bytes:
-        return zlib.crc32(content.data, zlib.crc32(repr((*key, version)).encode())).to_bytes(
-            4, "little"
-        )
+        of_name = zlib.crc32(repr((*key, version)).encode())
+        return zlib.crc32(content.data, of_name).to_bytes(4, "little")
 
     def _lost(self, key: Key, how: str) -> ValueError:
         what = "what a late client was sent" if key[0] == SENT else "a client's state"
         return ValueError(
-            f"{self.path(key, self._version[key])} is {how}: it is {what}, which the run"
-            " needs. Restore it, or start anew without ckpt_path. (A folder below"
-            " client_store.folder belongs to a run's path.)"
+            f"{self.path(key, self._version[key])} is {how}: it is {what}, which the run needs."
+            " Restore the file, or start anew without ckpt_path. (Each run has its own folder below"
+            " client_store.folder.)"
         )
 
 
 def _fits(device: torch.device) -> bool:
     """Whether the device is a GPU with a quarter of its memory free."""
-    return device.type == "cuda" and 4 * free_memory(device) > torch.cuda.mem_get_info(device)[1]
+    if device.type != "cuda":
+        return False
+    _, total = torch.cuda.mem_get_info(device)
+    return 4 * free_memory(device) > total

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from math import ceil, prod
 from typing import Any, NamedTuple
 
@@ -25,13 +24,11 @@ AHEAD = 1 << 18
 
 
 class Kind(NamedTuple):
-    """Steps of the same kind are the same operations: number of active clients, batch size, whether
-    none is padded.
-    """
+    """What distinguishes local steps: steps of the same kind do the same operations."""
 
-    active: int
-    size: int
-    even: bool
+    active: int  # number of clients that have not finished
+    size: int  # of the largest batch
+    even: bool  # whether all batches have this size, so that none is padded
 
 
 @dataclass
@@ -76,8 +73,9 @@ class BatchPlan:
         return steps_K
 
     def padded(self) -> BatchPlan:
-        """This plan with few kinds of steps: pads batches to multiples of 8 samples, which changes
-        the last bits.
+        """This plan with fewer kinds of steps: batches are padded to multiples of 8 samples.
+
+        This changes the last bits.
         """
         plan = copy(self)
         full = self.index.shape[2]
@@ -210,8 +208,16 @@ class Steps:
 
     def mean_losses(self) -> Tensor:
         """Each client's mean loss over all its labels, ``[K]``."""
-        # n never grows; a client that is done has zeros
-        even = len(self._losses[0]) == len(self._losses[-1])
-        stacked = torch.stack if even else partial(pad_sequence, batch_first=True)
-        losses, labels = stacked(self._losses), stacked(self._labels)
-        return (losses * labels).sum(0) / labels.sum(0)
+        losses_TK = _stacked(self._losses)
+        labels_TK = _stacked(self._labels)
+        return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
+
+
+def _stacked(steps: list[Tensor]) -> Tensor:
+    """The active clients' values of each step, ``[n]``, as ``[T, K]``; 0 for clients that are done.
+
+    The number of active clients never grows.
+    """
+    if len(steps[0]) == len(steps[-1]):
+        return torch.stack(steps)
+    return pad_sequence(steps, batch_first=True)

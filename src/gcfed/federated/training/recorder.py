@@ -70,9 +70,9 @@ class Recorder:
         self._kept: dict[int, RecordedSteps] = {}  # by K
 
     def take(self, k: int) -> RecordedSteps | None:
-        """Takes out the recorded steps of K clients.
+        """Takes out the recorded steps of K clients; None if there are none.
 
-        If there are none, it forgets the oldest of two others: the new ones need the memory.
+        In that case it forgets the older of two others, because the new ones need the memory.
         """
         if k not in self._kept and len(self._kept) > 1:
             oldest = next(iter(self._kept))
@@ -93,7 +93,7 @@ class RecordedSteps(Steps):
 
     Args:
         graph: records a step.
-        room: as in :meth:`Recorder.steps`.
+        room: number of steps for which the tables have memory; 0 if no later stack uses them.
     """
 
     def __init__(
@@ -102,7 +102,8 @@ class RecordedSteps(Steps):
         super().__init__(stack, plan, optimizer)
         for group in optimizer.param_groups:
             group["capturable"] = plan.index.is_cuda  # SGD ignores it
-        self._graph, self.lasts = graph, room > 0
+        self._graph = graph
+        self.lasts = room > 0
         room = max(room, len(plan.kinds))
         self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
         self._recordings: dict[Kind, Step | None] = {}
@@ -123,13 +124,17 @@ class RecordedSteps(Steps):
         self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan
     ) -> None:
         """Begins with the next K clients, in the state before the first step."""
-        start, old = self.stack.start, list(self.stack.leaves.values())
+        start = self.stack.start
+        old = list(self.stack.leaves.values())
         torch._foreach_copy_(list(start.values()), [download.model[name] for name in start])
         self.stack.load(start, clients, sizes, plan.steps)
-        tensors = [t for own in self._state for t in own.values() if isinstance(t, Tensor)]
-        torch._foreach_zero_([self._number, *self._tables, *tensors])
-        leaves = list(self.stack.leaves.values())
-        self.optimizer.state = defaultdict(dict, zip(leaves, map(dict, self._state), strict=True))
+        cleared = [self._number, *self._tables]
+        state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for leaf, own in zip(self.stack.leaves.values(), self._state, strict=True):
+            cleared += [value for value in own.values() if isinstance(value, Tensor)]
+            state[leaf] = dict(own)
+        torch._foreach_zero_(cleared)
+        self.optimizer.state = state
         self.stack.regroup(self.optimizer, old)
         self._place(plan)
 
@@ -140,11 +145,10 @@ class RecordedSteps(Steps):
         if not self.lasts:
             return prepared
         kept = self._prepared.get(id(part), {})
-        if {name: t.shape for name, t in kept.items()} != {
-            name: t.shape for name, t in prepared.items()
-        }:
+        if _shapes(kept) != _shapes(prepared):
             self._recordings.clear()
-            kept = self._prepared[id(part)] = {name: t.clone() for name, t in prepared.items()}
+            kept = {name: t.clone() for name, t in prepared.items()}
+            self._prepared[id(part)] = kept
         elif kept:
             torch._foreach_copy_(list(kept.values()), [prepared[name] for name in kept])
         return kept
@@ -154,21 +158,23 @@ class RecordedSteps(Steps):
             step(self._number, kind)
             self._number.add_(1)
 
-        if (replay := self._recordings.get(kind)) is not None:
+        replay = self._recordings.get(kind)
+        if replay is not None:
             replay()
-        elif kind in self._recordings:
+            return
+        if kind in self._recordings:  # the second step of its kind
             self._recordings[kind] = self._graph.record(partial(counted, kind))
-        else:
-            if len(self._recordings) == MAX_RECORDINGS:
-                self._recordings.clear()
-            counted(kind)
-            self._recordings[kind] = None
+            return
+        if len(self._recordings) == MAX_RECORDINGS:
+            self._recordings.clear()
+        counted(kind)
+        self._recordings[kind] = None
 
     def first_done(self) -> None:
         super().first_done()
-        self._state = self._state or [
-            dict(self.optimizer.state[leaf]) for leaf in self.stack.leaves.values()
-        ]
+        if not self._state:
+            for leaf in self.stack.leaves.values():
+                self._state.append(dict(self.optimizer.state[leaf]))
 
     def note(self, number: int | Tensor, *values: Tensor) -> None:
         assert isinstance(number, Tensor)  # on the device
@@ -179,5 +185,12 @@ class RecordedSteps(Steps):
             table[:, : len(value)].index_copy_(0, number, value.unsqueeze(0))
 
     def mean_losses(self) -> Tensor:
-        losses, counts = (table[: len(self.plan.kinds)] for table in self._tables)
-        return (losses * counts).sum(0) / counts.sum(0)
+        losses, labels = self._tables
+        num_steps = len(self.plan.kinds)
+        losses_TK = losses[:num_steps]
+        labels_TK = labels[:num_steps]
+        return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: t.shape for name, t in tensors.items()}
