@@ -105,6 +105,7 @@ class RecordedSteps(Steps):
         self._graph, self.lasts = graph, room > 0
         room = max(room, len(plan.kinds))
         self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
+        # None for a kind that has run once; the most recent one is the last
         self._recordings: dict[Kind, Step | None] = {}
         # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
         self._tables: list[Tensor] = []
@@ -154,15 +155,19 @@ class RecordedSteps(Steps):
             step(self._number, kind)
             self._number.add_(1)
 
-        if (replay := self._recordings.get(kind)) is not None:
-            replay()
-        elif kind in self._recordings:
-            self._recordings[kind] = self._graph.record(partial(counted, kind))
-        else:
+        if kind not in self._recordings:
             if len(self._recordings) == MAX_RECORDINGS:
-                self._recordings.clear()
+                least_recent = next(iter(self._recordings))
+                del self._recordings[least_recent]
             counted(kind)
             self._recordings[kind] = None
+            return
+        replay = self._recordings.pop(kind)
+        if replay is None:
+            replay = self._graph.record(partial(counted, kind))
+        else:
+            replay()
+        self._recordings[kind] = replay
 
     def first_done(self) -> None:
         super().first_done()
