@@ -314,8 +314,9 @@ class ClientStores:
     # ---------------------------------------------------------------------------------------- files
     def _save(self, key: Key, version: int, vector: Tensor) -> None:
         content = vector.cpu().view(torch.uint8).numpy()
-        with replacing(self.path(key, version)) as temporary:
-            temporary.write_bytes(b"".join([content.data, self._sum(key, version, content)]))
+        with replacing(self.path(key, version)) as temporary, temporary.open("wb") as file:
+            file.write(content.data)
+            file.write(self._sum(key, version, content))
 
     def _load(self, key: Key) -> np.ndarray:
         """The bytes of a present version, without the checksum."""
