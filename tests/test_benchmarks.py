@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import forked
 
-from benchmarks import gpu, kernels, peers, plain, run, workloads
+from benchmarks import gpu, kernels, memory, peers, plain, run, workloads
 from gcfed.models.build import build_net
 from gcfed.utils.resolvers import ROOT
 
@@ -202,3 +202,13 @@ def test_the_plain_loop_counts_positions_of_a_text_as_samples():
     torch.testing.assert_close(
         plain.cross_entropy(logits[:, 0], y[:, 0]), (logs[0, 0, 1] + logs[1, 0, 0]) / 2
     )
+
+
+def test_the_memory_benchmark_counts_in_models(monkeypatch):
+    """A run holds at least the server's model, a client's, its gradients and its update."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("RssAnon is in Linux's /proc")
+    words = ("model=mlp", "model.hidden=[1500,1500]", "gc=none")
+    before_rounds, run = memory.models(*words)
+    assert 0 < before_rounds <= run
+    assert 4 < run < 40
