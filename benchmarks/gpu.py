@@ -2,7 +2,8 @@
 them after each part.
 
 The parts run in groups, each in a process of its own, because an error of CUDA spoils all later
-work of its process. The most important groups come first, in case time runs out. The folder gets
+work of its process. The most important groups come first, in case time runs out. ``--call 1`` and
+``--call 2`` run half of the groups each, in less than ten minutes (GPU.md). The folder gets
 figures.json, kernels.json (the kernels of a client's local steps: name, number per step,
 microseconds) and tests.txt. Further words are overrides. ``--dry`` tries all parts with tiny runs
 on a CPU. ``--group w1`` runs one group, in this process.
@@ -29,8 +30,11 @@ import torch  # noqa: E402
 from lightning.pytorch import Callback, Trainer  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
+from benchmarks import sitting  # noqa: E402
+from benchmarks.plain import synchronize  # noqa: E402
 from benchmarks.workloads import WORKLOADS, compose_workload  # noqa: E402
 from gcfed.federated.engine import stacks as lanes  # noqa: E402
+from gcfed.federated.parallel.sums import NARROW, Grid  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
 
 #: The tests for a GPU. Other files of tests need packages that a borrowed machine may not have.
@@ -57,7 +61,12 @@ DRY = (
     "rounds=2",
     "eval_every=2",
 )
-SECONDS = {"tests": 180, "w1": 240, "memory": 150}  # limits of groups; 120 for others
+#: The groups of each call, and their limits in seconds. A call may last ten minutes, and starts
+#: take some of them.
+CALLS = {
+    1: {"tests": 150, "w1": 240, "plain": 150},
+    2: {"w2 to w4": 150, "transformers": 100, "w6, w7": 120, "memory": 150},
+}
 Part = Callable[[], Any]
 
 
@@ -83,11 +92,23 @@ def groups(*more: str) -> dict[str, dict[str, Part]]:
             "equal runs, deterministic": partial(equal, STRICT, *more),
             "deterministic": timed("w1", STRICT),
         },
+        "plain": {
+            "of the plain loop, w1": partial(of_plain, "w1", *more),
+            "of the plain loop, w4": partial(of_plain, "w4", *more),
+            "sums": sums,
+        },
         "w2 to w4": {
             "w2": timed("w2", "rounds=60"),
             "w3": timed("w3", "rounds=12"),
             "w4": timed("w4"),
-            "scaffold": timed("w1", *scaffold),
+            "states, SCAFFOLD": timed("w1", *scaffold),
+            "states, MOON": timed("w1", "algorithm=moon", "gc=none"),
+        },
+        "transformers": {
+            "vit": timed("vit"),
+            "vit, one at a time": timed("vit", "client.stack=1"),
+            "gpt": timed("gpt"),
+            "gpt, one at a time": timed("gpt", "client.stack=1"),
         },
         "w6, w7": {
             "minutes, w6": partial(minutes, "w6", 10, *more),
@@ -161,6 +182,46 @@ def layout(words: tuple[str, ...], streams: int, tf32: bool, *more: str) -> dict
     finally:
         lanes.Layout = plain
         torch.backends.cudnn.allow_tf32 = before
+
+
+def of_plain(workload: str, *words: str) -> dict[str, Any]:
+    """A sitting of three pairs: samples per second of the plain loop, of FedAvg and of GC-Fed, and
+    their shares of it.
+    """
+    where = () if any(word.startswith("trainer=") for word in words) else ("trainer=gpu",)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "sitting.json"
+        sitting.sit(workload, out, [*where, *words], pairs=3)
+        found = json.loads(out.read_text())
+    figures = {"plain_samples_per_s": found["plain_samples_per_s"]}
+    for method in sitting.METHODS:
+        for name in ("samples_per_s", "of_plain"):
+            figures[f"{method}_{name}"] = found[method][name]
+    return figures
+
+
+def sums() -> dict[str, float]:
+    """Milliseconds to add the updates of five clients with ten million parameters, with the coarse
+    grid of the sums and without it.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size = 10**7 if device.type == "cuda" else 10**3
+    like = {"w": torch.zeros(size, device=device)}
+    values_K = {"w": torch.randn(5, size, device=device)}
+    weight_K = torch.full((5,), 0.2, dtype=torch.float64, device=device)
+    figures = {}
+    for name in ("with", "without"):
+        grid = Grid(like, NARROW)
+        if name == "without":
+            grid._move_large = lambda piece, start: None  # type: ignore[method-assign]
+        grid._add_on_gpu(values_K, weight_K)
+        synchronize(device)
+        started = time.perf_counter()
+        for _ in range(10):
+            grid._add_on_gpu(values_K, weight_K)
+        synchronize(device)
+        figures[f"{name}_ms"] = 100 * (time.perf_counter() - started)
+    return figures
 
 
 def minutes(workload: str, every: int, *more: str) -> float:
@@ -266,7 +327,7 @@ def tests(out: Path) -> str:
     command = [sys.executable, "-m", "pytest", *TESTS, "-n", "4"]
     with (out / "tests.txt").open("w") as file:
         code = subprocess.run(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=SECONDS["tests"]
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, timeout=CALLS[1]["tests"]
         )
     meaning = {0: "passed", 1: "some failed"}.get(
         code.returncode, f"no result, pytest ended with {code.returncode}"
@@ -288,6 +349,17 @@ def measure(parts: dict[str, Part], out: Path) -> None:
         add(out / "figures.json", {name: found})
 
 
+def run_groups(call: int, dry: bool) -> None:
+    """Runs the groups of a call, each in a process of its own."""
+    for name, limit in CALLS[call].items():
+        if dry and name == "tests":
+            continue
+        try:
+            subprocess.run([sys.executable, *sys.argv, "--group", name], timeout=limit)
+        except subprocess.TimeoutExpired:
+            print(f"{name}: stopped after its time limit")
+
+
 def add(path: Path, figures: dict[str, Any]) -> None:
     before = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(before | figures, indent=1))
@@ -298,6 +370,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "logs" / "benchmarks" / "gpu")
+    parser.add_argument("--call", type=int, choices=CALLS)
     parser.add_argument("--group", choices=["tests", *groups()])
     parser.add_argument("--dry", action="store_true")
     args, words = parser.parse_known_args()
@@ -308,13 +381,8 @@ def main() -> None:
         )
     args.out.mkdir(parents=True, exist_ok=True)
     if args.group is None:
-        for name in groups() if args.dry else ("tests", *groups()):
-            try:
-                subprocess.run(
-                    [sys.executable, *sys.argv, "--group", name], timeout=SECONDS.get(name, 120)
-                )
-            except subprocess.TimeoutExpired:
-                print(f"{name}: stopped after its time limit")
+        for call in [args.call] if args.call else CALLS:
+            run_groups(call, args.dry)
         return
     if args.dry:
         words += DRY

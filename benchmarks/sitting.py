@@ -11,6 +11,7 @@ import resource
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -198,26 +199,38 @@ def _over_processes(trainer: Trainer, value: float, how: str) -> float:
     return float(total)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("workload", choices=WORKLOADS)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--pairs", type=int)
-    parser.add_argument("--clients", type=int)
-    args, overrides = parser.parse_known_args()
-    pairs = args.pairs or WORKLOADS[args.workload].pairs
-    cfg = compose_workload(args.workload, *overrides, clients=args.clients)
+def sit(
+    workload: str,
+    out: Path,
+    overrides: Sequence[str],
+    pairs: int | None = None,
+    clients: int | None = None,
+) -> None:
+    """Runs a sitting in this process, and writes its figures to ``out``."""
+    os.environ.setdefault("BENCH_STARTED", str(time.time()))
+    pairs = pairs or WORKLOADS[workload].pairs
+    cfg = compose_workload(workload, *overrides, clients=clients)
     with open_dict(cfg):
         cfg.rounds, cfg.eval_every = WARM_UP + 2 * pairs + 2, 1
-        cfg.paths.output_dir = str(Path(args.out).with_suffix(""))
+        cfg.paths.output_dir = str(out.with_suffix(""))
         cfg.extras.figures = False
         del cfg.callbacks.progress
         cfg.callbacks.sitting = {
             "_target_": "benchmarks.sitting.Sitting",
-            "out": args.out,
+            "out": str(out),
             "pairs": pairs,
         }
     train(cfg)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--clients", type=int)
+    args, overrides = parser.parse_known_args()
+    sit(args.workload, args.out, overrides, args.pairs, args.clients)
 
 
 if __name__ == "__main__":

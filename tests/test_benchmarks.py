@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import forked
 
-from benchmarks import gpu, kernels, peers, plain, run, workloads
+from benchmarks import gpu, kernels, memory, peers, plain, run, workloads
 from gcfed.models.build import build_net
 from gcfed.utils.resolvers import ROOT
 
@@ -99,7 +99,9 @@ def test_a_step_has_as_many_kernels_as_the_table_on_the_page(algorithm, stack):
 def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
     chosen = {
         "w1": ("graphs, five streams, bf16", "kernels, TF32", "floor", "waits", "equal runs"),
-        "w2 to w4": ("w2",),
+        "plain": ("of the plain loop, w1", "sums"),
+        "w2 to w4": ("states, MOON",),
+        "transformers": ("vit",),
         "w6, w7": ("minutes, w6",),
         "memory": ("GB, w1",),
     }
@@ -130,6 +132,8 @@ def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
         "waits",
         "GB, w1",
     ]
+    assert found["of the plain loop, w1"]["gcfed_of_plain"] > 0
+    assert found["sums"]["without_ms"] > 0
     floor = found["floor"]
     assert floor["round_s"] >= floor["train_s"] > 0
     # two clients with the same number of steps
@@ -137,6 +141,18 @@ def test_each_kind_of_gpu_benchmark_runs_on_a_cpu(tmp_path):
     assert found["equal runs"] == [True, True, True]
     (kernels,) = json.loads((tmp_path / "kernels.json").read_text()).values()
     assert kernels[0]["us"] >= kernels[1]["us"] > 0
+
+
+def test_a_call_for_a_gpu_ends_within_ten_minutes():
+    """Each group is in one call; the machine's start and the packages need half a minute."""
+    assert sorted(name for call in gpu.CALLS.values() for name in call) == sorted(
+        ["tests", *gpu.groups()]
+    )
+    page = (ROOT / "benchmarks/GPU.md").read_text()
+    for call, limits in gpu.CALLS.items():
+        assert sum(limits.values()) <= 570
+        stated = ", ".join(f"{name} {seconds}" for name, seconds in limits.items())
+        assert f"--call {call} --out $OUT` | {stated} |" in page
 
 
 @pytest.mark.parametrize(
@@ -186,3 +202,13 @@ def test_the_plain_loop_counts_positions_of_a_text_as_samples():
     torch.testing.assert_close(
         plain.cross_entropy(logits[:, 0], y[:, 0]), (logs[0, 0, 1] + logs[1, 0, 0]) / 2
     )
+
+
+def test_the_memory_benchmark_counts_in_models(monkeypatch):
+    """A run holds at least the server's model, a client's, its gradients and its update."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("RssAnon is in Linux's /proc")
+    words = ("model=mlp", "model.hidden=[1500,1500]", "gc=none")
+    before_rounds, run = memory.models(*words)
+    assert 0 < before_rounds <= run
+    assert 4 < run < 40

@@ -225,3 +225,22 @@ def test_a_client_whose_numbers_are_outside_the_grid_keeps_and_adds_nothing(tmp_
         stores.read("scaffold", np.array([k]), like)["weight"].abs().max().item() for k in range(5)
     ]
     assert kept[0] == 0 < min(kept[1:])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_finite_check_reads_images_as_vectors(k, monkeypatch):
+    """It finds a NaN at any place."""
+    seen, plain = [], torch.aminmax
+
+    def spy(t):
+        seen.append(t.dim())
+        return plain(t)
+
+    monkeypatch.setattr(torch, "aminmax", spy)
+    for place in range(4 * 3 * 5 * 5):
+        image_K = torch.zeros(k, 4, 5, 5, 3).movedim(-1, 2)
+        image_K[k - 1].permute(0, 2, 3, 1).view(-1)[place] = float("nan")
+        tensors_K = {"image": image_K, "bias": torch.zeros(k, 7)}
+        assert finite_clients(tensors_K).tolist() == [True] * (k - 1) + [False]
+    # the bias of a single client has the axis K
+    assert set(seen) == ({1, 2} if k == 1 else {1})

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gcfed.federated.network import probe as probing
 from gcfed.federated.network.lent import Lent, Traits, broadcast_state
 from gcfed.federated.network.probe import probe
 from gcfed.federated.network.stack import ClientStack
@@ -260,3 +261,26 @@ def test_a_teacher_that_would_read_the_students_weights_is_refused():
     ):
         stack.reference(X.unsqueeze(0))
     stack.lent.end()
+
+
+@pytest.mark.parametrize(("stack", "tried"), [("auto", False), (1, False), (2, True)])
+def test_a_stack_is_tried_out_only_where_clients_may_train_in_one(stack, tried, monkeypatch):
+    calls = []
+    vmap = probing.vmap
+    monkeypatch.setattr(probing, "vmap", lambda *args, **kw: calls.append(0) or vmap(*args, **kw))
+    net = Net()
+    x = torch.randn(4, 6)
+    probe(net, x, Y[:4], CLASSIFICATION, stack)
+    assert bool(calls) == tried
+
+
+def test_tensors_are_compared_in_pieces(monkeypatch):
+    """In the memory's order, and wherever they differ."""
+    monkeypatch.setattr(probing, "PIECE", 7)
+    image = torch.rand(2, 5, 3, 4).movedim(1, -1) + 1
+    for other in (image.clone(), image.contiguous()):
+        assert probing._close(image, other)
+        for place in np.ndindex(image.shape):
+            changed = other.clone()
+            changed[place] += 0.01
+            assert not probing._close(image, changed)

@@ -2,16 +2,20 @@
 algorithm.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from harness import Spy, make_download, random_federation, sgd
+from harness import Spy, make_download, make_net, random_federation, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
-from tapes import train_twice
+from tapes import Listing, train_twice
 
 from benchmarks.tape import Tape
-from gcfed.federated.training.batches import BatchPlan
+from gcfed.federated.training import recorder
+from gcfed.federated.training.batches import BatchPlan, Kind
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.runs.folder import new_folder
 
@@ -146,12 +150,34 @@ def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, ove
     monkeypatch.setattr(
         Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1]
     )
+    asked, most_steps = [], LocalSolver._most_steps
+    monkeypatch.setattr(
+        LocalSolver, "_most_steps", lambda *args: (asked.append(0), most_steps(*args))[1]
+    )
     same, played = twice(*EVEN, *overrides)
     stacks = 8 // (2 if "client.stack=2" in overrides else 1)
     assert same
     assert (len(recorded) == 1) == once
     if once:  # the first stack runs one step and records the next; all other steps are replayed
         assert len(played) == 4 * stacks - 2
+        assert len(asked) == 1  # it reads the sizes of all clients
+
+
+def test_a_full_table_drops_the_kind_that_was_not_used_for_longest(monkeypatch):
+    monkeypatch.setattr(recorder, "MAX_RECORDINGS", 2)
+    plan = BatchPlan(torch.zeros(1, 1, 4, dtype=torch.int64), None, np.array([[4]]))
+    net = make_net()
+    stack = SimpleNamespace(leaves=dict(net.named_parameters()))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    tape = Listing()
+    steps = recorder.RecordedSteps(tape, 0, stack, plan, optimizer)
+    kinds = [Kind(1, size, even=True) for size in (1, 2, 3)]
+    one, two, three = kinds
+    for kind in (one, one, two, two, one, three, three, one, two):
+        steps.run(lambda number, kind: None, 0, kind)
+    # Two is gone when three comes; one was used in between.
+    assert tape.played == [one, one]
+    assert list(steps._recordings) == [one, two]
 
 
 class Inherits(Proximal):

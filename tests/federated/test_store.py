@@ -219,3 +219,47 @@ def test_states_stay_on_the_gpu_of_a_single_process(tmp_path, monkeypatch):
     # the last version is in no checkpoint
     with pytest.raises(ValueError, match=r"1-3\.bin is not there"):
         again.read("c", ids(1), LIKE)
+
+
+# ---------------------------------------------------------------------------- states that stay on a
+# GPU
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """States stay on the device, as on a GPU with free memory."""
+    monkeypatch.setattr("gcfed.federated.state.store._fits", lambda device: True)
+
+
+def test_a_gpu_writes_states_without_a_wait(on_gpu, tmp_path):
+    """The host cannot read a tensor on ``meta``."""
+    stores = opened(tmp_path)
+    new = {name: t.to("meta") for name, t in values(1.0, 2.0).items()}
+    counts = torch.ones(2, dtype=torch.bool, device="meta")
+    for round in (0, 1):
+        stores.write("c", ids(1, 2), new, round, counts)
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        stores.finish_round(ids(1, 2), {1})
+
+
+def test_a_gpu_keeps_the_old_state_of_a_client_that_does_not_count(on_gpu, tmp_path):
+    stores = opened(tmp_path)
+    some = torch.tensor([True, False])
+    stores.write("c", ids(1, 2), values(1.0, 2.0), 0, some)
+    stores.finish_round(ids(1, 2), {0})
+    assert stores.versions("c", [1, 2]) == [0, NONE]
+    stores.write("c", ids(2), values(3.0), 1)
+    stores.write("c", ids(2, 1), values(4.0, 5.0), 2, some)
+    assert stores.versions("c", [1, 2]) == [0, 2]
+    read = stores.read("c", ids(1, 2), LIKE)
+    assert all(torch.equal(read[name][0], values(1.0)[name][0]) for name in LIKE)
+    assert all(torch.equal(read[name][1], values(4.0)[name][0]) for name in LIKE)
+
+
+def test_a_gpu_reads_the_file_of_a_client_that_does_not_count(on_gpu, tmp_path):
+    stores = opened(tmp_path)
+    stores.write("c", ids(1), values(1.0), 0)
+    stores = resumed(tmp_path, stores.state_dict())
+    stores.write("c", ids(1), values(float("nan")), 1, torch.tensor([False]))
+    state = stores.state_dict()
+    assert stores.versions("c", [1]) == [0]
+    assert resumed(tmp_path, state).read("c", ids(1), LIKE)["bias"].isfinite().all()
+    assert stores.read("c", ids(1), LIKE)["bias"].isfinite().all()

@@ -7,9 +7,14 @@ import torch
 import torch.nn.functional as F
 from harness import make_setup, without_samples
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, vjp, vmap
+from torch.overrides import TorchFunctionMode
 from torchvision import models as tv
 
 from gcfed.methods.centralization import GradientCentralization
+from gcfed.models import transformers
+from gcfed.models.facts import activation_bytes
 from gcfed.models.transformers import CCT, GPT, NORMS, Block, ViT
 from gcfed.utils.checked import SettingError
 
@@ -184,3 +189,74 @@ def test_networks_have_dropout_only_if_it_is_set():
     x = samples("vit")
     assert not torch.equal(net(x), net(x))
     assert torch.equal(net.eval()(x), net(x))
+
+
+# ----------------------------------------------------------------------------- attention on a GPU
+class Calls(TorchFunctionMode):
+    """Counts the calls of torch's own attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.number += function is F.scaled_dot_product_attention
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_gpu_uses_torchs_attention_outside_of_stacks(deterministic):
+    """Fake tensors have shapes and a device, and no numbers."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    try:
+        with FakeTensorMode(), torch.device("cuda"):
+            net = GPT(input_shape=(6,), num_classes=5, width=8, depth=3, heads=2)
+            x_KB = torch.zeros(2, 4, 6, dtype=torch.int64)
+            with Calls() as alone:
+                net(x_KB[0])
+            states = {name: torch.stack([t, t]) for name, t in net.named_parameters()}
+            with Calls() as stacked:
+
+                def loss(state, x):
+                    return functional_call(net, state, (x,)).sum()
+
+                vmap(loss)(states, x_KB)
+                vmap(lambda state, x: vjp(lambda own: loss(own, x), state)[0])(states, x_KB)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert alone.number == (0 if deterministic else 3)
+    assert stacked.number == 0
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_torchs_attention_has_the_same_values_and_gradients(name, monkeypatch):
+    net, x = build(name), samples(name)
+    found = []
+    for fused in (False, True):
+        monkeypatch.setattr(transformers, "has_fused_attention", lambda queries, fused=fused: fused)
+        out = net(x)
+        grads = torch.autograd.grad(out.square().sum(), list(net.parameters()))
+        found.append([out, *grads])
+    for explicit, fused in zip(*found, strict=True):
+        assert torch.allclose(explicit, fused, rtol=1e-9, atol=1e-12)
+
+
+def test_activations_count_the_scores_of_attention(monkeypatch):
+    """Each block keeps the softmax of H T² scores in float32, also if a GPU would not."""
+    monkeypatch.setattr(transformers, "has_fused_attention", lambda queries: True)
+
+    def kept(tokens):
+        net = GPT(input_shape=(tokens,), num_classes=5, width=8, depth=3, heads=2).eval()
+        return activation_bytes(net, torch.zeros(1, tokens, dtype=torch.int64))
+
+    quadratic = kept(256) - 2 * kept(128)
+    scores = 3 * 2 * 4 * (256**2 - 2 * 128**2)
+    assert scores <= quadratic <= 4 * scores
+
+
+def test_activations_are_what_the_backward_pass_reads():
+    net = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Dropout(0.5), nn.Linear(100, 4)).eval()
+    net.register_buffer("sparse", torch.eye(3).to_sparse())
+    # the output of ReLU, which the second layer reads too
+    assert activation_bytes(net, torch.zeros(1, 6)) == 4 * (6 + 100)

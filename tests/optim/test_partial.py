@@ -8,6 +8,7 @@ from torch.optim import SGD
 
 from gcfed.optim.partial import fused, is_elementwise, try_optimizer, unprofiled_step
 from gcfed.utils.instantiate import BuildError
+from gcfed.utils.layout import in_memory_order
 
 
 def test_optimizers_that_cannot_train_are_refused_by_their_key():
@@ -94,6 +95,109 @@ def test_a_step_without_its_overhead_computes_the_same(settings, collected):
     assert all(map(torch.equal, *weights))
     assert not torch.equal(weights[0][1], torch.ones(2, 2))
     assert len(calls) == collected
+
+
+SHAPES = ((7, 3, 3, 5), (1, 4, 3, 5, 1), (3, 4, 2, 3, 3), (5, 1, 3, 3), (8,))
+
+
+def in_channels_last(shape, generator):
+    """Random numbers; images, and rows of images, in channels_last."""
+    t = torch.randn(shape, generator=generator)
+    if len(shape) < 4:
+        return t
+    return t.movedim(-3, -1).contiguous().movedim(-1, -3)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(SGD, lr=0.1),
+        partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+        partial(torch.optim.Adam, lr=0.1, weight_decay=0.1),
+        partial(torch.optim.Adam, lr=0.1, amsgrad=True),
+        partial(torch.optim.AdamW, lr=0.1, weight_decay=0.1, maximize=True),
+    ],
+)
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_step_in_memory_order_has_the_same_bits(make, mixed):
+    """``mixed``: gradients are contiguous, and parameters are not."""
+    generator = torch.Generator().manual_seed(0)
+    start = [in_channels_last(shape, generator) for shape in SHAPES]
+    grads = [in_channels_last(shape, generator) for shape in SHAPES]
+    if mixed:
+        grads = [grad.contiguous() for grad in grads]
+    ends = []
+    for direct in (False, True):
+        params = [torch.nn.Parameter(t.clone()) for t in start]
+        optimizer = make(params, fused=True)
+        step = unprofiled_step(optimizer) if direct else optimizer.step
+        for t in range(1, 5):
+            optimizer.param_groups[0]["lr"] = 0.1 / t
+            for p, grad in zip(params, grads, strict=True):
+                p.grad = grad * t
+            step()
+        ends.append([p.detach() for p in params])
+    assert all(map(torch.equal, *ends))
+    assert not torch.equal(ends[0][0], start[0])
+    assert [p.stride() for p in ends[1]] == [t.stride() for t in start]
+
+
+@pytest.mark.parametrize(
+    ("make", "kernel"),
+    [
+        (partial(SGD, momentum=0.9), "_fused_sgd_"),
+        (torch.optim.Adam, "_fused_adam_"),
+        (torch.optim.AdamW, "_fused_adamw_"),
+    ],
+)
+def test_kernels_get_images_as_vectors(make, kernel, monkeypatch):
+    p = torch.nn.Parameter(in_channels_last((1, 4, 3, 5, 5), torch.Generator()))
+    optimizer = make([p], lr=0.1, fused=True)
+    plain, seen = getattr(torch, kernel), []
+
+    def spy(*lists, **settings):
+        seen.append([t.dim() for tensors in lists[:3] for t in tensors])
+        plain(*lists, **settings)
+
+    step = unprofiled_step(optimizer)
+    p.grad = torch.ones_like(p)
+    step()
+    monkeypatch.setattr(torch, kernel, spy)
+    step()
+    assert seen == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_adams_state_can_begin_anew(name):
+    """As it does for each client whose steps are recorded."""
+    weights = [torch.nn.Parameter(torch.arange(3.0)) for _ in range(2)]
+    plain, ours = (getattr(torch.optim, name)([w], lr=0.5, fused=True) for w in weights)
+    for step, optimizer, weight in zip(
+        (plain.step, unprofiled_step(ours)), (plain, ours), weights, strict=True
+    ):
+        for t in range(6):
+            if t == 3:
+                optimizer.state.clear()
+            weight.grad = torch.full((3,), t + 1.0)
+            step()
+    assert torch.equal(*weights)
+
+
+def test_memory_order_leaves_out_what_it_cannot_view():
+    """Gaps, other strides, and entries that appear twice."""
+    image = torch.arange(24.0).view(2, 2, 2, 3).permute(0, 3, 1, 2)
+    alike = image * 2
+    other = image.contiguous()
+    gaps = torch.arange(48.0).view(4, 2, 2, 3).permute(0, 3, 1, 2)[::2]
+    twice = torch.arange(6.0).view(1, 2, 3).expand(2, 2, 3)
+    (flat, unlike), (flat_2, unlike_2) = in_memory_order([image, image], [alike, other])
+    assert torch.equal(flat, torch.arange(24.0))
+    assert torch.equal(flat_2, 2 * torch.arange(24.0))
+    assert flat.data_ptr() == image.data_ptr()
+    assert unlike is image
+    assert unlike_2 is other
+    for t in (gaps, twice, other):
+        assert in_memory_order([t])[0][0] is t
 
 
 def test_a_parameter_without_a_gradient_keeps_its_value():

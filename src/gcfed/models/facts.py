@@ -5,8 +5,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils._pytree import tree_leaves
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _HOOKS = (
     "_forward_hooks",
@@ -94,16 +93,28 @@ def cannot_stack(net: nn.Module) -> str:
 
 
 def activation_bytes(net: nn.Module, sample: Tensor) -> int:
-    """Bytes of the outputs of all layers for one sample, ``[1, *input]``."""
-    returned: list[int] = []
+    """Bytes that a forward pass of one sample, ``[1, *input]``, keeps for its backward pass.
 
-    def count(layer: nn.Module, inputs: object, output: object) -> None:
-        if not list(layer.children()):
-            returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
+    Attention counts with its scores, which it keeps in a stack.
+    """
+    own = set[int]()
+    for t in (*net.parameters(), *net.buffers()):
+        if t.layout == torch.strided:
+            own.add(t.untyped_storage().data_ptr())
+    kept: dict[int, Tensor] = {}  # by memory, because several operations may keep one tensor
 
-    with register_module_forward_hook(count), torch.no_grad():
+    def note(t: Tensor) -> Tensor:
+        if t.layout == torch.strided and t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t
+        return t
+
+    with (
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda t: t),
+    ):
         net(sample)
-    return sum(returned)
+    return sum(t.untyped_storage().nbytes() for t in kept.values())
 
 
 def leaves(loss: Tensor) -> set[int]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import maybe_current_level
 
 from gcfed.models.stages import Staged, image_shape, init_kaiming
 from gcfed.utils.checked import Count, SettingError, ShareBelow1, checked
@@ -23,10 +24,7 @@ NORMS: dict[Norm, type[nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 class Attention(nn.Module):
-    """Self-attention.
-
-    On a CPU, ``scaled_dot_product_attention`` has no rule for ``vmap`` and no second derivative.
-    """
+    """Self-attention."""
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
@@ -37,10 +35,28 @@ class Attention(nn.Module):
         q_BHTd, k_BHTd, v_BHTd = (
             self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         )
-        scores_BHTT = (q_BHTd * q_BHTd.shape[-1] ** -0.5) @ k_BHTd.transpose(-1, -2)
-        if self.causal:
-            scores_BHTT = scores_BHTT + torch.full_like(scores_BHTT[0, 0], float("-inf")).triu(1)
-        return self.proj((scores_BHTT.softmax(-1) @ v_BHTd).transpose(1, 2).flatten(2))
+        if has_fused_attention(q_BHTd):
+            mixed_BHTd = F.scaled_dot_product_attention(
+                q_BHTd, k_BHTd, v_BHTd, is_causal=self.causal
+            )
+        else:
+            scores_BHTT = (q_BHTd * q_BHTd.shape[-1] ** -0.5) @ k_BHTd.transpose(-1, -2)
+            if self.causal:
+                future_TT = torch.full_like(scores_BHTT[0, 0], float("-inf")).triu(1)
+                scores_BHTT = scores_BHTT + future_TT
+            mixed_BHTd = scores_BHTT.softmax(-1) @ v_BHTd
+        return self.proj(mixed_BHTd.transpose(1, 2).flatten(2))
+
+
+def has_fused_attention(queries: Tensor) -> bool:
+    """Whether to call ``scaled_dot_product_attention``: on a GPU, outside of ``torch.func``, and
+    unless equal runs are asked for, because its gradient adds up in any order.
+    """
+    return (
+        queries.is_cuda
+        and maybe_current_level() is None
+        and not torch.are_deterministic_algorithms_enabled()
+    )
 
 
 class Block(nn.Module):

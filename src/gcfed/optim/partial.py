@@ -6,11 +6,11 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from gcfed.optim.kernels import direct_step
 from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import BuildError
 from gcfed.utils.refusal import Refusal
@@ -85,46 +85,12 @@ def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
 
 
 def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
-    """``optimizer.step`` without its profiler hook, which takes 5 % of a small network's local
-    step.
-
-    SGD on a CPU spends another 8 % on sorting its tensors by device and type, so its kernel is
-    called directly.
+    """``optimizer.step`` without its profiler hook, or its kernel alone
+    (:mod:`~gcfed.optim.kernels`).
     """
-    step = partial(
-        inspect.unwrap(type(optimizer).step, stop=lambda f: not hasattr(f, "hooked")), optimizer
-    )
-    group, *others = optimizer.param_groups
-    alike = len({p.dtype for p in group["params"]}) == 1 and all(
-        p.device.type == "cpu" for p in group["params"]
-    )
-    if others or not alike or type(optimizer) is not torch.optim.SGD or not group["fused"]:
-        return step
-
-    def kernel() -> object:
-        params = group["params"]
-        momentum = group["momentum"]
-        grads: list[Any] = [p.grad for p in params]
-        buffers: list[Any] = (
-            [optimizer.state[p].get("momentum_buffer") for p in params] if momentum else []
-        )
-        missing = [t is None for t in buffers]
-        if any(t is None or t.is_sparse for t in grads) or 0 < sum(missing) < len(params):
-            return step()
-        first = any(missing)
-        if first:  # the kernel fills the buffers
-            for i, p in enumerate(params):
-                buffers[i] = optimizer.state[p]["momentum_buffer"] = torch.empty_like(grads[i])
-        settings = {
-            name: group[name]
-            for name in ("weight_decay", "lr", "dampening", "nesterov", "maximize")
-        }
-        with torch.no_grad():  # a decorator would be made anew for each client
-            return torch._fused_sgd_(
-                params, grads, buffers, momentum=momentum, **settings, is_first_step=first
-            )
-
-    return kernel
+    step = inspect.unwrap(type(optimizer).step, stop=lambda f: not hasattr(f, "hooked"))
+    own_step = partial(step, optimizer)
+    return direct_step(optimizer, own_step) or own_step
 
 
 def starts_at_zero(optimizer: Optimizer) -> bool:

@@ -33,11 +33,13 @@ from gcfed.models.snapshot import GENERATORS, HOOKS
 from gcfed.models.spectral import unit_vectors
 from gcfed.models.unchanged import attributes, hand_copies, unchanged
 from gcfed.tasks import Task
+from gcfed.utils.layout import in_memory_order
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import seed_generators
 
 log = logging.getLogger(__name__)
 SAMPLES = 8
+PIECE = 1 << 20  # entries that are compared at a time
 
 
 def set_traits(module: FederatedModule, data: Any, stack: int | str) -> None:
@@ -124,7 +126,9 @@ class _Probe:
         is_own_task = not type(passes.task).__module__.startswith("gcfed.")
         state = self.state_in_task(first) if is_own_task else ""
         if is_own_task or not shows_all_at_once(self.net, stack):
-            functional, why = self.look_closer(first, moved)
+            hidden = self.look_again(first)
+            del first  # the memory of two models
+            functional, why = self.look_closer(hidden, moved, trains_alone(stack, passes.x))
             alone = alone or state or why
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
@@ -151,12 +155,10 @@ class _Probe:
             return f"{type(self.net).__name__} cannot train on a single sample ({why})"
         return ""
 
-    def look_closer(self, first: Pass, moved: Sequence[str]) -> tuple[str, str]:
-        """Further passes for networks whose first pass does not show all.
+    def look_again(self, first: Pass) -> str:
+        """Passes in evaluation mode, and after others.
 
-        Returns:
-            Why a client's numbers differ in a call on other tensors, and why clients cannot train
-            in one stack; empty if they do not and can.
+        Returns why clients cannot train in one stack; empty if they can.
         """
         passes = self.passes
         # A test comes after training, whose steps change weights after a pass.
@@ -167,12 +169,25 @@ class _Probe:
                 f"changes {_few(test.changed)} in evaluation mode: a test would change the"
                 " model. Put it under `if self.training:`."
             )
-        hidden = self.hidden_state(first, test, trained)
+        return self.hidden_state(first, test, trained)
+
+    def look_closer(self, hidden: str, moved: Sequence[str], alone: bool) -> tuple[str, str]:
+        """Passes on other tensors and with other samples.
+
+        Args:
+            hidden: what :meth:`look_again` found.
+            alone: whether clients train one by one in any case.
+
+        Returns:
+            Why a client's numbers differ in a call on other tensors, and why clients cannot train
+            in one stack; empty if they do not and can.
+        """
         copies: Any = nullcontext()
-        if passes.edits_input:
+        if self.passes.edits_input:
             copies = self.net.register_forward_pre_hook(hand_copies)
         with copies:
-            functional, stacked = self.in_stacks(moved)
+            functional = self.on_other_tensors()
+            stacked = self.draws_for_all() if alone else self.in_stacks(moved)
             if not hidden:
                 self.own_memory()
             return functional, hidden or functional or self.rows_meet() or stacked
@@ -380,45 +395,65 @@ class _Probe:
                 " use self.a.weight in forward."
             )
 
-    def in_stacks(self, moved: Sequence[str]) -> tuple[str, str]:
-        """Why a client's numbers differ in a call on other tensors, and why those of two clients
-        differ in a stack.
+    @property
+    def comparable(self) -> bool:
+        """Whether passes are compared in training mode. Dropout draws other masks in a stack, so
+        it is compared in evaluation mode.
         """
+        return "torch" not in self.passes.draws
+
+    def on_other_tensors(self) -> str:
+        """Why a client's numbers differ in a call on other tensors."""
+        passes = self.passes
+        counts = [len(passes.x)]
+        state = self.scaled(passes.before, 1.1)
+        own = passes.run(passes.x, self.comparable, passes.y, state, counts[0])
+        call = Tap(self.net, False, False).on
+        differs = self.differs(
+            lambda state: call(state, passes.x)[0][0].unsqueeze(0),
+            state,
+            lambda out_KB: passes.loss(out_KB, passes.x[None], passes.y[None], counts),
+            [own.out.unsqueeze(0), *own.grads],
+        )
+        if differs or self.has_hooks_on_gradients():
+            return (
+                "weights that forward reaches other than through its modules (lists, closures,"
+                " hooks)"
+            )
+        return ""
+
+    def draws_for_all(self) -> str:
+        """Whether a stack would draw once for all its clients."""
+        if {"numpy", "python"} & self.passes.draws:
+            return "random numbers of NumPy or Python, drawn once for all of a stack"
+        return ""
+
+    def in_stacks(self, moved: Sequence[str]) -> str:
+        """Why the numbers of two clients differ in a stack."""
         passes = self.passes
         x_KB, y_KB = (torch.stack([t, t.flip(0)]) for t in (passes.x, passes.y))
         counts = [len(passes.x), max(1, len(passes.x) // 2)]  # the second client has padding
         states = [self.scaled(passes.before, factor) for factor in (1.1, 1.2)]
-        # Dropout draws other masks in a stack, so it is compared in evaluation mode.
-        training = "torch" not in passes.draws
-        each = [passes.run(x_KB[k], training, y_KB[k], states[k], counts[k]) for k in (0, 1)]
-
-        call = Tap(self.net, False, False).on
-        in_stack = vmap(call, randomness="different")
+        each = []
+        for k, state in enumerate(states):
+            each.append(passes.run(x_KB[k], self.comparable, y_KB[k], state, counts[k]))
         constants = self.constants(moved)
         both = {}
         for name in passes.before:
             if name not in constants:
                 both[name] = torch.stack([state[name] for state in states])
-        functional = self.differs(
-            lambda state: call(state, x_KB[0])[0][0].unsqueeze(0),
-            states[0],
-            lambda out_KB: passes.loss(out_KB, x_KB[:1], y_KB[:1], counts[:1]),
-            [each[0].out.unsqueeze(0), *each[0].grads],
-        )
-        stacked = self.differs(
+        expected = [torch.stack(pair) for pair in zip(*map(_numbers, each), strict=True)]
+        del states, each  # the memory of eight models
+        in_stack = vmap(Tap(self.net, False, False).on, randomness="different")
+        differs = self.differs(
             lambda state: in_stack(state, x_KB)[0][0],
             both,
             lambda out_KB: passes.loss(out_KB, x_KB, y_KB, counts),
-            [torch.stack(pair) for pair in zip(*map(_numbers, each), strict=True)],
+            expected,
         )
-        if functional or self.has_hooks_on_gradients():
-            functional = (
-                "weights that forward reaches other than through its modules (lists, closures,"
-                " hooks)"
-            )
-        if {"numpy", "python"} & passes.draws:
-            return functional, "random numbers of NumPy or Python, drawn once for all of a stack"
-        return functional, stacked and f"a forward that torch.func.vmap cannot batch ({stacked})"
+        if self.draws_for_all():
+            return self.draws_for_all()
+        return differs and f"a forward that torch.func.vmap cannot batch ({differs})"
 
     def differs(
         self,
@@ -430,7 +465,7 @@ class _Probe:
         """How outputs and gradients on these tensors differ from those of passes in the network."""
         passes = self.passes
         try:
-            for training in (True, "torch" not in passes.draws):
+            for training in (True, self.comparable):
                 seed_generators(passes.x.device, 0)
                 self.net.train(training)
                 leaves = {
@@ -454,6 +489,11 @@ class _Probe:
     def has_hooks_on_gradients(self) -> bool:
         """Whether a parameter has hooks, which a call on other tensors does not reach."""
         return any(getattr(p, kind, None) for p in self.net.parameters() for kind in HOOKS)
+
+
+def trains_alone(stack: int | str, x: Tensor) -> bool:
+    """Whether clients train one at a time, whatever the network does: see ``Stacks.layout``."""
+    return stack == 1 or (stack == "auto" and not x.is_cuda)
 
 
 def spread_labels(y: Tensor, num_classes: int) -> Tensor:
@@ -491,8 +531,21 @@ def _close(a: Tensor, b: Tensor, rounding: float = 0.0) -> bool:
         return False
     if a.dtype == torch.bool:
         return torch.equal(a, b)
-    scale = float(b.abs().max()) if b.numel() else 0.0
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-5 * scale + rounding, equal_nan=True)
+    atol = 1e-5 * _largest(b) + rounding
+    # A comparison makes five copies, so it takes a piece at a time.
+    [a], [b] = in_memory_order([a], [b])
+    pieces = zip(a.reshape(-1).split(PIECE), b.reshape(-1).split(PIECE), strict=True)
+    return all(torch.allclose(p, q, rtol=1e-4, atol=atol, equal_nan=True) for p, q in pieces)
+
+
+def _largest(t: Tensor) -> float:
+    """The largest absolute value; NaN if there is one."""
+    if not t.numel():
+        return 0.0
+    if t.is_complex():
+        return float(t.abs().max())
+    low, high = torch.aminmax(t)
+    return max(-float(low), float(high))
 
 
 def _has_unit_rows(t: Tensor) -> bool:
@@ -505,7 +558,7 @@ def _all_close(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
     Some of these are 0 but for rounding, such as that of attention's key bias.
     """
-    largest = max((float(t.abs().max()) for t in expected[1:] if t.numel()), default=0.0)
+    largest = max(map(_largest, expected[1:]), default=0.0)
     return all(map(_close, found, expected, [0.0, *[1e-6 * largest] * len(expected[1:])]))
 
 

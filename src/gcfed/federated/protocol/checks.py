@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.protocol.messages import MessageError, Params, Upload
+from gcfed.utils.layout import in_memory_order
 
 
 def finite_clients(tensors_K: Mapping[str, Tensor], limit: float = inf) -> Tensor:
@@ -52,7 +53,8 @@ def _finite_on_cpu(tensors_K: Sequence[Tensor], limits: Sequence[float]) -> Tens
 
 def _is_finite(tensors: Sequence[Tensor], limits: Sequence[float]) -> bool:
     """Whether all numbers of a client are within the limits. NaN is not."""
-    ends = [torch.aminmax(t) for t in tensors]
+    (flat,) = in_memory_order(tensors)
+    ends = [torch.aminmax(t) for t in flat]
     return all(
         -limit < float(low) and float(high) < limit
         for limit, (low, high) in zip(limits, ends, strict=True)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence, Set
 from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,15 @@ SENT = "sent"
 Key = tuple[str, int]  # the name of a state, and its client
 
 
+class Undecided(NamedTuple):
+    """A state on a GPU that was written if ``counts``, bool ``[]``, which the host has not read."""
+
+    key: Key
+    round: int
+    counts: Tensor
+    is_new: bool  # it had no version on the GPU
+
+
 @checked
 class ClientStores:
     """The states of all clients, and their part in a run's checkpoints.
@@ -56,6 +65,7 @@ class ClientStores:
         self.names: set[str] = set()
         self.shared = False
         self._held: dict[Key, Tensor] = {}  # the present versions on a GPU, ``[P]``
+        self._undecided: list[Undecided] = []
         self._version: dict[Key, int] = {}  # the present versions
         self._last: dict[Key, int] = {}  # the versions of the last checkpoint
 
@@ -71,7 +81,10 @@ class ClientStores:
         """Index of the round in which each of these clients' states was last
         written, or ``NONE``.
         """
-        return [self._version.get(key, NONE) for key in self._keys(name, clients)]
+        keys = self._keys(name, clients)
+        if any(state.key in keys for state in self._undecided):
+            self._decide()
+        return [self._version.get(key, NONE) for key in keys]
 
     def _keys(self, name: str, clients: Sequence[int] | np.ndarray) -> list[Key]:
         if name not in self.names:  # a method reads or writes what is not in its ``keeps``
@@ -126,24 +139,50 @@ class ClientStores:
 
         Args:
             round: the index of the round, which becomes the version.
-            counts: selects clients, bool ``[K]``; None selects all.
+            counts: selects clients, bool ``[K]``; None selects all. For states that stay on a GPU,
+                the host reads it at the end of the round, so that it does not wait for each client.
         """
-        rows = np.arange(len(clients))
-        if counts is not None:
-            rows = np.flatnonzero(counts.cpu().numpy())
-        for row, key in zip(rows, self._keys(name, clients[rows]), strict=True):
+        for row, key in enumerate(self._keys(name, clients)):
             vector = torch.cat([value[row].detach().reshape(-1) for value in values.values()])
-            if key in self._held:
-                # a new tensor could reuse memory that another stream still reads
-                self._held[key].copy_(vector)
-            elif not self.shared and _fits(vector.device):
-                self._held[key] = vector
-            else:
+            row_counts = None if counts is None else counts[row]
+            if self._stays_on_gpu(key, vector):
+                self._hold(key, round, vector, row_counts)
+            elif row_counts is None or bool(row_counts):
                 self._save(key, round, vector)
+                self._mark_written(key, round)
+
+    def _stays_on_gpu(self, key: Key, vector: Tensor) -> bool:
+        return key in self._held or (not self.shared and _fits(vector.device))
+
+    def _hold(self, key: Key, round: int, vector: Tensor, counts: Tensor | None) -> None:
+        """Replaces a state on a GPU if ``counts``, bool ``[]``; None stands for true."""
+        is_new = key not in self._held
+        if is_new:
+            self._held[key] = vector
+        else:
+            # a new tensor could reuse memory that another stream still reads
+            held = self._held[key]
+            held.copy_(vector if counts is None else torch.where(counts, vector, held))
+        if counts is None:
             self._mark_written(key, round)
+        else:
+            self._undecided.append(Undecided(key, round, counts, is_new))
+
+    def _decide(self) -> None:
+        """Notes which of the states that were written on a GPU count. Waits once for all."""
+        if not self._undecided:
+            return
+        undecided, self._undecided = self._undecided, []
+        counts = torch.stack([state.counts for state in undecided]).tolist()
+        for state, is_written in zip(undecided, counts, strict=True):
+            if is_written:
+                self._mark_written(state.key, state.round)
+            elif state.is_new:
+                del self._held[state.key]
 
     def finish_round(self, cohort: np.ndarray, rounds: Set[int]) -> None:
-        """Notes on every process the states that others have written in these rounds."""
+        """Notes on every process the states that have been written in these rounds."""
+        self._decide()
         for name in self.names - {SENT}:
             for key in self._keys(name, cohort):
                 for round in sorted(rounds):
@@ -195,6 +234,7 @@ class ClientStores:
         Waits until all files that changed are on the disk.
         """
         self.require_folder()
+        self._decide()
         found: dict[str, list[int]] = {}
         for key, version in self._version.items():
             if self._last.get(key) != version:
@@ -223,6 +263,7 @@ class ClientStores:
         self._version = dict(versions)
         self._last = dict(versions)
         self._held = {}
+        self._undecided = []
 
     def check(self, state_dict: Mapping[str, Tensor]) -> None:
         """Goes back to a checkpoint.
@@ -281,14 +322,16 @@ class ClientStores:
 
     def release(self) -> None:
         """Frees the memory of a GPU. States that are in no checkpoint are lost."""
+        self._decide()
         self._held.clear()
 
     # ---------------------------------------------------------------------------------------- files
     def _save(self, key: Key, version: int, vector: Tensor) -> None:
         content = vector.cpu().view(torch.uint8).numpy()
         checksum = self._sum(key, version, content)
-        with replacing(self.path(key, version)) as temporary:
-            temporary.write_bytes(b"".join([content.data, checksum]))
+        with replacing(self.path(key, version)) as temporary, temporary.open("wb") as file:
+            file.write(content.data)
+            file.write(checksum)
 
     def _load(self, key: Key) -> np.ndarray:
         """The bytes of a present version, without the checksum."""

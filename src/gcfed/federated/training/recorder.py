@@ -106,6 +106,7 @@ class RecordedSteps(Steps):
         self.lasts = room > 0
         room = max(room, len(plan.kinds))
         self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
+        # None for a kind that has run once; the most recent one is the last
         self._recordings: dict[Kind, Step | None] = {}
         # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
         self._tables: list[Tensor] = []
@@ -158,17 +159,19 @@ class RecordedSteps(Steps):
             step(self._number, kind)
             self._number.add_(1)
 
-        replay = self._recordings.get(kind)
-        if replay is not None:
+        if kind not in self._recordings:
+            if len(self._recordings) == MAX_RECORDINGS:
+                least_recent = next(iter(self._recordings))
+                del self._recordings[least_recent]
+            counted(kind)
+            self._recordings[kind] = None
+            return
+        replay = self._recordings.pop(kind)
+        if replay is None:
+            replay = self._graph.record(partial(counted, kind))
+        else:
             replay()
-            return
-        if kind in self._recordings:  # the second step of its kind
-            self._recordings[kind] = self._graph.record(partial(counted, kind))
-            return
-        if len(self._recordings) == MAX_RECORDINGS:
-            self._recordings.clear()
-        counted(kind)
-        self._recordings[kind] = None
+        self._recordings[kind] = replay
 
     def first_done(self) -> None:
         super().first_done()
