@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gcfed.utils.resolvers import CONFIGS
 
 TRAIN = CONFIGS / "train.yaml"
+SEARCHPATH = "hydra.searchpath"  # further folders of config files
 PLACES = ("data.path", "data.root", "data.name")  # each names where the user's own data are
 GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
@@ -61,7 +62,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         groups = {
             o.key_or_group for o in parsed if o.key_or_group in GROUPS or "/" in o.key_or_group
-        }
+        } | {SEARCHPATH}
         values = [o for o in parsed if o.key_or_group not in groups and not o.is_sweep_override()]
         cfg = deepcopy(_by_hydra(tuple(str(o.input_line) for o in parsed if o not in values)))
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
@@ -70,8 +71,16 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     return cfg
 
 
-@cache
 def _by_hydra(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
+    """A config file with overrides, composed once unless a user's own files take part, which may
+    have changed.
+    """
+    if any(word.startswith(SEARCHPATH) for word in overrides):
+        return _composed_anew(overrides, path)
+    return _composed_once(overrides, path)
+
+
+def _composed_anew(overrides: tuple[str, ...], path: Path) -> DictConfig:
     """A config file with overrides, also within one of Hydra's commands."""
     hydra = GlobalHydra.instance()
     command, hydra.hydra = hydra.hydra, None
@@ -80,6 +89,9 @@ def _by_hydra(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
             return compose(path.stem, overrides=list(overrides))
     finally:
         hydra.hydra = command
+
+
+_composed_once = cache(_composed_anew)
 
 
 def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str:
