@@ -20,7 +20,7 @@ FLOORS = (
     {"assemble", "check"},
     {"reporting"},
     {"run"},
-    {"jobs"},
+    {"jobs", "project"},
     {"api", "commands"},
 )
 MODULES = {

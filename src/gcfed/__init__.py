@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gcfed.reporting import write_report as report
     from gcfed.run import RunResult, train
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Comparison", "RunResult", "compare", "configure", "report", "runs", "train"]
 
 
