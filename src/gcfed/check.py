@@ -47,6 +47,7 @@ def check(cfg: DictConfig) -> None:
     for key, hint in (RANGES | same).items():
         value = OmegaConf.select(cfg, key)
         validated(key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, hint)
+    _check_cosine(cfg)
     by = OmegaConf.select(cfg, "partition.by")
     if by is not None and OmegaConf.select(cfg, "data.dataset.groups") is None:
         raise ValueError(
@@ -58,3 +59,13 @@ def check(cfg: DictConfig) -> None:
         and not in_sweep()
     ):
         raise ValueError("hparams_search=… is a sweep: add -m.")
+
+
+def _check_cosine(cfg: DictConfig) -> None:
+    """Raises ValueError if the clients' learning rate reaches 0 before the last round."""
+    cosine = OmegaConf.select(cfg, "client.lr_cosine")
+    if isinstance(cosine, int) and cosine < cfg.rounds:
+        raise ValueError(
+            f"client.lr_cosine={cosine} is below rounds={cfg.rounds}: the clients' learning rate"
+            f" would be 0 from round {cosine + 1}. Set client.lr_cosine={cfg.rounds}."
+        )
