@@ -35,7 +35,7 @@ EARLY = """
 import sys
 import gcfed
 assert not {"torch", "lightning", "pandas", "hydra", "omegaconf"} & {*sys.modules}
-assert dir(gcfed) == ["compare", "configure", "report", "train"]
+assert dir(gcfed) == ["compare", "configure", "report", "runs", "train"]
 cfg = gcfed.configure(SMALL, "+callbacks.stop._target_=__main__.Stop", folder=sys.argv[1])
 assert "torch" not in sys.modules
 import torch

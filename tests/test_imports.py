@@ -20,6 +20,7 @@ FLOORS = (
     {"assemble", "check"},
     {"reporting"},
     {"run"},
+    {"jobs", "project"},
     {"api", "commands"},
 )
 MODULES = {

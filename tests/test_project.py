@@ -44,7 +44,7 @@ def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatc
         [sys.executable, "-c", CALL], capture_output=True, text=True, cwd=empty, env=environment
     )
     assert done.stdout.splitlines() == [
-        "gcfed-eval gcfed-report gcfed-train",
+        "gcfed-eval gcfed-new gcfed-report gcfed-train",
         str(empty / "data"),
     ], done.stderr
 

@@ -1,5 +1,5 @@
 """Federated learning on heterogeneous data, from Python: ``configure``, ``train``, ``compare``,
-``report``.
+``runs``, ``report``.
 
     import gcfed
 
@@ -15,12 +15,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gcfed import runs
     from gcfed.api import Comparison, compare, configure
     from gcfed.reporting import write_report as report
     from gcfed.run import RunResult, train
 
-__version__ = "0.1.0"
-__all__ = ["Comparison", "RunResult", "compare", "configure", "report", "train"]
+__version__ = "0.2.0"
+__all__ = ["Comparison", "RunResult", "compare", "configure", "report", "runs", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +29,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'gcfed' has no attribute {name!r}")
     if name == "report":
         return import_module("gcfed.reporting").write_report
+    if name == "runs":  # a package that can be called
+        return import_module("gcfed.runs")
     state = random.getstate()
     module = import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api")
     random.setstate(state)  # Lightning draws a number while it is imported

@@ -1,24 +1,31 @@
-"""``gcfed.configure`` and ``gcfed.compare``: configs and comparisons from Python."""
+"""``gcfed.configure``, ``gcfed.compare`` and ``gcfed.runs``: configs, comparisons and finished runs
+from Python.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.runs.folder import CHECKPOINT, Run, check_folder, read_run
-from gcfed.runs.measures import is_accuracy, parse, smooth
-from gcfed.utils.compose import composed, shorthand
+from gcfed.jobs import check_jobs, train_all
+from gcfed.runs.folder import CHECKPOINT, METRICS, Run, check_folder, find_runs, read_run
+from gcfed.runs.measures import is_accuracy, parse, smooth, value
+from gcfed.runs.reading import read_metrics
+from gcfed.utils.compose import SEARCHPATH, composed, shorthand
 from gcfed.utils.machine import job
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import MissingFile, Refusal
+from gcfed.utils.resolvers import ROOT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,9 +34,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _composing = threading.Lock()  # Hydra composes one config at a time
 NOW = "%Y-%m-%d_%H-%M-%S-%f"
+Name = str | int | float  # of a method
+#: Two overrides in one text.
+SEVERAL = re.compile(r"[\w./@+~-]+=(?P<value>[^'\"\[{(]*\s[+~]*[\w./@]+=.*)")
+#: The measures of :func:`runs`.
+MEASURES = ("final:test/acc", "last10:test/acc", "final:test/loss", "total:comm/up_bytes")
 
 
-def configure(*overrides: str | Iterable[str], folder: str | Path | None = None) -> DictConfig:
+def configure(
+    *overrides: str | Iterable[str],
+    folder: str | Path | None = None,
+    config_dir: str | Path | None = None,
+) -> DictConfig:
     """The config of a run: what ``python src/train.py`` composes of these overrides.
 
     The run draws no progress bar. Unless ``trainer.devices`` is set, it has one process: forks copy
@@ -39,14 +55,19 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
         overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.
         folder: the run's. None: a new one below ``paths.log_dir`` each time the config trains; with
             ``ckpt_path=last`` the folder of the newest run with these settings.
+        config_dir: the folder of your own YAML files, as ``--config-dir`` of the commands. A group
+            is a folder in it: ``conf/algorithm/mine.yaml`` is ``algorithm=mine``.
 
-    Raises ValueError for an unknown key or option, and suggests the right one.
+    Raises ValueError for an unknown key or option, and suggests the right one; FileNotFoundError
+    for a missing ``config_dir``; TypeError if an override is no text.
     """
-    words = shorthand(
-        word for given in overrides for word in ([given] if isinstance(given, str) else given)
-    )
+    given = _words(overrides)
+    words = shorthand(given)
+    searched = words
+    if config_dir is not None:
+        searched = [_searchpath(config_dir, words), *words]
     with _composing:
-        cfg = composed(words)
+        cfg = composed(searched)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
         changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
         changed = re.sub(r"['\"\\$]+", "-", changed)  # the resolver's argument is in quotes
@@ -61,60 +82,178 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
     return cfg
 
 
+def _words(overrides: Iterable[str | Iterable[str]]) -> list[str]:
+    """The overrides one by one.
+
+    Raises TypeError if one is no text, and ValueError if one holds several.
+    """
+    words: list[str] = []
+    for given in overrides:
+        if not isinstance(given, Iterable):
+            raise TypeError(f"{given!r} is no override: write a text such as 'rounds=3'.")
+        if isinstance(given, Mapping):
+            parts = ", ".join(repr(f"{key}={value}") for key, value in given.items())
+            raise TypeError(f"overrides are texts, not a dict: write configure({parts}).")
+        words += [given] if isinstance(given, str) else given
+    for word in words:
+        if not isinstance(word, str):
+            raise TypeError(f"{word!r} is no override: write a text such as 'rounds=3'.")
+        several = SEVERAL.fullmatch(word)
+        if several and not os.path.exists(several["value"]):  # noqa: PTH110  (a value may be long)
+            parts = ", ".join(repr(part) for part in word.split())
+            raise Refusal(f"{word}: an argument holds one override: write configure({parts}).")
+    return words
+
+
+def _searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
+    """The override with which Hydra also looks for files in a folder."""
+    folder = Path(config_dir).absolute()
+    if not folder.is_dir():
+        raise MissingFile(f"config_dir={config_dir}: there is no such folder.")
+    if any(word.startswith(f"{SEARCHPATH}=") for word in words):
+        raise Refusal(
+            f"config_dir={config_dir} does not combine with {SEARCHPATH}: name all folders there."
+        )
+    quoted = QuotedString(f"file://{folder}", Quote.single).with_quotes()
+    return f"{SEARCHPATH}=[{quoted}]"
+
+
 def compare(
-    configs: Mapping[str, DictConfig],
+    configs: Mapping[Name, DictConfig | str | Iterable[str]],
     seeds: Iterable[int] = (1, 2, 3),
     folder: str | Path | None = None,
     *,
+    jobs: int = 1,
     quiet: bool = False,
 ) -> Comparison:
-    """Trains each config with each seed, one run after another.
+    """Trains each config with each seed. After each run, a line says how long the rest takes.
 
     Equal seeds have equal clients, cohorts and weights.
 
     Args:
-        configs: the method's name → its config, of :func:`configure`.
+        configs: the method's name, a text or a number → its config, of :func:`configure`, or its
+            overrides.
         seeds: replace the configs' own.
         folder: gets the runs' folders, ``<method>_seed<seed>``. A run that exists is continued if
             its config says ``ckpt_path=last``, else refused. None: a new folder in
             ``logs/compare/``.
+        jobs: the number of runs at a time, each in a process with its share of the cores.
         quiet: as in :func:`gcfed.train`.
 
     Raises ValueError before any run if names or seeds are missing or equal, a setting cannot work
-    or a folder is taken.
+    or a folder is taken; TypeError if a config is none. Raises RuntimeError if the process of a run
+    fails; ``ckpt_path=last`` continues the comparison.
     """
     import pandas as pd
 
     from gcfed.check import check
-    from gcfed.run import train
 
-    seeds, names = (
-        [*seeds],
-        {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs},
-    )
-    if not (names and seeds) or len({*names.values()}) < len(names) or len({*seeds}) < len(seeds):
-        raise Refusal(
-            f"A comparison needs different names and different seeds: {', '.join(names)}; {seeds}."
-        )
-    logs = next(iter(configs.values())).paths.log_dir
+    if not isinstance(configs, Mapping):
+        raise TypeError('compare takes a dict: {"FedAvg": gcfed.configure("gc=none"), …}.')
+    seeds = [*seeds]
+    names = _folder_names(configs, seeds)
+    composed_configs = {method: _config(method, given) for method, given in configs.items()}
+    logs = next(iter(composed_configs.values())).paths.log_dir
     root = Path(folder or Path(logs, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
     folders = {
-        (method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in configs
+        (method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in names
     }
-    runs = {key: deepcopy(configs[key[0]]) for key in folders}
-    for key, run in runs.items():
-        if run.ckpt_path not in (None, "last"):
-            raise Refusal(
-                f"ckpt_path={run.ckpt_path}: a comparison continues its own folders, by"
-                " ckpt_path=last."
-            )
-        with open_dict(run):
-            run.seed, run.paths.output_dir = key[1], str(folders[key])
-            run.ckpt_path = run.ckpt_path if (folders[key] / CHECKPOINT).is_file() else None
+    runs = {}
+    for (method, seed), path in folders.items():
+        run = _seeded(composed_configs[method], seed, path)
         check(run)
-        check_folder(run, folders[key])
-    frames = {key: train(run, quiet=quiet).frame for key, run in runs.items()}
-    return Comparison(pd.concat(frames, names=["method", "seed", "round"]).sort_index(), folders)
+        check_folder(run, path)
+        runs[f"{method}, seed {seed}"] = run
+    check_jobs(runs, jobs)
+    train_all(runs, jobs=jobs, quiet=quiet)
+    frames = {key: read_metrics(folders[key] / METRICS) for key in _sorted(folders)}
+    return Comparison(pd.concat(frames, names=["method", "seed", "round"]), folders)
+
+
+def _folder_names(methods: Iterable[Name], seeds: Sequence[int]) -> dict[Name, str]:
+    """The beginning of the name of each method's folders."""
+    names = {}
+    for method in methods:
+        if not isinstance(method, str | int | float):
+            raise TypeError(f"compare: the name {method!r} must be a text or a number.")
+        names[method] = re.sub(r"[^\w.+-]+", "-", str(method)).strip("-.") or "run"
+    are_different = len({*names.values()}) == len(names) and len({*seeds}) == len(seeds)
+    if not (names and seeds and are_different):
+        raise Refusal(
+            "A comparison needs different names and different seeds:"
+            f" {', '.join(map(str, names))}; {seeds}."
+        )
+    return names
+
+
+def _config(method: Name, given: DictConfig | str | Iterable[str]) -> DictConfig:
+    if isinstance(given, DictConfig):
+        return given
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise TypeError(
+            f"compare: {method!r} is {given!r}, which is no config: write"
+            f" {{{method!r}: gcfed.configure(…)}} or a list of overrides."
+        )
+    return configure(given)
+
+
+def _seeded(cfg: DictConfig, seed: int, folder: Path) -> DictConfig:
+    """A copy of the config for one seed. It continues the run that the folder holds, if the config
+    asks for that.
+    """
+    if cfg.ckpt_path not in (None, "last"):
+        raise Refusal(
+            f"ckpt_path={cfg.ckpt_path}: a comparison continues its own folders, by ckpt_path=last."
+        )
+    run = deepcopy(cfg)
+    with open_dict(run):
+        run.seed = seed
+        run.paths.output_dir = str(folder)
+        if not (folder / CHECKPOINT).is_file():
+            run.ckpt_path = None
+    return run
+
+
+def _sorted(keys: Iterable[tuple[Name, int]]) -> list[tuple[Name, int]]:
+    """Numbers by size, then texts by letter: pandas looks up sorted rows faster."""
+    return sorted(keys, key=lambda key: (isinstance(key[0], str), *key))
+
+
+def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.DataFrame:
+    """A row for each run below the roots, also for those that have not ended.
+
+    Columns: ``folder``; ``place`` (data, model, clients, rounds) and ``method``, as in the report;
+    ``seed``; ``state`` (finished, diverged, failed or unfinished) and ``note``, its reason;
+    ``repeated``, True if a later run of the same settings and seed counts instead; ``rounds``, the
+    number of finished rounds; each dotted key in which the runs differ; each measure, NaN if the
+    run has no value. Accuracies are shares from 0 to 1.
+
+    Args:
+        roots: folders with runs; by default ``logs``.
+        measures: ``final:test/acc``, ``best:…``, ``last10:…``, ``total:…``, ``rounds:0.8``
+            (:mod:`gcfed.runs.measures`).
+
+    Raises FileNotFoundError for a root that does not exist; ValueError for an unknown measure.
+    """
+    import pandas as pd
+
+    from gcfed.reporting.frame import COLUMNS, frame_of
+
+    asked = [measures] if isinstance(measures, str) else [*measures]
+    for measure in asked:
+        parse(measure, "measures")
+    found = frame_of(find_runs(roots or [ROOT / "logs"]))
+    own = found["run"]
+    frame = pd.DataFrame({"folder": [str(run.folder) for run in own]}, found.index)
+    frame = frame.join(found[["place", "method", "seed", "state"]])
+    frame["note"] = [run.note for run in own]
+    frame["repeated"] = found["repeated"]
+    frame["rounds"] = [run.rounds for run in own]
+    for key in found.columns.difference([*COLUMNS, "rounds"], sort=False):
+        frame[key] = [run.leaves.get(key) for run in own]
+    for measure in asked:
+        frame[measure] = pd.Series([value(run, measure) for run in own], found.index, dtype=float)
+    return frame
 
 
 @dataclass(repr=False)
@@ -122,14 +261,16 @@ class Comparison:
     """Runs of several methods with several seeds."""
 
     frame: pd.DataFrame  # (method, seed, round) → the columns of metrics.csv
-    folders: dict[tuple[str, int], Path]  # (method, seed) → the run's
+    folders: dict[tuple[Name, int], Path]  # (method, seed) → the run's
 
     def __repr__(self) -> str:
         methods, seeds = (list(dict.fromkeys(names)) for names in zip(*self.folders, strict=True))
         rounds = self.frame.index.get_level_values("round").max()
         return f"Comparison(methods={methods}, seeds={seeds}, rounds={rounds})"
 
-    def curves(self, column: str, methods: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
+    def curves(
+        self, column: str, methods: Iterable[Name] | None = None
+    ) -> dict[Name, pd.DataFrame]:
         """A column of each method: [rounds with a value, seeds].
 
         Raises ValueError if a method has no value.
@@ -142,7 +283,9 @@ class Comparison:
             )
         return {method: values.loc[method].unstack("seed") for method in methods}
 
-    def table(self, column: str | None = None, rounds: int = 10) -> pd.DataFrame:
+    def table(
+        self, column: str | None = None, rounds: int = 10, baseline: Name | None = None
+    ) -> pd.DataFrame:
         """A row for each method: a column's mean over seeds and the last ``rounds`` rounds, with
         its 95 % interval. Accuracies are in percent.
 
@@ -151,6 +294,11 @@ class Comparison:
         Args:
             column: None: the column that the methods declare as their result. A method that cannot
                 be compared with the others is left out, and the log says why.
+            baseline: a method. Adds the mean ``difference`` to it, seed by seed, its 95 % interval
+                from ``difference_low`` to ``difference_high``, and the number of ``pairs``.
+                Accuracies differ by points.
+
+        Raises ValueError for an unknown column or baseline.
         """
         import pandas as pd
 
@@ -159,7 +307,7 @@ class Comparison:
         apart: Mapping[str, str] = {}
         if column is None:
             column, apart = self._result()
-        curves = self.curves(column, [name for name in self._methods if name not in apart])
+        curves = self.curves(column, [name for name in self._methods if str(name) not in apart])
         if (
             min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values())
             < 3 * rounds
@@ -176,19 +324,30 @@ class Comparison:
             unit = "%" if in_percent else ""
             rows[method] = (numbers.mean(), *interval(numbers), unit, column, len(seeds), rounds)
         names = ["mean", "low", "high", "unit", "column", "seeds", "rounds"]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=names)
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=names)
+        if baseline is None:
+            return table
+        if baseline not in last:
+            why = apart.get(str(baseline), f"there are {', '.join(map(str, last))}")
+            raise Refusal(f"baseline={baseline}: {why}.")
+        gaps = {}
+        for method, seeds in last.items():
+            gap = (seeds - last[baseline]).dropna() * (100 if in_percent else 1)  # by seed
+            gaps[method] = (gap.mean(), *interval(gap), len(gap))
+        names = ["difference", "difference_low", "difference_high", "pairs"]
+        return table.join(pd.DataFrame.from_dict(gaps, orient="index", columns=names))
 
     @property
-    def _methods(self) -> list[str]:
+    def _methods(self) -> list[Name]:
         return list(dict.fromkeys(method for method, _ in self.folders))
 
     def _result(self) -> tuple[str, Mapping[str, str]]:
         """The column of the result, and why a method is not judged by it, by its name."""
         from gcfed.reporting.judged import judged
 
-        runs: dict[str, list[Run]] = {method: [] for method in self._methods}
+        runs: dict[str, list[Run]] = {str(method): [] for method in self._methods}
         for (method, _), folder in self.folders.items():
-            runs[method].append(read_run(folder))
+            runs[str(method)].append(read_run(folder))
         decision = judged(runs)
         for why in decision.apart.values():
             log.warning("Not compared: %s.", why)
@@ -209,11 +368,11 @@ class Comparison:
         apart: Mapping[str, str] = {}
         if column is None:
             column, apart = self._result()
-        shown = [name for name in self._methods if name not in apart]
+        shown = [name for name in self._methods if str(name) not in apart]
         self.curves(column, shown)  # raises for an unknown column
         rows = pd.DataFrame(
             [
-                (method, read_run(folder))
+                (str(method), read_run(folder))
                 for (method, _), folder in self.folders.items()
                 if method in shown
             ]

@@ -4,6 +4,7 @@ trainer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +30,14 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
+from gcfed.optim.partial import MakeOptimizer, first_move
 from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import seed_generators, torch_seed
+
+log = logging.getLogger(__name__)
+AGGREGATOR = ("validate", "beside", "add", "reduce")  # what the server uses of it
 
 
 @dataclass
@@ -90,6 +95,8 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
         data.check_samples()
     module = build_module(described(cfg, data), data)
     data.check_labels(module.net, module.task)
+    if not clients_only:
+        _warn_of_long_steps(module.server)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods = [part for part in parts_of(build_methods(cfg)) if isinstance(part, kind)]
     result = result_of(methods)
@@ -207,10 +214,12 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):
         stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
     federation = optional(cfg, "federation")
+    aggregator = require(cfg, "aggregator")
+    _check_aggregator(aggregator)
     return FederatedLoop(
         sampler=require(cfg.participation, "sampler", **size),
         solver=require(cfg, "client"),
-        aggregator=require(cfg, "aggregator"),
+        aggregator=aggregator,
         rounds=cfg.rounds,
         seed=cfg.seed,
         eval_every=cfg.eval_every,
@@ -219,6 +228,29 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
         clock=optional(cfg.participation, "clock") or Clock(),
         federation=federation and partial(federation, cfg=cfg),
     )
+
+
+def _warn_of_long_steps(server: MakeOptimizer) -> None:
+    """Warns of an optimizer such as Adam, whose steps do not become shorter with the update."""
+    update = 1e-3
+    move = first_move(server, update)
+    if move > 100 * update:
+        log.warning(
+            "server: a mean update of %g moves a weight by %.2g in the first round, which can ruin"
+            " the model: lower server.lr, or take server=fedadam, whose rate is 0.01",
+            update,
+            move,
+        )
+
+
+def _check_aggregator(aggregator: object) -> None:
+    """Raises ValueError if the object has not all that the server calls."""
+    missing = [name for name in AGGREGATOR if not hasattr(aggregator, name)]
+    if missing:
+        raise Refusal(
+            f"aggregator: {type(aggregator).__name__} has no {' and no '.join(missing)}: derive it"
+            " from gcfed.aggregators.cohort.CohortRule, which has all but the rule."
+        )
 
 
 def build_methods(cfg: DictConfig) -> list[Part]:

@@ -66,6 +66,7 @@ def _check_ranges(cfg: DictConfig) -> None:
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value)
         validated(key, value, hint)
+    _check_cosine(cfg)
 
 
 def _check_groups_of_clients(cfg: DictConfig) -> None:
@@ -80,3 +81,13 @@ def _searches_without_sweep() -> bool:
     if not HydraConfig.initialized() or in_sweep():
         return False
     return bool(HydraConfig.get().runtime.choices.get("hparams_search"))
+
+
+def _check_cosine(cfg: DictConfig) -> None:
+    """Raises ValueError if the clients' learning rate reaches 0 before the last round."""
+    cosine = OmegaConf.select(cfg, "client.lr_cosine")
+    if isinstance(cosine, int) and cosine < cfg.rounds:
+        raise Refusal(
+            f"client.lr_cosine={cosine} is below rounds={cfg.rounds}: the clients' learning rate"
+            f" would be 0 from round {cosine + 1}. Set client.lr_cosine={cfg.rounds}."
+        )

@@ -80,8 +80,11 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     ``quiet``: shows no progress bar, no summary, and only those log lines that are errors.
 
     Raises before the first round: ValueError for a bad setting or another run's folder, OSError for
-    a missing file. Raises Stopped if SIGINT or SIGTERM ends the run.
+    a missing file; TypeError if ``cfg`` is no config. Raises Stopped if SIGINT or SIGTERM ends
+    the run.
     """
+    if not isinstance(cfg, DictConfig):
+        raise TypeError(f"train: {cfg!r} is no config: write train(gcfed.configure(…)).")
     check(cfg)
     cfg = with_folder(cfg)
     if quiet:

@@ -51,7 +51,7 @@ OWN = re.compile(
 #: Keys whose numbers the server sets.
 NUMBERS = re.compile(
     r"seed|rounds|eval_every"
-    r"|client\.(epochs|steps|batch_size|lr_decay|clip_norm)|client\.optimizer\.\w+"
+    r"|client\.(epochs|steps|batch_size|lr_decay|lr_cosine|clip_norm)|client\.optimizer\.\w+"
     r"|data\.(seed|rounds|num_clients|limit_train|limit_test)"
     r"|participation\..+|quantization\.bits"
 )

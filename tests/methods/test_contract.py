@@ -197,7 +197,9 @@ def test_stacks_recorded_steps_processes_and_a_killed_run_agree(
         parameters = [*reference.module.net.parameters()]
         model = sum(p.nbytes for p in parameters)
         head = sum(p.nbytes for p in parameters[-2:]) / model
-        table = bytes_in_the_table(1 / parameters[0].itemsize, head)[algorithm]
+        table = bytes_in_the_table(1 / parameters[0].itemsize, head).get(algorithm)
+        if table is None:  # a user's own method; docs/build.py wants a row for each of ours
+            return
         for row in expected[1:]:  # a client that drops out has received the model
             sent = [
                 row[way] / (model * n)

@@ -46,6 +46,16 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     return optimizer
 
 
+def first_move(optimizer: MakeOptimizer, gradient: float) -> float:
+    """How far the first step moves a weight with this gradient."""
+    weight = torch.zeros(1, requires_grad=True)
+    made = optimizer([weight])
+    weight.grad = torch.full((1,), gradient)
+    with torch.random.fork_rng(devices=()):  # a step may add noise
+        made.step()
+    return abs(float(weight.detach()))
+
+
 def is_elementwise(optimizer: MakeOptimizer) -> bool:
     """Whether the optimizer updates each entry of a tensor independently of the others.
 

@@ -15,6 +15,7 @@ from gcfed.reporting.judged import listed
 from gcfed.reporting.verdict import FEWEST, Scale, Verdict, per_seed, scale_of
 from gcfed.runs.folder import DIVERGED, STATES
 from gcfed.runs.measures import CLOCK, is_to_target, parse, value
+from gcfed.runs.summary import skew_in_words
 
 TARGETS = 4  # at most so many columns of targets
 _LATEX = {character: rf"\{character}" for character in "&%$#_{}"}
@@ -189,7 +190,18 @@ def _notes(found: Verdict, rows: pd.DataFrame) -> list[str]:
         names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])
         notes.append(f"Of a seed that was run twice, only the last run counts. Left out: {names}.")
     notes += _different_clients(rows)
+    notes.append(_label_skew(rows))
     return [note for note in notes if note]
+
+
+def _label_skew(rows: pd.DataFrame) -> str:
+    """How far clients' labels are from all labels, as a mean over the runs that measured it."""
+    skews = [run.summary for run in rows["run"] if "partition/hellinger" in run.summary]
+    if not skews:
+        return ""
+    keys = ["partition/hellinger", "partition/jensen_shannon"]
+    means = pd.DataFrame(skews)[keys].mean()
+    return f"Label skew, from 0 (equal clients) to 1: {skew_in_words(means.to_dict())}."
 
 
 def _whose(found: Verdict) -> str:

@@ -28,6 +28,7 @@ from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 
 TRAIN = CONFIGS / "train.yaml"
+SEARCHPATH = "hydra.searchpath"  # further folders of config files
 PLACES = ("data.path", "data.root", "data.name")  # each names where the user's own data are
 GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
@@ -90,11 +91,20 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 def _is_value(override: Override) -> bool:
     """Whether an override sets a value, and neither chooses a file nor sweeps."""
     key = override.key_or_group
-    return key not in GROUPS and "/" not in key and not override.is_sweep_override()
+    is_file = key in GROUPS or key == SEARCHPATH or "/" in key
+    return not is_file and not override.is_sweep_override()
 
 
-@cache
 def _by_hydra(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
+    """A config file with overrides, composed once unless a user's own files take part, which may
+    have changed.
+    """
+    if any(word.startswith(SEARCHPATH) for word in overrides):
+        return _composed_anew(overrides, path)
+    return _composed_once(overrides, path)
+
+
+def _composed_anew(overrides: tuple[str, ...], path: Path) -> DictConfig:
     """A config file with overrides, also within one of Hydra's commands."""
     hydra = GlobalHydra.instance()
     command, hydra.hydra = hydra.hydra, None
@@ -103,6 +113,9 @@ def _by_hydra(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
             return compose(path.stem, overrides=list(overrides))
     finally:
         hydra.hydra = command
+
+
+_composed_once = cache(_composed_anew)
 
 
 def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str:

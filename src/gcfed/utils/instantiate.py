@@ -7,6 +7,7 @@ a ``_partial_``, such as each client's optimizer in each round. Lists and dicts 
 import sys
 from functools import partial
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from typing import Any
 
 from hydra.utils import get_object
@@ -33,6 +34,8 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
     if not node or node.get("_target_") is None:
         return None
     _require_module(node)
+    target: Any = None
+    given: dict[str, Any] = {}
     try:
         target = get_object(node["_target_"])
         given = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
@@ -42,6 +45,7 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
     except SettingError as error:
         raise BuildError(f"{node._get_full_key(error.name)}{error.rest}") from error
     except Exception as error:
+        _explain_arguments(node, target, given, error)
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         raise BuildError(
             f"{node._get_full_key(None)}: {kind}{' '.join(str(error).split())}"
@@ -58,6 +62,30 @@ def _require_module(node: DictConfig) -> None:
             f"{node._get_full_key('_target_')}={target}: there is no module {module} here. Run the"
             " command in the folder that has it: your project's, or a clone of this project."
         )
+
+
+def _explain_arguments(
+    node: DictConfig, target: Any, given: dict[str, Any], error: Exception
+) -> None:
+    """Raises BuildError if the node has keys that are no arguments of its class or function."""
+    if not isinstance(error, TypeError) or not callable(target):
+        return
+    try:
+        known = signature(target).parameters
+    except (TypeError, ValueError):  # a class in C
+        return
+    if any(argument.kind is Parameter.VAR_KEYWORD for argument in known.values()):
+        return
+    odd = [name for name in given if name not in known]
+    if not odd:
+        return
+    key = node._get_full_key(None)
+    takes = ", ".join(known) or "no arguments"
+    remedy = " ".join(f"'~{key}.{name}'" for name in odd)
+    raise BuildError(
+        f"{key}: {node['_target_']} takes {takes}, not {', '.join(odd)}: add {remedy}, or choose an"
+        " option that has no such key."
+    ) from error
 
 
 def _built(value: Any) -> Any:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from math import ceil
+from math import ceil, cos, pi
 from typing import Literal
 
 import numpy as np
@@ -52,6 +52,9 @@ class LocalSolver:
             (unless it is the only one), or ``wrap``: fill it with the first samples again (as the
             authors' code does).
         lr_decay: the learning rate of round t is ``lr · lr_decay^t``.
+        lr_cosine: T, the number of rounds in which the learning rate falls to 0: a further factor
+            ``½ (1 + cos(π t / T))`` (Loshchilov and Hutter, ICLR 2017, equation 5). None: no
+            factor.
         clip_norm: bound on the norm of each client's gradient after all hooks; None: no clipping.
         stack: K, the number of clients trained at once on a device. ``auto`` is 1 on a CPU, where
             grouped convolutions are slow, and on a GPU as many of the cohort as fit into its
@@ -72,6 +75,7 @@ class LocalSolver:
         batch_size: Count = 50,
         last_batch: Literal["keep", "drop", "wrap"] = "keep",
         lr_decay: PositiveShare = 1.0,
+        lr_cosine: Count | None = None,
         clip_norm: Positive | None = None,
         stack: Count | Literal["auto"] = "auto",
         graphs: bool = True,
@@ -94,6 +98,7 @@ class LocalSolver:
         self.batch_size = batch_size
         self.last_batch = last_batch
         self.lr_decay = lr_decay
+        self.lr_cosine = lr_cosine
         self.clip_norm = clip_norm
         self.stack = stack
         self.graphs = graphs
@@ -106,7 +111,9 @@ class LocalSolver:
         self._lr = float(probed.defaults["lr"])
         # Later stacks can replay a recording if its optimizer can start again, and reads a changing
         # η_l from a tensor.
-        self._lasting = starts_at_zero(probed) and (lr_decay == 1 or bool(probed.defaults["fused"]))
+        self._lasting = starts_at_zero(probed) and (
+            not self._rate_changes or bool(probed.defaults["fused"])
+        )
 
     def check(self, traits: Traits, data: FederatedDataModule) -> None:
         """Raises ValueError if a network with these traits cannot train as the settings ask."""
@@ -169,7 +176,7 @@ class LocalSolver:
             return Steps(stack, plan, optimizer)
         if not replays:
             return RecordedSteps(recorder.graph, 0, stack, plan, optimizer)
-        if self.lr_decay < 1:
+        if self._rate_changes:
             for group in optimizer.param_groups:
                 # float32, as fused kernels on a GPU read it
                 group["lr"] = torch.zeros((), device=plan.index.device)
@@ -192,7 +199,15 @@ class LocalSolver:
 
     def lr(self, round_index: int) -> float:
         """η_l, the clients' learning rate in a round."""
-        return self._lr * self.lr_decay**round_index
+        rate = self._lr * self.lr_decay**round_index
+        if self.lr_cosine is None:
+            return rate
+        progress = min(1.0, round_index / self.lr_cosine)
+        return rate * 0.5 * (1 + cos(pi * progress))
+
+    @property
+    def _rate_changes(self) -> bool:
+        return self.lr_decay < 1 or self.lr_cosine is not None
 
     def num_steps(self, sizes: np.ndarray) -> np.ndarray:
         """Numbers of samples of clients, ``[K]`` → their numbers of local steps, ``[K]``."""

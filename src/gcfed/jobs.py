@@ -1,0 +1,178 @@
+"""Trains several runs, one after another or in processes of their own, and says how long the rest
+takes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from omegaconf import DictConfig
+
+from gcfed.runs.folder import FAILURE
+from gcfed.runs.identity import leaves
+from gcfed.utils.machine import cores, launched
+from gcfed.utils.refusal import Refusal
+
+WAIT = 0.1  # seconds between two looks at the processes
+#: What a process runs: it reads a config from its standard input.
+CODE = "from gcfed.jobs import train_from_stdin; train_from_stdin()"
+
+
+def train_from_stdin() -> None:
+    from gcfed.run import train
+
+    cfg, quiet = pickle.load(sys.stdin.buffer)
+    train(cfg, quiet=quiet)
+
+
+@dataclass
+class Progress:
+    """Prints a line after each run: ``run 2 of 6: FedAvg, seed 1; about 3 min left``."""
+
+    total: int
+    quiet: bool
+    done: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def finished(self, name: str) -> None:
+        self.done += 1
+        if self.quiet:
+            return
+        left = ""
+        if self.done < self.total:
+            each = (time.monotonic() - self.started) / self.done
+            left = f"; about {in_words(each * (self.total - self.done))} left"
+        print(f"run {self.done} of {self.total}: {name}{left}", flush=True)
+
+
+def in_words(seconds: float) -> str:
+    """``45 s``, ``12 min`` or ``3.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def check_jobs(configs: Mapping[str, DictConfig], jobs: int) -> None:
+    """Raises ValueError if these runs cannot train in processes of their own.
+
+    Args:
+        configs: the run's name → its config.
+    """
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
+        raise Refusal(f"jobs={jobs!r} must be a whole number of at least 1.")
+    if jobs == 1:
+        return
+    if launched():
+        raise Refusal(f"jobs={jobs} does not combine with torchrun and srun: use jobs=1.")
+    for name, cfg in configs.items():
+        for key, value in leaves(cfg).items():
+            if key.endswith("_target_") and str(value).startswith("__main__."):
+                raise Refusal(
+                    f"{name}: {key}={value} is defined in the notebook or script itself, where"
+                    f" other processes cannot find it: move it to a file, or use jobs=1."
+                )
+
+
+def train_all(configs: Mapping[str, DictConfig], *, jobs: int, quiet: bool) -> None:
+    """Trains each config in its folder, ``jobs`` at a time.
+
+    Raises RuntimeError if the process of a run fails. The other processes then end, too.
+    """
+    progress = Progress(len(configs), quiet)
+    if jobs > 1:
+        _train_in_processes(configs, progress, jobs)
+        return
+    from gcfed.run import train
+
+    for name, cfg in configs.items():
+        train(cfg, quiet=quiet)
+        progress.finished(name)
+
+
+@dataclass
+class _Job:
+    name: str
+    folder: Path
+    process: subprocess.Popen[bytes]
+    printed: IO[bytes]
+
+    def explain(self) -> str:
+        """The last line of the process, which has failed."""
+        self.printed.seek(0)
+        lines = self.printed.read().decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else f"exit status {self.process.returncode}"
+        failure = self.folder / FAILURE
+        where = f" ({failure})" if failure.is_file() else ""
+        return f"The run {self.name} has failed: {last}{where}"
+
+
+def _train_in_processes(configs: Mapping[str, DictConfig], progress: Progress, jobs: int) -> None:
+    waiting = list(configs.items())
+    running: list[_Job] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name, cfg = waiting.pop(0)
+                running.append(_start(name, cfg, jobs))
+            ended = [job for job in running if job.process.poll() is not None]
+            for job in ended:
+                if job.process.returncode:
+                    raise RuntimeError(job.explain())
+                running.remove(job)
+                job.printed.close()
+                progress.finished(job.name)
+            if not ended:
+                time.sleep(WAIT)
+    finally:
+        for job in running:
+            _end(job)
+
+
+def _start(name: str, cfg: DictConfig, jobs: int) -> _Job:
+    """Starts a process with its share of the cores and this process's import paths.
+
+    It is no fork, which would copy a kernel's locks, and does not import the caller's script, which
+    would compare again.
+    """
+    environment = dict(os.environ)
+    environment["OMP_NUM_THREADS"] = str(max(1, cores() // jobs))
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.curdir for path in sys.path)
+    printed = TemporaryFile()  # noqa: SIM115  (the job closes it)
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE],
+        stdin=subprocess.PIPE,
+        stdout=printed,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    )
+    job = _Job(name, Path(cfg.paths.output_dir), process, printed)
+    assert process.stdin is not None
+    try:
+        process.stdin.write(pickle.dumps((cfg, True)))
+        process.stdin.close()
+    except BrokenPipeError:  # it has failed already, and its last line says why
+        process.wait()
+    return job
+
+
+def _end(job: _Job) -> None:
+    """Ends a process. Its run can continue from its last checkpoint."""
+    if job.process.poll() is None:
+        job.process.terminate()
+        try:
+            job.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            job.process.kill()
+            job.process.wait()
+    job.printed.close()

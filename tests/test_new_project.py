@@ -1,0 +1,49 @@
+"""``gcfed-new`` writes a project whose own test passes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gcfed.project import EXAMPLES, main, new_project
+from gcfed.utils.resolvers import ROOT
+
+
+@pytest.mark.slow
+def test_the_test_of_a_new_project_passes(tmp_path):
+    folder = new_project(tmp_path / "flowers")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}  # this clone's package
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_new_project_has_the_files_of_the_examples(tmp_path):
+    folder = new_project(tmp_path / "flowers")
+    for name, example in (("mynet.py", "network/mynet.py"), ("fedexp.py", "method/fedexp.py")):
+        assert (folder / name).read_text() == (EXAMPLES / example).read_text()
+    readme = (folder / "README.md").read_text()
+    assert readme.startswith("# flowers\n")
+    assert len(readme.splitlines()) <= 10
+    assert "/logs/" in (folder / ".gitignore").read_text().split()
+    assert (ROOT / "src/gcfed/py.typed").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "gcfed-new takes one name"),
+        (["a", "b"], "gcfed-new takes one name"),
+        (["--help"], "gcfed-new takes one name"),
+        (["..."], "needs a letter or digit first"),
+        (["taken"], "taken exists already: name a new folder"),
+    ],
+)
+def test_a_wrong_name_ends_in_one_sentence(tmp_path, monkeypatch, words, sentence):
+    (tmp_path / "taken").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gcfed-new", *words])
+    with pytest.raises(SystemExit, match=sentence):
+        main()
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
