@@ -62,6 +62,8 @@ def test_trackers_have_one_row_per_round_and_do_not_mix_runs(config, tmp_path, m
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    # It would keep its hands on this process's streams.
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
     # this, and jobs of W&B Launch, take two seconds
     monkeypatch.setenv("WANDB_X_SAVE_REQUIREMENTS", "false")
     monkeypatch.setattr(wandb.Run, "_detect_and_apply_job_inputs", lambda self: None, raising=False)

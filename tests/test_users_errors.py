@@ -100,7 +100,7 @@ def test_texts_that_do_not_fit_a_network_are_named(config, tmp_path, name, words
         cfg.data.dataset._target_ = "users_more.load"
         cfg.data.dataset.kind = "sequences"
     cfg.paths.output_dir = str(tmp_path / "run")
-    assert re.search(rf"^ValueError: model: {name} .*{words}", last_line(failure(cfg)))
+    assert re.search(rf"Refusal: model: {name} .*{words}", last_line(failure(cfg)))
 
 
 def test_the_last_line_on_the_screen_names_the_network(tmp_path):

@@ -279,7 +279,11 @@ def test_a_target_epsilon_finds_the_noise_for_its_rounds():
         ([], {"aggregator": MeanAggregator("samples")}, r"needs aggregator\.weighting=uniform"),
         ([], {"sampler": UniformSampler(3)}, "needs participation=poisson"),
         ([], {"cohort": 2}, r"needs participation\.faults\.extra=null"),
-        ([], {"transport": SimpleNamespace(remote=True)}, "needs federation=none"),
+        (
+            [],
+            {"transport": SimpleNamespace(remote=True, separate_clients=True)},
+            "needs federation=none",
+        ),
     ],
 )
 def test_settings_that_break_the_guarantee_are_refused(methods, changes, message):

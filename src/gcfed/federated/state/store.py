@@ -349,9 +349,9 @@ class ClientStores:
         of_name = zlib.crc32(repr((*key, version)).encode())
         return zlib.crc32(content.data, of_name).to_bytes(4, "little")
 
-    def _lost(self, key: Key, how: str) -> ValueError:
+    def _lost(self, key: Key, how: str) -> Refusal:
         what = "what a late client was sent" if key[0] == SENT else "a client's state"
-        return ValueError(
+        return Refusal(
             f"{self.path(key, self._version[key])} is {how}: it is {what}, which the run needs."
             " Restore the file, or start anew without ckpt_path. (Each run has its own folder below"
             " client_store.folder.)"
