@@ -139,7 +139,7 @@ class Clock:
             return
         begins = np.sort(1.0 - _phases(num_clients, seed))
         around_midnight = np.concatenate([begins, begins + 1.0])
-        last = np.searchsorted(around_midnight, begins + self.available)
+        last = np.searchsorted(around_midnight, begins + self.available - ROUNDING)
         most = int((last - np.arange(num_clients)).max())
         if most < enough:
             raise Refusal(

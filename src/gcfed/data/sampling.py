@@ -216,12 +216,13 @@ class Oort(LossSampler):
         # Too few clients have trained in the first rounds.
         num_new = max(num_new, self.per_round - len(trained))
         utilities = np.array([self.utility(known[k], round) for k in trained.tolist()])
+        utilities -= min(utilities.min(initial=0.0), 0.0)  # a user's loss may be below 0
         best = self._draw_best(random, trained, utilities, self.per_round - num_new)
         new = random.choice(unseen, num_new, replace=False)
         return np.sort(np.concatenate([best, new]).astype(np.int64))
 
     def utility(self, client: Trained, round: int) -> float:
-        """How much the server wants a client, at least 0."""
+        """How much the server wants a client."""
         value = np.sqrt(client.samples) * client.loss
         value += np.sqrt(0.1 * np.log(round + 1) / (client.round + 1))
         if self.preferred is not None and client.seconds > self.preferred:

@@ -78,6 +78,7 @@ class Schedule:
     upload_bytes: float = 0.0
     seconds: float = field(default=0.0, init=False)
     known: dict[int, Trained] = field(default_factory=dict, init=False)
+    _durations: dict[int, float] = field(default_factory=dict, init=False)  # in the last turn
     late: ClassVar[bool] = False
 
     @property
@@ -115,6 +116,7 @@ class Schedule:
         """The turn of round ``t``, which follows the last one."""
         drawn = self._draw(t)
         comes, times = self.ask(drawn, t)
+        self._durations = dict(zip(drawn.tolist(), times.tolist(), strict=True))
         most = len(drawn)
         if self.faults.extra:
             most = self.sampler.per_round - self.faults.extra
@@ -156,14 +158,12 @@ class Schedule:
         return self.faults.steps(self.planned(clients), clients, version, self.seed)
 
     def learn(self, losses: Mapping[int, float], t: int) -> None:
-        """Notes the clients' losses in round ``t``; called after each round."""
-        clients = np.array(list(losses), dtype=np.int64)
-        _, seconds = self.ask(clients, t)
-        samples = self.sizes(clients)
-        for place, client in enumerate(clients.tolist()):
-            self.known[client] = Trained(
-                losses[client], t, int(samples[place]), float(seconds[place])
-            )
+        """Notes the losses of the clients that counted in round ``t``, which was the last turn."""
+        clients = list(losses)
+        samples = self.sizes(np.array(clients, dtype=np.int64)).tolist()
+        for client, size in zip(clients, samples, strict=True):
+            seconds = self._durations[client]
+            self.known[client] = Trained(losses[client], t, int(size), seconds)
 
     # -------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
@@ -206,8 +206,9 @@ class Answer(NamedTuple):
 class BufferedSchedule(Schedule):
     """Clients that train while the server steps: the timetable of :class:`Buffered`.
 
-    At one instant answers come first, then the server's step, then new downloads. A client that
-    drops out keeps its place until it would have answered.
+    At one instant answers come first, then the server's step, then new downloads. Answers beyond
+    ``per_round`` wait for the next step, so they are one step late. A client that drops out keeps
+    its place until it would have answered.
     """
 
     sampler: Buffered

@@ -23,6 +23,7 @@ from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import Buffered, Oort, PowerOfChoice, Trained, UniformSampler
 from gcfed.data.schedule import schedule_of
+from gcfed.federated.parts import ClientPart
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.server.fedvarp import FedVARP
 from gcfed.methods.server.staleness import FedAsync, FedBuff
@@ -169,6 +170,9 @@ def test_clients_are_asked_in_their_part_of_the_day():
 
 
 def test_a_population_that_is_never_awake_together_is_refused():
+    for_one = Clock(step=1.0, available=1e-10)
+    with pytest.raises(ValueError, match=r"participation.clock.available=1e-10: at most 0"):
+        for_one.require_enough(10, 1, seed=1)
     clock = Clock(step=1.0, available=0.01)
     timetable = schedule_of(UniformSampler(5), Faults(), clock, 10, 1, np.ones_like, np.ones_like)
     with pytest.raises(ValueError, match=r"participation.clock.available=0.01: at most"):
@@ -204,6 +208,52 @@ def test_oort_prefers_large_losses_many_samples_and_fast_devices():
     curious = Oort(2, explore=0.5, explore_least=0.5)
     assert 4 in curious.choose(0, 5, 1, known)
     assert curious.choose(0, 5, 1, {}).tolist() == sorted({*curious.choose(0, 5, 1, {}).tolist()})
+
+
+def test_oort_draws_also_if_losses_are_below_zero():
+    """A user's loss, such as a Gaussian likelihood, may be negative."""
+    known = {client: Trained(-1.0 - client / 100, 0, 1, 0.0) for client in range(5)}
+    sampler = Oort(5, explore=0.0, explore_least=0.0)
+    assert sampler.choose(0, 5, 1, known).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_client_that_did_not_count_stays_unseen():
+    """Client 2 sends a NaN in each round; its loss is unknown, and not 0."""
+
+    class Breaks(ClientPart):
+        def on_clients_end(self, stack, download):
+            for row, client in enumerate(stack.clients.tolist()):
+                if client == 2:
+                    stack.full["0.weight"][row] = float("nan")
+
+    learned = []
+
+    class Listens(PowerOfChoice):
+        def choose(self, round, num_clients, seed, known):
+            learned.append(dict(known))
+            return super().choose(round, num_clients, seed, known)
+
+    train_rounds(
+        make_net(),
+        random_federation((7, 12, 5, 9)),
+        sgd(),
+        rounds=4,
+        methods=[Breaks()],
+        sampler=Listens(2, pool=4),
+    )
+    assert 2 not in learned[-1]
+    assert len(learned[-1]) >= 2
+    assert all(trained.loss > 0 for trained in learned[-1].values())
+
+
+def test_a_clients_duration_is_that_of_its_turn():
+    """Later messages have another size."""
+    rounds = schedule(PowerOfChoice(2, pool=6), steps=[1] * 6, byte=1e-3)
+    rounds.download_bytes = rounds.upload_bytes = 1000.0
+    turn = rounds.turn(0)
+    rounds.download_bytes = 2000.0
+    rounds.learn(dict.fromkeys(turn.clients.tolist(), 1.0), 0)
+    assert {trained.seconds for trained in rounds.known.values()} == {3.0}
 
 
 @pytest.mark.parametrize("participation", ["power_of_choice", "oort"])
@@ -375,7 +425,12 @@ def test_equal_clients_make_synchronous_rounds(algorithm, trained):
     ]
     (a, rows), (b, others) = trained(*few), trained(*few, *equal)
     assert torch.equal(a, b)
-    assert {*others.columns} - {*rows.columns} == {"clock/seconds", "late/mean", "late/max"}
+    assert {*others.columns} - {*rows.columns} == {
+        "clock/seconds",
+        "late/mean",
+        "late/max",
+        "late/lost",
+    }
     assert (others["late/max"] == 0).all()
     assert others[rows.columns].equals(rows)
 

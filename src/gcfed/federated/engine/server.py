@@ -79,18 +79,20 @@ class RoundSums:
         return torch.cat([of_clients, on_device(of_uploads, of_clients.device)])
 
     def losses_by_place(self, round: Round) -> Tensor:
-        """The losses of this process's clients, float64 ``[cohort]`` in the order of the round.
+        """The losses of this process's clients, and whether each counts (1 or 0), float64
+        ``[2, cohort]`` in the order of the round.
 
-        Clients of other processes have 0, so that a sum over the processes has all losses. A client
-        whose loss or upload is not finite has 0, too.
+        Clients of other processes have 0 twice, so that a sum over the processes has all losses. A
+        client that has not answered, or whose loss or upload is not finite, does not count.
         """
-        finite_K = torch.cat(self.finite)
         loss_K = torch.cat(self.losses)
-        loss_K = loss_K.where(finite_K & loss_K.isfinite(), 0.0)
+        counts_K = torch.cat(self.finite) & loss_K.isfinite()
         places_K = np.concatenate([np.zeros(0, np.int64), *self.places])
-        losses = round.zeros(len(round.asked))
-        losses[on_device(places_K, losses.device)] = loss_K.to(losses)
-        return losses
+        table = round.zeros(2, len(round.asked))
+        where = on_device(places_K, table.device)
+        table[0, where] = loss_K.where(counts_K, 0.0).to(table)
+        table[1, where] = counts_K.to(table)
+        return table
 
 
 @dataclass(frozen=True)
@@ -264,9 +266,7 @@ class Server:
             own.append(sums.losses_by_place(round))
         counts, *totals = round.reduce(own)
         if self.schedule.hears_losses:
-            losses = totals.pop().tolist()
-            losses_of_clients = dict(zip(round.asked.tolist(), losses, strict=True))
-            self.schedule.learn(losses_of_clients, round.index)
+            self._learn(totals.pop(), round)
         # The round waits for the device, once.
         numbers = torch.cat([counts, overflowed(means.values())]).tolist()
         num_losses, loss_sum, num_finite, up_bytes, samples, steps, statistics, overflows = numbers
@@ -293,6 +293,17 @@ class Server:
         for version, clients in round.turn.groups(round.index):
             self.setup.stores.finish_round(clients, {version, round.index})
         return received
+
+    def _learn(self, table: Tensor, round: Round) -> None:
+        """Tells the schedule the losses of the clients that count, from the sum over all processes
+        of :meth:`RoundSums.losses_by_place`.
+        """
+        losses, counted = table.tolist()
+        learned: dict[int, float] = {}
+        for client, loss, counts in zip(round.asked.tolist(), losses, counted, strict=True):
+            if counts:
+                learned[client] = loss
+        self.schedule.learn(learned, round.index)
 
     @cached_property
     def _steps_without_clients(self) -> bool:
@@ -333,6 +344,7 @@ class Server:
             staleness_K = received.index - turn.versions
             row["late/mean"] = float(staleness_K.mean()) if len(staleness_K) else 0.0
             row["late/max"] = int(staleness_K.max(initial=0))
+            row["late/lost"] = turn.lost
         return row
 
     def _stragglers(self, received: Received) -> int:

@@ -174,9 +174,10 @@ class CohortStrategy(DDPStrategy):
         # Lightning would open a port on all interfaces
         if isinstance(self._launcher, ForkLauncher):
             meeting = self._launcher.meeting  # type: ignore[attr-defined,unused-ignore]
+            store = dist.FileStore(meeting, self.num_processes)  # type: ignore[attr-defined,unused-ignore]
             dist.init_process_group(
                 "gloo",
-                store=dist.FileStore(meeting, self.num_processes),
+                store=store,
                 rank=int(os.environ["LOCAL_RANK"]),
                 world_size=self.num_processes,
                 timeout=self._timeout,
