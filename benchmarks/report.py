@@ -14,8 +14,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from gcfed.folders.folder import find_runs
 from gcfed.reporting import write_report
-from gcfed.runs.folder import find_runs
 from gcfed.utils.resolvers import ROOT
 
 METHODS = (

@@ -7,7 +7,7 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, open_dict
 
-import gcfed.runs.folder  # noqa: F401
+import gcfed.folders.folder  # noqa: F401
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.datasets import synthetic
 from gcfed.utils.files import replacing

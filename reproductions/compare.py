@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from gcfed.folders.folder import DIVERGED, Run, read_run
+from gcfed.folders.measures import parse
+from gcfed.folders.summary import rounds_in_words
 from gcfed.reporting.judged import judged
 from gcfed.reporting.verdict import TITLES
-from gcfed.runs.folder import DIVERGED, Run, read_run
-from gcfed.runs.measures import parse
-from gcfed.runs.summary import rounds_in_words
 from gcfed.utils.files import replacing
 from reproductions.tables import Axis, Cell, Table
 from reproductions.welch import Difference, Sample, compare_means

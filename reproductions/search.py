@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 from optuna.trial import TrialState
 
 from gcfed.assemble import declared_result
-from gcfed.runs.folder import CONFIG, RESULTS, TRIALS, Run, read_run
-from gcfed.runs.lock import locked
-from gcfed.runs.measures import check_judges
+from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
+from gcfed.folders.lock import locked
+from gcfed.folders.measures import check_judges
 from hydra_plugins.gcfed_optuna import next_trial, open_study, space_of, write
 from reproductions.compare import column_of, measured
 from reproductions.tables import Job, Search

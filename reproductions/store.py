@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from gcfed.runs.folder import CONFIG, Run, find_runs  # noqa: E402
+from gcfed.folders.folder import CONFIG, Run, find_runs  # noqa: E402
 from reproductions import stored  # noqa: E402
 
 LONGEST = 120  # letters of a name

@@ -25,9 +25,9 @@ from omegaconf.errors import OmegaConfBaseException
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from gcfed.runs.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run  # noqa: E402
-from gcfed.runs.identity import differences, digest, leaves  # noqa: E402
-from gcfed.runs.lock import locked  # noqa: E402
+from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run  # noqa: E402
+from gcfed.folders.identity import differences, digest, leaves  # noqa: E402
+from gcfed.folders.lock import locked  # noqa: E402
 from gcfed.utils.compose import composed  # noqa: E402
 from reproductions.compare import Whole, write_comparison  # noqa: E402
 from reproductions.tables import CONFIGS, Axis, Job, Part, Table, load, plan  # noqa: E402

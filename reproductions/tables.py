@@ -21,8 +21,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from pydantic import ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
-from gcfed.runs.identity import counted, digest, key_of
-from gcfed.runs.reading import read_yaml
+from gcfed.folders.identity import counted, digest, key_of
+from gcfed.folders.reading import read_yaml
 
 CONFIGS = Path(__file__).parent / "configs"
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)

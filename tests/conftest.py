@@ -29,8 +29,8 @@ from omegaconf import DictConfig, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.base import Box
 
-import gcfed.runs.folder  # noqa: F401
-from gcfed.runs.reading import read_metrics
+import gcfed.folders.folder  # noqa: F401
+from gcfed.folders.reading import read_metrics
 from gcfed.utils.compose import composed as composer
 from gcfed.utils.resolvers import ROOT
 

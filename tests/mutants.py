@@ -47,7 +47,7 @@ FOLDERS = (
     "attacks",
     "metrics",
     "optim",
-    "runs",
+    "folders",
     "callbacks",
     "checkpoints",
 )

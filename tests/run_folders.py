@@ -9,9 +9,9 @@ import yaml
 from conftest import composer
 from omegaconf import OmegaConf
 
-from gcfed.runs.folder import Run, read_run
-from gcfed.runs.reading import read_metrics
-from gcfed.runs.summary import summary_of
+from gcfed.folders.folder import Run, read_run
+from gcfed.folders.reading import read_metrics
+from gcfed.folders.summary import summary_of
 
 ROW = {
     "train/loss": 1.0,

@@ -15,8 +15,8 @@ from run_folders import write_run
 from safetensors.torch import load_file
 
 import gcfed
-from gcfed.runs.folder import CHECKPOINT, EXPORT
-from gcfed.runs.reading import read_metrics
+from gcfed.folders.folder import CHECKPOINT, EXPORT
+from gcfed.folders.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
 SMALL = (

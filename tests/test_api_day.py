@@ -12,8 +12,8 @@ from test_api import SMALL, compared
 
 import gcfed
 from gcfed.api import Comparison
+from gcfed.folders.reading import read_metrics
 from gcfed.jobs import in_words
-from gcfed.runs.reading import read_metrics
 
 LEFT = r"run 1 of 4: .*, seed \d; about \d+ (s|min) left\n"
 
@@ -200,4 +200,4 @@ def test_a_folder_with_hydras_signs_is_one_override(tmp_path, monkeypatch):
 
 
 def test_the_table_of_runs_is_a_package_that_can_be_called():
-    assert gcfed.runs.reading.read_metrics is read_metrics
+    assert gcfed.folders.reading.read_metrics is read_metrics

@@ -9,10 +9,10 @@ from gcfed.check import check
 from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation, cohort_size
 from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.folders.identity import identity
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.upload.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
-from gcfed.runs.identity import identity
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import CONFIGS, ROOT
 

@@ -10,9 +10,9 @@ from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
+from gcfed.folders.folder import CHECKPOINT, EXPORT, FAILURE
+from gcfed.folders.reading import read_metrics
 from gcfed.run import train
-from gcfed.runs.folder import CHECKPOINT, EXPORT, FAILURE
-from gcfed.runs.reading import read_metrics
 
 FAST = (
     "rounds=3",

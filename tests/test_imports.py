@@ -13,7 +13,7 @@ FLOORS = (
     {"utils"},
     {"data", "models", "tasks"},
     {"optim", "federated"},
-    {"runs", "plots"},
+    {"folders", "plots"},
     {"aggregators", "methods"},
     {"attacks", "metrics"},
     {"callbacks", "checkpoints", "loggers"},

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import fingerprint
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.folders.identity import digest, identity, leaves
 from gcfed.run import evaluate, train
-from gcfed.runs.identity import digest, identity, leaves
 from gcfed.utils.resolvers import CONFIGS
 
 FEW = (

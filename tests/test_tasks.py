@@ -16,6 +16,7 @@ from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import probe
+from gcfed.folders.identity import identity
 from gcfed.methods.objective.fedlc import FedLC
 from gcfed.methods.objective.fedmlb import FedMLB
 from gcfed.methods.objective.fedntd import FedNTD
@@ -24,7 +25,6 @@ from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.local_models import Clients
 from gcfed.models.mlp import MLP
 from gcfed.run import train
-from gcfed.runs.identity import identity
 from gcfed.tasks import CLASSIFICATION, Batch, Classification, SquaredError
 
 

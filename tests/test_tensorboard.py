@@ -11,9 +11,9 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
+from gcfed.folders.identity import hyperparameters
 from gcfed.loggers.folder import FIRST, RoundTensorBoardLogger
 from gcfed.run import train
-from gcfed.runs.identity import hyperparameters
 
 FAST = (
     "logger=tensorboard",

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from gcfed.folders.measures import smooth  # noqa: E402
 from gcfed.plots.style import GREY, VERMILION, looks, save, styled  # noqa: E402
 from gcfed.reporting.verdict import interval  # noqa: E402
-from gcfed.runs.measures import smooth  # noqa: E402
 from reproductions.results import printed  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 

@@ -15,8 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gcfed import runs
-    from gcfed.api import Comparison, compare, configure
+    from gcfed.api import Comparison, compare, configure, runs
     from gcfed.reporting import write_report as report
     from gcfed.run import RunResult, train
 
@@ -29,8 +28,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'gcfed' has no attribute {name!r}")
     if name == "report":
         return import_module("gcfed.reporting").write_report
-    if name == "runs":  # a package that can be called
-        return import_module("gcfed.runs")
     state = random.getstate()
     module = import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api")
     random.setstate(state)  # Lightning draws a number while it is imported

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from gcfed.folders.folder import CHECKPOINT, METRICS, Run, check_folder, find_runs, read_run
+from gcfed.folders.measures import is_accuracy, parse, smooth, value
+from gcfed.folders.reading import read_metrics
 from gcfed.jobs import check_jobs, train_all
-from gcfed.runs.folder import CHECKPOINT, METRICS, Run, check_folder, find_runs, read_run
-from gcfed.runs.measures import is_accuracy, parse, smooth, value
-from gcfed.runs.reading import read_metrics
 from gcfed.utils.compose import SEARCHPATH, composed, shorthand
 from gcfed.utils.machine import job
 from gcfed.utils.refusal import MissingFile, Refusal
@@ -231,7 +231,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
     Args:
         roots: folders with runs; by default ``logs``.
         measures: ``final:test/acc``, ``best:…``, ``last10:…``, ``total:…``, ``rounds:0.8``
-            (:mod:`gcfed.runs.measures`).
+            (:mod:`gcfed.folders.measures`).
 
     Raises FileNotFoundError for a root that does not exist; ValueError for an unknown measure.
     """

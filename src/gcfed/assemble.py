@@ -27,11 +27,11 @@ from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
 from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result_of
 from gcfed.federated.state.store import ClientStores
+from gcfed.folders.identity import digest
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
 from gcfed.optim.partial import MakeOptimizer, first_move
-from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import seed_generators, torch_seed

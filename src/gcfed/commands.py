@@ -64,7 +64,7 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from gcfed.runs.folder import run_config  # its resolvers name the folders of runs
+    from gcfed.folders.folder import run_config  # its resolvers name the folders of runs
     from gcfed.utils.compose import explained, is_override, refuse_words, shorthand
     from gcfed.utils.refusal import Refusal
     from gcfed.utils.resolvers import CONFIGS
@@ -123,7 +123,7 @@ def _end(error: BaseException, debug: bool) -> NoReturn:
 
 
 def _in_one_line(error: BaseException) -> str:
-    from gcfed.runs.summary import headline
+    from gcfed.folders.summary import headline
 
     return headline(error)
 
@@ -137,8 +137,8 @@ def _end_stopped(signalled: KeyboardInterrupt | Stopped) -> NoReturn:
 
 def _train(cfg: DictConfig) -> None:
     """Trains one run: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``."""
+    from gcfed.folders.folder import remove_refused
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
-    from gcfed.runs.folder import remove_refused
     from gcfed.utils.refusal import Refusal
 
     try:

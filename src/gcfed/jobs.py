@@ -17,8 +17,8 @@ from typing import IO
 
 from omegaconf import DictConfig
 
-from gcfed.runs.folder import FAILURE
-from gcfed.runs.identity import leaves
+from gcfed.folders.folder import FAILURE
+from gcfed.folders.identity import leaves
 from gcfed.utils.machine import cores, launched
 from gcfed.utils.refusal import Refusal
 

@@ -25,12 +25,12 @@ from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parallel.strategy import trains_on_cpu
-from gcfed.runs.folder import CHECKPOINT, METRICS, check_folder, with_folder
-from gcfed.runs.identity import hyperparameters
-from gcfed.runs.lock import taken
-from gcfed.runs.reading import read_metrics
-from gcfed.runs.summary import failure_recorded, headline
-from gcfed.runs.writing import begin, finish
+from gcfed.folders.folder import CHECKPOINT, METRICS, check_folder, with_folder
+from gcfed.folders.identity import hyperparameters
+from gcfed.folders.lock import taken
+from gcfed.folders.reading import read_metrics
+from gcfed.folders.summary import failure_recorded, headline
+from gcfed.folders.writing import begin, finish
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory

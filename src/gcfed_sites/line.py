@@ -33,7 +33,7 @@ from nvflare.lighter.provisioner import Provisioner
 from omegaconf import OmegaConf
 
 from gcfed.federated.parallel.strategy import end_with_parent
-from gcfed.runs.folder import CONFIG
+from gcfed.folders.folder import CONFIG
 from gcfed_sites.answers import RESUME, About, Answer
 from gcfed_sites.flare import Relay, SiteEnd
 

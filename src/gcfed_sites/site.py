@@ -25,7 +25,7 @@ from gcfed.federated.engine.wire import ClientEnd, pack, unpack_download
 from gcfed.federated.protocol.checks import refuse_other
 from gcfed.federated.protocol.messages import Download
 from gcfed.federated.state.store import NONE, Key
-from gcfed.runs.identity import digest
+from gcfed.folders.identity import digest
 from gcfed.utils.checked import Count, Weight, Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.files import in_words

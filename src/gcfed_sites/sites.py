@@ -24,7 +24,7 @@ from gcfed.federated.engine.stacks import Stacks
 from gcfed.federated.engine.wire import pack
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.state.store import NONE, ClientStores, Key
-from gcfed.runs.identity import digest, identity
+from gcfed.folders.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal

@@ -50,8 +50,8 @@ class OptunaSweeper(Sweeper):
         """Raises ValueError before any run if a setting cannot work or the folder holds another
         search.
         """
-        from gcfed.runs.lock import locked
-        from gcfed.runs.measures import check_judges, column_of, higher_is_better, parse
+        from gcfed.folders.lock import locked
+        from gcfed.folders.measures import check_judges, column_of, higher_is_better, parse
 
         metric, root = self.cfg.optimized_metric, Path(self.cfg.hydra.sweep.dir).absolute()
         parse(metric or "", "optimized_metric")
@@ -102,8 +102,8 @@ class OptunaSweeper(Sweeper):
         """Launches the runs of these trials together, and reports their values to Optuna."""
         from optuna.trial import TrialState
 
-        from gcfed.runs.folder import CHECKPOINT, read_run
-        from gcfed.runs.measures import check_judges, column_of, value
+        from gcfed.folders.folder import CHECKPOINT, read_run
+        from gcfed.folders.measures import check_judges, column_of, value
 
         folders, calls = [root / f"trial_{trial.number:04d}" for trial in trials], []
         for trial, folder in zip(trials, folders, strict=True):
@@ -140,8 +140,8 @@ def open_study(
     """
     import optuna
 
-    from gcfed.runs.folder import STORAGE
-    from gcfed.runs.identity import differences, leaves
+    from gcfed.folders.folder import STORAGE
+    from gcfed.folders.identity import differences, leaves
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     searched = tuple(f"{key}." for key in space)
@@ -186,7 +186,7 @@ def write(study: Any, root: Path, metric: str) -> None:
     """Writes ``trials.csv``, one row per trial, and the best trial to
     ``optimization_results.yaml``.
     """
-    from gcfed.runs.folder import RESULTS, TRIALS
+    from gcfed.folders.folder import RESULTS, TRIALS
     from gcfed.utils.files import replacing
 
     table = study.trials_dataframe(("number", "state", "value", "params", "user_attrs"))

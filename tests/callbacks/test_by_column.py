@@ -8,8 +8,8 @@ from lightning.pytorch import Callback
 from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import load_checkpoint
+from gcfed.folders.folder import read_run
 from gcfed.run import evaluate, train
-from gcfed.runs.folder import read_run
 
 FAST = (
     "participation.num_clients=4",

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from gcfed.folders.folder import CHECKPOINT
 from gcfed.run import evaluate, train
-from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.refusal import Refusal, says_all
 
 FAST = (

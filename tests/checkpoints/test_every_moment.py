@@ -17,8 +17,8 @@ from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.state.store import ClientStores
+from gcfed.folders.folder import CHECKPOINT
 from gcfed.run import train
-from gcfed.runs.folder import CHECKPOINT
 
 SETTING = (
     "algorithm=scaffold",

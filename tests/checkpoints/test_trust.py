@@ -12,8 +12,8 @@ from conftest import type_command
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
+from gcfed.folders.folder import CHECKPOINT, CONFIG, EXPORT
 from gcfed.run import evaluate, train
-from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT
 
 FAST = (
     "rounds=2",

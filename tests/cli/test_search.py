@@ -14,7 +14,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
 
-from gcfed.runs.lock import locked
+from gcfed.folders.lock import locked
 from gcfed.utils.resolvers import CONFIGS
 from hydra_plugins.gcfed_optuna import OptunaSweeper, space_of
 

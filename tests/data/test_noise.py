@@ -7,7 +7,7 @@ import torch
 from gcfed.assemble import assemble
 from gcfed.data.partition import Partition
 from gcfed.data.skews import noisy_labels, noisy_samples
-from gcfed.runs.identity import identity, leaves
+from gcfed.folders.identity import identity, leaves
 from gcfed.utils.instantiate import build
 from gcfed.utils.rng import generator
 

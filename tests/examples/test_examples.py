@@ -12,7 +12,7 @@ from conftest import type_command
 from harness import Spy, make_net, random_federation, sgd, train_rounds, weights
 
 import gcfed.run  # noqa: F401  (forked processes have it)
-from gcfed.runs.reading import read_metrics
+from gcfed.folders.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
 EXAMPLES = ROOT / "examples"

@@ -16,8 +16,8 @@ from benchmarks.tape import Tape
 from gcfed.federated.training import recorder
 from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.folders.folder import new_folder
 from gcfed.methods.objective.proximal import Proximal
-from gcfed.runs.folder import new_folder
 
 TINY = (
     "model.hidden=[12,8]",

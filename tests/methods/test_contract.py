@@ -37,6 +37,7 @@ from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.federated.parts import ClientPart, Kept, Order, ServerPart, like_trained
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.state.store import ClientStores
+from gcfed.folders.folder import CHECKPOINT
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.correction.feddc import FedDC
 from gcfed.methods.correction.feddyn import FedDyn
@@ -51,7 +52,6 @@ from gcfed.methods.subspace.ssf import SSF
 from gcfed.methods.upload.clip_update import ClipUpdate
 from gcfed.methods.upload.quantization import Quantization
 from gcfed.run import train
-from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.resolvers import ROOT
 
 # Of four clients, 1, 2 and 3 train in the first round, only 2 in the second, and 0, 1 and 2 in the

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gcfed.assemble import assemble
+from gcfed.folders.identity import identity
 from gcfed.models.mlp import MLP
 from gcfed.models.own import apply_policy, begin_at
 from gcfed.run import evaluate, train
-from gcfed.runs.identity import identity
 from gcfed.utils.compose import shorthand
 
 SMALL = (

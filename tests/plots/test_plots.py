@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from gcfed.folders.measures import smooth
+from gcfed.folders.reading import label_skew
 from gcfed.plots.pictures import (
     draw_partition,
     plot_curves,
     plot_partition,
     plot_recovered,
 )
-from gcfed.runs.measures import smooth
-from gcfed.runs.reading import label_skew
 from gcfed.utils.instantiate import build
 
 

@@ -3,9 +3,9 @@
 import pytest
 from run_folders import write_run
 
+from gcfed.folders.folder import read_run
+from gcfed.folders.measures import column_of, higher_is_better, value
 from gcfed.reporting import write_report
-from gcfed.runs.folder import read_run
-from gcfed.runs.measures import column_of, higher_is_better, value
 
 TARGET = 0.6
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from gcfed.check import check
-from gcfed.runs.identity import leaves
+from gcfed.folders.identity import leaves
 from gcfed.utils.resolvers import ROOT
 from reproductions.tables import CONFIGS, Part, load, plan
 

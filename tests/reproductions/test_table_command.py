@@ -16,7 +16,7 @@ from conftest import forked, run_script
 from pretend import Trainer, composed, finish, go, plain
 
 import gcfed.run  # noqa: F401  (forked processes have it)
-from gcfed.runs.folder import read_run
+from gcfed.folders.folder import read_run
 from gcfed.utils.resolvers import ROOT
 from reproductions import cost
 

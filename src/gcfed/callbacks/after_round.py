@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from gcfed.federated.parts import ServerPart
 from gcfed.federated.protocol.rounds import Received
-from gcfed.runs.measures import DECAY, WINDOW
+from gcfed.folders.measures import DECAY, WINDOW
 
 
 def why_stopped(callbacks: Iterable[Callback]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from gcfed.runs.measures import WINDOW
+from gcfed.folders.measures import WINDOW
 from gcfed.tasks import Classification, LanguageModel, SquaredError, Task
 from gcfed.utils.refusal import Refusal
 

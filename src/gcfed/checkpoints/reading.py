@@ -23,8 +23,8 @@ from gcfed.callbacks.after_round import why_stopped
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
-from gcfed.runs.folder import CHECKPOINT, EXPORT
-from gcfed.runs.identity import differences, digest, leaves
+from gcfed.folders.folder import CHECKPOINT, EXPORT
+from gcfed.folders.identity import differences, digest, leaves
 from gcfed.utils.machine import in_sweep, leads
 from gcfed.utils.refusal import MissingFile, Refusal
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gcfed.federated.engine.loop import FederatedLoop
-from gcfed.runs.folder import CHECKPOINT, METRICS
+from gcfed.folders.folder import CHECKPOINT, METRICS
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import in_words, replacing
 

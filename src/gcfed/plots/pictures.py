@@ -16,6 +16,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
+from gcfed.folders.measures import smooth
+from gcfed.folders.reading import column, label_skew
+from gcfed.folders.summary import skew_in_words
 from gcfed.plots.style import (
     BLUE,
     GREY,
@@ -27,9 +30,6 @@ from gcfed.plots.style import (
     styled,
     ticks,
 )
-from gcfed.runs.measures import smooth
-from gcfed.runs.reading import column, label_skew
-from gcfed.runs.summary import skew_in_words
 
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from gcfed.folders.folder import STATES, Run, find_runs
+from gcfed.folders.measures import parse, value
 from gcfed.reporting.frame import frame_of, search_of
 from gcfed.reporting.tables import Table, all_runs, comparison, harmless, targets
 from gcfed.reporting.verdict import Verdict, verdict
-from gcfed.runs.folder import STATES, Run, find_runs
-from gcfed.runs.measures import parse, value
 from gcfed.utils.files import replacing
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
@@ -64,7 +64,7 @@ def write_report(
     Args:
         roots: folders with runs; by default ``logs``.
         out: the folder of the report.
-        measures: further columns of the comparisons (:mod:`gcfed.runs.measures`), such as
+        measures: further columns of the comparisons (:mod:`gcfed.folders.measures`), such as
             ``"final:val/acc"``.
 
     Raises FileNotFoundError for a root that does not exist; ValueError without a run, or for an

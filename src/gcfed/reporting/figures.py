@@ -12,10 +12,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gcfed.folders.folder import FINISHED, Run
+from gcfed.folders.measures import CLOCK, parse, smooth
 from gcfed.plots.style import LABELS, MARKERS, factor, logarithmic, looks, save, styled, ticks
 from gcfed.reporting.verdict import Verdict
-from gcfed.runs.folder import FINISHED, Run
-from gcfed.runs.measures import CLOCK, parse, smooth
 
 METHODS = 12  # the first so many methods of a place are drawn
 PLACES = 6  # of the first so many places

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from gcfed.runs.folder import STORAGE, TRIALS, Run
+from gcfed.folders.folder import STORAGE, TRIALS, Run
 
 #: Columns of the frame. All others are dotted config keys in which runs differ, as text ("" if a
 #: key is not set).

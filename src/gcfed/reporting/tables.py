@@ -10,12 +10,12 @@ from os.path import relpath
 
 import pandas as pd
 
+from gcfed.folders.folder import DIVERGED, STATES
+from gcfed.folders.measures import CLOCK, is_to_target, parse, value
+from gcfed.folders.summary import skew_in_words
 from gcfed.reporting.frame import described, symbol, varying
 from gcfed.reporting.judged import listed
 from gcfed.reporting.verdict import FEWEST, Scale, Verdict, per_seed, scale_of
-from gcfed.runs.folder import DIVERGED, STATES
-from gcfed.runs.measures import CLOCK, is_to_target, parse, value
-from gcfed.runs.summary import skew_in_words
 
 TARGETS = 4  # at most so many columns of targets
 _LATEX = {character: rf"\{character}" for character in "&%$#_{}"}

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gcfed.reporting.judged import judged, listed
-from gcfed.runs.measures import (
+from gcfed.folders.measures import (
     WINDOW,
     higher_is_better,
     is_accuracy,
@@ -21,6 +20,7 @@ from gcfed.runs.measures import (
     value,
     whole_length,
 )
+from gcfed.reporting.judged import judged, listed
 
 FEWEST = 3  # seeds of a method that is ranked
 #: Names of columns.

@@ -17,13 +17,13 @@ import re
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
-from gcfed.runs.reading import GLOBAL_TESTS
+from gcfed.folders.reading import GLOBAL_TESTS
 from gcfed.utils.refusal import Refusal
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gcfed.runs.folder import Run
+    from gcfed.folders.folder import Run
 
 WINDOW, DECAY = 10, 0.9  # rounds of GC-Fed's moving mean, and of FedACG's exponential average
 CLOCK = "clock/seconds"  # the column of the simulated time

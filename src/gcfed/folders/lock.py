@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gcfed.runs.folder import CHECKPOINT
+from gcfed.folders.folder import CHECKPOINT
 from gcfed.utils.machine import leads
 from gcfed.utils.refusal import Refusal
 

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from run_folders import ROW, accuracies, run_of, write_run
 
-from gcfed.runs.measures import is_accuracy, smooth, value
-from gcfed.runs.summary import summary_of
+from gcfed.folders.measures import is_accuracy, smooth, value
+from gcfed.folders.summary import summary_of
 
 
 def test_a_moving_mean_equals_its_definition():

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from run_folders import accuracies, write_run
 
+from gcfed.folders.folder import find_runs
+from gcfed.folders.reading import read_metrics
 from gcfed.loggers.folder import RoundCSVLogger
-from gcfed.runs.folder import find_runs
-from gcfed.runs.reading import read_metrics
 
 
 def test_an_empty_cell_is_missing_and_nan_is_not_finite(tmp_path):

@@ -8,9 +8,9 @@ from run_folders import accuracies, write_run
 from torch import nn
 
 from gcfed.assemble import assemble
+from gcfed.folders.folder import read_run
+from gcfed.folders.summary import print_summary, summary_of
 from gcfed.run import train
-from gcfed.runs.folder import read_run
-from gcfed.runs.summary import print_summary, summary_of
 from gcfed.utils.compose import shorthand
 
 FAST = (

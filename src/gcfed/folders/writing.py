@@ -17,10 +17,10 @@ from safetensors.torch import save
 from torch import nn
 
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.folders.folder import CONFIG, EXPORT, METRICS
+from gcfed.folders.reading import column, label_skew, read_metrics
+from gcfed.folders.summary import print_summary, summary_of, write_summary
 from gcfed.models.adapters import save_adapters
-from gcfed.runs.folder import CONFIG, EXPORT, METRICS
-from gcfed.runs.reading import column, label_skew, read_metrics
-from gcfed.runs.summary import print_summary, summary_of, write_summary
 from gcfed.utils.files import replacing
 
 log = logging.getLogger(__name__)

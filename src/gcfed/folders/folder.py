@@ -20,8 +20,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from gcfed.runs.identity import counted, differences, digest, identity, leaves
-from gcfed.runs.reading import GLOBAL_TESTS, column, read_metrics, read_summary, read_yaml
+from gcfed.folders.identity import counted, differences, digest, identity, leaves
+from gcfed.folders.reading import GLOBAL_TESTS, column, read_metrics, read_summary, read_yaml
 from gcfed.utils.machine import job, leads
 from gcfed.utils.refusal import MissingFile, Refusal
 from gcfed.utils.resolvers import ROOT, register

@@ -18,9 +18,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gcfed.runs.folder import FAILURE, SUMMARY
-from gcfed.runs.measures import CLOCK, DECAY, WINDOW, first_round, global_test, is_accuracy, smooth
-from gcfed.runs.reading import column
+from gcfed.folders.folder import FAILURE, SUMMARY
+from gcfed.folders.measures import (
+    CLOCK,
+    DECAY,
+    WINDOW,
+    first_round,
+    global_test,
+    is_accuracy,
+    smooth,
+)
+from gcfed.folders.reading import column
 from gcfed.utils.files import replacing
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.stopped import Stopped
@@ -103,7 +111,7 @@ def summary_of(
 
 
 def skew_in_words(skew: Mapping[str, Any]) -> str:
-    """The figures of :func:`gcfed.runs.reading.label_skew` as a picture and a summary show them."""
+    """The figures of :func:`gcfed.folders.reading.label_skew`, for a picture and a summary."""
     figures = [skew[f"partition/{name}"] for name in ("hellinger", "jensen_shannon")]
     return "Hellinger {:.2f}, Jensen–Shannon {:.2f}".format(*figures)
 

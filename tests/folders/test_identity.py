@@ -5,7 +5,7 @@ import yaml
 from conftest import composer
 from omegaconf import OmegaConf
 
-from gcfed.runs.identity import differences, digest, hyperparameters, identity, leaves
+from gcfed.folders.identity import differences, digest, hyperparameters, identity, leaves
 
 
 def composed(*overrides):

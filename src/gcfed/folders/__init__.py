@@ -1,0 +1,1 @@
+"""A run on disk: identity, folder, lock, files, measures, summary."""
