@@ -31,14 +31,18 @@ SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
 HEAD = ["key", "default", "allowed", "meaning"]
 API = {  # package → its modules that a user's own parts use; None: all
     "federated": [
-        "method",
-        "messages",
-        "round",
-        "server",
-        "aggregate",
-        "training.stack",
+        "parts.part",
+        "parts.client",
+        "parts.server",
+        "parts.method",
+        "protocol.messages",
+        "protocol.rounds",
+        "network.stack",
         "training.solver",
+        "state.own",
         "state.store",
+        "engine.round",
+        "engine.server",
     ],
     **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
 }
