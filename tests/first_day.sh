@@ -65,7 +65,7 @@ misspelt() {
     while IFS="|" read -r words answer; do  # $words is split, as a shell does
         ! said=$("$python" "$day/gcfed/src/train.py" $words 2>&1 </dev/null) && grep -F "$answer" <<<"$said" || return 1
     done <<'END'
-algoritm=fedprox|did you mean algorithm?
+algoritm=fedprox|did you mean algorithm=fedprox?
 --epochs 3|did you mean client.epochs=3?
 gc=none gc.lam=0.5|without gc=gcfed
 END
@@ -73,7 +73,7 @@ END
 cat >halved.py <<'END'
 import torch
 
-from gcfed.federated.method import ServerPart
+from gcfed.federated.parts import ServerPart
 
 
 class Halved(ServerPart):
