@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Client
@@ -18,6 +19,23 @@ from nvflare.collab import collab
 
 HOLD = 2.0  # seconds until a call returns while the site still works
 ALIVE = 20.0  # seconds until a site that does not return from a call is considered gone
+
+
+def end_soon_after_parent() -> None:
+    """Has this process of a job end within a second of its parent's end.
+
+    NVFlare itself would ask the job to stop. The job then waits for other processes, which may have
+    ended too, for half a minute or longer. A signal of Linux at the parent's end is no remedy: it
+    comes at the end of the parent's *thread*, and NVFlare starts jobs in threads.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class Relay:
@@ -32,6 +50,10 @@ class Relay:
     def __init__(self, address: str, key: str) -> None:
         self.address, self.key = address, key
         self._sending = threading.Lock()
+
+    @collab.init
+    def begin(self) -> None:
+        end_soon_after_parent()
 
     @collab.main
     def relay(self) -> None:
@@ -76,6 +98,10 @@ class SiteEnd:
         self._site: Any = None
         self._worker = ThreadPoolExecutor(1)
         self._number, self._answer = -1, Future[bytes]()
+
+    @collab.init
+    def begin(self) -> None:
+        end_soon_after_parent()
 
     @collab.publish
     def answer(self, number: int, verb: str, about: str, message: bytes) -> bytes | None:

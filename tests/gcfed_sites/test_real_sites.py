@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -100,6 +101,15 @@ def descendants(pid):
     for one in found:
         found += [child for child, parent in parents.items() if parent == one]
     return found
+
+
+def alive(processes):
+    """The command lines of those that have not ended; a zombie has none."""
+    commands = {}
+    for pid in processes:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            commands[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return {pid: command for pid, command in commands.items() if command}
 
 
 def job_of(federation, site):
@@ -270,6 +280,31 @@ def test_a_site_that_hangs_costs_one_deadline_and_its_job_ends_with_the_run(
     assert not jobs(federation) - before
 
 
+JOB = """
+import time
+from gcfed_sites.flare import end_soon_after_parent
+end_soon_after_parent()
+print("watching", flush=True)
+time.sleep(600)
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+
+
+def test_a_process_of_a_job_ends_although_it_never_returns():
+    """NVFlare asks a job to stop. One that waits for others did not hear it for half a minute."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, JOB], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout.readline() == "watching\n"
+    (job,) = descendants(parent.pid)[1:]
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 30.0
+    while time.monotonic() < until and alive([job]):
+        time.sleep(0.1)
+    assert not alive([job])
+
+
 def test_a_killed_server_resumes_bit_for_bit_and_leaves_no_process(config, tmp_path):
     words = [*SMALL, "algorithm=feddyn", "rounds=12"]
     begun = [
@@ -284,10 +319,11 @@ def test_a_killed_server_resumes_bit_for_bit_and_leaves_no_process(config, tmp_p
     below = descendants(process.pid)[1:]
     process.kill()
     finish(process)
+    assert len(below) >= 6  # a server, two sites, and a process of the job at each
     until = time.monotonic() + 30.0
-    while time.monotonic() < until and any(Path(f"/proc/{pid}").exists() for pid in below):
+    while time.monotonic() < until and alive(below):
         time.sleep(0.5)
-    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    assert not alive(below)
     printed = finish(again := start(*begun, "ckpt_path=last"))
     assert again.returncode == 0, printed[-3000:]
     rows = read_rows(tmp_path / "logs/one/run/metrics.csv")
