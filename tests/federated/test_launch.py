@@ -221,13 +221,16 @@ def test_a_signal_to_end_ends_all_processes_at_once():
 @linux
 def test_the_error_of_several_failures_names_the_cause():
     """The killed process is the cause. The others fail because it is gone."""
+    reader, writer = os.pipe()
 
     def work():
         rank = os.environ["LOCAL_RANK"]
         if rank == "2":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.2)
+        os.close(writer)
+        os.read(reader, 1)  # returns when the last process that can write is gone
         raise RuntimeError("another process is gone")
 
     with pytest.raises(ChildProcessError, match="process 2 of this run died of signal 9"):
         ForkLauncher(4).launch(work)
+    os.close(reader)
