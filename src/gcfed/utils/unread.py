@@ -67,7 +67,10 @@ def _refusal(key: str, tree: Mapping[str, Any]) -> str:
         top = sorted(name for name in names if "." not in name)
         return f"{key}: nothing reads this setting{suggestion(key, top)}"
     if section in OBJECTS and not tree[section].get("_target_"):
-        return f"{key} has no effect, because {section} builds nothing without {section}._target_."
+        return (
+            f"{key} has no effect, because {section} builds nothing without {section}._target_:"
+            f" choose another {section}=, or leave {key} out."
+        )
     return f"{key}: nothing reads this setting{suggestion(key, sorted(known_keys()))}"
 
 
@@ -112,14 +115,16 @@ def known_keys() -> frozenset[str]:
     for path in CONFIGS.rglob("*.yaml"):
         group = path.parent.relative_to(CONFIGS).as_posix().replace("/", ".")
         text = path.read_text(encoding="utf-8")
-        if group == "." or text.startswith("# @package _global_"):
-            package = ""
-        elif group in OBJECTS and path.stem != "none":
-            continue
-        else:
-            package = f"{group}."
         content = yaml.load(text, Loader=_Loader) or {}
         content.pop("defaults", None)
+        is_global = group == "." or text.startswith("# @package _global_")
+        package = "" if is_global else f"{group}."
+        if group in OBJECTS and path.stem != "none":
+            # Its arguments: without the object, nothing reads them.
+            if not is_global:
+                continue
+            if path.with_name("none.yaml").is_file():
+                content.pop(group, None)
         if group not in ("experiment", "debug"):
             for section in NAMED_OBJECTS:
                 content.pop(section, None)
