@@ -5,10 +5,14 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import composer
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from PIL import Image
 
 from gcfed import commands
+from gcfed.utils.resolvers import CONFIGS
 
 SMALL = (
     "participation.num_clients=5",
@@ -107,6 +111,11 @@ WRONG = {
 }
 
 
+def options(group: str) -> list[str]:
+    stems = {path.stem for path in (CONFIGS / group).glob("*.yaml")}
+    return sorted(stems - {"base"})
+
+
 @pytest.fixture
 def typed(tmp_path, monkeypatch, capsys):
     """``typed("rounds=0")`` calls ``gcfed-train`` in this process; returns its status, its lines on
@@ -154,6 +163,44 @@ def test_a_wrong_word_ends_with_one_line_that_names_it_and_leaves_no_folder(type
     assert WRONG[words].replace("{folder}", str(tmp_path)) in lines[0]
     assert not lines[0].startswith(("Refusal", "ValueError", "BuildError"))
     assert left == []
+
+
+# Words that some data sets need.
+OF_DATA = {
+    "arrays": ("data.path={folder}/x.npz",),
+    "csv": ("data.path={folder}/x.csv", "data.target=y"),
+    "image_folder": ("data.root={folder}/images", "paths.data_dir={folder}"),
+    "own": ("data.dataset._target_=gcfed.data.sets.datasets.digits",),
+}
+OFFLINE = {"digits", "synthetic", "matrix_regression", *OF_DATA}
+
+
+def few_images(folder):
+    """Two classes of twenty images in each split."""
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(20):
+                Image.new("RGB", (8, 8), (10 * number, 0, 0)).save(
+                    folder / split / name / f"{number}.png"
+                )
+
+
+@pytest.mark.parametrize("data", options("data"))
+def test_a_run_that_is_refused_after_its_data_leaves_no_folder(typed, tmp_path, data):
+    """With each data set that is here. Of another one, the line names what is missing."""
+    few_images(tmp_path / "images")
+    rows = [f"{i},{i % 7},{i % 3}\n" for i in range(60)]
+    (tmp_path / "x.csv").write_text("".join(["a,b,y\n", *rows]))
+    words = [word.replace("{folder}", str(tmp_path)) for word in OF_DATA.get(data, ())]
+    words += [f"data={data}", "participation.per_round=100000", "logger=csv"]
+    if OmegaConf.select(composer([f"data={data}"]), "data.dataset.download") is not None:
+        words.append("data.dataset.download=false")
+    status, lines, left = typed(*words)
+    assert status == 1
+    assert len(lines) == 1, "\n".join(lines)
+    assert left == []
+    assert "participation.per_round=100000" in lines[0] or data not in OFFLINE, lines[0]
 
 
 def test_the_list_is_long():
