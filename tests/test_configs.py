@@ -7,7 +7,7 @@ import torch
 from gcfed.assemble import build_methods, build_module, declared_result
 from gcfed.check import check
 from gcfed.data.partition import DirichletBalanced
-from gcfed.data.sampling import DynamicPopulation, cohort_size
+from gcfed.data.sampling import DynamicPopulation, number_of_clients
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.folders.identity import identity
 from gcfed.methods.centralization import GlobalGC, LocalGC
@@ -44,7 +44,9 @@ def instantiate(cfg):
     data.num_clients = data.num_clients or 660  # files decide the number of natural clients
     data.sizes = lambda clients: np.full(len(clients), 100)
     data.two_samples = lambda: None
-    per_round = cohort_size(cfg.participation.per_round, data.num_clients)
+    per_round = number_of_clients(
+        cfg.participation.per_round, data.num_clients, "participation.per_round"
+    )
     with torch.device("meta"):  # the weights do not matter here
         module = build_module(cfg)
     assert isinstance(module.configure_optimizers(), torch.optim.Optimizer)

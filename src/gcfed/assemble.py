@@ -21,7 +21,7 @@ from gcfed.callbacks.monitored import check_monitors
 from gcfed.data.clock import Clock
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
-from gcfed.data.sampling import cohort_size
+from gcfed.data.sampling import number_of_clients
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
@@ -203,11 +203,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     """The loop over the rounds: who takes part, what clients do, and how the server combines their
     updates.
     """
-    faults, size = optional(cfg.participation, "faults") or Faults(), {}
-    if "per_round" in (cfg.participation.get("sampler") or {}):  # reserve clients are drawn too
-        size["per_round"] = cohort_size(cfg.participation.sampler.per_round, num_clients) + (
-            faults.extra or 0
-        )
+    faults = optional(cfg.participation, "faults") or Faults()
     stores: ClientStores = require(cfg, "client_store")
     run = Path(cfg.paths.output_dir).resolve()
     # runs may share it
@@ -217,7 +213,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     aggregator = require(cfg, "aggregator")
     _check_aggregator(aggregator)
     return FederatedLoop(
-        sampler=require(cfg.participation, "sampler", **size),
+        sampler=require(cfg.participation, "sampler", **_sizes(cfg, faults, num_clients)),
         solver=require(cfg, "client"),
         aggregator=aggregator,
         rounds=cfg.rounds,
@@ -228,6 +224,19 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
         clock=optional(cfg.participation, "clock") or Clock(),
         federation=federation and partial(federation, cfg=cfg),
     )
+
+
+def _sizes(cfg: DictConfig, faults: Faults, num_clients: int) -> dict[str, int]:
+    """Those arguments of the sampler that may be shares of all clients, as numbers of clients."""
+    given = cfg.participation.get("sampler") or {}
+    sizes = {}
+    if "per_round" in given:
+        cohort = number_of_clients(given.per_round, num_clients, "participation.per_round")
+        sizes["per_round"] = cohort + (faults.extra or 0)  # reserve clients are drawn too
+    if "concurrency" in given:
+        key = "participation.sampler.concurrency"
+        sizes["concurrency"] = number_of_clients(given.concurrency, num_clients, key)
+    return sizes
 
 
 def _warn_of_long_steps(server: MakeOptimizer) -> None:

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from gcfed.data.sampling import DynamicPopulation, UniformSampler, cohort_size
+from gcfed.assemble import build_loop
+from gcfed.data.sampling import DynamicPopulation, UniformSampler, number_of_clients
 
 SAMPLERS = [UniformSampler(5), DynamicPopulation(5, live=20, every=10)]
 
@@ -46,4 +47,28 @@ def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):
     ("per_round", "size"), [(1, 1), (7, 7), (0.05, 2), (0.001, 1), (0.99, 40), (0.5, 20)]
 )
 def test_a_share_of_all_clients_is_at_least_one(per_round, size):
-    assert cohort_size(per_round, 40) == size
+    assert number_of_clients(per_round, 40, "participation.per_round") == size
+
+
+@pytest.mark.parametrize("per_round", [1.0, 0.0, 0, -1, 2.5, True, "all"])
+def test_a_number_that_is_no_number_of_clients_is_refused_with_that_of_all(per_round):
+    """1.0 could mean one client, or all of them."""
+    with pytest.raises(ValueError, match=r"neither .* set participation.per_round=40 for all"):
+        number_of_clients(per_round, 40, "participation.per_round")
+
+
+@pytest.mark.parametrize(
+    ("word", "key"),
+    [
+        ("participation.per_round=1.0", "participation.per_round"),
+        ("participation.sampler.concurrency=1.0", "participation.sampler.concurrency"),
+    ],
+)
+def test_the_refusal_of_a_number_of_clients_names_its_key(config, word, key):
+    with pytest.raises(ValueError, match=f"^{key}=1.0 is neither .* set {key}=20 for all clients"):
+        build_loop(config("algorithm=fedbuff", word), 20)
+
+
+def test_a_buffered_run_takes_shares_of_all_clients(config):
+    loop = build_loop(config("algorithm=fedbuff", "participation.per_round=0.25"), 20)
+    assert (loop.sampler.per_round, loop.sampler.concurrency) == (5, 5)

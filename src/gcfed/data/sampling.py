@@ -16,19 +16,20 @@ from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 
-def cohort_size(per_round: int | float, num_clients: int) -> int:
-    """``participation.per_round`` as a number of clients.
+def number_of_clients(value: int | float, num_clients: int, key: str) -> int:
+    """A setting such as ``participation.per_round`` as a number of clients.
 
-    A value below 1 is a share of all clients, at least one.
+    A value below 1 is a share of all clients, at least one. Raises ValueError for anything that is
+    neither, and names the key.
     """
-    if isinstance(per_round, float) and 0 < per_round < 1:
-        return max(1, round(per_round * num_clients))
-    if isinstance(per_round, bool) or not isinstance(per_round, int) or per_round < 1:
+    if isinstance(value, float) and 0 < value < 1:
+        return max(1, round(value * num_clients))
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise Refusal(
-            f"participation.per_round={per_round} must be a whole number, at least 1, or a share"
-            " below 1."
+            f"{key}={value} is neither a whole number of clients nor a share below 1: set"
+            f" {key}={num_clients} for all clients."
         )
-    return per_round
+    return value
 
 
 @checked
