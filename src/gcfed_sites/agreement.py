@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gcfed.federated.engine.uploads import shortened
+from gcfed.federated.protocol.uploads import shortened
 from gcfed.utils.checked import LARGEST
 
 #: The keys of a config that clients need.

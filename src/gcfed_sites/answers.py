@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gcfed.federated.engine.uploads import read_upload, shortened
-from gcfed.federated.engine.wire import unpack
 from gcfed.federated.protocol.messages import Expected, MessageError, Upload, nbytes
+from gcfed.federated.protocol.packing import unpack
+from gcfed.federated.protocol.uploads import read_upload, shortened
 from gcfed.federated.state.store import NONE
 
 RESUME = "The same command with ckpt_path=last continues after the last finished round."

@@ -21,9 +21,10 @@ from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
-from gcfed.federated.engine.wire import ClientEnd, pack, unpack_download
+from gcfed.federated.engine.wire import ClientEnd
 from gcfed.federated.protocol.checks import refuse_other
 from gcfed.federated.protocol.messages import Download
+from gcfed.federated.protocol.packing import pack, unpack_download
 from gcfed.federated.state.store import NONE, Key
 from gcfed.folders.identity import digest
 from gcfed.utils.checked import Count, Weight, Whole, checked, validated

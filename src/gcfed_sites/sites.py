@@ -21,8 +21,8 @@ from pydantic import Field
 from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.engine.stacks import Stacks
-from gcfed.federated.engine.wire import pack
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.protocol.packing import pack
 from gcfed.federated.state.store import NONE, ClientStores, Key
 from gcfed.folders.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked

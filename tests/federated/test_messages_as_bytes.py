@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save
 from torch.utils._pytree import tree_structure
 
-from gcfed.federated.engine.uploads import read_upload, upload_content
-from gcfed.federated.engine.wire import TENSOR, pack, unpack, unpack_download
 from gcfed.federated.protocol.messages import Download, Expected, Levels, MessageError, Upload
+from gcfed.federated.protocol.packing import TENSOR, pack, unpack, unpack_download
+from gcfed.federated.protocol.uploads import read_upload, upload_content
 from gcfed.methods.upload.quantization import quantize_
 
 MODEL = {

@@ -10,7 +10,7 @@ from conftest import TWO
 from harness import BesideSimulation, final_weights
 from omegaconf import OmegaConf
 
-from gcfed.federated.engine.uploads import upload_content
+from gcfed.federated.protocol.uploads import upload_content
 from gcfed.methods.correction.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from gcfed.federated.engine.uploads import upload_content
-from gcfed.federated.engine.wire import pack, unpack
 from gcfed.federated.protocol.messages import Expected, Levels, MessageError, Upload
+from gcfed.federated.protocol.packing import pack, unpack
+from gcfed.federated.protocol.uploads import upload_content
 from gcfed.federated.training.solver import LocalSolver
 from gcfed_sites.answers import (
     Answer,

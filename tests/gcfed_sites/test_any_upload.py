@@ -17,8 +17,8 @@ from test_sites import ALL, CLIENTS_OF_B, garbled_by, survivors
 from test_sites import federated as federated  # a fixture
 from test_sites import simulated as simulated  # a fixture
 
-from gcfed.federated.engine.uploads import REAL
-from gcfed.federated.engine.wire import pack
+from gcfed.federated.protocol.packing import pack
+from gcfed.federated.protocol.uploads import REAL
 from gcfed_sites import answers
 from gcfed_sites.answers import Answer, checked_uploads, counted_against
 

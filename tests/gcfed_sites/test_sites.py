@@ -20,8 +20,8 @@ from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
 from gcfed import __version__
-from gcfed.federated.engine.wire import pack, unpack
 from gcfed.federated.protocol.messages import Download
+from gcfed.federated.protocol.packing import pack, unpack
 from gcfed.run import train
 from gcfed_sites.agreement import OWN, adopted, clients_config, frozen_checksum
 from gcfed_sites.answers import Answer

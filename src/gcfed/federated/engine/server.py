@@ -15,11 +15,11 @@ from torch import Tensor
 
 from gcfed.data.faults import Faults
 from gcfed.data.schedule import Schedule
-from gcfed.federated.engine.wire import pack, unpack_download
 from gcfed.federated.parts import ClientPart, Order, ServerPart, upload_shapes
 from gcfed.federated.parts.part import Aggregator, Setup, limit_of
 from gcfed.federated.protocol.checks import finite_clients, refuse_misfit, sendable, too_large
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload, nbytes
+from gcfed.federated.protocol.packing import pack, unpack_download
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.store import SENT
 from gcfed.utils.device import on_device

@@ -24,8 +24,9 @@ LARGEST = 2**63 - 1
 
 
 def upload_content(upload: Upload) -> dict[str, Any]:
-    """An upload for :func:`gcfed.federated.engine.wire.pack`, with its quantized entries of Δ as
-    bits.
+    """An upload for :func:`gcfed.federated.protocol.packing.pack`.
+
+    The quantized entries of Δ are bits.
     """
     delta = dict(upload.delta)
     for name, levels in upload.levels.items():
