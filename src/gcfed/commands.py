@@ -9,7 +9,6 @@ command with one sentence and the exit status 128 plus its number.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 DEBUG = "debug=true"  # the words debug=fast and others are settings of a run
 
 Task = Callable[["DictConfig"], None]
-log = logging.getLogger(__name__)
 
 
 class Failed(BaseException):
@@ -106,7 +104,8 @@ def _guarded(task: Task, cfg: DictConfig) -> None:
     except Exception as error:
         if not in_sweep():
             raise Failed(error) from error
-        log.error("this job has failed: %s", _in_one_line(error))
+        # no log line, because the folder of a refused job is gone, with its log
+        print(f"this job has failed: {_in_one_line(error)}", flush=True)
         raise
 
 

@@ -13,13 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from gcfed.folders.folder import FAILURE
+from gcfed.folders.folder import FAILURE, SUMMARY
 from gcfed.folders.identity import leaves
-from gcfed.utils.machine import cores, launched
+from gcfed.utils.machine import cores, launched, leads
 from gcfed.utils.refusal import Refusal
 
 WAIT = 0.1  # seconds between two looks at the processes
@@ -61,6 +67,68 @@ def in_words(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+class SweepProgress(Callback):
+    """Prints a line before each job of a sweep or search: ``job 3 of 12, about 4 min left``.
+
+    The time left is the number of jobs left, this one included, times the mean time of the jobs
+    that this process has trained. Jobs that failed, and jobs that an earlier sweep had finished, do
+    not count. So jobs in processes of their own have no time.
+    """
+
+    def __init__(self) -> None:
+        self.total: int | None = None
+        self.started = 0.0
+        self.had_ended = False
+        self.times: list[float] = []
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        self.total = jobs_of_sweep(config)
+
+    def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
+        number = config.hydra.job.get("num")  # missing in a single run
+        if number is None:
+            return
+        self.started = time.monotonic()
+        self.had_ended = (Path(config.hydra.runtime.output_dir) / SUMMARY).is_file()
+        if leads():
+            print(self.before_job(number), flush=True)
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        if job_return.status == JobStatus.COMPLETED and not self.had_ended:
+            self.times.append(time.monotonic() - self.started)
+
+    def before_job(self, number: int) -> str:
+        """The line before a job; the first job has the number 0."""
+        if self.total is None:
+            return f"job {number + 1}"
+        line = f"job {number + 1} of {self.total}"
+        if not self.times:
+            return line
+        mean = sum(self.times) / len(self.times)
+        return f"{line}, about {in_words(mean * (self.total - number))} left"
+
+
+def jobs_of_sweep(config: DictConfig) -> int | None:
+    """How many jobs a sweep or search has; None for a sweeper that does not say so.
+
+    Args:
+        config: the config of the command, whose task overrides still have their lists.
+    """
+    sweeper = config.hydra.sweeper
+    if "n_trials" in sweeper:
+        return int(sweeper.n_trials)
+    if not str(sweeper.get("_target_")).endswith(f".{BasicSweeper.__name__}"):
+        return None
+    common = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    try:
+        overrides = parser.parse_overrides([*common, *config.hydra.overrides.task])
+        (jobs,) = BasicSweeper.split_arguments(overrides, None)
+    except HydraException:  # the sweeper will say what is wrong
+        return None
+    return len(jobs)
 
 
 def check_jobs(configs: Mapping[str, DictConfig], jobs: int) -> None:

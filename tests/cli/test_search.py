@@ -304,4 +304,6 @@ def test_a_search_from_the_command_line_continues(tmp_path):
             assert [row["state"] for row in trials(tmp_path / "search")] == ["complete"] * n
 
     ended = forked(twice, tmp_path / "printed.txt")
-    assert ended == 0, (tmp_path / "printed.txt").read_text()[-4000:]
+    printed = (tmp_path / "printed.txt").read_text()
+    assert ended == 0, printed[-4000:]
+    assert re.findall(r"^job .*$", printed, re.MULTILINE) == ["job 1 of 1", "job 2 of 2"]
