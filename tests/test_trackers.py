@@ -4,7 +4,7 @@ import json
 import struct
 
 import pytest
-from conftest import TWO, read_rows
+from conftest import TWO, read_rows, type_command
 
 from gcfed.run import train
 
@@ -40,6 +40,14 @@ def wandb_records(path):
             part = b""
 
 
+def wandb_run(folder):
+    """Id and group of the only W&B run in a folder, which may have been continued."""
+    paths = folder.glob("wandb/offline-run-*/*.wandb")
+    records = [record.run for path in paths for record in wandb_records(path)]
+    ((identifier, group),) = {(run.run_id, run.run_group) for run in records if run.run_id}
+    return identifier, group
+
+
 def wandb_rows(folder):
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
     for record in wandb_records(path):
@@ -53,13 +61,12 @@ def wandb_rows(folder):
             yield name
 
 
-def test_trackers_have_one_row_per_round_and_do_not_mix_runs(config, tmp_path, monkeypatch):
-    """The first run has two processes.
-
-    MLflow writes files, because creating its database takes seconds.
+@pytest.fixture
+def loggers(tmp_path, monkeypatch):
+    """The overrides of both trackers offline. MLflow writes files, because creating its database
+    takes seconds.
     """
     import wandb
-    from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     # It would keep its hands on this process's streams.
@@ -68,12 +75,24 @@ def test_trackers_have_one_row_per_round_and_do_not_mix_runs(config, tmp_path, m
     monkeypatch.setenv("WANDB_X_SAVE_REQUIREMENTS", "false")
     monkeypatch.setattr(wandb.Run, "_detect_and_apply_job_inputs", lambda self: None, raising=False)
     address = f"file:{tmp_path}/mlruns"
-    loggers = ("logger=many", "logger.wandb.offline=true", f"logger.mlflow.tracking_uri={address}")
+    return ("logger=many", "logger.wandb.offline=true", f"logger.mlflow.tracking_uri={address}")
+
+
+def mlflow_runs(loggers):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(loggers[-1].partition("=")[2])
+    return client, client.search_runs([client.get_experiment_by_name("gcfed").experiment_id])
+
+
+def test_trackers_have_one_row_per_round_and_do_not_mix_runs(config, tmp_path, loggers):
+    """The first run has two processes."""
+    import wandb
+
     for name, more in (("two", TWO), ("other", ("seed=2",))):
         train(config(*FAST, *loggers, "rounds=2", *more, "name=mlp", folder=tmp_path / name))
     wandb.teardown()  # waits until its process has written everything
-    client = MlflowClient(address)
-    runs = client.search_runs([client.get_experiment_by_name("gcfed").experiment_id])
+    client, runs = mlflow_runs(loggers)
     assert {run.info.run_name: run.info.status for run in runs} == {
         "mlp/two": "FINISHED",
         "mlp/other": "FINISHED",
@@ -91,3 +110,39 @@ def test_trackers_have_one_row_per_round_and_do_not_mix_runs(config, tmp_path, m
         )
         first, *rows = dict.fromkeys(wandb_rows(folder))
         assert (first, rows) == (run.info.run_name, accuracies)
+
+
+def test_a_resumed_run_continues_at_its_trackers(config, tmp_path, loggers):
+    import wandb
+
+    folder = tmp_path / "run"
+    train(config(*FAST, *loggers, "rounds=2", folder=folder))
+    wandb.teardown()
+    first, group = wandb_run(folder)
+    train(config(*FAST, *loggers, "rounds=3", "ckpt_path=last", folder=folder))
+    wandb.teardown()
+    assert len([*folder.glob("wandb/offline-run-*")]) == 2  # sent to one run by wandb sync
+    assert wandb_run(folder) == (first, group)
+    assert group == ""
+    client, (run,) = mlflow_runs(loggers)
+    steps = sorted(m.step for m in client.get_metric_history(run.info.run_id, "test/acc"))
+    assert steps == [1, 2, 3]
+    assert run.data.params["rounds"] == "2"  # of its start, as in TensorBoard
+    # a run that begins anew in its folder is another run
+    (folder / "checkpoints" / "last.ckpt").unlink()
+    for file in ("summary.json", "metrics.csv", "global_model.safetensors"):
+        (folder / file).unlink()
+    train(config(*FAST, *loggers, "rounds=1", folder=folder))
+    assert len(mlflow_runs(loggers)[1]) == 2
+
+
+def test_the_jobs_of_a_sweep_are_one_group(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    monkeypatch.setenv("WANDB_X_SAVE_REQUIREMENTS", "false")
+    words = (*FAST, "rounds=1", "trainer.devices=1", "extras.figures=false", "seed=1,2", "-m")
+    words += ("logger=wandb", "logger.wandb.offline=true", f"hydra.sweep.dir={tmp_path}/both")
+    type_command(tmp_path, "train.py", *words)
+    jobs = [file.parent for file in tmp_path.glob("both/*/summary.json")]
+    runs = [wandb_run(folder) for folder in jobs]
+    assert [group for _, group in runs] == ["both", "both"]
+    assert len({identifier for identifier, _ in runs}) == 2

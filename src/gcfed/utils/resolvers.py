@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from gcfed.utils.machine import cores, launched
+from gcfed.utils.machine import cores, in_sweep, launched
 
 _CLONE = Path(__file__).resolve().parents[3]
 _PACKAGED = Path(__file__).resolve().parents[1] / "configs"  # in a wheel
@@ -52,6 +53,11 @@ def method_name(algorithm: str, gc: str) -> str:
     )
 
 
+def sweep_name() -> str | None:
+    """The name of the folder of the sweep or search whose job this is; None for a single run."""
+    return Path(HydraConfig.get().sweep.dir).name if in_sweep() else None
+
+
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "all_devices": all_devices,
     "basename": lambda path: Path(path).name,
@@ -64,6 +70,7 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "project_root": lambda: str(ROOT),
     # flowers of ../flowers/
     "stem": lambda path, default: (Path(str(path)).resolve().stem if path else "") or default,
+    "sweep_name": sweep_name,
     "task_of": lambda yes, task="SquaredError": (
         f"gcfed.tasks.{task if yes is True else 'Classification'}"
     ),
