@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.optim import SGD
 
+from gcfed.optim import kernels
 from gcfed.optim.partial import fused, is_elementwise, try_optimizer, unprofiled_step
 from gcfed.utils.instantiate import BuildError
 from gcfed.utils.layout import in_memory_order
@@ -167,11 +168,19 @@ def test_kernels_get_images_as_vectors(make, kernel, monkeypatch):
     assert seen == [[1, 1, 1]]
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW"])
-def test_adams_state_can_begin_anew(name):
-    """As it does for each client whose steps are recorded."""
+FORMS = [
+    partial(SGD, momentum=0.9, nesterov=True),
+    SGD,
+    torch.optim.Adam,
+    partial(torch.optim.AdamW, weight_decay=0.1),
+]
+
+
+@pytest.mark.parametrize("make", FORMS)
+def test_an_optimizers_state_can_begin_anew(make):
+    """As it does for each client that trains in the memory of an earlier one."""
     weights = [torch.nn.Parameter(torch.arange(3.0)) for _ in range(2)]
-    plain, ours = (getattr(torch.optim, name)([w], lr=0.5, fused=True) for w in weights)
+    plain, ours = (make([w], lr=0.5, fused=True) for w in weights)
     for step, optimizer, weight in zip(
         (plain.step, unprofiled_step(ours)), (plain, ours), weights, strict=True
     ):
@@ -181,6 +190,56 @@ def test_adams_state_can_begin_anew(name):
             weight.grad = torch.full((3,), t + 1.0)
             step()
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("make", FORMS)
+@pytest.mark.parametrize("unused", [False, True])
+def test_given_gradients_move_parameters_as_their_own_do(make, unused):
+    """Given gradients lack the client axis of the parameters. ``unused``: one is None."""
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(1, *shape, generator=generator) for shape in ((3, 2), (4,))]
+    ends = []
+    for given in (False, True):
+        params = [torch.nn.Parameter(t.clone()) for t in start]
+        optimizer = make(params, lr=0.1, fused=True)
+        step = unprofiled_step(optimizer)
+        for t in range(1, 5):
+            grads = [p.detach() * t for p in params]
+            if unused:
+                grads[1] = None
+            if given:
+                step([None if grad is None else grad.squeeze(0) for grad in grads])
+                assert all(p.grad is None for p in params)
+            else:
+                for p, grad in zip(params, grads, strict=True):
+                    p.grad = grad
+                step()
+        ends.append([p.detach() for p in params])
+    assert all(map(torch.equal, *ends))
+    assert not torch.equal(ends[0][0], start[0])
+    assert torch.equal(ends[0][1], start[1]) == unused
+
+
+@pytest.mark.parametrize("make", FORMS)
+def test_lists_of_tensors_are_made_once(make, monkeypatch):
+    """Later steps with the same parameters, states and strides use them again."""
+    made = []
+    monkeypatch.setattr(
+        kernels, "in_memory_order", lambda *sets: made.append(0) or in_memory_order(*sets)
+    )
+    p = torch.nn.Parameter(in_channels_last((4, 3, 5, 5), torch.Generator().manual_seed(0)))
+    optimizer = make([p], lr=0.1, fused=True)
+    step = unprofiled_step(optimizer)
+    for _ in range(5):
+        p.grad = torch.ones_like(p)
+        step()
+    assert len(made) == 1
+    p.grad = torch.ones_like(p).contiguous()
+    step()
+    assert len(made) == 2
+    optimizer.param_groups[0]["params"] = [p]
+    step()
+    assert len(made) == 3
 
 
 def test_memory_order_leaves_out_what_it_cannot_view():

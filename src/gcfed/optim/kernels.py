@@ -4,7 +4,7 @@
 tensors by device and type, which takes another 8 %.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,54 +33,109 @@ def direct_step(optimizer: Optimizer, own_step: Step) -> Step | None:
 
 
 class FusedKernel:
-    """Calls the kernel of an optimizer with one group."""
+    """Calls the kernel of an optimizer with one group.
+
+    It keeps the lists of parameters and states, in the order of memory, until the group has other
+    parameters or the states are cleared.
+
+    Attributes:
+        names: of the states that the kernel takes.
+    """
+
+    names: Sequence[str] = ()
 
     def __init__(self, optimizer: Optimizer, own_step: Step) -> None:
         self.optimizer = optimizer
         self.own_step = own_step
         (self.group,) = optimizer.param_groups
+        self._params: list[Tensor] | None = None  # those that the kept lists belong to
+        self._lists: list[list[Tensor]] = []  # the parameters, and each of their states
+        self._strides: dict[int, tuple[int, ...]] = {}  # of gradients that are read as vectors
+        self._first = False  # whether the kernel fills the states in its next call
 
-    def __call__(self) -> None:
+    def __call__(self, given: Sequence[Tensor | None] | None = None) -> None:
+        """Makes a step with the parameters' gradients, or with given ones of as many entries."""
         params = self.group["params"]
-        grads = [p.grad for p in params]
+        grads = [p.grad for p in params] if given is None else list(given)
         if any(grad is None or grad.is_sparse for grad in grads):
-            self.own_step()
+            self._make_own_step(params, given)
             return
+        is_known = params is self._params and not self._has_no_state(params[0])
+        if is_known:
+            is_known = all(grads[i].stride() == own for i, own in self._strides.items())
+        if not is_known and not self._collect(params, grads):
+            self._make_own_step(params, given)
+            return
+        for i in self._strides:
+            grads[i] = grads[i].as_strided((grads[i].numel(),), (1,))
         with torch.no_grad():  # a decorator would be made anew for each client
-            self.run(params, grads)
+            self.run(grads, self._first)
+        self._first = False
 
-    def run(self, params: list[Tensor], grads: list[Tensor]) -> None:
+    def run(self, grads: list[Tensor], first: bool) -> None:
         raise NotImplementedError
 
-    def states(self, name: str) -> list[Tensor | None]:
-        """The parameters' states of this name; None where there is none."""
+    def _has_no_state(self, parameter: Tensor) -> bool:
+        """Whether the optimizer has not begun, or begins again."""
+        return bool(self.names) and parameter not in self.optimizer.state
+
+    def _make_own_step(self, params: list[Tensor], given: Sequence[Tensor | None] | None) -> None:
+        """The optimizer's own step, which may make states."""
+        self._params = None
+        if given is None:
+            self.own_step()
+            return
+        for p, grad in zip(params, given, strict=True):
+            p.grad = None if grad is None else grad.view_as(p)
+        self.own_step()
+        for p in params:
+            p.grad = None
+
+    def _collect(self, params: list[Tensor], grads: list[Tensor]) -> bool:
+        """Lists the tensors of these parameters. Returns False if states are missing."""
+        states: list[list[Tensor]] = []
+        for name in self.names:
+            kept = self._states(name, params)
+            if len(kept) < len(params):
+                return False
+            states.append(kept)
+        *self._lists, vectors = in_memory_order(params, *states, grads)
+        self._strides = {}
+        for i, (vector, grad) in enumerate(zip(vectors, grads, strict=True)):
+            if vector is not grad:
+                self._strides[i] = grad.stride()
+        self._params = params
+        return True
+
+    def _states(self, name: str, params: list[Tensor]) -> list[Tensor]:
+        """Those states of this name that exist."""
         # the dictionary would make an empty entry for a missing key
-        return [self.optimizer.state.get(p, {}).get(name) for p in self.group["params"]]
+        states = [self.optimizer.state.get(p, {}).get(name) for p in params]
+        return [t for t in states if t is not None]
 
 
 class SGDKernel(FusedKernel):
     """SGD. In its first step the kernel fills the momentum."""
 
-    def run(self, params: list[Tensor], grads: list[Tensor]) -> None:
+    def __init__(self, optimizer: Optimizer, own_step: Step) -> None:
+        super().__init__(optimizer, own_step)
+        if self.group["momentum"]:
+            self.names = ("momentum_buffer",)
+
+    def _collect(self, params: list[Tensor], grads: list[Tensor]) -> bool:
+        if self.names and not self._states("momentum_buffer", params):
+            self._first = True
+            for p, grad in zip(params, grads, strict=True):
+                self.optimizer.state[p]["momentum_buffer"] = torch.empty_like(grad.view_as(p))
+        return super()._collect(params, grads)
+
+    def run(self, grads: list[Tensor], first: bool) -> None:
         group = self.group
-        buffers: list[Tensor] = []
-        first = False
-        if group["momentum"]:
-            kept = self.states("momentum_buffer")
-            first = all(t is None for t in kept)
-            if first:
-                kept = self._new_buffers(params, grads)
-            buffers = [t for t in kept if t is not None]
-            if len(buffers) < len(params):
-                self.own_step()
-                return
-            params, grads, buffers = in_memory_order(params, grads, buffers)
-        else:
-            params, grads = in_memory_order(params, grads)
+        params, *momentum = self._lists
         torch._fused_sgd_(
             params,
             grads,
-            buffers,
+            momentum[0] if momentum else [],
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
             lr=group["lr"],
@@ -90,27 +145,20 @@ class SGDKernel(FusedKernel):
             is_first_step=first,
         )
 
-    def _new_buffers(self, params: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
-        buffers: list[Tensor | None] = []
-        for p, grad in zip(params, grads, strict=True):
-            buffer = torch.empty_like(grad)
-            self.optimizer.state[p]["momentum_buffer"] = buffer
-            buffers.append(buffer)
-        return buffers
-
 
 class AdamKernel(FusedKernel):
     """Adam and AdamW. Their own step makes the states."""
 
-    def run(self, params: list[Tensor], grads: list[Tensor]) -> None:
+    names = ("exp_avg", "exp_avg_sq")
+
+    def _collect(self, params: list[Tensor], grads: list[Tensor]) -> bool:
+        self._counts = self._states("step", params)
+        return super()._collect(params, grads)
+
+    def run(self, grads: list[Tensor], first: bool) -> None:
         group = self.group
-        names = ("exp_avg", "exp_avg_sq", "step")
-        means, squares, steps = ([t for t in self.states(n) if t is not None] for n in names)
-        if len(means) < len(params):
-            self.own_step()
-            return
-        params, grads, means, squares = in_memory_order(params, grads, means, squares)
-        torch._foreach_add_(steps, 1)
+        params, means, squares = self._lists
+        torch._foreach_add_(self._counts, 1)
         decoupled = group["decoupled_weight_decay"]
         kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
         kernel(
@@ -119,7 +167,7 @@ class AdamKernel(FusedKernel):
             means,
             squares,
             [],
-            steps,
+            self._counts,
             amsgrad=False,
             lr=group["lr"],
             beta1=group["betas"][0],
