@@ -19,6 +19,7 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts import ClientPart, Part, ServerPart
 from gcfed.federated.training.batches import BatchPlan
+from gcfed.optim.kernels import FusedKernel
 
 HOOKS = {
     name
@@ -64,7 +65,9 @@ class Stopwatch:
         self.wrap(loop.solver, "plan", "batch")
         self.wrap(BatchPlan, "batch", "batch")
         self.wrap(solver_module, "local_objective", "forward")
+        self.wrap(ClientStack, "mean_loss_of_one", "forward")
         self.wrap(ClientStack, "backward", "backward")
+        self.wrap(ClientStack, "gradients_of_one", "backward")
         for part in [*loop.stacks.program.parts, *loop.server.parts]:
             assert isinstance(part, Part)
             for hook in HOOKS:
@@ -72,8 +75,7 @@ class Stopwatch:
                 if getattr(type(part), hook, None) not in (None, *plain):
                     self.wrap(part, hook, "hooks")
         self.wrap(loop.solver, "optimizer", "step")
-        step_of = solver_module.unprofiled_step
-        solver_module.unprofiled_step = lambda optimizer: self.wrapped(step_of(optimizer), "step")
+        self.wrap(FusedKernel, "__call__", "step")
         for owner, name in (
             (ClientStack, "delta"),
             (client_module, "finite_clients"),

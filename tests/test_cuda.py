@@ -11,6 +11,7 @@ from gcfed.federated.network.lent import broadcast_state
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.batches import Steps
+from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
@@ -86,7 +87,7 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         plan = solver.plan(data, download.cohort, download, device)
         stack = ClientStack(net, download.model, download.cohort, np.array([9]), plan.steps)
         steps = Steps(stack, plan, solver.optimizer(stack.leaves.values()))
-        solver.train(steps, data, download.lr, [], lambda: None)
+        solver.train(steps, data, download.lr, StepHooks())
         ends.append({name: t.cpu() for name, t in stack.delta().items()})
     for name, delta in ends[0].items():
         assert delta.abs().sum() > 0

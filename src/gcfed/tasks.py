@@ -100,6 +100,12 @@ class Task:
         """
         return batch.mean(self.client_losses(outputs, batch.y))
 
+    def mean_loss_of_one(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean loss of a single client, outputs ``[B, …, C]`` → ``[]``: :meth:`mean_losses`
+        without the client axis, which takes a few nodes of the graph.
+        """
+        return self.mean_losses(outputs.unsqueeze(0), batch)[0]
+
     def client_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The losses of n clients' labels, outputs ``[n, B, …, C]`` → ``[n, B, …]``."""
         if type(self).losses.__module__ == __name__:
@@ -169,12 +175,20 @@ class Classification(Task):
         ).view(y.shape)
 
     def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        is_whole = len(outputs) == 1 and batch.mask is None
-        if not is_whole or type(self).losses is not Classification.losses:
+        if len(outputs) > 1 or not self._has_own_mean(batch):
             return super().mean_losses(outputs, batch)
         # One client with whole batches: torch's own mean saves four nodes of the graph, 0.1 ms of a
         # step.
         return F.cross_entropy(outputs.squeeze(0), batch.y.squeeze(0)).unsqueeze(0)
+
+    def mean_loss_of_one(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if not has_losses_of(self, Classification) or not self._has_own_mean(batch):
+            return super().mean_loss_of_one(outputs, batch)
+        return F.cross_entropy(outputs, batch.y.squeeze(0))
+
+    def _has_own_mean(self, batch: Batch) -> bool:
+        """Whether torch's mean of the cross-entropy is a client's mean loss."""
+        return batch.mask is None and type(self).losses is Classification.losses
 
     def least_loss(self) -> float:
         return 0.0 if has_losses_of(self, Classification) else -inf

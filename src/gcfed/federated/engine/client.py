@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from typing import Literal
 
@@ -21,6 +21,7 @@ from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.training.batches import Steps
+from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.utils.rng import seed_generators, torch_seed
 
@@ -36,6 +37,7 @@ class ClientProgram:
         faults: make some clients do fewer steps.
         aggregator: knows which numbers the server can add up.
         download: the download of the present round.
+        hooks: what local steps of the present round call.
         sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
     """
 
@@ -46,6 +48,7 @@ class ClientProgram:
     faults: Faults = field(default_factory=Faults)
     aggregator: Aggregator | None = None
     download: Download = field(init=False)
+    hooks: StepHooks = field(init=False)
     sent: list[tuple[np.ndarray, Tensor]] = field(init=False)
 
     def receive(self, download: Download) -> None:
@@ -53,6 +56,9 @@ class ClientProgram:
         self.download = download
         self.sent = []
         self.module.net.train()
+        autocast = self.module.trainer.precision_plugin.forward_context
+        after_backward = self.module.after_backward()
+        self.hooks = StepHooks(self.parts, after_backward, autocast, self.recording)
         for part in self.parts:
             part.on_download(download)
 
@@ -81,14 +87,7 @@ class ClientProgram:
                     prepared = steps.prepare(part, prepared)
                 stack.prepared[part] = prepared
             stack.count_from_full()  # a part may have changed ``full``
-            loss_K = self.solver.train(
-                steps,
-                self.data,
-                download.lr,
-                self.parts,
-                after_backward=self.module.after_backward(),
-                autocast=self.module.trainer.precision_plugin.forward_context,
-            )
+            loss_K = self.solver.train(steps, self.data, download.lr, self.hooks)
             del steps  # frees the optimizer's state
             self.module.clients = None
             for part in self.parts:
@@ -111,7 +110,7 @@ class ClientProgram:
         done = self.faults.steps(plan.steps, clients, download.round, download.seed)
         if (done < plan.steps).any():
             plan = plan.cut(done)
-        recording = self.recording
+        recording = self.hooks.recording
         recorder = self.solver.recorder(module.net, module.device) if recording else None
         if recorder is not None and not module.lent.traits.alone:
             plan = plan.padded()  # of a network that is alone, it would change the statistics
@@ -119,17 +118,23 @@ class ClientProgram:
         seed_generators(module.device, seed)
         if self.data.num_clients > 1:
             module.lent.begin_anew()
-        reads = frozenset[str]().union(*(part.reads for part in self.parts))
-        make = partial(ClientStack, module.net, reads=reads, task=module.task, lent=module.lent)
+        make = partial(
+            ClientStack, module.net, reads=self.reads, task=module.task, lent=module.lent
+        )
         lasting = recording == "run"
         return self.solver.begin(make, download, clients, plan, self.data, recorder, lasting)
 
-    @property
+    @cached_property
     def in_steps(self) -> list[ClientPart]:
         """The parts that have a hook in each local step."""
         return [part for part in self.parts if part.overrides(*IN_STEPS)]
 
-    @property
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """What the forward pass returns in addition to the logits."""
+        return frozenset[str]().union(*(part.reads for part in self.parts))
+
+    @cached_property
     def edits_uploads(self) -> bool:
         """Whether a part may change what clients send. It may clip what is too large."""
         return any(part.overrides("send") for part in self.parts)

@@ -18,6 +18,8 @@ from gcfed.tasks import Task
 #: Our functions that use what the user's code returns → what has failed.
 OURS = {
     "ClientStack.__call__": "model: {net} fails",
+    "ClientStack.mean_loss_of_one": "model or task: {net} with {task} fails",
+    "ClientStack.gradients_of_one": "model or task: the backward pass of {net} and {task} fails",
     "ClientStack.backward": "model or task: the backward pass of {net} and {task} fails",
     "Passes.run": "model or task: the backward pass of {net} and {task} fails",
     "LocalSolver.train": "model or task: local training of {net} with {task} fails",

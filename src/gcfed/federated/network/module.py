@@ -126,13 +126,16 @@ class FederatedModule(LightningModule):
         yield from self.net.named_parameters()
         yield from self.net.named_buffers()
 
-    def after_backward(self) -> Callable[[], None]:
-        """Returns a function that calls ``on_after_backward`` of the callbacks that implement it.
+    def after_backward(self) -> Callable[[], None] | None:
+        """Returns a function that calls ``on_after_backward`` of the callbacks that implement it;
+        None if none does.
 
         Lightning's ``manual_backward`` would ask every callback, before and after each local step.
         """
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
         hooks = [callback.on_after_backward for callback in callbacks if hears_of_steps(callback)]
+        if not hooks:
+            return None
 
         def call() -> None:
             for hook in hooks:

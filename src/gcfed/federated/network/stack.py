@@ -18,7 +18,7 @@ from gcfed.federated.network.tap import Output, Tap
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import evaluating, unedited
-from gcfed.tasks import CLASSIFICATION, Task
+from gcfed.tasks import CLASSIFICATION, Batch, Task
 from gcfed.utils.refusal import Refusal
 
 
@@ -192,6 +192,18 @@ class ClientStack:
             self._side_by_side[name].copy_(value)
         return out
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether a single client is active, in the user's own network."""
+        return bool(self._lent_leaves)
+
+    def mean_loss_of_one(self, batch: Batch) -> Tensor:
+        """A lone client's mean loss, ``[]``, without a client axis in autograd's graph."""
+        x = batch.x.squeeze(0)
+        with unedited(x):
+            logits, *_ = self._tap(x)
+        return self.task.mean_loss_of_one(logits, batch)
+
     def _run_side_by_side(
         self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0
     ) -> tuple[Output, Params]:
@@ -222,15 +234,34 @@ class ClientStack:
             loss_K.backward()
         else:
             loss_K.backward(torch.ones_like(loss_K))
-        for parameter, leaf in self._lent_leaves:
-            grad = parameter.grad
+        for (_, leaf), grad in zip(self._lent_leaves, self._taken_grads(), strict=True):
             if grad is None:
                 continue
             if leaf.grad is None:
                 leaf.grad = grad.unsqueeze(0)
             else:  # a method's term of the loss reads the leaf
                 leaf.grad.add_(grad)
+
+    def gradients_of_one(self, loss: Tensor) -> list[Tensor | None]:
+        """Back-propagates a lone client's loss. Returns the gradients, ``[*shape]`` or in
+        channels_last ``[1, *shape]``, in the order of the leaves, which do not get them.
+        """
+        loss.backward()
+        grads: list[Tensor | None] = []
+        for grad in self._taken_grads():
+            # The optimizer's kernel compares the strides of images with those of the leaf.
+            if grad is not None and not grad.is_contiguous():
+                grad = grad.unsqueeze(0)
+            grads.append(grad)
+        return grads
+
+    def _taken_grads(self) -> list[Tensor | None]:
+        """The gradients of the network's parameters, which lose them."""
+        grads = []
+        for parameter, _ in self._lent_leaves:
+            grads.append(parameter.grad)
             parameter.grad = None
+        return grads
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by the trained parameters, name → ``[n, *shape]``; zeros

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import ceil, cos, pi
 from typing import Literal
@@ -19,9 +18,10 @@ from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, Steps, split
-from gcfed.federated.training.hooks import LocalHooks
+from gcfed.federated.training.hooks import LocalHooks, StepHooks
 from gcfed.federated.training.recorder import RecordedSteps, Recorder
 from gcfed.models.facts import is_graphable, is_recurrent
+from gcfed.optim.kernels import FusedKernel
 from gcfed.optim.partial import (
     fused,
     is_elementwise,
@@ -287,20 +287,8 @@ class LocalSolver:
             return sizes
         return [*sizes, rest]
 
-    def train(
-        self,
-        steps: Steps,
-        data: FederatedDataModule,
-        lr: float,
-        parts: Sequence[LocalHooks],
-        after_backward: Callable[[], object],
-        autocast: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Tensor:
+    def train(self, steps: Steps, data: FederatedDataModule, lr: float, hooks: StepHooks) -> Tensor:
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
-
-        Args:
-            parts: the client parts of the run's methods, in order.
-            after_backward: calls Lightning's hook of this name.
 
         Returns:
             Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
@@ -308,24 +296,30 @@ class LocalSolver:
         stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
         set_lr(optimizer, lr)
         update = unprofiled_step(optimizer)
-        movers = [part for part in parts if part.overrides("before_step", "after_step")]
+        kernel = None  # takes the gradients of a lone client directly
+        if isinstance(update, FusedKernel) and not self._shows_gradients(hooks):
+            kernel = update
 
         def step(number: int | Tensor, kind: Kind) -> None:
             batch = plan.batch(data, number, kind)
             stack.drop_grads()
-            for part in movers:
+            for part in hooks.movers:
                 # Its own context, because autocast caches the weights that it has cast.
-                with autocast():
-                    part.before_step(stack, batch, partial(self._objective, stack, batch, parts))
-            with autocast():
-                task, objective = local_objective(stack, batch, parts, self.accumulate)
-            stack.backward(objective)
-            after_backward()
-            if self.clip_norm is not None:
-                clip_gradients(stack, self.clip_norm)
-            update()
-            for part in movers:
-                with autocast():
+                with hooks.autocast():
+                    part.before_step(stack, batch, partial(self._objective, stack, batch, hooks))
+            with hooks.autocast():
+                task, objective = self._losses(stack, batch, hooks)
+            if kernel is not None and stack.is_lone:
+                kernel(stack.gradients_of_one(objective))
+            else:
+                stack.backward(objective)
+                if hooks.after_backward is not None:
+                    hooks.after_backward()
+                if self.clip_norm is not None:
+                    clip_gradients(stack, self.clip_norm)
+                update()
+            for part in hooks.movers:
+                with hooks.autocast():
                     part.after_step(stack, batch)
             steps.note(number, task.detach(), batch.count)
 
@@ -338,9 +332,28 @@ class LocalSolver:
         stack.settle()
         return steps.mean_losses()
 
-    def _objective(self, stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]) -> Tensor:
+    def _shows_gradients(self, hooks: StepHooks) -> bool:
+        """Whether anything but the optimizer reads the gradients of a step."""
+        return bool(
+            hooks.movers
+            or hooks.terms
+            or hooks.after_backward is not None
+            or self.clip_norm is not None
+            or self.accumulate > 1
+        )
+
+    def _losses(self, stack: ClientStack, batch: Batch, hooks: StepHooks) -> tuple[Tensor, Tensor]:
+        """Each active client's task loss, ``[n]``, and its objective, ``[n]``; the objective is
+        ``[]`` for a lone client without terms of methods.
+        """
+        if hooks.terms or self.accumulate > 1 or not stack.is_lone:
+            return local_objective(stack, batch, hooks.terms, self.accumulate)
+        loss = stack.mean_loss_of_one(batch)
+        return loss.detach().unsqueeze(0), loss
+
+    def _objective(self, stack: ClientStack, batch: Batch, hooks: StepHooks) -> Tensor:
         """The whole objective at the present weights, ``[n]``."""
-        _, objective = local_objective(stack, batch, parts, self.accumulate)
+        _, objective = local_objective(stack, batch, hooks.terms, self.accumulate)
         return objective
 
 
