@@ -8,6 +8,7 @@ import torch
 from harness import ArrayData, Spy, make_net, random_federation, sgd, train_rounds
 from torch import nn
 
+from gcfed.federated.engine import client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.objective.proximal import Proximal
@@ -121,3 +122,17 @@ def test_the_last_client_of_a_stack_goes_on_alone(taken):
     assert torch.equal(end, seen)
     alone = train_rounds(make_net(), data, sgd(momentum=0.9), rounds=1)
     np.testing.assert_allclose(end.numpy(), alone.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_batches_are_drawn_for_several_stacks_before_the_first_trains(federation, monkeypatch):
+    events = []
+    for name in ("plan", "train"):
+        own = getattr(LocalSolver, name)
+        monkeypatch.setattr(
+            LocalSolver,
+            name,
+            lambda *args, name=name, own=own: events.append(name) or own(*args),
+        )
+    monkeypatch.setattr(client, "AHEAD", 2)
+    train_rounds(make_net(), federation, sgd(), rounds=1, cohort_of=5)
+    assert events == ["plan", "plan", "train", "train"] * 2 + ["plan", "train"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -20,12 +20,21 @@ from gcfed.federated.parts import ClientPart, Own, Part
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
-from gcfed.federated.training.batches import Steps
+from gcfed.federated.training.batches import BatchPlan, Steps
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.utils.rng import seed_generators, torch_seed
 
+AHEAD = 8  # stacks whose batches are drawn at once on a CPU
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
+
+
+class Drawn(NamedTuple):
+    """What is drawn for the clients of a stack before they train."""
+
+    clients: np.ndarray  # their ids, [K], those with most steps first
+    plan: BatchPlan
+    seed: int  # of the generators from which networks draw
 
 
 @dataclass
@@ -62,21 +71,42 @@ class ClientProgram:
         for part in self.parts:
             part.on_download(download)
 
+    def draw(self, download: Download, stacks: Sequence[np.ndarray]) -> Iterator[Drawn]:
+        """Draws the batches of each stack's clients, ``[K]``.
+
+        On a CPU it draws for several stacks before the first one trains, because code that has just
+        run takes a third of the time. On a GPU the host draws while the device trains.
+        """
+        ahead = AHEAD if self.module.device.type == "cpu" else 1
+        for first in range(0, len(stacks), ahead):
+            drawn = [self._drawn(download, clients) for clients in stacks[first : first + ahead]]
+            yield from drawn
+
+    def _drawn(self, download: Download, clients: np.ndarray) -> Drawn:
+        plan = self.solver.plan(self.data, clients, download, self.module.device)
+        done = self.faults.steps(plan.steps, clients, download.round, download.seed)
+        if (done < plan.steps).any():
+            plan = plan.cut(done)
+        seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
+        return Drawn(clients, plan, seed)
+
     def train(
         self,
         download: Download,
-        clients: np.ndarray,
+        drawn: Drawn,
         in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         sends: bool = True,
     ) -> Upload:
-        """Trains the clients ``[K]`` side by side, and returns their uploads.
+        """Trains K clients side by side, and returns their uploads.
 
         Args:
+            drawn: the clients and their batches (:meth:`draw`).
             in_turn: context of the code that must not run while another stack trains.
             sends: whether the uploads are sent. If not, clients keep nothing.
         """
-        steps = self._begin(download, clients)
+        steps = self._begin(download, drawn)
         stack = steps.stack
+        clients = drawn.clients
         num_seen = steps.plan.counts.sum(1)
         try:
             self.module.clients = stack
@@ -103,18 +133,14 @@ class ClientProgram:
         finally:
             stack.lent.end()
 
-    def _begin(self, download: Download, clients: np.ndarray) -> Steps:
+    def _begin(self, download: Download, drawn: Drawn) -> Steps:
         """Clients that are ready to train from the download."""
         module = self.module
-        plan = self.solver.plan(self.data, clients, download, module.device)
-        done = self.faults.steps(plan.steps, clients, download.round, download.seed)
-        if (done < plan.steps).any():
-            plan = plan.cut(done)
+        clients, plan, seed = drawn
         recording = self.hooks.recording
         recorder = self.solver.recorder(module.net, module.device) if recording else None
         if recorder is not None and not module.lent.traits.alone:
             plan = plan.padded()  # of a network that is alone, it would change the statistics
-        seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
         seed_generators(module.device, seed)
         if self.data.num_clients > 1:
             module.lent.begin_anew()

@@ -77,9 +77,9 @@ class Stacks:
         layout = self.layout
         self.program.receive(download)
         layout.begin_round()
-        for ids in self.share(download, clients, among):
+        for drawn in self.program.draw(download, self.share(download, clients, among)):
             with layout.stack():
-                trained = [self.program.train(download, ids, layout.in_turn)]
+                trained = [self.program.train(download, drawn, layout.in_turn)]
                 with layout.in_turn():
                     yield trained.pop()  # so that its memory is free while the next stack trains
 
@@ -106,8 +106,8 @@ class Stacks:
         rehearsal = replace(program, solver=solver or program.solver, parts=parts)
         rehearsal.receive(download)
         stacks = [clients] if here else self.share(download, clients)
-        for ids in stacks:
-            yield rehearsal.train(download, ids, sends=False)
+        for drawn in rehearsal.draw(download, stacks):
+            yield rehearsal.train(download, drawn, sends=False)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Sends the server's reply to the clients of the round."""
