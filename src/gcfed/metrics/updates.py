@@ -43,7 +43,7 @@ def weights_of(setup: Setup, names: Sequence[str]) -> dict[str, Callable[[Tensor
     """
     order = setup.forward_order
     params = dict(setup.module.net.named_parameters())
-    weights = {}
+    weights: dict[str, Callable[[Tensor], Tensor]] = {}
     for name in names:
         if params[name].dim() < 2 or name in order.added:
             continue
