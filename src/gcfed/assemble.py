@@ -227,7 +227,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
 
 def _sizes(cfg: DictConfig, faults: Faults, num_clients: int) -> dict[str, int]:
     """Those arguments of the sampler that may be shares of all clients, as numbers of clients."""
-    given = cfg.participation.get("sampler") or {}
+    given: Any = cfg.participation.get("sampler") or {}
     sizes = {}
     if "per_round" in given:
         cohort = number_of_clients(given.per_round, num_clients, "participation.per_round")
