@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +67,9 @@ class Parts:
         )
 
     def _aggregator(self) -> str:
-        """Names the aggregator. Where no method has a say in it, an unweighted mean also names the
+        """Names the aggregator.
+
+        If no method takes part in aggregation, the text of an unweighted mean also names the
         setting of McMahan et al., who weight clients by their samples.
         """
         aggregator = self.loop.aggregator
@@ -81,11 +84,11 @@ class Parts:
 
 
 def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
-    """Builds all parts of a run but its trainer and loggers: first the data, then what depends on
-    them.
+    """Builds all parts of a run except for its trainer and loggers.
 
-    ``clients_only``: builds the side of some clients, without server parts. The data may then be
-        too few to learn from.
+    Args:
+        clients_only: build the side of some clients, without server parts. Their data may be too
+            few to learn from.
 
     Raises ValueError if a setting cannot work, and FileNotFoundError if data do not exist.
     """
@@ -97,8 +100,9 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data.check_labels(module.net, module.task)
     if not clients_only:
         _warn_of_long_steps(module.server)
-    loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
-    methods = [part for part in parts_of(build_methods(cfg)) if isinstance(part, kind)]
+    loop = build_loop(cfg, data.num_clients)
+    kind = ClientPart if clients_only else Part
+    methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
     result = result_of(methods)
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
     own = build_all(cfg, "callbacks", Callback)
@@ -124,9 +128,8 @@ def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
-    """A copy of the config.
-
-    The loaded data fill in the shape and the number of classes that it leaves open.
+    """A copy of the config. The loaded data fill in the shape, the number of classes and the number
+    of tokens if they are null.
     """
     cfg = cfg.copy()
     with open_dict(cfg):
@@ -204,11 +207,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     updates.
     """
     faults = optional(cfg.participation, "faults") or Faults()
-    stores: ClientStores = require(cfg, "client_store")
-    run = Path(cfg.paths.output_dir).resolve()
-    # runs may share it
-    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):
-        stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
+    stores = _build_stores(cfg)
     federation = optional(cfg, "federation")
     aggregator = require(cfg, "aggregator")
     _check_aggregator(aggregator)
@@ -228,7 +227,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
 
 def _sizes(cfg: DictConfig, faults: Faults, num_clients: int) -> dict[str, int]:
     """Those arguments of the sampler that may be shares of all clients, as numbers of clients."""
-    given = cfg.participation.get("sampler") or {}
+    given: Any = cfg.participation.get("sampler") or {}
     sizes = {}
     if "per_round" in given:
         cohort = number_of_clients(given.per_round, num_clients, "participation.per_round")
@@ -237,6 +236,15 @@ def _sizes(cfg: DictConfig, faults: Faults, num_clients: int) -> dict[str, int]:
         key = "participation.sampler.concurrency"
         sizes["concurrency"] = number_of_clients(given.concurrency, num_clients, key)
     return sizes
+
+
+def _build_stores(cfg: DictConfig) -> ClientStores:
+    """The place of clients' states. Below a folder outside the run's, each run has its own."""
+    stores: ClientStores = require(cfg, "client_store")
+    run = Path(cfg.paths.output_dir).resolve()
+    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):
+        stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
+    return stores
 
 
 def _warn_of_long_steps(server: MakeOptimizer) -> None:
@@ -253,7 +261,7 @@ def _warn_of_long_steps(server: MakeOptimizer) -> None:
 
 
 def _check_aggregator(aggregator: object) -> None:
-    """Raises ValueError if the object has not all that the server calls."""
+    """Raises ValueError if the object lacks a method that the server calls."""
     missing = [name for name in AGGREGATOR if not hasattr(aggregator, name)]
     if missing:
         raise Refusal(
@@ -267,10 +275,18 @@ def build_methods(cfg: DictConfig) -> list[Part]:
 
     GC projects the corrected gradient.
     """
-    own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
-    lora = AVERAGES.get(OmegaConf.select(cfg, "model.lora.average"), list)()
-    rest = [optional(cfg, key) for key in ("gc", "privacy", "attack", "quantization")]
-    return parts_of(m for m in (*own, *lora, *build_all(cfg, "methods"), *rest) if m is not None)
+    methods: list[Any] = []
+    if cfg.model.get("norm_policy") == "local":
+        methods.append(LocalNorm())
+    average = OmegaConf.select(cfg, "model.lora.average")
+    if average in AVERAGES:
+        methods += AVERAGES[average]()
+    methods += build_all(cfg, "methods")
+    for key in ("gc", "privacy", "attack", "quantization"):
+        method = optional(cfg, key)
+        if method is not None:
+            methods.append(method)
+    return parts_of(methods)
 
 
 def declared_result(cfg: DictConfig) -> str:
@@ -289,8 +305,9 @@ def build_trainer(
     )
     if trains_on_cpu(cfg.trainer.accelerator):
         layout["accelerator"] = "cpu"  # Lightning's auto is mps on a Mac
+    # Otherwise Lightning adds its own.
     for key, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
-        if key not in cfg.trainer:  # else Lightning adds its own
+        if key not in cfg.trainer:
             layout[key] = any(isinstance(callback, kind) for callback in callbacks)
     loggers = build_all(cfg, "logger", Logger, resume_round=resume_round)
     return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)

@@ -28,9 +28,15 @@ from gcfed.federated.parallel.strategy import trains_on_cpu
 from gcfed.folders.folder import CHECKPOINT, METRICS, check_folder, with_folder
 from gcfed.folders.identity import hyperparameters
 from gcfed.folders.lock import taken
-from gcfed.folders.reading import read_metrics
-from gcfed.folders.summary import failure_recorded, headline
-from gcfed.folders.writing import begin, finish
+from gcfed.folders.reading import column, label_skew, read_metrics
+from gcfed.folders.summary import (
+    failure_recorded,
+    headline,
+    print_summary,
+    summary_of,
+    write_summary,
+)
+from gcfed.folders.writing import begin, export
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
@@ -38,6 +44,7 @@ from gcfed.utils.refusal import Refusal
 from gcfed.utils.stopped import Stopped
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd  # a run imports it at its end only
 
 log = logging.getLogger(__name__)
@@ -57,9 +64,10 @@ class RunResult:
     @property
     def metrics(self) -> dict[str, float]:
         """The row of the last round, without empty cells."""
-        last: Any = self.trainer.callback_metrics or self.frame.reset_index().tail(1).dropna(
-            axis=1
-        ).squeeze(axis=0)
+        last: Any = self.trainer.callback_metrics
+        if not last:
+            row = self.frame.reset_index().tail(1).dropna(axis=1)
+            last = row.squeeze(axis=0)
         return {name: float(value) for name, value in last.items()}
 
     @property
@@ -129,16 +137,14 @@ def _fit_and_finish(
     leads = trainer.is_global_zero
     if leads:
         known = not parts.loop.transport.own_data
-        held = begin(cfg, folder, parts.data, known=known, resumed=checkpoint is not None)
+        held_NC = begin(cfg, folder, parts.data, known=known, resumed=checkpoint is not None)
         log.info("%s; on %d × %s", parts, trainer.world_size, trainer.strategy.root_device)
     for logger in trainer.loggers:
         logger.log_hyperparams(hyperparameters(cfg))
     _fit(parts, trainer, folder, checkpoint, resumed_after)
     if leads:
-        stopped = why_stopped(parts.callbacks)
-        about = record.about
-        net = parts.module.net
-        finish(cfg, folder, net, trainer, parts.data, held, about, stopped, parts.result)
+        export(folder, parts.module.net, trainer.global_step)
+        _summarize(cfg, folder, parts, record, trainer, held_NC)
 
 
 def _fit(
@@ -161,6 +167,42 @@ def _fit(
         raise
 
 
+def _summarize(
+    cfg: DictConfig,
+    folder: Path,
+    parts: Parts,
+    record: RunRecord,
+    trainer: Trainer,
+    held_NC: np.ndarray | None,
+) -> None:
+    """Writes the summary and pictures, and prints the summary.
+
+    A run that was killed between its last checkpoint and this function calls it when it is resumed.
+
+    Args:
+        held_NC: the samples of each class at each client; None if they are not known.
+    """
+    metrics = read_metrics(folder / METRICS)
+    if trainer.global_step not in column(metrics, "test/loss").index:
+        return  # no logger has written rows, or the last round has no test
+    summary = summary_of(metrics, cfg.targets, trainer.world_size, parts.result)
+    if held_NC is not None:
+        summary |= label_skew(held_NC)
+    about = dict(record.about)
+    stopped = why_stopped(parts.callbacks)
+    if stopped:
+        about["stopped"] = stopped[:100]
+    write_summary(folder, summary, about)
+    if cfg.extras.figures:
+        from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib
+
+        plot_curves(metrics, folder / "curves.png")
+        if held_NC is not None and not (folder / "partition.png").is_file():
+            draw_partition(parts.data, held_NC, folder / "partition.png")
+    if log.isEnabledFor(logging.WARNING):
+        print_summary(summary, metrics, folder, stopped)
+
+
 def refuse_checkpoint(path: Path, error: BaseException) -> None:
     """Raises Refusal for an error in the first round after a checkpoint, unless it explains
     itself.
@@ -179,9 +221,8 @@ def signal_of(error: BaseException) -> int | None:
     if isinstance(error, SIGTERMException):
         return signal.SIGTERM
     # Lightning turns a Ctrl-C into an exit.
-    if isinstance(error.__context__ if isinstance(error, SystemExit) else error, KeyboardInterrupt):
-        return signal.SIGINT
-    return None
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    return signal.SIGINT if isinstance(cause, KeyboardInterrupt) else None
 
 
 def where_stopped(trainer: Trainer, folder: Path) -> str:
@@ -219,15 +260,19 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     with blamed(module.net, module.task, "before the test"):
         set_traits(module, data, stack=1)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
-    device = (
-        "gpu" if torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator) else "cpu"
+    on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
+    trainer = Trainer(
+        accelerator="gpu" if on_gpu else "cpu",
+        devices=1,
+        precision=cfg.precision,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
     )
-    quiet: Any = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    trainer = Trainer(accelerator=device, devices=1, precision=cfg.precision, **quiet)
     with blamed(module.net, module.task, "in the test"):
         trainer.validate(module, datamodule=data, verbose=False)
-    return {"round": rounds} | {
-        key: float(value) for key, value in trainer.callback_metrics.items()
-    }
+    found: dict[str, float] = {"round": rounds}
+    for name, value in trainer.callback_metrics.items():
+        found[name] = float(value)
+    return found

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gcfed.federated.network import probe as probing
+from gcfed.federated.network import closeness, stackable
 from gcfed.federated.network.lent import Lent, Traits, broadcast_state
 from gcfed.federated.network.probe import probe
 from gcfed.federated.network.stack import ClientStack
@@ -266,8 +266,8 @@ def test_a_teacher_that_would_read_the_students_weights_is_refused():
 @pytest.mark.parametrize(("stack", "tried"), [("auto", False), (1, False), (2, True)])
 def test_a_stack_is_tried_out_only_where_clients_may_train_in_one(stack, tried, monkeypatch):
     calls = []
-    vmap = probing.vmap
-    monkeypatch.setattr(probing, "vmap", lambda *args, **kw: calls.append(0) or vmap(*args, **kw))
+    vmap = stackable.vmap
+    monkeypatch.setattr(stackable, "vmap", lambda *args, **kw: calls.append(0) or vmap(*args, **kw))
     net = Net()
     x = torch.randn(4, 6)
     probe(net, x, Y[:4], CLASSIFICATION, stack)
@@ -276,11 +276,33 @@ def test_a_stack_is_tried_out_only_where_clients_may_train_in_one(stack, tried, 
 
 def test_tensors_are_compared_in_pieces(monkeypatch):
     """In the memory's order, and wherever they differ."""
-    monkeypatch.setattr(probing, "PIECE", 7)
+    monkeypatch.setattr(closeness, "PIECE", 7)
     image = torch.rand(2, 5, 3, 4).movedim(1, -1) + 1
     for other in (image.clone(), image.contiguous()):
-        assert probing._close(image, other)
+        assert closeness.is_close(image, other)
         for place in np.ndindex(image.shape):
             changed = other.clone()
             changed[place] += 0.01
-            assert not probing._close(image, changed)
+            assert not closeness.is_close(image, changed)
+
+
+@pytest.mark.parametrize("limit", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_numbers_beside_one_that_is_not_finite_are_compared(limit, dtype):
+    expected = torch.tensor([[1.0, -2.0], [limit, 3.0]]).to(dtype)
+    assert closeness.is_close(expected.clone(), expected)
+    for place in np.ndindex(expected.shape):
+        changed = expected.clone()
+        changed[place] = 3.5
+        assert not closeness.is_close(changed, expected)
+        assert not closeness.is_close(expected, changed)
+        assert not closeness.are_close([changed, changed], [expected, expected])
+
+
+def test_a_sample_that_is_not_a_number_stops_no_probe():
+    """Its row of outputs and all gradients are no numbers. The other rows are compared."""
+    x = X.clone()
+    x[-1] = torch.nan
+    assert traits(Net(), x) == traits(Net())
+    meeting = Net(lambda net, x: x[:5].mean(0)[:3])
+    assert "influence each other" in traits(meeting, x).alone

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.folders.identity import counted, differences, digest, identity, leaves
 from gcfed.folders.reading import GLOBAL_TESTS, column, read_metrics, read_summary, read_yaml
+from gcfed.utils.compose import is_override
 from gcfed.utils.machine import job, leads
 from gcfed.utils.refusal import MissingFile, Refusal
 from gcfed.utils.resolvers import ROOT, register
@@ -31,13 +32,23 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 log = logging.getLogger(__name__)
-CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
-TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db"  # of a search
+# Files of a run.
+CONFIG = "config.yaml"
+SUMMARY = "summary.json"
+METRICS = "metrics.csv"
+FAILURE = "failure.txt"
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 EXPORT = Path("global_model.safetensors")
-# Diverged: see divergence(). Failed: an error or a signal ended the run. Unfinished: it was killed
-# or is running.
-FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
+# Files of a search.
+TRIALS = "trials.csv"
+RESULTS = "optimization_results.yaml"
+STORAGE = "search.db"
+# States of a run.
+FINISHED = "finished"
+DIVERGED = "diverged"  # see divergence()
+FAILED = "failed"  # an error or a signal ended it
+UNFINISHED = "unfinished"  # it was killed or is running
+STATES = (FINISHED, DIVERGED, FAILED, UNFINISHED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +123,17 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
                 f"roots={root}: there is no such folder. Runs are in {ROOT / 'logs'} by default."
             )
         for name, below, files in os.walk(root):
-            # Folders of runs that were accepted.
-            if CONFIG in files and not {"partition.npz", METRICS, SUMMARY, FAILURE}.isdisjoint(
-                files
-            ):
+            if _has_run(files):
                 found.add(os.path.realpath(name))
                 below.clear()
     return [read_run(Path(folder)) for folder in sorted(found)]
+
+
+def _has_run(files: Sequence[str]) -> bool:
+    """Whether these files of a folder belong to a run that was accepted."""
+    if CONFIG not in files:
+        return False
+    return any(name in files for name in ("partition.npz", METRICS, SUMMARY, FAILURE))
 
 
 def read_run(folder: Path) -> Run:
@@ -168,21 +183,29 @@ def ending(
     folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.DataFrame
 ) -> tuple[str, str]:
     """The state and the note of a run of ``planned`` rounds."""
-    broken = divergence(metrics)
     if summary and metrics.empty:
         return FAILED, f"it has ended, but its {METRICS} is missing"
-    # since it stopped early
-    went_on = len(metrics) and summary.get("rounds", metrics.index[-1]) != metrics.index[-1]
-    if summary and (summary.get("rounds", 0) >= planned or ("stopped" in summary and not went_on)):
+    broken = divergence(metrics)
+    rounds = 0 if metrics.empty else int(metrics.index[-1])
+    if _has_ended(summary, planned, rounds):
         return (DIVERGED, broken) if broken else (FINISHED, "")
-    where = f"after round {metrics.index[-1] if len(metrics) else 0} of {planned}"
+    where = f"after round {rounds} of {planned}"
     failure = folder / FAILURE
     if failure.is_file():
-        lines = failure.read_text(encoding="utf-8", errors="replace").splitlines() or [
-            "an error without a message"
-        ]
-        return FAILED, f"{where}: {lines[0][:1000]}"
+        lines = failure.read_text(encoding="utf-8", errors="replace").splitlines()
+        message = lines[0][:1000] if lines else "an error without a message"
+        return FAILED, f"{where}: {message}"
     return UNFINISHED, f"{where}; {broken}" if broken else where
+
+
+def _has_ended(summary: Mapping[str, Any], planned: int, rounds: int) -> bool:
+    """Whether the summary is that of the whole run, which has finished so many rounds."""
+    if not summary:
+        return False
+    if summary.get("rounds", 0) >= planned:
+        return True
+    # A run that stopped early may have been continued.
+    return "stopped" in summary and summary.get("rounds", rounds) == rounds
 
 
 def divergence(metrics: pd.DataFrame) -> str:
@@ -250,22 +273,23 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
     A run that was killed before its first checkpoint may begin again, because its rounds will be
     equal.
     """
+    if cfg.ckpt_path == "last":
+        return  # the checkpoint names its run
     kept = [
         *folder.glob(f"{CHECKPOINT.parent}/[!.]*.ckpt"),
         *folder.glob(SUMMARY),
         *folder.glob(EXPORT.name),
     ]
     has_rows = (folder / METRICS).is_file() and (folder / METRICS).read_text().count("\n") > 1
-    if cfg.ckpt_path == "last" or not (kept or has_rows):
-        return  # the checkpoint names its run, or there is nothing to lose
+    if not kept and not has_rows:
+        return
     config = folder / CONFIG
-    if odd := (
-        differences(leaves(read_yaml(config)), leaves(cfg))
-        if config.is_file()
-        else f"it has no {CONFIG}"
-    ):
+    difference = f"it has no {CONFIG}"
+    if config.is_file():
+        difference = differences(leaves(read_yaml(config)), leaves(cfg))
+    if difference:
         raise Refusal(
-            f"{folder} holds another run: {odd}. Name another folder, or move that one away."
+            f"{folder} holds another run: {difference}. Name another folder, or move that one away."
         )
     if kept and cfg.ckpt_path is None:
         raise Refusal(
@@ -278,19 +302,19 @@ def run_config(words: Sequence[str]) -> Path | None:
     """The ``config.yaml`` of the run to which ``ckpt_path=`` belongs; None if ``words`` choose a
     model or data.
     """
-    parsed = OverridesParser.create().parse_overrides(
-        [word for word in words if word.startswith("ckpt_path=")]
-    )
-    path = next((Path(str(override.value())) for override in parsed), None)
-    if (
-        path is None
-        or not path.is_file()
-        or any(re.match(r"(model|data|experiment)=", word) for word in words)
-    ):
+    if any(re.match(r"(model|data|experiment)=", word) for word in words):
         return None
-    config = (
-        path.parent.parent if path.parent.name == "checkpoints" else path.parent
-    ) / "config.yaml"
+    named = [word for word in words if word.startswith("ckpt_path=")]
+    if not named:
+        return None
+    parsed = OverridesParser.create().parse_overrides(named)
+    path = Path(str(parsed[0].value()))
+    if not path.is_file():
+        return None
+    folder = path.parent
+    if folder.name == "checkpoints":
+        folder = folder.parent
+    config = folder / CONFIG
     if not config.is_file():
         raise Refusal(
             f"ckpt_path={path}: there is no {config}. Name the settings of its run: model=…"
@@ -307,24 +331,37 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
     ``ckpt_path``. ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the
     identity of this config.
     """
-    kept = brief(changed)
-    overrides = re.sub(r"[^\w.+-]+", "-", kept.replace(",", "_")).strip("-_")
-    overrides = (overrides + f"-{digest({'': changed})}" * (kept != changed)).lstrip("-")
-    new = Path(base) / (job() or "_".join(filter(None, (now, overrides))))
     if ckpt_path == "last":
-        wanted = identity(_root_)
-        found = sorted(
-            Path(base).glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True
-        )
-        for folder in (path.parent.parent for path in found):
-            try:
-                if identity(read_yaml(folder / CONFIG)) == wanted:
-                    return str(folder)
-            except Exception as error:  # a damaged file
-                log.warning("%s is skipped: %s", folder, error)
+        folder = _newest_with(Path(base), identity(_root_))
+        if folder is not None:
+            return str(folder)
     elif isinstance(ckpt_path, str) and Path(ckpt_path).parent.name == "checkpoints":
         return str(Path(ckpt_path).parent.parent)
-    return str(new)
+    return str(Path(base) / (job() or _folder_name(now, changed)))
+
+
+def _folder_name(now: str, changed: str) -> str:
+    """The time and the overrides, with a digest if not all of them fit into the name."""
+    kept = brief(changed)
+    words = [re.sub(r"[^\w.+-]+", "-", kept.replace(",", "_")).strip("-_")]
+    if kept != changed:
+        words.append(digest({"": changed}))
+    overrides = "-".join(filter(None, words))
+    return "_".join(filter(None, (now, overrides)))
+
+
+def _newest_with(base: Path, wanted: str) -> Path | None:
+    """The folder of the newest checkpoint of a run with this identity; None if there is none."""
+    checkpoints = [*base.glob(f"*/{CHECKPOINT}")]
+    checkpoints.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in checkpoints:
+        folder = path.parent.parent
+        try:
+            if identity(read_yaml(folder / CONFIG)) == wanted:
+                return folder
+        except Exception as error:  # a damaged file
+            log.warning("%s is skipped: %s", folder, error)
+    return None
 
 
 def brief(overrides: str) -> str:
@@ -347,15 +384,11 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
     if ckpt_path == "last":
         # Hydra has no config for a sweep as a whole: compare the command line with that of earlier
         # sweeps.
-        words = (word for word in sys.argv[1:] if not word.startswith("-"))
-        mine = counted(word for word in words if "=" in word or word.startswith("~"))
-        # Hydra writes it
-        for sweep in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):
-            if (
-                counted(OmegaConf.select(OmegaConf.load(sweep), "hydra.overrides.task") or ())
-                == mine
-            ):
-                return str(sweep.parent)
+        mine = counted(word for word in sys.argv[1:] if is_override(word))
+        for written in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):
+            of_sweep = OmegaConf.select(OmegaConf.load(written), "hydra.overrides.task") or ()
+            if counted(of_sweep) == mine:
+                return str(written.parent)
     return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
 
 
@@ -364,7 +397,9 @@ def job_dir(overrides: str) -> str:
     slash.
     """
     name = re.sub(r"[/\\]", "-", brief(overrides))
-    return name if name == overrides else f"{name}-{digest({'': overrides})}".lstrip("-")
+    if name == overrides:
+        return name
+    return f"{name}-{digest({'': overrides})}".lstrip("-")
 
 
 register("run_dir", run_dir, replace=True)

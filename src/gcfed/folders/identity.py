@@ -84,21 +84,28 @@ def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     ``1.0`` becomes 1. Nulls are left out, and so are sections whose ``_target_`` is null and
     ingredients without one (after ``~gc``).
     """
-    if isinstance(cfg, DictConfig):  # other values may not be known yet
-        sections = {str(key): cfg[key] for key in cfg if counts(str(key))}
-        below = {
-            key: OmegaConf.to_container(v, resolve=True)
-            for key, v in sections.items()
-            if OmegaConf.is_config(v)
-        }
-        cfg = sections | below | {key: OmegaConf.select(cfg, key) for key in REPEATED}
-    values, found = dict(_flat(cfg)), {}
-    for key in sorted(values):
-        value, (section, _, name) = values[key], key.rpartition(".")
+    if isinstance(cfg, DictConfig):
+        cfg = _counted_sections(cfg)
+    values = dict(_flat(cfg))
+    found = {}
+    for key, value in sorted(values.items()):
+        section, _, name = key.rpartition(".")
         repeats = section and name in REPEATED and value == values.get(name)
         if value is not None and counts(key) and not repeats:
             found[key] = _plain(value)
     return found
+
+
+def _counted_sections(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved sections that count; values of other sections may not be known yet."""
+    sections = {}
+    for key in map(str, cfg):
+        if counts(key) or key in REPEATED:
+            value = cfg[key]
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True)
+            sections[key] = value
+    return sections
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -121,7 +128,8 @@ def _plain(value: Any) -> Any:
 def digest(values: Mapping[str, Any], without: str | None = None) -> str:
     """Twelve hexadecimal digits of the SHA-256 of :func:`leaves`, without one key."""
     values = {key: value for key, value in values.items() if key != without}
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def identity(cfg: DictConfig | Mapping[str, Any]) -> str:
@@ -131,11 +139,15 @@ def identity(cfg: DictConfig | Mapping[str, Any]) -> str:
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
     """How the :func:`leaves` of two configs differ: ``client.epochs is 5 there, 2 here``; "" if
-    they do not.
+    they do not. At most ``most`` keys are listed.
     """
-    keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
-    listed = [f"{key} is {there.get(key)!r} there, {here.get(key)!r} here" for key in keys[:most]]
-    return "; ".join(listed + [f"and {len(keys) - most} more"] * (len(keys) > most))
+    listed = []
+    for key in sorted(there.keys() | here.keys()):
+        if there.get(key) != here.get(key):
+            listed.append(f"{key} is {there.get(key)!r} there, {here.get(key)!r} here")
+    if len(listed) > most:
+        listed[most:] = [f"and {len(listed) - most} more"]
+    return "; ".join(listed)
 
 
 def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:

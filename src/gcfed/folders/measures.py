@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from gcfed.folders.folder import Run
 
-WINDOW, DECAY = 10, 0.9  # rounds of GC-Fed's moving mean, and of FedACG's exponential average
+WINDOW = 10  # rounds of GC-Fed's moving mean
+DECAY = 0.9  # of FedACG's exponential average
 CLOCK = "clock/seconds"  # the column of the simulated time
 OF_COLUMNS = ("final", "best", "last10", "total")
 TO_TARGET = ("rounds", "seconds")
@@ -44,7 +45,9 @@ _ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:
     """Name, and column or target. Raises ValueError, which names ``key``, for anything else."""
     name, colon, of = measure.partition(":")
-    name, of = (name, of) if colon else ("final", measure)
+    if not colon:
+        name = "final"
+        of = measure
     of_target = name in TO_TARGET and re.fullmatch(r"\d*\.?\d+", of)
     if not of_target and not (name in OF_COLUMNS and of):
         raise Refusal(f"{key}={measure!r} is not understood. {FORMS}")
@@ -108,7 +111,9 @@ def value(run: Run, measure: str) -> float | None:
     name, of = parse(measure)
     if name in TO_TARGET:
         reached = first_round(run.curve("test/acc"), float(of))
-        return reached if name == "rounds" or reached is None else seconds_at(run, reached)
+        if reached is None or name == "rounds":
+            return reached
+        return seconds_at(run, reached)
     curve = run.curve(of)
     if name == "last10":
         curve = curve[curve.index > run.rounds - WINDOW]

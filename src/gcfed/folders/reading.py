@@ -110,9 +110,8 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
     if whole.count("\n") < 2:
         return none
     header, body = whole.split("\n", 1)
-    table = pd.read_csv(
-        io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float
-    )
+    measured = io.StringIO(f"{header}\n{body.replace('nan', 'inf')}")
+    table = pd.read_csv(measured, index_col="round", dtype=float)
     rounds = table.index.to_numpy(dtype=float)
     ascending = bool((np.diff(rounds) > 0).all())
     if not (ascending and rounds[0] >= 1 and rounds[-1] <= MOST_ROUNDS):
@@ -123,28 +122,33 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
 
 def column(metrics: pd.DataFrame, name: str) -> pd.Series:
     """A column in the rounds that measured it; empty if none did."""
-    return (
-        metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)
-    )
+    if name not in metrics:
+        return metrics.index[:0].to_series().astype(float)
+    return metrics[name].dropna()
 
 
 def label_skew(held_NC: np.ndarray) -> dict[str, float]:
     """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to
     1.
 
-    Means over the clients with samples of two distances between p, the shares of the classes at a
-    client, and q, those of all samples: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p +
-    q)/2) − (H(p) + H(q))/2), entropies in bits.
+    With p the shares of the classes at a client, and q those of all samples, there are two
+    distances: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p + q)/2) − (H(p) + H(q))/2) with
+    entropies H in bits. The figures are their means over the clients with samples.
+
+    Args:
+        held_NC: the samples of each class at each client.
     """
-
-    def entropy(shares: np.ndarray) -> np.ndarray:
-        return -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)
-
     counts_NC = held_NC[held_NC.sum(1) > 0]
-    p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
-    shannon_N = entropy((p_NC + q_C) / 2) - (entropy(p_NC) + entropy(q_C)) / 2
-    squares = {"hellinger": 1 - np.sqrt(p_NC * q_C).sum(1), "jensen_shannon": shannon_N}
+    p_NC = counts_NC / counts_NC.sum(1, keepdims=True)
+    q_C = counts_NC.sum(0) / counts_NC.sum()
+    hellinger_N = 1 - np.sqrt(p_NC * q_C).sum(1)
+    shannon_N = _entropy((p_NC + q_C) / 2) - (_entropy(p_NC) + _entropy(q_C)) / 2
     return {
-        f"partition/{name}": float(np.sqrt(square_N.clip(0)).mean())
-        for name, square_N in squares.items()
+        "partition/hellinger": float(np.sqrt(hellinger_N.clip(0)).mean()),
+        "partition/jensen_shannon": float(np.sqrt(shannon_N.clip(0)).mean()),
     }
+
+
+def _entropy(shares: np.ndarray) -> np.ndarray:
+    """The entropy over the last axis, in bits."""
+    return -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)

@@ -52,10 +52,12 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
     (``about``), and the time.
     """
     # JSON has neither NaN nor infinity, which the losses of a diverged model may be.
-    plain = {
-        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()
-    }
-    plain |= {**about, "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
+    plain = dict(figures)
+    for name, figure in figures.items():
+        if isinstance(figure, float) and not math.isfinite(figure):
+            plain[name] = None
+    ended = datetime.now().astimezone().isoformat(timespec="seconds")
+    plain |= {**about, "ended": ended}
     with replacing(folder / SUMMARY) as temporary:
         temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
@@ -74,17 +76,26 @@ def summary_of(
         processes: the number of processes that trained the clients.
         result: the column that the methods declare as their result; "": the global model's test.
     """
-    acc = column(metrics, "test/acc")
-    change = acc.diff().dropna()
-    errors = {name: column(metrics, name) for name in ERRORS if name in metrics}
-    reached = {f"{t:g}": first_round(acc, t) for t in targets}
-    clock = column(metrics, CLOCK)
-    seconds = {t: float(clock[r]) if r else None for t, r in reached.items()} if len(clock) else {}
-    traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64").cumsum()
-    kept = [name for name in metrics if name.startswith(("personal/", "privacy/"))]
+    client_seconds = metrics["time/train_s"] * processes / metrics["train/clients"]
     return {
         "rounds": int(metrics.index[-1]),
         "result": result or global_test(metrics),
+        **_accuracies(column(metrics, "test/acc")),
+        **_errors(metrics),
+        **_last_values(metrics, ("personal/", "privacy/")),
+        **_to_targets(metrics, targets),
+        "client_seconds": float(client_seconds.median()),
+        "comm/down_bytes": int(metrics["comm/down_bytes"].sum()),
+        "comm/up_bytes": int(metrics["comm/up_bytes"].sum()),
+        "time/round_s": float(metrics["time/round_s"].median()),
+        "train/nonfinite_clients": int(metrics["train/nonfinite_clients"].sum()),
+    }
+
+
+def _accuracies(acc: pd.Series) -> dict[str, Any]:
+    """The figures of the tests' accuracies; NaN without a test."""
+    change = acc.diff().dropna()
+    return {
         "test/acc": _last(acc),
         "test/acc_best": float(acc.max()),
         "best_round": int(acc.idxmax()) if len(acc) else None,
@@ -94,19 +105,42 @@ def summary_of(
         "acc_diff/mean": float(change.mean()),
         "acc_diff/std": float(change.std(ddof=0)),
         "acc_diff/min": float(change.min()),
-        **{name: _last(error) for name, error in errors.items()},
-        **{f"{name}_best": float(error.min()) for name, error in errors.items()},
-        **{name: _last(column(metrics, name)) for name in kept},
-        "rounds_to_target": reached,
+    }
+
+
+def _errors(metrics: pd.DataFrame) -> dict[str, float]:
+    """The last and the lowest value of each test measure of which less is better."""
+    last = {}
+    best = {}
+    for name in ERRORS:
+        if name in metrics:
+            errors = column(metrics, name)
+            last[name] = _last(errors)
+            best[f"{name}_best"] = float(errors.min())
+    return last | best
+
+
+def _last_values(metrics: pd.DataFrame, prefixes: tuple[str, ...]) -> dict[str, float]:
+    """The last values of the columns with these prefixes."""
+    return {name: _last(column(metrics, name)) for name in metrics if name.startswith(prefixes)}
+
+
+def _to_targets(metrics: pd.DataFrame, targets: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """Rounds, simulated seconds and bytes until the accuracy reached each target, or None."""
+    acc = column(metrics, "test/acc")
+    clock = column(metrics, CLOCK)
+    traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64").cumsum()
+    rounds = {f"{target:g}": first_round(acc, target) for target in targets}
+    seconds: dict[str, float | None] = {}
+    sizes: dict[str, int | None] = {}
+    for target, reached in rounds.items():
+        sizes[target] = None if reached is None else int(traffic[reached])
+        if len(clock):
+            seconds[target] = None if reached is None else float(clock[reached])
+    return {
+        "rounds_to_target": rounds,
         "seconds_to_target": seconds,
-        "bytes_to_target": {t: r and int(traffic[r]) for t, r in reached.items()},
-        "client_seconds": float(
-            (metrics["time/train_s"] * processes / metrics["train/clients"]).median()
-        ),
-        "comm/down_bytes": int(metrics["comm/down_bytes"].sum()),
-        "comm/up_bytes": int(metrics["comm/up_bytes"].sum()),
-        "time/round_s": float(metrics["time/round_s"].median()),
-        "train/nonfinite_clients": int(metrics["train/nonfinite_clients"].sum()),
+        "bytes_to_target": sizes,
     }
 
 
@@ -127,8 +161,11 @@ def print_summary(
     title = rounds_in_words(summary["rounds"])
     if stopped:
         title += f", stopped early: {stopped}"
-    rows = {**_result(summary), **_tests(summary, metrics), **_personal(metrics)}
-    rows |= {**_costs(summary, metrics), **_measured(metrics)}
+    rows = _result(summary)
+    rows |= _tests(summary, metrics)
+    rows |= _personal(metrics)
+    rows |= _costs(summary, metrics)
+    rows |= _measured(metrics)
     table = Table(title=title, title_justify="left", show_header=False)
     for label, text in rows.items():
         table.add_row(f"[bold]{label}[/bold]", text)
@@ -156,8 +193,10 @@ def _result(summary: Mapping[str, Any]) -> dict[str, str]:
     number = summary.get(name)
     if number is not None and math.isfinite(number):
         return {"result": f"{shown(name, number)}, {model}"}
-    measure = " (measure it by metrics=personal data.client_test=0.2)"
-    return {"result": f"{model}, not measured{measure * name.startswith('personal/')}"}
+    text = f"{model}, not measured"
+    if name.startswith("personal/"):
+        text += " (measure it by metrics=personal data.client_test=0.2)"
+    return {"result": text}
 
 
 def _tests(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
@@ -211,7 +250,8 @@ def _costs(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
     rows: dict[str, str] = {}
     if "partition/hellinger" in summary:
         rows["label skew"] = skew_in_words(summary)
-    down, up = (filesize.decimal(summary[f"comm/{way}_bytes"]) for way in ("down", "up"))
+    down = filesize.decimal(summary["comm/down_bytes"])
+    up = filesize.decimal(summary["comm/up_bytes"])
     rows["bytes down, up"] = f"{down}, {up}"
     rows["seconds a round, a client"] = (
         f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
@@ -248,11 +288,10 @@ def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
         yield
     except BaseException as error:
         if write:
+            details = "".join(traceback.format_exception(error))
             # a full disk must not hide the error itself
             with suppress(OSError), replacing(path) as temporary:
-                temporary.write_text(
-                    f"{headline(error)}\n\n{''.join(traceback.format_exception(error))}"
-                )
+                temporary.write_text(f"{headline(error)}\n\n{details}")
         raise
 
 

@@ -1,8 +1,7 @@
-"""What a run writes to its folder at its beginning and at its end."""
+"""What a run writes to its folder at its beginning, and the global model at its end."""
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
-from lightning.pytorch import Trainer
 from numpy import ndarray
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save
@@ -18,12 +16,8 @@ from torch import nn
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.folders.folder import CONFIG, EXPORT, METRICS
-from gcfed.folders.reading import column, label_skew, read_metrics
-from gcfed.folders.summary import print_summary, summary_of, write_summary
 from gcfed.models.adapters import save_adapters
 from gcfed.utils.files import replacing
-
-log = logging.getLogger(__name__)
 
 
 def begin(
@@ -34,75 +28,48 @@ def begin(
 
     Args:
         known: whether the server knows the clients' data.
+        resumed: whether the run continues after a checkpoint.
 
-    Returns the samples of each class at each client, [N, C], before attacks change labels; None if
-    they are not known.
+    Returns:
+        The samples of each class at each client, ``[N, C]``, before attacks change labels; None if
+        they are not known.
     """
-    by_hydra = HydraConfig.initialized()
-    origin = (
-        f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}"
-        if by_hydra
-        else "made from Python"
-    )
     with replacing(folder / CONFIG) as temporary:
-        temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
-    held = {"indices": data.partition.indices, "offsets": data.partition.offsets} if known else {}
-    for name, arrays in {"partition": held, "scaling": data.scaling}.items():
-        if arrays:
-            with replacing(folder / f"{name}.npz") as temporary:
-                np.savez(temporary, **arrays)  # type: ignore[arg-type]
+        temporary.write_text(f"# {_origin()}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
+    if known:
+        held = {"indices": data.partition.indices, "offsets": data.partition.offsets}
+        _save_arrays(folder / "partition.npz", held)
+    if data.scaling:
+        _save_arrays(folder / "scaling.npz", data.scaling)
     if not resumed:
         # rounds before the first checkpoint are trained again
         (folder / METRICS).unlink(missing_ok=True)
     has_classes = data.labels.dtype.kind == "i"
-    return (
-        data.partition.label_counts(data.labels, data.num_classes)
-        if known and has_classes
-        else None
-    )
+    if not known or not has_classes:
+        return None
+    return data.partition.label_counts(data.labels, data.num_classes)
 
 
-def finish(
-    cfg: DictConfig,
-    folder: Path,
-    net: nn.Module,
-    trainer: Trainer,
-    data: FederatedDataModule,
-    held_NC: ndarray | None,
-    about: Mapping[str, str],
-    stopped: str,
-    result: str,
-) -> None:
-    """Writes the global model, the summary and pictures. Prints the summary.
+def _origin() -> str:
+    """How the run was started."""
+    if HydraConfig.initialized():
+        return f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}"
+    return "made from Python"
 
-    A run that was killed between its last checkpoint and this function calls it when it is resumed.
 
-    Args:
-        held_NC: what :func:`begin` returned.
-        about: the hashes that identify the run and its data.
-        stopped: why early stopping has ended the run, or "".
-        result: the column that the methods declare as their result, or "".
-    """
+def _save_arrays(path: Path, arrays: Mapping[str, ndarray]) -> None:
+    with replacing(path) as temporary:
+        np.savez(temporary, **arrays)  # type: ignore[arg-type]
+
+
+def export(folder: Path, net: nn.Module, round: int) -> None:
+    """Writes the global model after this round, and its adapters if it has some."""
     state = {  # copied, because safetensors refuses a weight that two modules share
         name: t.to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, t in net.state_dict().items()
         if isinstance(t, torch.Tensor)  # a module's extra state may be anything
     }
-    tag = {"round": str(trainer.global_step)}
+    metadata = {"round": str(round)}
     with replacing(folder / EXPORT) as temporary:
-        temporary.write_bytes(save(state, metadata=tag))
-    save_adapters(net, folder, tag)
-    metrics = read_metrics(folder / METRICS)
-    if trainer.global_step not in column(metrics, "test/loss").index:
-        return  # no logger has written rows, or the last round has no test
-    skew = {} if held_NC is None else label_skew(held_NC)
-    summary = summary_of(metrics, cfg.targets, trainer.world_size, result) | skew
-    write_summary(folder, summary, {**about} | ({"stopped": stopped[:100]} if stopped else {}))
-    if cfg.extras.figures:
-        from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib
-
-        plot_curves(metrics, folder / "curves.png")
-        if held_NC is not None and not (folder / "partition.png").is_file():
-            draw_partition(data, held_NC, folder / "partition.png")
-    if log.isEnabledFor(logging.WARNING):
-        print_summary(summary, metrics, folder, stopped)
+        temporary.write_bytes(save(state, metadata=metadata))
+    save_adapters(net, folder, metadata)

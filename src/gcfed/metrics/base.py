@@ -1,5 +1,5 @@
-"""Base classes of the measurements: their rounds, what clients send for them, means over the
-cohort.
+"""Base classes of the measurements. They say in which rounds to measure, what clients send, and
+how to take means over the cohort.
 """
 
 import csv
@@ -63,7 +63,9 @@ class ServerMetric(ServerPart):
         """Called after the methods, when the download is final."""
 
     def zeros(self, round: Round) -> Params:
-        """Its sums, as zeros: name → tensor, of the same shapes on every process."""
+        """The metric's sums at the start of a round, all 0: name → tensor. Shapes are the same on
+        every process.
+        """
         return {}
 
     def take(self, upload: Upload, round: Round) -> Params | None:
@@ -71,7 +73,9 @@ class ServerMetric(ServerPart):
         return None
 
     def columns(self, round: Received) -> dict[str, float]:
-        """Its columns in the row of metrics; ``round.sums[self]`` are the sums over the cohort."""
+        """The metric's columns in the row of metrics. ``round.sums[self]`` holds its sums over the
+        cohort.
+        """
         return {}
 
     def due_in(self, round: Round) -> bool:
@@ -82,12 +86,13 @@ class ServerMetric(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.seconds = 0.0
-        # the clock waits for the device
-        if self.due_in(round) and type(self).begin is not ServerMetric.begin:
-            device = device_of(download.model)
-            started = now(device)
-            self.begin(download, round)
-            self.seconds = now(device) - started
+        # Without a ``begin``, there is nothing for the clock to wait for.
+        if not self.due_in(round) or type(self).begin is ServerMetric.begin:
+            return
+        device = device_of(download.model)
+        started = now(device)
+        self.begin(download, round)
+        self.seconds = now(device) - started
 
     def sums(self, round: Round) -> Params:
         return self.zeros(round) if self.due_in(round) else {}
@@ -98,14 +103,16 @@ class ServerMetric(ServerPart):
 
     @torch.no_grad()
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
-        if self.due_in(round):
-            row |= self.columns(round)
-            if not self.transport.remote:  # sites have their own clocks and measure in parallel
-                self.seconds += float(round.sums[self].get("seconds", 0.0)) / rank_and_world()[1]
-            row["time/train_s"] -= self.seconds
+        if not self.due_in(round):
+            return
+        row |= self.columns(round)
+        if not self.transport.remote:  # sites have their own clocks and measure in parallel
+            _, num_processes = rank_and_world()
+            self.seconds += float(round.sums[self].get("seconds", 0.0)) / num_processes
+        row["time/train_s"] -= self.seconds
 
     def params(self, start: Params) -> Params:
-        """The parameters of a model, without those that clients keep (FedPer, FedBN)."""
+        """The parameters of a model, except for those that clients keep (FedPer, FedBN)."""
         return {name: start[name] for name in self.names}
 
     def as_sent(self, upload: Upload, names: Sequence[str]) -> Params:
@@ -118,8 +125,8 @@ class ServerMetric(ServerPart):
         return sent
 
     def show(self, picture: Path, round: Round) -> None:
-        """Gives a PNG file to the loggers that accept pictures, under its name up to the first
-        ``_``.
+        """Gives a PNG file to the loggers that accept pictures. Its title there is the file's name
+        up to the first ``_``.
         """
         for logger in self.module.trainer.loggers:
             if hasattr(logger, "log_image"):  # TensorBoard's, W&B's
@@ -147,7 +154,9 @@ class ClientMetric(ServerMetric, ClientPart):
 
     def notes(self, round: Round) -> dict[str, Params]:
         sums = self.sums(round)
-        return {self.title: {name: t.to("meta") for name, t in sums.items()}} if sums else {}
+        if not sums:
+            return {}
+        return {self.title: {name: t.to("meta") for name, t in sums.items()}}
 
     def take(self, upload: Upload, round: Round) -> Params | None:
         return upload.notes[self.title]
@@ -189,9 +198,8 @@ class OwnNumbers(ClientMetric):
     def note(self, stack: ClientStack, download: Download) -> Params:
         device = device_of(stack.full)
         started = now(device)
-        table = torch.zeros(
-            len(download.cohort), len(self.numbers), dtype=torch.float64, device=device
-        )
+        shape = (len(download.cohort), len(self.numbers))
+        table = torch.zeros(shape, dtype=torch.float64, device=device)
         with evaluating(stack.net):
             if self._first:
                 self.compare(stack, download)
@@ -199,17 +207,18 @@ class OwnNumbers(ClientMetric):
             for row, place in enumerate(np.searchsorted(download.cohort, stack.clients)):
                 own = {name: t[row] for name, t in stack.full.items()}
                 values = self.measure(stack, row, own, download)
-                if values.shape != table[place].shape:  # it would be broadcast
-                    shapes = (
-                        f"{[*values.shape]}, not [{len(self.numbers)}], for"
-                        f" {', '.join(self.numbers)}"
-                    )
-                    raise Refusal(f"{self.title}.measure returns a tensor of shape {shapes}.")
+                self._check_shape(values)
                 table[place] = values
-        return {
-            "values": table,
-            "seconds": torch.tensor(now(device) - started, dtype=torch.float64),
-        }
+        seconds = now(device) - started
+        return {"values": table, "seconds": torch.tensor(seconds, dtype=torch.float64)}
+
+    def _check_shape(self, values: Tensor) -> None:
+        """Raises ValueError for another shape than ``[V]``, which would be broadcast."""
+        if values.shape != (len(self.numbers),):
+            raise Refusal(
+                f"{self.title}.measure returns a tensor of shape {[*values.shape]}, not"
+                f" [{len(self.numbers)}], for {', '.join(self.numbers)}."
+            )
 
     def take(self, upload: Upload, round: Round) -> Params | None:
         note = upload.notes[self.title]
@@ -228,12 +237,13 @@ class OwnNumbers(ClientMetric):
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)
         finite = values_KV.isfinite()
-        totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
-        return {
-            name: total / count
-            for name, total, count in zip(self.numbers, *totals, strict=True)
-            if count
-        }
+        sums_V = values_KV.where(finite, 0.0).sum(0)
+        sums, counts = torch.stack([sums_V, finite.sum(0)]).tolist()  # in one transfer
+        means = {}
+        for name, total, count in zip(self.numbers, sums, counts, strict=True):
+            if count:
+                means[name] = total / count
+        return means
 
 
 @checked
@@ -252,24 +262,27 @@ class RoundTable(ServerMetric):
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
         """Adds the lines of a round, given without the round's number."""
-        if rank_and_world()[0] != 0:
+        rank, _ = rank_and_world()
+        if rank != 0:
             return
         path = Path(self.folder) / f"{self.name}.csv"
         number = round.index + 1
         if not self._started:
             self._started = True
-            old = (
-                path.read_text().splitlines(keepends=True)[1:]
-                if path.exists() and number > 1
-                else []
-            )
-            kept = [
-                line for line in old if line.endswith("\n") and int(line.split(",")[0]) < number
-            ]
+            kept = _lines_before(path, number)
             with replacing(path) as temporary:
                 temporary.write_text(",".join(["round", *self.header]) + "\n" + "".join(kept))
         with path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows((number, *line) for line in lines)
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerows((number, *line) for line in lines)
+
+
+def _lines_before(path: Path, number: int) -> list[str]:
+    """The complete lines of a table, except for its header, of rounds before this one."""
+    if number == 1 or not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)[1:]
+    return [line for line in lines if line.endswith("\n") and int(line.split(",")[0]) < number]
 
 
 def now(device: torch.device) -> float:
@@ -292,8 +305,13 @@ def drawn(samples: np.ndarray, most: int | None, rng: np.random.Generator) -> np
 
 def fetch_tests(data: Any, samples: np.ndarray) -> tuple[Tensor, Tensor]:
     """These samples of the test split."""
-    x, y = zip(*(data.fetch_test((i, i + 1)) for i in samples.tolist()), strict=True)
-    return torch.cat(x), torch.cat(y)
+    inputs = []
+    labels = []
+    for i in samples.tolist():
+        x, y = data.fetch_test((i, i + 1))
+        inputs.append(x)
+        labels.append(y)
+    return torch.cat(inputs), torch.cat(labels)
 
 
 def floats(values: Params) -> dict[str, float]:
@@ -303,4 +321,5 @@ def floats(values: Params) -> dict[str, float]:
 
 def dot(a: Params, b: Params) -> Tensor:
     """⟨a, b⟩ over all tensors of ``a``, in float64."""
-    return torch.stack([(t * b[name]).sum(dtype=torch.float64) for name, t in a.items()]).sum()
+    products = [(t * b[name]).sum(dtype=torch.float64) for name, t in a.items()]
+    return torch.stack(products).sum()

@@ -20,21 +20,21 @@ from gcfed.utils.refusal import Refusal
 
 
 class ByName(OwnNumbers):
-    """Metrics of torchmetrics of the global model on the test split: ``test/<name>``, in each
+    """Metrics of torchmetrics: ``test/<name>``, of the global model on the test split, in each
     tested round.
 
-    With ``data.client_test`` also of the global model and of each client's own model on the
-    client's test split: ``personal/global_<name>`` and ``personal/local_<name>``, means over the
-    cohort. Where torchmetrics leaves the choice, all classes have the same weight
+    With ``data.client_test`` there are also ``personal/global_<name>`` of the global model and
+    ``personal/local_<name>`` of each client's own model, on the client's test split. They are means
+    over the cohort. Where torchmetrics leaves the choice, all classes have the same weight
     (``average="macro"``).
 
     A model with an output that is not finite has no value. Numbers are in the units of
-    ``test/rmse``; several targets of a sample count as one vector.
+    ``test/rmse``. Several targets of a sample count as one vector.
 
     Args:
-        names: such as ``auroc``, ``f1``, ``calibration_error``, ``cohen_kappa``; of numbers ``r2``,
-            ``mean_absolute_error``: a class of torchmetrics in lower case, with or without ``_``
-            and ``score``.
+        names: classes of torchmetrics in lower case, with or without ``_`` and ``score``. Examples
+            for classes are ``auroc``, ``f1``, ``calibration_error`` and ``cohen_kappa``, for
+            numbers ``r2`` and ``mean_absolute_error``.
 
     Raises ValueError at ``validate`` for a name that gives no number for the task's labels.
     """
@@ -48,12 +48,15 @@ class ByName(OwnNumbers):
         super().validate(setup)
         classes = self.data.num_classes if setup.module.task.has_classes else None
         self.metrics = {name: make(name, classes) for name in self.chosen}
-        models = () if getattr(self.data, "client_test", None) is None else ("global", "local")
-        self.numbers = tuple(f"personal/{model}_{name}" for model in models for name in self.chosen)
-        # All samples of a client are on this process, so nothing is synchronized.
-        self.own = [
-            make(name, classes, sync_on_compute=False) for _ in models for name in self.chosen
-        ]
+        self.numbers = ()
+        self.of_models: list[list[Metric]] = []  # of the global and of a client's own model
+        if getattr(self.data, "client_test", None) is not None:
+            for model in ("global", "local"):
+                self.numbers += tuple(f"personal/{model}_{name}" for name in self.chosen)
+                # All samples of a client are on this process, so nothing is synchronized.
+                self.of_models.append(
+                    [make(name, classes, sync_on_compute=False) for name in self.chosen]
+                )
         self._tested = torch.zeros(0)
 
     def begin(self, download: Download, round: Round) -> None:
@@ -62,31 +65,33 @@ class ByName(OwnNumbers):
             metric.to(device_of(download.model)).reset()
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
-        if len(self._tested):
-            self._tested += torch.stack(
-                [torch.tensor(len(y), device=y.device), (~outputs.isfinite()).sum()]
-            )
-            for metric in self.metrics.values():
-                metric.update(*self.pairs(outputs, y, metric))
+        if not len(self._tested):
+            return
+        self._tested[0] += len(y)
+        self._tested[1] += (~outputs.isfinite()).sum()
+        for metric in self.metrics.values():
+            metric.update(*self.pairs(outputs, y, metric))
 
     def pairs(self, outputs: Tensor, y: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
-        """Probabilities ``[B, C]`` and classes ``[B]`` without padding; or
-        numbers, ``[B]`` both.
+        """What a metric reads: probabilities ``[B, C]`` and classes ``[B]`` without padding, or
+        numbers and targets, each ``[B]``.
         """
-        task = self.module.task
-        if not task.has_classes:
-            mean = torch.as_tensor(
-                metric.reads_zero and getattr(self.data, "scaling", {}).get("y_mean", 0.0)
-            ).to(y)
-            scale = getattr(task, "scale", 1.0)  # of targets that were standardized
-            return (outputs * scale + mean).flatten(), (y * scale + mean).flatten()
+        if not self.module.task.has_classes:
+            return self._in_units(outputs, metric), self._in_units(y, metric)
         # torchmetrics would take logits for probabilities if those of a batch are from 0 to 1.
-        shares = outputs.flatten(0, -2).softmax(
-            -1, torch.promote_types(outputs.dtype, torch.float32)
-        )
+        dtype = torch.promote_types(outputs.dtype, torch.float32)
+        probabilities = outputs.flatten(0, -2).softmax(-1, dtype)
         labels = y.flatten()
-        real = labels >= 0
-        return shares[real], labels[real]
+        is_real = labels >= 0
+        return probabilities[is_real], labels[is_real]
+
+    def _in_units(self, values: Tensor, metric: Metric) -> Tensor:
+        """Standardized numbers in the units of the targets, ``[B]``."""
+        values = values * getattr(self.module.task, "scale", 1.0)
+        if metric.reads_zero:
+            mean = getattr(self.data, "scaling", {}).get("y_mean", 0.0)
+            values = values + torch.as_tensor(mean).to(values)
+        return values.flatten()
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         device = device_of(own)
@@ -96,35 +101,36 @@ class ByName(OwnNumbers):
             samples = self.data.tests_of_clients.client(int(stack.clients[row]))
         if not len(samples):
             return torch.full((len(self.numbers),), torch.nan, dtype=torch.float64, device=device)
-        finite = torch.ones(2, dtype=torch.bool, device=device)
-        for metric in self.own:
+        metrics = [metric for of_model in self.of_models for metric in of_model]
+        for metric in metrics:
             metric.to(device).reset()
+        finite = torch.tensor(True, device=device)
         for part in torch.as_tensor(samples, device=device).split(AT_ONCE):
             x, y = self.data.fetch(part, None)
-            outputs = [stack.on(state, x) for state in (stack.start, own)]
-            finite &= torch.stack([o.isfinite().all() for o in outputs])
-            for i, metric in enumerate(self.own):
-                metric.update(*self.pairs(outputs[i // len(self.chosen)], y, metric))
-        values = torch.stack([metric.compute().double() for metric in self.own])
-        return torch.where(finite.all(), values, torch.nan)
+            for state, of_model in zip((stack.start, own), self.of_models, strict=True):
+                outputs = stack.on(state, x)
+                finite &= outputs.isfinite().all()
+                for metric in of_model:
+                    metric.update(*self.pairs(outputs, y, metric))
+        values = torch.stack([metric.compute().double() for metric in metrics])
+        return torch.where(finite, values, torch.nan)
 
     def columns(self, round: Received) -> dict[str, float]:
         (counts,) = round.reduce([self._tested])
         self._tested = torch.zeros(0)
-        tested, odd = counts.tolist()
-        found = {
-            f"test/{name}": float(metric.compute())
-            for name, metric in self.metrics.items()
-            if tested
-        }
-        return {
-            name: math.nan if odd else value for name, value in found.items()
-        } | super().columns(round)
+        tested, not_finite = counts.tolist()
+        found = {}
+        if tested:
+            for name, metric in self.metrics.items():
+                value = float(metric.compute())
+                found[f"test/{name}"] = math.nan if not_finite else value
+        return found | super().columns(round)
 
 
 class Auroc(torchmetrics.classification.MulticlassAUROC):
-    """The mean over classes that some samples have, and others have not. torchmetrics counts all
-    others as 0.
+    """The mean over the classes that the samples have; NaN if they all have one class.
+
+    torchmetrics counts an absent class as 0 instead.
     """
 
     def compute(self) -> Tensor:  # type: ignore[override]
@@ -138,12 +144,12 @@ KINDS = {name.lower(): getattr(torchmetrics, name) for name in torchmetrics.__al
 def make(name: str, classes: int | None, **sync: Any) -> Metric:
     """Builds a metric of torchmetrics.
 
-    Its attribute ``reads_zero`` tells whether its value changes if outputs and targets are shifted
-    by the same number. An error in percent is an example.
+    Its attribute ``reads_zero`` is True if its value changes when the same number is added to
+    outputs and targets. An error in percent is an example.
 
     Args:
         classes: the number of classes; None for a regression.
-        sync: keywords of the metric, about processes.
+        sync: keywords of the metric that concern several processes.
 
     Raises ValueError if there is no such metric, or if it does not return a single number.
     """
@@ -184,9 +190,8 @@ def _reads_zero(metric: Metric, classes: int | None) -> bool:
         return False
     outputs = torch.arange(8.0).flip(0)
     targets = torch.arange(8.0)
-    return not torch.allclose(
-        _value(metric, outputs, targets), _value(metric, outputs + 8, targets + 8)
-    )
+    value = _value(metric, outputs, targets)
+    return not torch.allclose(_value(metric, outputs + 8, targets + 8), value)
 
 
 def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -19,13 +19,10 @@ class GCShare(OwnNumbers):
 
     For a tensor G, with a row for each output, the share is ‖(I − P)G‖² / ‖G‖², from 0 to 1:
 
-    =====================
-    ====================================================================================
-    ``gc/share_gradient``  of a client's gradient at the broadcast model, over all its samples; mean
-    over the cohort ``gc/share_update``    of the aggregated update Δ, before Global GC
-    ``gc/share_model``     of the broadcast model; GC-Fed's Assumption 1 is that it is 0
-    =====================
-    ====================================================================================
+    - ``gc/share_gradient``: of a client's gradient at the broadcast model, over all its samples;
+      mean over the cohort
+    - ``gc/share_update``: of the aggregated update Δ, before Global GC
+    - ``gc/share_model``: of the broadcast model; GC-Fed's Assumption 1 is that it is 0
 
     A row of G is Σᵢ δᵢ xᵢᵀ, so behind a layer whose outputs have mean 0, such as LayerNorm, P
     removes nothing.
@@ -46,26 +43,25 @@ class GCShare(OwnNumbers):
             for part in index.split(AT_ONCE):
                 x, y = self.data.fetch(part, None)
                 loss = stack.task.losses(stack.net(x), y).sum()
-                torch._foreach_add_(
-                    sums, torch.autograd.grad(loss, weights, materialize_grads=True)
-                )
+                grads = torch.autograd.grad(loss, weights, materialize_grads=True)
+                torch._foreach_add_(sums, grads)
         return self.shares(dict(zip(self.weights, sums, strict=True)))
 
     def shares(self, tensors: Params) -> Tensor:
         """The share of each weight, float64 ``[V]``; NaN for a tensor of zeros."""
-        rows = [
-            by_output(tensors[name].double().unsqueeze(0))[0]
-            for name, by_output in self.weights.items()
-        ]
-        return torch.stack(
-            [row.mean(1).square().sum() * row.shape[1] / row.square().sum() for row in rows]
-        )
+        shares = []
+        for name, by_output in self.weights.items():
+            rows = by_output(tensors[name].double().unsqueeze(0))[0]
+            removed = rows.mean(1).square().sum() * rows.shape[1]
+            shares.append(removed / rows.square().sum())
+        return torch.stack(shares)
 
     def columns(self, round: Received) -> dict[str, float]:
         found = super().columns(round)
-        # else it is not yet in the model's coordinates
-        update = {"update": round.update} if round.usable else {}
-        for kind, tensors in (update | {"model": round.start}).items():
-            shares = zip(self.weights, self.shares(tensors).tolist(), strict=True)
-            found |= {f"gc/share_{kind}/{name}": share for name, share in shares if share == share}
-        return found
+        if round.usable:  # otherwise the update is not yet in the model's coordinates
+            found |= self._columns_of("update", round.update)
+        return found | self._columns_of("model", round.start)
+
+    def _columns_of(self, kind: str, tensors: Params) -> dict[str, float]:
+        shares = zip(self.weights, self.shares(tensors).tolist(), strict=True)
+        return {f"gc/share_{kind}/{name}": share for name, share in shares if share == share}

@@ -48,7 +48,7 @@ class Classes(RoundTable):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        # [C² + 1], by class · C + prediction; the last is padding
+        # [C² + 1]: entry class · C + prediction counts samples, the last one padding
         self._counts: Tensor | None = None
         self._last: tuple[Round, np.ndarray] | None = None
 
@@ -57,11 +57,12 @@ class Classes(RoundTable):
         self._counts = torch.zeros(cells, dtype=torch.int64, device=device_of(download.model))
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
-        if self._counts is not None:
-            cell = torch.where(
-                y >= 0, y * self.data.num_classes + outputs.argmax(-1), len(self._counts) - 1
-            ).flatten()
-            self._counts.index_add_(0, cell, torch.ones_like(cell))
+        if self._counts is None:
+            return
+        cells = y * self.data.num_classes + outputs.argmax(-1)
+        padding = len(self._counts) - 1
+        cells = torch.where(y >= 0, cells, padding).flatten()
+        self._counts.index_add_(0, cells, torch.ones_like(cells))
 
     def columns(self, round: Received) -> dict[str, float]:
         assert self._counts is not None
@@ -101,10 +102,9 @@ class Classes(RoundTable):
         round, matrix_CC = self._last
         self._last = None
         names = self.class_names
+        table = pd.DataFrame(matrix_CC, pd.Index(names, name="class"), names)
         with replacing(Path(self.folder) / "confusion.csv") as temporary:
-            pd.DataFrame(matrix_CC, pd.Index(names, name="class"), names).to_csv(
-                temporary, lineterminator="\n"
-            )
+            table.to_csv(temporary, lineterminator="\n")
         if self.figures:
             from gcfed.plots.pictures import plot_confusion  # matplotlib
 
@@ -125,43 +125,46 @@ class RelativeError(ServerMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.data.setup()
-        optimum = self.data.dataset.optimum
-        sizes = self.data.partition.sizes
-        weighting = getattr(setup.aggregator, "weighting", "uniform")
-        keys = ("limit_train", "validation", "client_test", "standardize", "feature_noise")
-        changed = [key for key in keys if getattr(self.data, key)]
         self.network = dict(self.module.net.named_parameters())
-        wrong = ""
+        optimum = self.data.dataset.optimum
         if optimum is None:
-            wrong = (
-                f"needs a known optimum, and data={self.data.dataset.name} has none: take"
-                " data=matrix_regression"
+            raise Refusal(
+                f"metrics=relative_error needs a known optimum, and data={self.data.dataset.name}"
+                " has none: take data=matrix_regression."
             )
-        elif changed:
-            wrong = f"knows the optimum of all samples: remove data.{changed[0]}"
-        elif sizes.sum() < len(self.data.labels) or (
-            weighting == "uniform" and sizes.min() < sizes.max()
-        ):
-            wrong = (
-                "knows the optimum of all samples with equal weights: take partition=natural with"
-                " all groups, "
+        self._refuse_other_samples(setup)
+        shapes = {name: tuple(param.shape) for name, param in self.network.items()}
+        if shapes != {name: value.shape for name, value in optimum.items()}:
+            raise Refusal(
+                "metrics=relative_error knows the optimum of other parameters,"
+                f" {', '.join(optimum)}: take model=linear."
             )
-            wrong += "or aggregator=weighted_mean for clients of several sizes"
-        elif {n: (*p.shape,) for n, p in self.network.items()} != {
-            n: v.shape for n, v in optimum.items()
-        }:
-            wrong = (
-                f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
+        self._optimum = {name: torch.from_numpy(value) for name, value in optimum.items()}
+
+    def _refuse_other_samples(self, setup: Setup) -> None:
+        """Raises ValueError if clients do not train all samples, unchanged, with equal weights."""
+        for key in ("limit_train", "validation", "client_test", "standardize", "feature_noise"):
+            if getattr(self.data, key):
+                raise Refusal(
+                    f"metrics=relative_error knows the optimum of all samples: remove data.{key}."
+                )
+        sizes = self.data.partition.sizes
+        is_uniform = getattr(setup.aggregator, "weighting", "uniform") == "uniform"
+        has_all = sizes.sum() >= len(self.data.labels)
+        if not has_all or (is_uniform and sizes.min() < sizes.max()):
+            raise Refusal(
+                "metrics=relative_error knows the optimum of all samples with equal weights: take"
+                " partition=natural with all groups, or aggregator=weighted_mean for clients of"
+                " several sizes."
             )
-        if wrong:
-            raise Refusal(f"metrics=relative_error {wrong}.")
-        assert optimum is not None
-        self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 
     def columns(self, round: Received) -> dict[str, float]:
-        self._optimum = optimum = {
-            name: t.to(self.network[name].device) for name, t in self._optimum.items()
-        }
-        gaps = [(self.network[name] - t).flatten() for name, t in optimum.items()]
-        error = torch.cat(gaps).norm() / torch.cat([t.flatten() for t in optimum.values()]).norm()
+        gaps = []
+        optima = []
+        for name, optimum in self._optimum.items():
+            param = self.network[name]
+            optimum = optimum.to(param.device)
+            gaps.append((param - optimum).flatten())
+            optima.append(optimum.flatten())
+        error = torch.cat(gaps).norm() / torch.cat(optima).norm()
         return {"test/relative_error": error.item()}

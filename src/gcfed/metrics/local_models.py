@@ -57,8 +57,9 @@ class Clients(OwnNumbers):
             numbers = []
             for state in (stack.start, own):
                 logits = stack.on(state, x)
-                numbers += [(logits.argmax(-1) == y).sum(), stack.task.losses(logits, y).sum()]
-            sums += torch.stack([n.double() for n in numbers])
+                numbers.append((logits.argmax(-1) == y).sum())
+                numbers.append(stack.task.losses(logits, y).sum())
+            sums += torch.stack([number.double() for number in numbers])
         return torch.where(sums.isfinite().all(), sums / labels, torch.nan)
 
 
@@ -66,14 +67,14 @@ class Personal(Clients):
     """Accuracy of the global model and of each client's own model on its own test split:
     ``personal/*``.
 
-    The own model is the one after local training, or the personal model of a method that trains one
-    besides.
+    A client's own model is its model after local training. If a method also trains a personal
+    model, it is this one.
 
-    ``{global,local}_{acc,worst10,std}``: mean, mean of the worst tenth (at least one client) and
-    standard deviation of a client's accuracy on its test split (``data.client_test``), over the
-    cohort's clients that have one and finite
-    losses: the usual fairness measures (Li et al., "Fair Resource Allocation in Federated
-        Learning", ICLR 2020).
+    ``{global,local}_{acc,worst10,std}`` are the mean, the mean of the worst tenth (at least one
+    client) and the standard deviation of the accuracies on clients' test splits
+    (``data.client_test``). They include the cohort's clients that have a test split and finite
+    losses. They are the usual measures of fairness (Li et al., "Fair Resource Allocation in
+    Federated Learning", ICLR 2020).
 
     Raises ValueError at ``validate`` for clients without a test split, or without a sample in it.
     """
@@ -105,14 +106,16 @@ class Personal(Clients):
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)
         finite_KV = values_KV[values_KV.isfinite().all(1)].sort(0).values
-        found = dict[str, Tensor]()
-        for model, acc_K in (
-            (("global", finite_KV[:, 0]), ("local", finite_KV[:, 2])) if len(finite_KV) else ()
-        ):
-            worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
-            figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
-            found |= {f"personal/{model}_{name}": figure for name, figure in figures.items()}
-        return floats(found) if found else {}
+        if not len(finite_KV):
+            return {}
+        found = {}
+        for model, column in (("global", 0), ("local", 2)):
+            acc_K = finite_KV[:, column]
+            worst = acc_K[: math.ceil(len(acc_K) / 10)]
+            found[f"personal/{model}_acc"] = acc_K.mean()
+            found[f"personal/{model}_worst10"] = worst.mean()
+            found[f"personal/{model}_std"] = acc_K.std(correction=0)
+        return floats(found)
 
 
 @checked
@@ -144,24 +147,23 @@ class Forgetting(OwnNumbers):
 
     def compare(self, stack: ClientStack, download: Download) -> None:
         cohort = download.cohort
-        rngs = (generator(download.seed, "forgetting", download.round, int(i)) for i in cohort)
-        chosen = [
-            drawn(self.data.client(int(i)), self.samples, rng)
-            for i, rng in zip(cohort, rngs, strict=True)
-        ]
+        chosen = []
+        for client in cohort.tolist():
+            rng = generator(download.seed, "forgetting", download.round, client)
+            chosen.append(drawn(self.data.client(client), self.samples, rng))
         sizes = [len(samples) for samples in chosen]
         owner = np.repeat(np.arange(len(chosen)), sizes)
         device = device_of(stack.full)
-        self._index, self._owner = (
-            torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner)
-        )
+        self._index = torch.as_tensor(np.concatenate(chosen), device=device)
+        self._owner = torch.as_tensor(owner, device=device)
         sums = self._sums_of(stack, stack.start, len(cohort))
         weight = self.data.sizes(cohort) / sizes  # the drawn samples represent all
         loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
         self._before = loss / labels
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        losses = torch.div(*self._sums_of(stack, own, len(download.cohort)))
+        sums, labels = self._sums_of(stack, own, len(download.cohort))
+        losses = sums / labels
         home = np.searchsorted(download.cohort, stack.clients[row])
         # empty for a cohort of one: the mean is NaN
         others = torch.cat([losses[:home], losses[home + 1 :]])
@@ -173,15 +175,13 @@ class Forgetting(OwnNumbers):
         ``[2, |S|]``.
         """
         sums = torch.zeros(2, cohort, dtype=torch.float64, device=self._index.device)
-        for index, owner in zip(
-            self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True
-        ):
+        pieces = zip(self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True)
+        for index, owner in pieces:
             x, y = self.data.fetch(index, None)
             losses = stack.task.losses(stack.on(state, x), y)
-            per_sample = [
-                t.double().reshape(len(owner), -1).sum(1) for t in (losses, stack.task.real(y))
-            ]
-            sums.index_add_(1, owner, torch.stack(per_sample))
+            numbers = torch.stack([losses.double(), stack.task.real(y).double()])
+            per_sample = numbers.reshape(2, len(owner), -1).sum(2)
+            sums.index_add_(1, owner, per_sample)
         return sums
 
 
@@ -189,11 +189,14 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """Linear CKA of two representations of the same samples, ``[n, …]`` each → a number in [0, 1].
 
     Kornblith et al., ICML 2019, eq. 3: for centred X and Y ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` (Frobenius
-    norms), 1 if they agree up to rotation and scale. NaN if one of them is equal for all samples.
+    norms). It is 1 if X and Y agree up to rotation and scale, and NaN if X or Y is the same for all
+    samples.
     """
-    x, y = (t.flatten(1) - t.flatten(1).mean(0) for t in (x, y))
+    x = x.flatten(1) - x.flatten(1).mean(0)
+    y = y.flatten(1) - y.flatten(1).mean(0)
     if max(x.shape[1], y.shape[1]) > len(x):  # ‖XᵀY‖² = ⟨XXᵀ, YYᵀ⟩: the smaller matrices
-        xx, yy = (t @ t.T for t in (x, y))
+        xx = x @ x.T
+        yy = y @ y.T
         cross = (xx * yy).sum()
     else:
         xx = x.T @ x

@@ -1,8 +1,8 @@
 """The clients of a round and their updates: after local training, as received, and as aggregated.
 
-w is the broadcast model, w_k client k's trained model, and Δ_k = w_k − w, of the parameters that
-clients do not keep (as in FedPer, FedBN), before quantization and projection unless a class says
-otherwise. Every mean leaves out clients whose Δ_k is not finite.
+w is the broadcast model, w_k is client k's trained model, and Δ_k = w_k − w. They have the
+parameters that clients do not keep (as in FedPer, FedBN). Δ_k is measured before quantization and
+projection unless a class says otherwise. Every mean leaves out clients whose Δ_k is not finite.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,14 +38,20 @@ class Cohorts(RoundTable):
 
 
 def weights_of(setup: Setup, names: Sequence[str]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Those of ``names`` that gradient centralization projects → the map from ``[K, *shape]`` to
-    ``[K, out, in]``.
+    """The weights among ``names`` that gradient centralization projects, each with its map from
+    ``[K, *shape]`` to ``[K, out, in]``.
     """
     order = setup.forward_order
     params = dict(setup.module.net.named_parameters())
-    names = [name for name in names if params[name].dim() > 1 and name not in order.added]
-    rows = {name: partial(by_output, groups=order.groups.get(name, 0)) for name in names}
-    return {name: own for name, own in rows.items() if own(params[name].unsqueeze(0)).shape[2] > 1}
+    weights: dict[str, Callable[[Tensor], Tensor]] = {}
+    for name in names:
+        if params[name].dim() < 2 or name in order.added:
+            continue
+        rows = partial(by_output, groups=order.groups.get(name, 0))
+        inputs = rows(params[name].unsqueeze(0)).shape[2]
+        if inputs > 1:
+            weights[name] = rows
+    return weights
 
 
 class Updates(RoundTable, OwnNumbers):
@@ -63,28 +69,27 @@ class Updates(RoundTable, OwnNumbers):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.weights = weights_of(setup, self.names)
-        self.numbers = tuple(
-            f"{name} {what}" for name in self.weights for what in ("norm", "removed")
-        )
+        numbers = []
+        for name in self.weights:
+            numbers += [f"{name} norm", f"{name} removed"]
+        self.numbers = tuple(numbers)
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         squares = []
         for name, rows in self.weights.items():
-            delta = rows((own[name] - download.model[name]).double().unsqueeze(0))[0]
-            squares += [delta.square().sum(), delta.mean(1).square().sum() * delta.shape[1]]
+            change = (own[name] - download.model[name]).double()
+            delta = rows(change.unsqueeze(0))[0]
+            squares.append(delta.square().sum())
+            squares.append(delta.mean(1).square().sum() * delta.shape[1])
         return torch.stack(squares).sqrt()
 
     def columns(self, round: Received) -> dict[str, float]:
-        lengths = self.values(round).unflatten(1, (-1, 2)).tolist()
-        for client, tensors in zip(round.cohort.tolist(), lengths, strict=True):
-            pairs = zip(self.weights, tensors, strict=True)
-            self.append(
-                round,
-                (
-                    (client, name, f"{norm:.6g}", f"{removed:.6g}")
-                    for name, (norm, removed) in pairs
-                ),
-            )
+        lengths_of = self.values(round).unflatten(1, (-1, 2)).tolist()  # [K, weights, 2]
+        for client, lengths in zip(round.cohort.tolist(), lengths_of, strict=True):
+            lines = []
+            for name, (norm, removed) in zip(self.weights, lengths, strict=True):
+                lines.append((client, name, f"{norm:.6g}", f"{removed:.6g}"))
+            self.append(round, lines)
         return {}
 
 
@@ -94,25 +99,21 @@ class Drift(ClientMetric):
 
     With Δ̄ the plain mean of the Δ_k of the cohort:
 
-    ======================
-    ==============================================================================
-    ``drift/client_norm``   mean ‖Δ_k‖ ``drift/relative``      mean ‖Δ_k‖ / ‖w‖
-    ``drift/update_norm``   ‖Δ̄‖ ``drift/divergence``    (mean ‖Δ_k − Δ̄‖²)^½, from mean ‖Δ_k − Δ̄‖²
-    = mean ‖Δ_k‖² − ‖Δ̄‖² ``drift/cosine``        mean cosine of Δ_k and Δ̄, from mean ⟨Δ_k, Δ̄⟩ /
-    ‖Δ_k‖ = ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩ ======================
-    ==============================================================================
+    - ``drift/client_norm``: mean ‖Δ_k‖
+    - ``drift/relative``: mean ‖Δ_k‖ / ‖w‖
+    - ``drift/update_norm``: ‖Δ̄‖
+    - ``drift/divergence``: (mean ‖Δ_k − Δ̄‖²)^½, from mean ‖Δ_k − Δ̄‖² = mean ‖Δ_k‖² − ‖Δ̄‖²
+    - ``drift/cosine``: mean cosine of Δ_k and Δ̄, from mean ⟨Δ_k, Δ̄⟩ / ‖Δ_k‖ = ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩
 
     Each process sums its clients: two sums of the model's size, for any size of the cohort.
     """
 
     def zeros(self, round: Round) -> Params:
-        start = self.params(round.start)
-        sums = {
-            f"{what} {n}": torch.zeros_like(t)
-            for what in ("update", "direction")
-            for n, t in start.items()
-        }
-        return {"": round.zeros(3)} | sums
+        sums = {"": round.zeros(3)}
+        for name, t in self.params(round.start).items():
+            sums[f"update {name}"] = torch.zeros_like(t)
+            sums[f"direction {name}"] = torch.zeros_like(t)
+        return sums
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         """Sums of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of
@@ -120,12 +121,11 @@ class Drift(ClientMetric):
         """
         start = self.params(download.model)
         # Tensor by tensor, and twice: the memory may not hold a second copy of a whole stack.
-        deltas = (
-            (stack.full[name] - t).reshape(len(stack), t.numel()) for name, t in start.items()
-        )
-        square_K = torch.stack(
-            [delta.square().sum(1, dtype=torch.float64) for delta in deltas]
-        ).sum(0)
+        squares = []
+        for name, t in start.items():
+            delta = (stack.full[name] - t).reshape(len(stack), t.numel())
+            squares.append(delta.square().sum(1, dtype=torch.float64))
+        square_K = torch.stack(squares).sum(0)
         finite = square_K.isfinite()
         square_K = square_K.where(finite, 0.0)
         norm_K = square_K.sqrt()
@@ -135,17 +135,17 @@ class Drift(ClientMetric):
             delta = torch.where(per_client(finite, stack.full[name]), stack.full[name] - t, 0.0)
             # in the memory format of the model
             note[f"update {name}"] = torch.empty_like(t).copy_(delta.sum(0))
-            note[f"direction {name}"] = torch.empty_like(t).copy_(
-                delta.mul_(per_client(unit_K, delta)).sum(0)
-            )
+            delta.mul_(per_client(unit_K, delta))
+            note[f"direction {name}"] = torch.empty_like(t).copy_(delta.sum(0))
         return note
 
     def columns(self, round: Received) -> dict[str, float]:
         sums = round.sums[self]
-        update, direction = (
-            {n: sums[f"{what} {n}"] for n in self.names} for what in ("update", "direction")
-        )
         norm, square, clients = sums[""]
+        if not clients:
+            return {}
+        update = {name: sums[f"update {name}"] for name in self.names}
+        direction = {name: sums[f"direction {name}"] for name in self.names}
         start = self.params(round.start)
         update_norm = dot(update, update).sqrt() / clients
         values = {
@@ -155,7 +155,7 @@ class Drift(ClientMetric):
             "drift/divergence": (square / clients - update_norm**2).clamp(min=0).sqrt(),
             "drift/cosine": dot(direction, update) / clients**2 / update_norm,
         }
-        return floats(values) if clients else {}
+        return floats(values)
 
 
 class Coherence(ClientMetric):
@@ -177,57 +177,51 @@ class Coherence(ClientMetric):
         self.weights = weights_of(setup, self.names)
 
     def zeros(self, round: Round) -> Params:
-        outputs = {
-            name: rows(round.start[name].unsqueeze(0)).shape[1]
-            for name, rows in self.weights.items()
-        }
-        return {"": round.zeros(len(outputs) + 1)} | {
-            name: round.zeros(out) for name, out in outputs.items()
-        }
+        sums = {"": round.zeros(len(self.weights) + 1)}
+        for name, rows in self.weights.items():
+            outputs = rows(round.start[name].unsqueeze(0)).shape[1]
+            sums[name] = round.zeros(outputs)
+        return sums
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """Sums of the means by weight; under "" of their squares, and the number of clients."""
-        deltas = {
-            name: rows(stack.full[name] - download.model[name])
-            for name, rows in self.weights.items()
-        }
-        means = {name: delta.mean(2, dtype=torch.float64) for name, delta in deltas.items()}
-        finite = torch.stack([mean_KO.isfinite().all(1) for mean_KO in means.values()]).all(0)
-        means = {name: mean_KO.where(finite[:, None], 0.0) for name, mean_KO in means.items()}
-        squares = torch.stack(
-            [*(mean_KO.square().sum() for mean_KO in means.values()), finite.sum()]
-        )
-        return {"": squares} | {name: mean_KO.sum(0) for name, mean_KO in means.items()}
+        """For each weight the sum of the clients' means over inputs, ``[out]``; under ``""`` the
+        sums of the squares of these means by weight, and the number of clients.
+        """
+        means = {}
+        for name, rows in self.weights.items():
+            delta = rows(stack.full[name] - download.model[name])
+            means[name] = delta.mean(2, dtype=torch.float64)  # [K, out]
+        finite = torch.stack([mean.isfinite().all(1) for mean in means.values()]).all(0)
+        squares = []
+        sums = {}
+        for name, mean in means.items():
+            valid = mean.where(finite[:, None], 0.0)
+            squares.append(valid.square().sum())
+            sums[name] = valid.sum(0)
+        return {"": torch.stack([*squares, finite.sum()])} | sums
 
     def columns(self, round: Received) -> dict[str, float]:
         sums = round.sums[self]
         *squares, clients = sums[""]
-        rho = (
-            torch.stack([sums[name].square().sum() for name in self.weights])
-            / clients
-            / torch.stack(squares)
-        )
-        return {
-            f"gc/rho/{name}": r
-            for name, r in zip(self.weights, rho.tolist(), strict=True)
-            if r == r
-        }
+        of_sums = torch.stack([sums[name].square().sum() for name in self.weights])
+        rho = of_sums / clients / torch.stack(squares)
+        pairs = zip(self.weights, rho.tolist(), strict=True)
+        return {f"gc/rho/{name}": value for name, value in pairs if value == value}
 
 
 class Angle(ServerMetric):
     """The angles that FedGC's constraints bound (gradient constraint, equations 1 and 8):
     ``angle/*``.
 
-    Δ_k is client k's update as received (projected, quantized), Δ̄ the aggregated update of this
-    round, and s the change of the broadcast model since the last round. Angles are in degrees, over
-    all parameters together:
+    Δ_k is client k's update as received (projected, quantized), Δ̄ is the aggregated update of this
+    round, and s is the change of the broadcast model since the last round. Angles are in degrees,
+    over all parameters together:
 
-    ==================
-    ========================================================================================
-    ``angle/server``    mean angle of Δ_k and s; none in the first round ``angle/above_90``  share
-    of clients with an angle above 90°: they undo a part of the last round ``angle/update``    angle
-    whose cosine is the clients' mean cosine to Δ̄, ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩ / ‖Δ̄‖ ==================
-    ========================================================================================
+    - ``angle/server``: mean angle of Δ_k and s; none in the first round
+    - ``angle/above_90``: share of clients with an angle above 90°; they undo a part of the last
+      round
+    - ``angle/update``: angle whose cosine is the clients' mean cosine to Δ̄,
+      ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩ / ‖Δ̄‖
 
     Δ̄ is known after the uploads, so ``update`` averages cosines, not angles. Clients that did not
     move are left out.
@@ -242,12 +236,13 @@ class Angle(ServerMetric):
         torch._foreach_copy_(list(last.values()), list(start.values()))
 
     def zeros(self, round: Round) -> Params:
-        """Sums of Δ_k / ‖Δ_k‖; under "" of angles, clients above 90°, with an angle, and with a
-        direction.
+        """For each parameter the sum of Δ_k / ‖Δ_k‖; under ``""`` the sum of angles, and the
+        numbers of clients with an angle above 90°, with an angle, and with a direction.
         """
-        return {"": round.zeros(4)} | {
-            name: torch.zeros_like(round.start[name]) for name in self.names
-        }
+        sums = {"": round.zeros(4)}
+        for name in self.names:
+            sums[name] = torch.zeros_like(round.start[name])
+        return sums
 
     def take(self, upload: Upload, round: Round) -> Params:
         delta = self.as_sent(upload, self.names)
@@ -256,11 +251,8 @@ class Angle(ServerMetric):
         cosine_K = _dots(delta, self._step) / (norm_K * self._step_norm)
         valid = moved & cosine_K.isfinite()
         angle_K = torch.where(valid, degrees(cosine_K), 0.0)
-        terms = {
-            "": torch.stack(
-                [angle_K.sum(), (valid & (cosine_K < 0)).sum(), valid.sum(), moved.sum()]
-            )
-        }
+        above = valid & (cosine_K < 0)
+        terms = {"": torch.stack([angle_K.sum(), above.sum(), valid.sum(), moved.sum()])}
         for name, t in delta.items():
             unit = t / per_client(norm_K, t).to(t.dtype)
             terms[name] = torch.where(per_client(moved, unit), unit, 0.0).sum(0)
@@ -273,10 +265,12 @@ class Angle(ServerMetric):
         update = self.params(round.update)
         total, above, count, clients = sums[""]
         cosine = dot(self.params(sums), update) / (clients * dot(update, update).sqrt())
-        known = floats(
-            {"server": total / count, "above_90": above / count, "update": degrees(cosine)}
-        )
-        return {f"angle/{name}": value for name, value in known.items() if value == value}
+        values = {
+            "angle/server": total / count,
+            "angle/above_90": above / count,
+            "angle/update": degrees(cosine),
+        }
+        return {name: value for name, value in floats(values).items() if value == value}
 
 
 def degrees(cosine: Tensor) -> Tensor:
@@ -287,11 +281,17 @@ def degrees(cosine: Tensor) -> Tensor:
 
 
 def _dots(tensors_K: Params, other: Params) -> Tensor:
-    """⟨a_k, b_k⟩ over all tensors, ``[K, *shape]`` both, or one b for all, ``[*shape]`` → ``[K]``,
-    in float64.
+    """⟨a_k, b_k⟩ over all tensors of client k, ``[K]`` in float64.
+
+    Args:
+        tensors_K: the a_k, each ``[K, *shape]``.
+        other: the b_k, each ``[K, *shape]``, or one b for all clients, each ``[*shape]``.
     """
-    products = ((t * other[name]).reshape(len(t), -1) for name, t in tensors_K.items())
-    return torch.stack([product.sum(1, dtype=torch.float64) for product in products]).sum(0)
+    products = []
+    for name, t in tensors_K.items():
+        product = (t * other[name]).reshape(len(t), -1)
+        products.append(product.sum(1, dtype=torch.float64))
+    return torch.stack(products).sum(0)
 
 
 @checked
@@ -347,8 +347,7 @@ class Gap(ServerMetric):
         if not round.num_finite:
             return {}
         error = {name: t - full[name] for name, t in partial.items()}
-        gap, true, part = torch.stack(
-            [dot(error, error), dot(full, full), dot(partial, partial)]
-        ).sqrt()
-        cosine = dot(partial, full) / (true * part)
-        return floats({"gap/l2": gap, "gap/relative": gap / true, "gap/cosine": cosine})
+        gap = dot(error, error).sqrt()
+        full_norm = dot(full, full).sqrt()
+        cosine = dot(partial, full) / (full_norm * dot(partial, partial).sqrt())
+        return floats({"gap/l2": gap, "gap/relative": gap / full_norm, "gap/cosine": cosine})

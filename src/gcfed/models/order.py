@@ -73,12 +73,16 @@ class ForwardOrder:
 
     def __init__(self, net: nn.Module, declared: bool = False) -> None:
         self.params = dict(net.named_parameters())
-        self.place = {name: place for place, name in enumerate(self.params)} if declared else {}
+        self.place: dict[str, int] = {}
+        if declared:
+            self.place = {name: place for place, name in enumerate(self.params)}
         self.groups: dict[str, int] = {}
         self.unused: list[str] = []
         self._weights = {name for name in self.place if self.params[name].dim() > 1}
         self.matrices = set(self._weights)
-        self._now = self._latest = self._before_latest = 0  # now, and the last two uses of a weight
+        self._now = 0
+        self._latest = 0  # when the last weight met the data
+        self._before_latest = 0
         self._in_call = False  # whether a function of torch runs; its operations count as one
         self._entered: dict[int, int] = {}  # module → when it was called
         self._seen: dict[str, int] = {}
@@ -121,24 +125,32 @@ class ForwardOrder:
 
     def facts(self) -> list[str]:
         """Facts about the order that may surprise the user."""
+        facts = []
         used = [name for name in self.names if name not in self.unused]
-        pairs = zip(used, (name for name in self.params if name not in self.unused), strict=True)
-        first = [
-            f"the forward pass uses {a} before {b}, which is declared first"
-            for a, b in pairs
-            if a != b
-        ][:1]
-        lists = {
-            "no weights of a layer, and so not centralized (unless gc.tensors=all)": sorted(
-                self.added
-            ),
-            "not used by a forward pass, and counted where they are declared": self.unused,
-            "no matrices [out, in] of a layer, but centralized over all axes except the first"
-            " (unless you keep it as a vector)": [
-                f"{name} {[*self.params[name].shape]}" for name in self.odd
-            ],
-        }
-        return first + [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+        declared = [name for name in self.params if name not in self.unused]
+        for name, other in zip(used, declared, strict=True):
+            if name != other:
+                facts.append(
+                    f"the forward pass uses {name} before {other}, which is declared first"
+                )
+                break
+        if self.added:
+            facts.append(
+                "no weights of a layer, and so not centralized (unless gc.tensors=all):"
+                f" {', '.join(sorted(self.added))}"
+            )
+        if self.unused:
+            facts.append(
+                "not used by a forward pass, and counted where they are declared:"
+                f" {', '.join(self.unused)}"
+            )
+        if self.odd:
+            odd = [f"{name} {[*self.params[name].shape]}" for name in self.odd]
+            facts.append(
+                "no matrices [out, in] of a layer, but centralized over all axes except the first"
+                f" (unless you keep it as a vector): {', '.join(odd)}"
+            )
+        return facts
 
     @contextmanager
     def watching(self, x: Tensor) -> Iterator[None]:
@@ -173,6 +185,10 @@ class ForwardOrder:
         finally:
             hook.remove()
             self._alive.clear()
+        self._place_the_others()
+
+    def _place_the_others(self) -> None:
+        """Gives a place to the parameters that did not meet the input."""
         # a parameter that never met the input has its last operation's place
         self.place = self._seen | self.place
         self.unused = [name for name in self.params if name not in self.place]
@@ -187,50 +203,61 @@ class ForwardOrder:
     def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs an operation, such as ``aten.addmm``, and notes the parameters that it uses."""
         out = func(*args, **kwargs)
-        self._now += not self._in_call
-        inputs, results = (
-            [t for t in tree_leaves(tree) if isinstance(t, Tensor)]
-            for tree in ((args, kwargs), out)
-        )
+        if not self._in_call:
+            self._now += 1
+        inputs = _tensors_in((args, kwargs))
+        results = _tensors_in(out)
         self._alive += inputs + results
-        written = results + (inputs[:1] if func._schema.is_mutable else [])
-        sources = {
-            name: t for t in inputs if _memory(t) not in self._data for name in self._sources(t)
-        }
-        meets = any(_memory(t) in self._data for t in inputs)
-        joins = len(inputs) > 1 and (meets or _kind(func) not in LOOKUPS)
-        weights = {n: t for n, t in sources.items() if joins and self._multiplies(func, args, n, t)}
+        written = list(results)
+        if func._schema.is_mutable:
+            written += inputs[:1]
+        sources: dict[str, Tensor] = {}  # parameters from which inputs were computed → these inputs
+        for t in inputs:
+            if _memory(t) not in self._data:
+                sources |= dict.fromkeys(self._sources(t), t)
+        meets_data = any(_memory(t) in self._data for t in inputs)
+        weights = {}
+        if len(inputs) > 1 and (meets_data or _kind(func) not in LOOKUPS):
+            for name, t in sources.items():
+                if self._multiplies(func, args, name, t):
+                    weights[name] = t
+        self._note_weights(func, args, weights, meets_data)
+        if meets_data:
+            self._data |= {_memory(t) for t in written}
+            sums = torch.Tag.pointwise not in func.tags
+            for name in sorted(sources, key=lambda name: name not in weights):
+                self._use(name, sums and name in weights)
+        elif sources:
+            self._seen |= dict.fromkeys(sources, self._now)
+            for t in written:
+                self._made[_memory(t)] |= sources.keys()
+        return out
+
+    def _note_weights(
+        self, func: Any, args: Sequence[Any], weights: Mapping[str, Tensor], meets_data: bool
+    ) -> None:
+        """Notes what an operation shows about the parameters that it uses as weights."""
         self._weights |= weights.keys()
         for name, t in weights.items():
-            self._orient(func, args, name, t, meets)
+            self._orient(func, args, name, t, meets_data)
             if self._is_matrix(func, args, self.params[name], t):
                 self.matrices.add(name)
-        if not meets:
-            self._seen |= dict.fromkeys(sources, self._now)
-            for t in written if sources else ():
-                self._made[_memory(t)] |= sources.keys()
-            return out
-        self._data |= {_memory(t) for t in written}
-        sums = torch.Tag.pointwise not in func.tags
-        for name in sorted(sources, key=lambda name: name not in weights):
-            self._use(name, sums and name in weights)
-        return out
 
     def _sources(self, t: Tensor) -> set[str]:
         """The parameters of which this tensor is a view, or from which it was computed."""
         start, end = _span(t)
-        views = {
-            name
-            for name, first, last in self._spans.get(_memory(t), ())
-            if first < end and start < last
-        }
-        return views | self._made.get(_memory(t), set())
+        found = set(self._made.get(_memory(t), ()))
+        for name, first, last in self._spans.get(_memory(t), ()):
+            if first < end and start < last:
+                found.add(name)
+        return found
 
     def _multiplies(self, func: Any, args: Sequence[Any], name: str, t: Tensor) -> bool:
-        """Whether an operation uses this tensor, computed from the parameter, as a
-        layer's weight.
+        """Whether an operation uses this tensor, computed from the parameter, as a layer's
+        weight.
         """
-        kind, shape = _kind(func), self.params[name].shape
+        kind = _kind(func)
+        shape = self.params[name].shape
         # scales of a LayerNorm over several axes
         if len(shape) < 2 or kind in ADDS or kind.endswith("_norm"):
             return False
@@ -253,23 +280,28 @@ class ForwardOrder:
             return sorted(t.shape[-2:]) == sorted((len(p), p[0].numel()))
         return True  # layers in one operation, such as an LSTM or attention
 
-    def _orient(self, func: Any, args: Sequence[Any], name: str, t: Tensor, meets: bool) -> None:
+    def _orient(
+        self, func: Any, args: Sequence[Any], name: str, t: Tensor, meets_data: bool
+    ) -> None:
         """Notes on which axis a weight has its outputs, at its last use."""
-        kind, p = _kind(func), self.params[name]
+        kind = _kind(func)
+        p = self.params[name]
         if kind.endswith("convolution") and t is args[1] and t.shape == p.shape:
-            turned, groups = args[6], args[8]
-        elif (
-            kind in ("mm", "addmm", "bmm", "baddbmm")
-            and meets
-            and sorted(t.shape[-2:]) == sorted(p.shape)
-        ):
-            outputs, groups = -1 if t is args[-1] else -2, 1  # x @ w, or w @ x
-            sides = (t.shape, p.shape) if p.shape[0] != p.shape[1] else (t.stride(), p.stride())
-            turned = sides[0][outputs] == sides[1][1]
+            is_transposed = args[6]
+            groups = args[8]
+        elif kind in ("mm", "addmm", "bmm", "baddbmm"):
+            if not meets_data or sorted(t.shape[-2:]) != sorted(p.shape):
+                return
+            outputs = -1 if t is args[-1] else -2  # of x @ w, or of w @ x
+            if p.shape[0] != p.shape[1]:
+                is_transposed = t.shape[outputs] == p.shape[1]
+            else:
+                is_transposed = t.stride()[outputs] == p.stride()[1]
+            groups = 1
         else:
             return
         self.groups.pop(name, None)
-        if turned:
+        if is_transposed:
             self.groups[name] = groups
 
     def _use(self, name: str, is_layer: bool) -> None:
@@ -278,7 +310,8 @@ class ForwardOrder:
         owner = max(called, key=self._entered.__getitem__, default=self._owners[name][0])
         if is_layer:
             if self._latest < self._now:
-                self._before_latest, self._latest = self._latest, self._now
+                self._before_latest = self._latest
+                self._latest = self._now
             if self._before_latest > self._entered.get(owner, -1):
                 self._entered[owner] = self._now
         self.place[name] = self._entered.setdefault(owner, self._now)
@@ -308,7 +341,8 @@ def order_for_gc(net: nn.Module, x_2: Tensor) -> ForwardOrder:
     try:
         order = forward_order(net, x)
     except Exception as error:  # the network's own, or a mode that it does not support
-        order, reason = ForwardOrder(net, declared=True), " ".join(str(error).split())
+        order = ForwardOrder(net, declared=True)
+        reason = " ".join(str(error).split())
         log.warning(
             "gc takes the order of declaration: it could not watch the network's forward pass (%s)",
             reason,
@@ -318,7 +352,12 @@ def order_for_gc(net: nn.Module, x_2: Tensor) -> ForwardOrder:
     return order
 
 
+def _tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def _kind(func: Any) -> str:
+    """The name of an operation: ``addmm`` of ``aten::addmm_.out``."""
     return func.name().partition("::")[2].partition(".")[0].rstrip("_")
 
 
@@ -328,8 +367,9 @@ def _memory(t: Tensor) -> int:
 
 
 def _span(t: Tensor) -> tuple[int, int]:
-    """The positions of its first entry and of its end in its storage."""
+    """The positions in a tensor's storage of its first entry, and behind its last entry."""
     start = int(t.storage_offset())
-    return start, start + 1 + sum(
-        (int(n) - 1) * int(step) for n, step in zip(t.shape, t.stride(), strict=True)
-    )
+    last = start
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        last += (int(size) - 1) * int(stride)
+    return start, last + 1

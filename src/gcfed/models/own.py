@@ -56,18 +56,24 @@ def torchvision_net(
             raise SettingError(
                 "weights", f"={weights} is unknown: choose null or one of {', '.join(known)}."
             )
-        theirs, ours = known[weights].get_state_dict(check_hash=True), net.state_dict()
-        fresh = [
-            key for key, t in ours.items() if key not in theirs or theirs[key].shape != t.shape
-        ]
-        net.load_state_dict(
-            {key: t for key, t in theirs.items() if key in ours and key not in fresh}, strict=False
-        )
-        log.info(
-            "model: %s start at random, since num_classes or the settings differ",
-            ", ".join(fresh) or "none",
-        )
+        _load_fitting(net, known[weights].get_state_dict(check_hash=True))
     return fitted(net, input_shape, num_classes)
+
+
+def _load_fitting(net: nn.Module, pretrained: Mapping[str, Tensor]) -> None:
+    """Loads the tensors that the network has in the same shape. Logs which ones start at random."""
+    loaded = {}
+    fresh = []
+    for key, t in net.state_dict().items():
+        if key in pretrained and pretrained[key].shape == t.shape:
+            loaded[key] = pretrained[key]
+        else:
+            fresh.append(key)
+    net.load_state_dict(loaded, strict=False)
+    log.info(
+        "model: %s start at random, since num_classes or the settings differ",
+        ", ".join(fresh) or "none",
+    )
 
 
 @checked
@@ -148,7 +154,8 @@ def reason(error: BaseException, x: Tensor | None = None) -> str:
 
 def batch_norms(net: nn.Module) -> dict[str, Any]:
     """The layers of batch normalisation, by name."""
-    return {n: m for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    kind = nn.modules.batchnorm._BatchNorm
+    return {name: module for name, module in net.named_modules() if isinstance(module, kind)}
 
 
 @checked
@@ -171,31 +178,42 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
             "norm_policy",
             f"={norm_policy}: {name} has no batch normalisation; leave it at average.",
         )
-    for name, layer in layers.items() if norm_policy in ("fixed", "group") else ():
-        new: nn.Module
-        if norm_policy == "group":
-            # A group of one value would be constant: one number of a vector, or one channel of a
-            # single pixel.
-            channels, vectors = layer.num_features, isinstance(layer, nn.BatchNorm1d)
-            groups = 1 if vectors else max(1, min(gcd(32, channels), channels // 2))
-            new = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine)
-        elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats:
-            from torchvision.ops import FrozenBatchNorm2d
-
-            new = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
-        else:
-            raise SettingError(
-                "norm_policy",
-                f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}.",
-            )
+    if norm_policy in ("average", "local"):
+        return net
+    for name, layer in layers.items():
+        new = _group_norm(layer) if norm_policy == "group" else _fixed_norm(name, layer)
         new.to(next(net.parameters()).dtype)
-        new.load_state_dict(
-            {key: t for key, t in layer.state_dict().items() if key in new.state_dict()}
-        )
+        kept = new.state_dict().keys()
+        new.load_state_dict({key: t for key, t in layer.state_dict().items() if key in kept})
         if hasattr(layer, "act"):  # timm's layers include an activation
             new = nn.Sequential(new, layer.drop, layer.act)
         net.set_submodule(name, new)
     return net
+
+
+def _group_norm(layer: Any) -> nn.Module:
+    """A GroupNorm for the channels of a layer of batch normalisation.
+
+    A group of one value would be constant: one number of a vector, or one channel of a single
+    pixel.
+    """
+    channels = layer.num_features
+    groups = 1
+    if not isinstance(layer, nn.BatchNorm1d):
+        groups = max(1, min(gcd(32, channels), channels // 2))
+    return nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)
+
+
+def _fixed_norm(name: str, layer: Any) -> nn.Module:
+    """A layer with the same statistics, scales and shifts, which do not change."""
+    if not isinstance(layer, nn.BatchNorm2d) or not layer.affine or not layer.track_running_stats:
+        raise SettingError(
+            "norm_policy",
+            f"=fixed needs nn.BatchNorm2d, and {name} is a {type(layer).__name__}.",
+        )
+    from torchvision.ops import FrozenBatchNorm2d
+
+    return FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
 
 
 @checked
@@ -214,7 +232,8 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
     theirs = {} if start is None else _read_tensors(Path(start))
     known = net.state_dict().keys()
     if theirs.keys() != known:  # no tensors, or those after the policy
-        net, norm_policy = apply_policy(net, norm_policy), "average"
+        net = apply_policy(net, norm_policy)
+        norm_policy = "average"
     if start is None:
         return net
     try:
@@ -245,7 +264,7 @@ def _read_tensors(path: Path) -> Mapping[str, Tensor]:
         return content
     saved = content["state_dict"]
     # a checkpoint of ours, whose module has the network as its attribute net
-    of_net = {n.removeprefix("net."): t for n, t in saved.items() if n.startswith("net.")}
+    of_net = {name.removeprefix("net."): t for name, t in saved.items() if name.startswith("net.")}
     return of_net or saved
 
 

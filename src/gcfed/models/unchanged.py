@@ -48,8 +48,9 @@ def hand_copies(net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @contextmanager
 def unedited(x: Tensor) -> Iterator[None]:
-    """Raises ValueError if the block changes ``x``; networks that did so in the
-    probe get copies.
+    """Raises ValueError if the block changes ``x``.
+
+    A network that changes its input in the probe receives copies, and is not refused here.
     """
     version = None if x.is_inference() else x._version
     yield
@@ -64,19 +65,23 @@ def attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:
     mark of its state.
     """
     kinds = (*PLAIN, *CONTAINERS, Tensor, *GENERATORS)
-    return {
-        f"{name}.{key}".lstrip("."): (value, mark(value))
-        for name, module in net.named_modules()
-        if not isinstance(module, torch.jit.ScriptModule)
-        for key, value in vars(module).items()
-        if isinstance(value, kinds) and key not in OWN
-    }
+    found = {}
+    for name, module in net.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        for key, value in vars(module).items():
+            if isinstance(value, kinds) and key not in OWN:
+                found[f"{name}.{key}".lstrip(".")] = (value, mark(value))
+    return found
 
 
 def mark(value: Any) -> Any:
+    """A value that is equal as long as the state of ``value`` is."""
     # without its tensors, because many networks keep features in a list
     if isinstance(value, CONTAINERS):
         return [pickle.dumps(leaf) for leaf in tree_leaves(value) if isinstance(leaf, PLAIN)]
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
-    return (id(value), value._version) if isinstance(value, Tensor) else pickle.dumps(value)
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return pickle.dumps(value)

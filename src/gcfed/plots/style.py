@@ -19,16 +19,15 @@ from gcfed.utils.files import replacing
 
 # Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision
 # deficiencies. Yellow is last, since a thin line of it vanishes on white.
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#F0E442",
-)
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+BLACK = "#000000"
+YELLOW = "#F0E442"
+PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
 GREY = "#8A8A8A"
 
 #: Methods with a colour and a dash pattern of their own, the same in all figures. Other names get
@@ -99,11 +98,8 @@ _DASHES = (
     (0, (2, 2)),
     (0, (10, 1.5, 3, 1.5)),
 )
-_LOOKS = [
-    {"color": color, "linestyle": dash}
-    for dash in _DASHES
-    for color in (VERMILION, BLUE, *PALETTE[2:7])
-]
+_COLORS = (VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY, BLACK)
+_LOOKS = [{"color": color, "linestyle": dash} for dash in _DASHES for color in _COLORS]
 
 
 def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -201,9 +197,11 @@ def save(figure: Figure, path: str | Path) -> None:
     """Writes the figure in the format of the suffix (``.png``, ``.pdf``, …). A reader never sees
     half a file.
     """
-    # equal figures are equal files
-    metadata = {"CreationDate": None} if Path(path).suffix == ".pdf" else None
-    with replacing(Path(path)) as temporary:
+    path = Path(path)
+    metadata = None
+    if path.suffix == ".pdf":
+        metadata = {"CreationDate": None}  # equal figures are equal files
+    with replacing(path) as temporary:
         figure.savefig(temporary, metadata=metadata)
     # the next format keeps the layout, which takes long to compute
     figure.set_layout_engine("none")

@@ -47,7 +47,7 @@ class _Found:
     def counts(self) -> str:
         """``7 runs: 6 finished, 1 failed``."""
         states = Counter(run.state for run in self.runs)
-        number = f"{len(self.runs)} run{'s' * (len(self.runs) > 1)}"
+        number = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
         each = [f"{states[state]} {state}" for state in STATES if states[state]]
         return f"{number}: {', '.join(each)}"
 
@@ -117,10 +117,11 @@ def _find(roots: Sequence[Path]) -> _Found:
     for folder, number in trials.items():
         notes.append(f"{relpath(folder)}: {number} trials of a search, which are not compared")
     if not runs:
+        places = ", ".join(map(str, roots))
         raise Refusal(
-            f"There is no run below {', '.join(map(str, roots))}: a run's folder holds"
-            " config.yaml and metrics.csv. `python src/train.py` makes one; roots=[…] names other"
-            " folders. " + "; ".join(notes)
+            f"There is no run below {places}: a run's folder holds config.yaml and metrics.csv."
+            " `python src/train.py` makes one; roots=[…] names other folders."
+            f" {'; '.join(notes)}"
         )
     return _Found(runs, notes)
 

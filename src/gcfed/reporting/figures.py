@@ -35,6 +35,17 @@ class Picture(NamedTuple):
     file: Path  # PNG; there is a PDF of the same name
 
 
+class Plan(NamedTuple):
+    """What one figure of a place shows."""
+
+    name: str  # the beginning of the file's name
+    title: str
+    caption: str
+    column: str
+    over: str  # a key of ABSCISSAE
+    smoothed: bool
+
+
 class Mark(NamedTuple):
     """The marker of one of several methods in a figure."""
 
@@ -54,35 +65,46 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
     shades = looks(frame["method"])
     pictures: list[Picture] = []
     for number, (place, found) in enumerate([*verdicts.items()][:PLACES], start=1):
-        order = [*found.table.index[:METHODS]]
-        rows = frame[(frame["place"] == place) & frame["method"].isin(order)]
-        rows = rows.sort_values(
-            "method", key=lambda methods: methods.map(order.index), kind="stable"
-        )
-        caption = _caption(rows, found)
-        first = parse(found.measure)[1]
-        measured = {name for run in rows["run"] for name in run.metrics}
-        for column in sorted(measured & {*LABELS}, key=lambda name: (name != first, name)):
-            smoothed = column == first and found.measure.startswith("last10")
-            words = caption
-            if smoothed:
-                words += " Each point is the mean of the tests in 10 rounds."
-            if found.declared and column.startswith("test/"):
-                words += " This is the global model."
-            stem = column.replace("/", "_")
-            title = LABELS[column].capitalize()
-            kinds = {stem: (title, "round")}
-            if column == first and _bytes_differ(rows):
-                kinds[f"{stem}_bytes"] = (f"{title} over megabytes", "bytes")
-            if column == first and all(CLOCK in run.metrics for run in rows["run"]):
-                kinds[f"{stem}_seconds"] = (f"{title} over simulated time", "seconds")
-            for name, (heading, over) in kinds.items():
-                file = folder / f"{name}_{number}.png"
-                figure = curves(rows, column, shades, smoothed, over=over)
-                save(figure, file)
-                save(figure, file.with_suffix(".pdf"))
-                pictures.append(Picture(place, heading, words, file))
+        rows = _drawn_rows(frame, place, found)
+        for plan in _plans(rows, found):
+            file = folder / f"{plan.name}_{number}.png"
+            figure = curves(rows, plan.column, shades, plan.smoothed, over=plan.over)
+            save(figure, file)
+            save(figure, file.with_suffix(".pdf"))
+            pictures.append(Picture(place, plan.title, plan.caption, file))
     return pictures
+
+
+def _drawn_rows(frame: pd.DataFrame, place: str, found: Verdict) -> pd.DataFrame:
+    """The rows of a place's first methods, in the order of its table."""
+    methods = [*found.table.index[:METHODS]]
+    rows = frame[(frame["place"] == place) & frame["method"].isin(methods)]
+    return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
+
+
+def _plans(rows: pd.DataFrame, found: Verdict) -> list[Plan]:
+    """The figures of a place: the column of the verdict comes first, also over bytes and time."""
+    plans: list[Plan] = []
+    _, first = parse(found.measure)
+    measured = {name for run in rows["run"] for name in run.metrics}
+    for column in sorted(measured & {*LABELS}, key=lambda name: (name != first, name)):
+        smoothed = column == first and found.measure.startswith("last10")
+        caption = _caption(rows, found)
+        if smoothed:
+            caption += " Each point is the mean of the tests in 10 rounds."
+        if found.declared and column.startswith("test/"):
+            caption += " This is the global model."
+        name = column.replace("/", "_")
+        title = LABELS[column].capitalize()
+        plan = Plan(name, title, caption, column, "round", smoothed)
+        plans.append(plan)
+        if column == first and _bytes_differ(rows):
+            over_bytes = f"{title} over megabytes"
+            plans.append(plan._replace(name=f"{name}_bytes", title=over_bytes, over="bytes"))
+        if column == first and all(CLOCK in run.metrics for run in rows["run"]):
+            over_time = f"{title} over simulated time"
+            plans.append(plan._replace(name=f"{name}_seconds", title=over_time, over="seconds"))
+    return plans
 
 
 def _caption(rows: pd.DataFrame, found: Verdict) -> str:
@@ -132,25 +154,34 @@ def curves(
     for number, method in enumerate(methods):
         runs = [*counted["run"][counted["method"] == method]]
         finished = [run for run in runs if run.state == FINISHED]
-        others = [[run] for run in runs if run.state != FINISHED]
-        mark = Mark(MARKERS[number % len(MARKERS)], number, len(methods))
+        look = shades[method]
         label = fill(method, 40)
-        for one in [finished, *others]:
-            look = dict(shades[method])
-            is_marked = one is finished and len(methods) > 1
-            if one is not finished:
-                look |= {"linestyle": ":", "linewidth": 1.3}
-            if _plot(axes, one, column, smoothed, over, look, label, mark if is_marked else None):
-                label = ""  # the legend names a method once
-    values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines] or [np.zeros(1)])
-    is_share = factor(column) == 100
-    if not is_share and values.min() > 0 and values.max() > 1000 * values.min():
+        mark = None
+        if len(methods) > 1:
+            mark = Mark(MARKERS[number % len(MARKERS)], number, len(methods))
+        if _plot(axes, finished, column, smoothed, over, look, label, mark):
+            label = ""  # the legend names a method once
+        dotted = {**look, "linestyle": ":", "linewidth": 1.3}
+        for run in runs:
+            if run.state == FINISHED:
+                continue
+            if _plot(axes, [run], column, smoothed, over, dotted, label, None):
+                label = ""
+    if factor(column) == 1 and _spans_thousandfold(axes):
         logarithmic(axes)
     axes.set(xlabel=ABSCISSAE[over], ylabel=LABELS.get(column, column))
     if over == "round":
         ticks(axes)
     _legend(figure, axes)
     return figure
+
+
+def _spans_thousandfold(axes: Axes) -> bool:
+    """Whether all values are positive, and the largest is over 1,000 times the smallest."""
+    if not axes.lines:
+        return False
+    values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines])
+    return bool(values.max() > 1000 * values.min() > 0)
 
 
 def _plot(
@@ -168,10 +199,12 @@ def _plot(
     Args:
         mark: markers lie above all lines, so that they show where curves coincide. None: none.
     """
-    values = pd.DataFrame({i: _curve(run, column, smoothed) for i, run in enumerate(runs)}).dropna()
+    each = {i: _curve(run, column, smoothed) for i, run in enumerate(runs)}
+    values = pd.DataFrame(each).dropna()
     if values.empty:
         return False
-    mean, spread = values.mean(axis=1), values.std(axis=1)
+    mean = values.mean(axis=1)
+    spread = values.std(axis=1)
     x = values.index.to_numpy(dtype=float)
     if over != "round":
         until = pd.DataFrame({i: _until(run, over) for i, run in enumerate(runs)})
@@ -198,12 +231,16 @@ def _legend(figure: Figure, axes: Axes) -> None:
         entries.setdefault(label, []).append(handle)
     if not entries:
         return
-    abreast = max(1, min(len(entries), 66 // (6 + max(map(len, entries)))))
-    figure.set_figheight(3.4 + 0.2 * -(-len(entries) // abreast))
+    letters = 6 + max(map(len, entries))  # of an entry; 66 fit below the axes
+    abreast = max(1, min(len(entries), 66 // letters))
+    num_rows = -(-len(entries) // abreast)
+    figure.set_figheight(3.4 + 0.2 * num_rows)
     handles: list[Any] = [tuple(parts) for parts in entries.values()]
     figure.legend(handles, [*entries], loc="outside lower center", ncols=abreast)
 
 
 def _curve(run: Run, column: str, smoothed: bool) -> pd.Series:
     curve = run.curve(column).replace([np.inf, -np.inf], np.nan).dropna()
-    return factor(column) * (smooth(curve) if smoothed else curve)
+    if smoothed:
+        curve = smooth(curve)
+    return factor(column) * curve

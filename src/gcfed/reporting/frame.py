@@ -139,32 +139,36 @@ def described(key: str, text: str, whole: bool = False) -> str:
 
 
 def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
-    """Adds to equal names the values in which they differ, except the usual value: that of most of
-    them, or none.
+    """Adds to equal names the values in which they differ.
+
+    A value that most of them have, or that is not set, is left out.
     """
     found = names.copy()
     for _, equal in names.groupby(names):
         for key, values in varying(texts.loc[equal.index]).items():
             shares = values.value_counts(normalize=True)
             usual = shares.idxmax() if shares.max() > 0.5 else ""
-            # but for the part cut off
-            alike = len({described(str(key), text) for text in shares.index}) < len(shares)
-            for i in equal.index[values != usual]:
-                found[i] += f", {described(str(key), values[i], whole=alike)}"
+            shortened = {described(str(key), text) for text in shares.index}
+            is_ambiguous = len(shortened) < len(shares)
+            for setting in equal.index[values != usual]:
+                found[setting] += f", {described(str(key), values[setting], whole=is_ambiguous)}"
     return found
 
 
 def _place(run: Run) -> str:
     """``CIFAR-10, CNN, 5 of 100 clients, Dirichlet 0.1, 800 rounds``."""
+    per_round = run.get("participation.per_round")
+    num_clients = run.get("participation.num_clients") or "all"
+    partition = _text(run.get("partition._target_", ""))
     parameter = run.leaves.get("partition.alpha", run.leaves.get("partition.classes", ""))
-    clients = (
-        f"{run.get('participation.per_round')} of {run.get('participation.num_clients') or 'all'}"
-        " clients"
-    )
-    partition = f"{_text(run.get('partition._target_', ''))} {parameter}".strip()
-    return ", ".join(
-        [_label(run, "data"), _label(run, "model"), clients, partition, f"{run.planned} rounds"]
-    )
+    words = [
+        _label(run, "data"),
+        _label(run, "model"),
+        f"{per_round} of {num_clients} clients",
+        f"{partition} {parameter}".strip(),
+        f"{run.planned} rounds",
+    ]
+    return ", ".join(words)
 
 
 def _method(run: Run) -> str:
@@ -196,10 +200,12 @@ def _texts(run: Run) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     """A value as text: floats in short, our classes and torch's without their modules."""
-    text = str(value)
     if isinstance(value, float) and float(f"{value:g}") == value:
-        text = f"{value:g}"
-    return text.rpartition(".")[2] if text.startswith(("gcfed.", "torch.")) else text
+        return f"{value:g}"
+    text = str(value)
+    if text.startswith(("gcfed.", "torch.")):
+        return text.rpartition(".")[2]
+    return text
 
 
 def _importance(key: str) -> tuple[bool, bool, bool, int]:

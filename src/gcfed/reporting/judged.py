@@ -41,12 +41,11 @@ def judged(methods: Mapping[str, Sequence[Run]]) -> Judged:
         has_ended = any(run.has_ended for run in runs)
         if has_ended and method not in fitting[chosen]:
             apart[method] = _why_apart(method, chosen, methods, declared)
-    rounds = [
-        run.rounds
-        for method in fitting[chosen]
-        for run in methods[method]
-        if run.state == FINISHED and chosen in run.metrics
-    ]
+    rounds = []
+    for method in fitting[chosen]:
+        for run in methods[method]:
+            if run.state == FINISHED and chosen in run.metrics:
+                rounds.append(run.rounds)
     return Judged(measure_of(chosen, rounds), apart, declared)
 
 

@@ -18,6 +18,8 @@ from gcfed.reporting.judged import listed
 from gcfed.reporting.verdict import FEWEST, Scale, Verdict, per_seed, scale_of
 
 TARGETS = 4  # at most so many columns of targets
+#: Words that the caption of a table in LaTeX has, too.
+_IN_CAPTION = re.compile(r"^rounds to | of clients' own models|, last \d+ rounds")
 _LATEX = {character: rf"\{character}" for character in "&%$#_{}"}
 _LATEX |= {
     "\\": r"\textbackslash{}",
@@ -25,9 +27,10 @@ _LATEX |= {
     "^": r"\textasciicircum{}",
     "[": "{[}",
     "–": "--",
-}
-_LATEX |= {"±": r"$\pm$", "−": "$-$", "†": r"$^\dagger$", "\u00a0": "~"}
-_LATEX |= {
+    "±": r"$\pm$",
+    "−": "$-$",
+    "†": r"$^\dagger$",
+    "\u00a0": "~",
     "α": r"$\alpha$",
     "β": r"$\beta$",
     "η": r"$\eta$",
@@ -58,26 +61,22 @@ class Table:
     def latex(self) -> str:
         marks = str.maketrans(_LATEX)
         cells = self._marked(marks, r"\textbf{%s}").iloc[:, : self.printed]
-        caption = re.compile(
-            r"^rounds to | of clients' own models|, last \d+ rounds"
-        )  # words that the caption has, too
-        cells = cells.rename(columns=lambda name: caption.sub("", name))
-        tabular = cells.to_latex(
-            index=False, column_format=f"@{{}}l{'r' * (self.printed - 1)}@{{}}"
-        )
+        cells = cells.rename(columns=lambda name: _IN_CAPTION.sub("", name))
+        alignment = "l" + "r" * (self.printed - 1)
+        tabular = cells.to_latex(index=False, column_format=f"@{{}}{alignment}@{{}}")
         return _FLOAT % (self.title.translate(marks), self.name, tabular)
 
     @property
     def html(self) -> str:
         marks = str.maketrans({character: html.escape(character) for character in "<>&"})
-        return self._marked(marks, "<strong>%s</strong>").to_html(
-            index=False, escape=False, border=0
-        )
+        cells = self._marked(marks, "<strong>%s</strong>")
+        return cells.to_html(index=False, escape=False, border=0)
 
     def _marked(self, marks: dict[int, str], bold: str) -> pd.DataFrame:
         cells = self.frame.astype(str).map(lambda text: text.translate(marks))
-        for i, is_bold in enumerate(self.bold):
-            cells.iloc[i, 0] = bold % cells.iloc[i, 0] if is_bold else cells.iloc[i, 0]
+        for row, is_bold in enumerate(self.bold):
+            if is_bold:
+                cells.iloc[row, 0] = bold % cells.iloc[row, 0]
         return cells.rename(columns=lambda name: name.translate(marks))
 
 
@@ -91,17 +90,19 @@ def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.
     texts: dict[str, list[str]] = {"method": [*found.table.index]}
     for measure in measures:
         values = per_seed(rows, measure)
-        own = {method: _counted(method, found, values) for method in found.table.index}
+        numbers_of = {method: _counted(method, found, values) for method in found.table.index}
         if measure == found.measure:
-            own |= {method: numbers[:0] for method, numbers in own.items() if method in found.apart}
-        means = [abs(numbers.mean()) for numbers in own.values() if len(numbers)]
-        if means:
-            scale = scale_of(measure, max(means))
-            missed = _missed(rows, measure)
-            texts[scale.heading] = [
-                _cell(numbers, scale, measure, missed.get(method, set()))
-                for method, numbers in own.items()
-            ]
+            for method in found.apart:
+                numbers_of[method] = numbers_of[method][:0]
+        means = [abs(numbers.mean()) for numbers in numbers_of.values() if len(numbers)]
+        if not means:
+            continue
+        scale = scale_of(measure, max(means))
+        missed = _missed(rows, measure)
+        cells = []
+        for method, numbers in numbers_of.items():
+            cells.append(_cell(numbers, scale, measure, missed.get(method, set())))
+        texts[scale.heading] = cells
     return pd.DataFrame(texts, dtype=object)
 
 
@@ -144,19 +145,12 @@ def comparison(
     """A row per method, the best first. ``measures`` are further columns."""
     frame = measured(found, rows, [found.measure, *measures])
     methods = frame["method"]
-    states = rows.groupby("method")["state"].agg(lambda own: ", ".join(dict.fromkeys(own)))
-    ended = methods.map(states)
     heading = found.scale.heading
-    main = frame.get(heading, pd.Series("–", frame.index))
-    main = main.mask(methods.isin([*found.apart]), "not compared")
-    main = main.where(main != "–", ended)
-    main += [" †" if DIVERGED in states_of_method else "" for states_of_method in ended]
-    columns = {heading: main}
+    columns = {heading: _main_column(found, rows, frame)}
     if found.ranked:
         is_compared = methods.isin(found.ranked) & (methods != found.reference)
-        columns[f"against {found.reference}"] = methods.map(found.difference).where(
-            is_compared, "–"
-        )
+        differences = methods.map(found.difference)
+        columns[f"against {found.reference}"] = differences.where(is_compared, "–")
     printed = 1 + len(columns)
     columns["seeds"] = found.table["n"].to_numpy()
     others = frame.drop(columns=["method", heading], errors="ignore")
@@ -165,6 +159,16 @@ def comparison(
     bold = [method in found.leaders for method in methods]
     title = f"{found.direction}: {place}"
     return Table(name, title, cells, bold, _notes(found, rows), printed)
+
+
+def _main_column(found: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:
+    """The measure of the verdict, or why a method has no number. † marks a diverged run."""
+    states = rows.groupby("method")["state"].agg(lambda own: ", ".join(dict.fromkeys(own)))
+    states = frame["method"].map(states)
+    cells = frame.get(found.scale.heading, pd.Series("–", frame.index))
+    cells = cells.mask(frame["method"].isin([*found.apart]), "not compared")
+    cells = cells.where(cells != "–", states)
+    return cells.mask(states.str.contains(DIVERGED), cells + " †")
 
 
 def _equal_bytes(cells: pd.DataFrame) -> list[str]:
@@ -179,11 +183,8 @@ def _notes(found: Verdict, rows: pd.DataFrame) -> list[str]:
     notes += [f"Not compared: {why}." for why in found.apart.values()]
     if found.declared and not parse(found.measure)[1].startswith("test/"):
         notes.append(f"Test accuracies are the global model's, not those of {_whose(found)}.")
-    below = [
-        method
-        for method in found.table.index
-        if method not in found.ranked and method not in found.apart
-    ]
+    judged = {*found.ranked, *found.apart}
+    below = [method for method in found.table.index if method not in judged]
     if found.ranked and below:
         notes.append(f"Not ranked, with fewer than {FEWEST} common seeds: {', '.join(below)}.")
     if rows["repeated"].any():
@@ -227,17 +228,17 @@ def _reading(found: Verdict, rows: pd.DataFrame) -> str:
 
 
 def _different_clients(rows: pd.DataFrame) -> list[str]:
-    """The settings of local training in which methods differ without it being in their names."""
+    """The settings of local training in which methods differ, if their names do not show it."""
     texts = rows.set_index("method")
     texts = varying(texts.loc[:, texts.columns.str.match(r"client\.|precision|privacy")])
     notes = []
     for key in texts:
         if any(described(key, text) in method for method, text in texts[key].items()):
             continue
-        groups = [
-            f"{text or 'none'} ({', '.join(dict.fromkeys(same.index))})"
-            for text, same in texts.groupby(key)
-        ]
+        groups = []
+        for text, same in texts.groupby(key):
+            methods = ", ".join(dict.fromkeys(same.index))
+            groups.append(f"{text or 'none'} ({methods})")
         notes.append(f"Different {symbol(key)}: {'; '.join(groups)}.")
     return notes
 
@@ -249,23 +250,32 @@ def targets(found: Verdict, rows: pd.DataFrame, name: str, place: str) -> Table 
     Targets are accuracies of the global model, so methods whose clients use others are left out.
     """
     rows = rows[~rows["method"].isin([*found.declared])]
-    asked = {float(target) for run in rows["run"] for target in run.get("targets") or ()}
-    measures = [f"rounds:{target:g}" for target in sorted(asked) if 1e-4 <= target <= 1]
-    reached = [m for m in measures if any(value(run, m) for run in rows["run"])]
+    reached = _reached(rows["run"])[-TARGETS:]
     if not reached:
         return None
-    reached = reached[-TARGETS:]
     if all(len(run.curve(CLOCK)) for run in rows["run"]):
         reached += [measure.replace("rounds:", "seconds:") for measure in reached]
     frame = measured(found, rows, reached)
     frame = frame[~frame["method"].isin([*found.declared])]
-    note = (
-        "+: a run did not reach the target and counts with its whole length, so the mean is a"
-        " lower bound."
-    )
-    is_bound = any("+" in cell for cell in frame.iloc[:, 1:].to_numpy().flat)
+    notes = []
+    if any("+" in cell for cell in frame.iloc[:, 1:].to_numpy().flat):
+        notes.append(
+            "+: a run did not reach the target and counts with its whole length, so the mean is a"
+            " lower bound."
+        )
     title = f"Rounds to a test accuracy: {place}"
-    return Table(name, title, frame, (), [note] if is_bound else [], len(frame.columns))
+    return Table(name, title, frame, (), notes, len(frame.columns))
+
+
+def _reached(runs: pd.Series) -> list[str]:
+    """The measures ``rounds:<target>`` of the targets that a run reached, ascending."""
+    asked = {float(target) for run in runs for target in run.get("targets") or ()}
+    reached = []
+    for target in sorted(asked):
+        measure = f"rounds:{target:g}"
+        if 1e-4 <= target <= 1 and any(value(run, measure) for run in runs):
+            reached.append(measure)
+    return reached
 
 
 def all_runs(rows: pd.DataFrame) -> pd.DataFrame:

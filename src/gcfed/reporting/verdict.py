@@ -90,13 +90,16 @@ def interval(values: Any) -> tuple[float, float]:
 
 @cache
 def _quantile(n: int) -> float:
-    """Student's t with n − 1 degrees of freedom at 97.5 %: with t = √(n − 1)·tan θ its density is ∝
-    cosⁿ⁻² θ.
+    """The 97.5 % quantile of Student's t with n − 1 degrees of freedom.
+
+    With t = √(n − 1)·tan θ, the density is proportional to cosⁿ⁻² θ.
     """
     angles = np.linspace(0, math.pi / 2, 100_001)
     heights = np.cos(angles) ** (n - 2)
-    areas = np.concatenate([[0.0], np.cumsum((heights[1:] + heights[:-1]) / 2)])
-    return math.sqrt(n - 1) * math.tan(np.interp(0.95 * areas[-1], areas, angles))
+    trapezoids = (heights[1:] + heights[:-1]) / 2
+    areas = np.concatenate([[0.0], np.cumsum(trapezoids)])
+    angle = np.interp(0.95 * areas[-1], areas, angles)
+    return math.sqrt(n - 1) * math.tan(angle)
 
 
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -174,13 +177,13 @@ class Verdict:
     def _leaders(self) -> str:
         """The headline of ranked methods."""
         better = "" if self.scale.unit == "%" else self.better
-        first = f"{listed(self.leaders)} lead{'s' * (len(self.leaders) == 1)}"
-        if len(self.leaders) > 3:
-            first = (
-                f"{len(self.leaders)} of {len(self.ranked)} methods lead, {self.leaders[0]} first"
-            )
-        if len(self.leaders) == len(self.ranked):
+        number = len(self.leaders)
+        if number == len(self.ranked):
             first = "No method leads clearly"
+        elif number > 3:
+            first = f"{number} of {len(self.ranked)} methods lead, {self.leaders[0]} first"
+        else:
+            first = f"{listed(self.leaders)} {'leads' if number == 1 else 'lead'}"
         shown = [method for method in self.leaders if method != self.reference] or self.ranked[1:2]
         shown = sorted(shown, key=self.uncertain)[:3]  # stable: the best first
         if shown == self.leaders and len(shown) == 1:
@@ -266,7 +269,9 @@ def _sharing_seeds(values: pd.DataFrame) -> tuple[list[str], pd.Index]:
         if len(common) >= FEWEST:
             ranked.append(method)
             seeds = common
-    return (ranked, seeds) if len(ranked) > 1 else ([], seeds[:0])
+    if len(ranked) < 2:
+        return [], seeds[:0]
+    return ranked, seeds
 
 
 def _reference(ranked: list[str]) -> str:

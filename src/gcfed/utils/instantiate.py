@@ -46,10 +46,10 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         raise BuildError(f"{node._get_full_key(error.name)}{error.rest}") from error
     except Exception as error:
         _explain_arguments(node, target, given, error)
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise BuildError(
-            f"{node._get_full_key(None)}: {kind}{' '.join(str(error).split())}"
-        ) from error
+        message = " ".join(str(error).split())
+        if not isinstance(error, ValueError):
+            message = f"{type(error).__name__}: {message}"
+        raise BuildError(f"{node._get_full_key(None)}: {message}") from error
 
 
 def _require_module(node: DictConfig) -> None:
@@ -94,7 +94,9 @@ def _built(value: Any) -> Any:
         return [_built(item) for item in value]
     if not OmegaConf.is_dict(value):
         return value
-    return build(value) if "_target_" in value else {key: _built(value[key]) for key in value}
+    if "_target_" in value:
+        return build(value)
+    return {key: _built(value[key]) for key in value}
 
 
 def optional(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
@@ -110,7 +112,8 @@ def optional(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
 
 def require(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
     """The object of a part that every run needs. Raises BuildError if there is none."""
-    if (built := optional(cfg, key, **kwargs)) is None:
+    built = optional(cfg, key, **kwargs)
+    if built is None:
         raise BuildError(
             f"{cfg._get_full_key(key)}={cfg.get(key)} builds nothing, and every run needs this"
             " part."
@@ -128,17 +131,19 @@ def build_all(cfg: DictConfig, key: str, kind: type = object, **common: Any) -> 
     nodes = cfg.get(key) or OmegaConf.create()
     if not OmegaConf.is_dict(nodes):
         raise BuildError(f"{key}={nodes} must be groups of settings, or null.")
-    given = {
-        str(name): {k: v for k, v in common.items() if k in (nodes[name] or ())} for name in nodes
-    }
-    built = [
-        part for name, more in given.items() if (part := optional(nodes, name, **more)) is not None
-    ]
-    for odd in (part for part in built if not isinstance(part, kind)):
-        raise BuildError(
-            f"{key}: {type(odd).__name__} is not a {kind.__name__} of Lightning, as all {key}"
-            " must be."
-        )
+    built = []
+    for name in map(str, nodes):
+        node = nodes[name] or {}
+        given = {argument: value for argument, value in common.items() if argument in node}
+        part = optional(nodes, name, **given)
+        if part is None:
+            continue
+        if not isinstance(part, kind):
+            raise BuildError(
+                f"{key}: {type(part).__name__} is not a {kind.__name__} of Lightning, as all {key}"
+                " must be."
+            )
+        built.append(part)
     return built
 
 

@@ -1,6 +1,5 @@
 """OmegaConf resolvers of the configs, and the folders of the configs and the project."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,26 @@ ROOT = Path.cwd() if _PACKAGED.is_dir() else _CLONE
 
 
 def all_devices(accelerator: str) -> int:
-    """Processes per node of ``trainer=ddp``: those of the launcher, else one per GPU, or one per
-    core of a CPU.
+    """Processes per node of ``trainer=ddp``: as many as the launcher has started. Without a
+    launcher, one per GPU, or one per core of a CPU.
     """
-    if found := launched():
-        return found[2]
+    by_launcher = launched()
+    if by_launcher is not None:
+        _, _, processes = by_launcher
+        return processes
     import torch
 
     gpus = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
     return gpus or cores()
+
+
+def nodes() -> int:
+    """The number of nodes on which a launcher started this run; 1 without a launcher."""
+    by_launcher = launched()
+    if by_launcher is None:
+        return 1
+    _, machines, _ = by_launcher
+    return machines
 
 
 def last_layer(hidden: Any) -> str | None:
@@ -44,37 +54,41 @@ def method_name(algorithm: str, gc: str) -> str:
     ``fedavg_local``.
     """
     plain = "fedavg" if algorithm == "gcfed" else algorithm
-    return (
-        plain
-        if gc == "none"
-        else "gcfed"
-        if (plain, gc) == ("fedavg", "gcfed")
-        else f"{plain}_{gc}"
-    )
+    if gc == "none":
+        return plain
+    if plain == "fedavg" and gc == "gcfed":
+        return "gcfed"
+    return f"{plain}_{gc}"
+
+
+def stem(path: Any, default: str) -> str:
+    """``flowers`` of ``../flowers/``, of ``flowers.csv``, or of ``.`` in the folder flowers."""
+    if not path:
+        return default
+    return Path(str(path)).resolve().stem or default
+
+
+def task_of(has_numbers: Any, task: str = "SquaredError") -> str:
+    """The class of a data set's task: classification, unless its labels are numbers."""
+    return f"gcfed.tasks.{task if has_numbers is True else 'Classification'}"
 
 
 def sweep_name() -> str | None:
     """The name of the folder of the sweep or search whose job this is; None for a single run."""
-    return Path(HydraConfig.get().sweep.dir).name if in_sweep() else None
+    if not in_sweep():
+        return None
+    return Path(HydraConfig.get().sweep.dir).name
 
 
-_RESOLVERS: dict[str, Callable[..., Any]] = {
-    "all_devices": all_devices,
-    "basename": lambda path: Path(path).name,
-    "class_name": lambda target: str(target).rpartition(".")[2],  # Net of mynet.Net
-    "last_layer": last_layer,
-    "method_name": method_name,
-    # the clients that follow from a list of data sets
-    "length": lambda values, times=1: len(values) * times,
-    "nodes": lambda: (launched() or ("", 1, 1))[1],  # on which a launcher started this run
-    "project_root": lambda: str(ROOT),
-    # flowers of ../flowers/
-    "stem": lambda path, default: (Path(str(path)).resolve().stem if path else "") or default,
-    "sweep_name": sweep_name,
-    "task_of": lambda yes, task="SquaredError": (
-        f"gcfed.tasks.{task if yes is True else 'Classification'}"
-    ),
-}
 register = OmegaConf.register_new_resolver
-for _name, _resolver in _RESOLVERS.items():
-    register(_name, _resolver, replace=True)
+register("all_devices", all_devices, replace=True)
+register("basename", lambda path: Path(path).name, replace=True)
+register("class_name", lambda target: str(target).rpartition(".")[2], replace=True)
+register("last_layer", last_layer, replace=True)
+register("length", lambda values, times=1: len(values) * times, replace=True)
+register("method_name", method_name, replace=True)
+register("nodes", nodes, replace=True)
+register("project_root", lambda: str(ROOT), replace=True)
+register("stem", stem, replace=True)
+register("sweep_name", sweep_name, replace=True)
+register("task_of", task_of, replace=True)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gcfed.federated.network.closeness import are_equal
 from gcfed.federated.network.lent import Lent, make_contiguous, tie
 from gcfed.federated.network.tap import dense_buffers
 from gcfed.federated.protocol.messages import Params
@@ -108,6 +109,13 @@ class Passes:
         if self.contiguous:
             make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
 
+    def scaled(self, tensors: Params, factor: float) -> Params:
+        """These tensors, the trained ones times a factor."""
+        scaled = dict(tensors)
+        for name in self.trained:
+            scaled[name] = tensors[name] * factor
+        return scaled
+
     def run(
         self,
         x: Tensor,
@@ -141,7 +149,7 @@ class Passes:
                 out=returned,
                 grads=grads_of([self.lent.tensors[name] for name in self.trained]),
                 tensors=tensors,
-                changed=[name for name, t in tensors.items() if not _are_equal(t, expected[name])],
+                changed=[name for name, t in tensors.items() if not are_equal(t, expected[name])],
             )
         finally:
             self.lent.end()
@@ -233,7 +241,7 @@ class Passes:
 
     def _note(self, seen: Tensor, x: Tensor, generators: dict[str, object]) -> None:
         """Notes what a pass has done beside its result."""
-        self.edits_input |= seen._version > 0 or not torch.equal(seen, x)
+        self.edits_input |= seen._version > 0 or not are_equal(seen, x)
         for name, generator in GLOBAL.items():
             if mark(generator) != generators[name]:
                 self.draws.add(name)
@@ -243,10 +251,3 @@ class Passes:
 
 def grads_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
-
-
-def _are_equal(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape:
-        return False
-    # almost all are equal, and ``nan_to_num`` makes copies
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())

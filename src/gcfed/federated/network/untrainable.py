@@ -1,0 +1,155 @@
+"""Refuses networks that no federated run can train correctly, and finds the constants that
+training changes.
+"""
+
+import logging
+from collections.abc import Iterable
+from textwrap import shorten
+
+import torch
+from torch import Tensor, nn
+
+from gcfed.federated.network.closeness import are_equal
+from gcfed.federated.network.lent import new_memory
+from gcfed.federated.network.passes import Pass, Passes
+from gcfed.federated.network.tap import dense_buffers
+from gcfed.models.spectral import unit_vectors
+from gcfed.utils.refusal import Refusal
+
+log = logging.getLogger(__name__)
+
+
+class TrainingCheck:
+    """Draws conclusions from the first pass. It must be made before this pass."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self.net = passes.net
+        self.name = passes.name
+        self.sparse_buffers: list[tuple[Tensor, Tensor]] = []
+        for t in self.net.buffers():
+            if t.layout != torch.strided:
+                self.sparse_buffers.append((t, t.to_dense()))
+
+    def refuse(self, first: Pass) -> None:
+        """Raises ValueError if no federated run can train the network correctly."""
+        self._refuse_parameters(first)
+        self._refuse_sparse_buffers()
+        self._refuse_buffers(first)
+
+    def _refuse_parameters(self, first: Pass) -> None:
+        passes = self.passes
+        new = {name for name, _ in self.net.named_parameters()} - passes.before.keys()
+        if new:
+            raise Refusal(
+                f"{self.name} makes the parameter {few(sorted(new))} in forward, where no"
+                " optimizer knows it: make it in __init__, or use a layer such as nn.LazyLinear."
+            )
+        replaced = sorted(passes.replaced & {*passes.trained})
+        if replaced:
+            raise new_memory(replaced[0])
+        if any(t.layout != torch.strided for t in first.grads):
+            raise Refusal(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
+        own = {id(t) for t in passes.lent.tensors.values() if isinstance(t, nn.Parameter)}
+        if {id(p) for p in self.net.parameters()} != own:
+            raise Refusal(
+                f"{self.name}.parameters() lacks some: set requires_grad=False in those instead."
+            )
+
+    def _refuse_sparse_buffers(self) -> None:
+        saved = self.net.state_dict()
+        for name, t in self.net.named_buffers():
+            if name in saved and t.layout != torch.strided:
+                raise Refusal(
+                    f"{self.name} has the sparse buffer {name}: register it with persistent=False,"
+                    " because global_model.safetensors cannot hold it, or make it dense."
+                )
+        if not all(are_equal(t.to_dense(), value) for t, value in self.sparse_buffers):
+            raise Refusal(f"{self.name} changes a sparse buffer: keep it dense, or constant.")
+
+    def _refuse_buffers(self, first: Pass) -> None:
+        before = self.passes.before
+        changing = {*self.passes.trained, *first.changed}
+        imaginary = [name for name, t in before.items() if t.is_complex() and name in changing]
+        if imaginary:
+            raise Refusal(
+                f"{self.name} changes the complex {few(imaginary)}: keep torch.view_as_real of it."
+            )
+        saved = self.net.state_dict()
+        new = {name for name in dense_buffers(self.net) if name in saved} - before.keys()
+        if new:
+            raise Refusal(
+                f"{self.name} makes the buffer {few(sorted(new))} in forward: register its value"
+                " in __init__."
+            )
+        resized = [
+            name for name in first.changed if first.tensors[name].shape != before[name].shape
+        ]
+        if resized:
+            raise Refusal(
+                f"{self.name} changes the shape of {few(resized)}: give a buffer one size in"
+                " __init__."
+            )
+
+    def averaged_constants(self, first: Pass) -> tuple[str, ...]:
+        """The constants that training changes. The server averages them.
+
+        Raises ValueError for a constant that has no mean.
+        """
+        saved = self.net.state_dict()
+        repaired = unit_vectors(self.net)
+        constants = sorted(name for name in first.changed if name not in self.passes.trained)
+        lost = [name for name in constants if name not in saved]
+        if lost:
+            log.warning(
+                "%s changes %s, which no checkpoint has (persistent=False): clients begin each"
+                " round with its first value.",
+                self.name,
+                few(lost),
+            )
+        averaged = []
+        for name in constants:
+            if name in lost:
+                continue
+            old = self.passes.before[name]
+            why = why_no_mean(old, first.tensors[name], is_repaired=name in repaired)
+            if why:
+                raise Refusal(
+                    f"{self.name} changes {name}, which {why}, or register it with"
+                    " persistent=False, so that clients begin anew."
+                )
+            is_parameter = isinstance(self.passes.lent.tensors[name], nn.Parameter)
+            if is_parameter or not old.is_floating_point():
+                averaged.append(name)
+        if averaged:
+            log.info(
+                "%s: training changes %s, which are averaged like buffers", self.name, few(averaged)
+            )
+        return tuple(averaged)
+
+
+def why_no_mean(old: Tensor, new: Tensor, is_repaired: bool) -> str:
+    """Why clients' values of a tensor that passes change cannot be averaged; empty if they can.
+
+    Args:
+        is_repaired: whether the server makes its mean a unit vector again.
+    """
+    if not old.isfinite().all():
+        return "begins at ±∞, so no difference to it can be sent: begin it at a finite number"
+    if not is_repaired and _has_unit_rows(old) and _has_unit_rows(new):
+        return (
+            "has unit norm, and a mean of unit vectors is shorter: normalise it where forward"
+            " reads it"
+        )
+    return ""
+
+
+def _has_unit_rows(t: Tensor) -> bool:
+    if not t.is_floating_point() or t.dim() == 0 or t.shape[-1] <= 1:
+        return False
+    return bool((t.norm(dim=-1) - 1).abs().max() < 1e-4)
+
+
+def few(names: Iterable[str]) -> str:
+    """The first of these names, in at most 100 characters."""
+    return shorten(", ".join(names), 100, placeholder=" …")
