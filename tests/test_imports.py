@@ -21,6 +21,7 @@ FLOORS = (
     {"reporting"},
     {"run"},
     {"jobs", "project"},
+    {"tables"},
     {"api", "commands"},
 )
 MODULES = {
