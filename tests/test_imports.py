@@ -22,6 +22,7 @@ FLOORS = (
     {"reporting"},
     {"run"},
     {"jobs", "project"},
+    {"tables"},
     {"api", "commands"},
 )
 MODULES = {

@@ -20,6 +20,10 @@ commands["gcfed-train"]()
 """
 
 
+def yamls_below(folder):
+    return sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
+
+
 def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     name = build_wheel(str(tmp_path))
@@ -27,11 +31,11 @@ def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatc
     site, empty = tmp_path / "site", tmp_path / "empty"
     with zipfile.ZipFile(tmp_path / name) as wheel:
         wheel.extractall(site)
-    ours, theirs = (
-        sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
-        for folder in (ROOT / "configs", site / "gcfed/configs")
-    )
-    assert ours == theirs
+    for ours, theirs in (
+        (ROOT / "configs", site / "gcfed/configs"),
+        (ROOT / "src/gcfed/tables/catalog", site / "gcfed/tables/catalog"),
+    ):
+        assert yamls_below(ours) == yamls_below(theirs) != []
     packages = {path.name for path in site.iterdir() if "dist-info" not in path.name}
     assert packages - {"gcfed_sites"} == {"gcfed", "hydra_plugins"}
     assert len(list(site.glob("*.dist-info/licenses/LICENSE"))) == 1
@@ -44,7 +48,7 @@ def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatc
         [sys.executable, "-c", CALL], capture_output=True, text=True, cwd=empty, env=environment
     )
     assert done.stdout.splitlines() == [
-        "gcfed-eval gcfed-new gcfed-report gcfed-train",
+        "gcfed-eval gcfed-new gcfed-report gcfed-table gcfed-train",
         str(empty / "data"),
     ], done.stderr
 

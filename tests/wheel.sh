@@ -26,4 +26,20 @@ python -m pytest -q -p no:cacheprovider
 gcfed-train --config-dir conf experiment=first rounds=2 extras.figures=false
 gcfed-report
 test -s logs/report/index.html
+
+gcfed-table | grep -q "^gcfed_table5 "
+cat >my.yaml <<'END'
+# The own method after a search
+overrides: [rounds=2, client.epochs=1, data.limit_train=200, participation.num_clients=8, extras.figures=false, trainer.devices=1]
+rows: [{label: Mine, overrides: [algorithm=fedexp_last, gc=none]}]
+columns: [{label: α 0.1, overrides: [partition.alpha=0.1]}]
+seeds: [1, 2]
+search: {metric: "last:val/acc", n_trials: 1, overrides: [data.validation=0.1, seed=9], params: {client.optimizer.lr: "interval(0.01, 0.1)"}}
+END
+gcfed-table my.yaml --config-dir conf >table.txt
+grep "2 to start" table.txt
+grep -E "^\| Mine .* to " table.txt  # with its interval
+sed 's/^seeds:/sedes:/' my.yaml >wrong.yaml
+! gcfed-table wrong.yaml 2>wrong.txt
+grep "the key sedes is unknown: did you mean seeds?" wrong.txt
 echo "wheel: done in $SECONDS s"

@@ -15,16 +15,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.folders.folder import CHECKPOINT, METRICS, Run, check_folder, find_runs, read_run
 from gcfed.folders.measures import is_accuracy, parse, smooth, value
 from gcfed.folders.reading import read_metrics
 from gcfed.jobs import check_jobs, train_all
-from gcfed.utils.compose import SEARCHPATH, composed, shorthand
+from gcfed.utils.compose import composed, searchpath, shorthand
 from gcfed.utils.machine import job
-from gcfed.utils.refusal import MissingFile, Refusal
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def configure(
     words = shorthand(given)
     searched = words
     if config_dir is not None:
-        searched = [_searchpath(config_dir, words), *words]
+        searched = [searchpath(config_dir, words), *words]
     with _composing:
         cfg = composed(searched)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
@@ -103,19 +102,6 @@ def _words(overrides: Iterable[str | Iterable[str]]) -> list[str]:
             parts = ", ".join(repr(part) for part in word.split())
             raise Refusal(f"{word}: an argument holds one override: write configure({parts}).")
     return words
-
-
-def _searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
-    """The override with which Hydra also looks for files in a folder."""
-    folder = Path(config_dir).absolute()
-    if not folder.is_dir():
-        raise MissingFile(f"config_dir={config_dir}: there is no such folder.")
-    if any(word.startswith(f"{SEARCHPATH}=") for word in words):
-        raise Refusal(
-            f"config_dir={config_dir} does not combine with {SEARCHPATH}: name all folders there."
-        )
-    quoted = QuotedString(f"file://{folder}", Quote.single).with_quotes()
-    return f"{SEARCHPATH}=[{quoted}]"
 
 
 def compare(

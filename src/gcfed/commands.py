@@ -1,5 +1,5 @@
-"""The commands ``gcfed-train``, ``gcfed-eval`` and ``gcfed-report``; ``src/train.py`` and its
-neighbours call them.
+"""The commands ``gcfed-train``, ``gcfed-eval``, ``gcfed-report`` and ``gcfed-table``;
+``src/train.py`` and its neighbours call the first three.
 
 A wrong setting, file or combination ends a command with one line, which names the key or the file.
 ``debug=true`` adds the traceback. Errors in the user's own code always show theirs. A signal ends a
@@ -41,12 +41,18 @@ def _run(name: str, task: Task) -> None:
     """Calls the task with the config that Hydra composes from ``configs/<name>.yaml`` and the
     command line.
     """
+    _call(partial(_compose_and_call, name, task))
+
+
+def _call(command: Callable[[list[str]], int | None]) -> None:
+    """Calls a command with its words. An error and a signal end it with a sentence."""
     keep_streams()
     before = signal.signal(signal.SIGTERM, stop)
     words = sys.argv[1:]
     debug = DEBUG in words
+    code = None
     try:
-        _compose_and_call(name, task, [word for word in words if word != DEBUG])
+        code = command([word for word in words if word != DEBUG])
     except (KeyboardInterrupt, Stopped) as signalled:
         _end_stopped(signalled)
     except Failed as failed:
@@ -55,6 +61,8 @@ def _run(name: str, task: Task) -> None:
         _end(error, debug)
     finally:
         signal.signal(signal.SIGTERM, before)
+    if code:
+        sys.exit(code)
 
 
 def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
@@ -169,6 +177,18 @@ def _report(cfg: DictConfig) -> None:
     roots = [cfg.roots] if isinstance(cfg.roots, str) else cfg.roots or ()
     measures = list(cfg.measures) if cfg.measures else cfg.measures
     write_report(*roots, out=cfg.out, measures=measures, figures=cfg.figures)
+
+
+def table() -> None:
+    """``gcfed-table my.yaml``: trains the cells of a table and compares them."""
+    _call(_table)
+
+
+def _table(words: list[str]) -> int:
+    from gcfed.tables.command import main
+
+    sys.path.append(str(Path.cwd()))  # a user's own networks, data and methods
+    return main(words)
 
 
 train = partial(_run, "train", _train)

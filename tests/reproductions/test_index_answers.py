@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from gcfed.tables.welch import Sample, compare_means
 from gcfed.utils.resolvers import ROOT
 from reproductions.results.figures import numbers, table
-from reproductions.welch import Sample, compare_means
 
 INDEX = (ROOT / "reproductions/results/README.md").read_text()
 FAMILY = INDEX.partition("## Which answers stand")[2]

@@ -5,23 +5,24 @@ import shlex
 from functools import cache
 
 import pytest
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from gcfed.check import check
+from gcfed.tables.command import request_of
+from gcfed.tables.plan import plan
+from gcfed.tables.reading import CATALOG, load
 from gcfed.utils.compose import shorthand
 from gcfed.utils.resolvers import ROOT
-from reproductions.tables import Part, load, plan
 
 PAGES = sorted((ROOT / "reproductions/results").glob("[!R]*.md"))
 ALL = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("reproductions/**/*.md")]
 
 
-def printed(script, pages):
-    """The arguments of each command that a page prints."""
+def printed(command, pages):
+    """The arguments of each such command that a page prints."""
     texts = (page.read_text().replace("\\\n", " ") for page in pages)
     lines = dict.fromkeys(
-        line for text in texts for line in re.findall(rf"python {script} (\w[^`…<\n]+)", text)
+        line for text in texts for line in re.findall(rf"{command} (\w[^`…<\n]+)", text)
     )
     return [shlex.split(line, comments=True) for line in lines]
 
@@ -41,7 +42,7 @@ def test_readme_states_the_number_of_methods_in_the_table_of_digits():
 
 
 @pytest.mark.parametrize(
-    "words", printed(r"src/train\.py", PAGES), ids=lambda words: " ".join(words)[:80]
+    "words", printed(r"python src/train\.py", PAGES), ids=lambda words: " ".join(words)[:80]
 )
 def test_each_run_on_the_pages_is_accepted(config, words):
     """For a sweep, the first values are checked."""
@@ -63,29 +64,20 @@ def test_each_run_on_the_pages_is_accepted(config, words):
 def test_each_table_that_a_page_names_exists_with_its_rows_and_columns(
     config, tmp_path, monkeypatch
 ):
-    """Only the page's own ``mine.yaml`` is composed: test_papers.py composes the others."""
+    """Only the page's own ``my.yaml`` is composed: test_papers.py composes the others."""
     monkeypatch.chdir(tmp_path)
-    example = re.search(
-        r"```yaml\n(.*?)```", (ROOT / "reproductions/README.md").read_text(), re.DOTALL
-    )[1]
-    (tmp_path / "mine.yaml").write_text(example.replace("algorithm=mine", "algorithm=fedprox"))
-    commands = printed(
-        r"reproductions/table\.py", [*ALL, *ROOT.glob("reproductions/configs/*.yaml")]
-    )
+    page = (ROOT / "docs/tables.md").read_text()
+    example = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1]
+    (tmp_path / "my.yaml").write_text(example.replace("algorithm=mine", "algorithm=fedprox"))
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "reproductions").symlink_to(ROOT / "reproductions")
+    tables = [*CATALOG.glob("*.yaml"), *ROOT.glob("reproductions/tables/*.yaml")]
+    commands = printed("gcfed-table", [*ALL, *tables])
     known = cache(load)
     assert len(commands) > 50, len(commands)
-    for name, *overrides in commands:
-        own = {
-            key: yaml.safe_load(value)
-            for key, _, value in (word.partition("=") for word in overrides)
-            if re.match(r"(scale|rows|columns|seeds|dry_run|compare|search\b)", key)
-        }
-        changes = {key: own.pop(key) for key in [*own] if key.startswith("search")}
-        part = Part(
-            **{key: value for key, value in own.items() if key in ("rows", "columns", "seeds")}
-        )
-        extra = [word for word in overrides if word.partition("=")[0] not in own | changes]
-        table = load(name, changes) if changes or name == "mine.yaml" else known(name)
-        job, *_ = plan(table, own.get("scale", "full"), part, extra)[0].values()
-        if name == "mine.yaml":
+    for words in commands:
+        asked = request_of(words)
+        table = load(asked.name, asked.changes) if asked.changes else known(asked.name)
+        job, *_ = plan(table, asked.scale, asked.part, asked.arguments).jobs.values()
+        if asked.name == "my.yaml":
             check(config(*job.overrides))

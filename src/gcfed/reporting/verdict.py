@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from gcfed.folders.measures import (
     whole_length,
 )
 from gcfed.reporting.judged import judged, listed
+from gcfed.reporting.student import quantile
 
 FEWEST = 3  # seeds of a method that is ranked
 #: Names of columns.
@@ -84,22 +84,8 @@ def interval(values: Any) -> tuple[float, float]:
     if len(values) < 2:
         return math.nan, math.nan
     mean = np.mean(values)
-    half = _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values))
+    half = quantile(len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
     return float(mean - half), float(mean + half)
-
-
-@cache
-def _quantile(n: int) -> float:
-    """The 97.5 % quantile of Student's t with n − 1 degrees of freedom.
-
-    With t = √(n − 1)·tan θ, the density is proportional to cosⁿ⁻² θ.
-    """
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    heights = np.cos(angles) ** (n - 2)
-    trapezoids = (heights[1:] + heights[:-1]) / 2
-    areas = np.concatenate([[0.0], np.cumsum(trapezoids)])
-    angle = np.interp(0.95 * areas[-1], areas, angles)
-    return math.sqrt(n - 1) * math.tan(angle)
 
 
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -230,7 +216,7 @@ def verdict(rows: pd.DataFrame) -> Verdict:
     ranked, seeds = _sharing_seeds(values)
     shared = values.loc[seeds, ranked]
     ranked = [*shared.mean().sort_values(ascending=not higher, kind="stable").index]
-    reference = _reference(ranked)
+    reference = reference_of(ranked)
     lines = []
     for method in dict.fromkeys([*ranked, *rows["method"]]):
         own = values.reindex(columns=[method])[method].dropna()
@@ -274,7 +260,7 @@ def _sharing_seeds(values: pd.DataFrame) -> tuple[list[str], pd.Index]:
     return ranked, seeds
 
 
-def _reference(ranked: list[str]) -> str:
+def reference_of(ranked: list[str]) -> str:
     """FedAvg if it is ranked, otherwise the best method; "" if nothing is ranked."""
     for method in ranked:
         if method.lower() == "fedavg":

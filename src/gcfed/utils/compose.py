@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import MissingFile, Refusal
 from gcfed.utils.resolvers import CONFIGS
 
 TRAIN = CONFIGS / "train.yaml"
@@ -67,6 +67,19 @@ def _is_path_with_odd_letters(value: str) -> bool:
     if re.search(r"[^\w./+@%-]", value, re.ASCII) is None:
         return False
     return os.path.exists(value)  # noqa: PTH110  (a list may be too long for a path)
+
+
+def searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
+    """The override with which Hydra also looks for files in a folder."""
+    folder = Path(config_dir).absolute()
+    if not folder.is_dir():
+        raise MissingFile(f"config_dir={config_dir}: there is no such folder.")
+    if any(word.startswith(f"{SEARCHPATH}=") for word in words):
+        raise Refusal(
+            f"config_dir={config_dir} does not combine with {SEARCHPATH}: name all folders there."
+        )
+    quoted = QuotedString(f"file://{folder}", Quote.single).with_quotes()
+    return f"{SEARCHPATH}=[{quoted}]"
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:

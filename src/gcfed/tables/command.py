@@ -1,0 +1,261 @@
+"""Trains the cells of a table and prints them, a paper's beside its numbers.
+
+    gcfed-table                                    lists the package's tables
+    gcfed-table my.yaml                            trains your own, then prints it
+    gcfed-table gcfed_table5 scale=small           a paper's, at a laptop's size
+    gcfed-table … dry_run=true                     what is left to do, and its hours
+    gcfed-table … compare=true                     the numbers only
+    gcfed-table … 'rows=[FedAvg,gc-*]' 'columns=[…]' 'seeds=[1,2]'
+    gcfed-table my.yaml --config-dir conf          with YAML files of your own
+
+All other words are overrides of every run. The command skips finished runs and continues begun
+ones.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig
+
+from gcfed.folders.identity import leaves
+from gcfed.jobs import in_words
+from gcfed.tables import running
+from gcfed.tables.comparison import write_comparison
+from gcfed.tables.plan import Plan, plan
+from gcfed.tables.reading import heading, load, names
+from gcfed.tables.records import Axis, Part, Table
+from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
+from gcfed.utils.compose import searchpath
+from gcfed.utils.refusal import Refusal
+
+FOLDER = "--config-dir"
+HELP = ("--help", "-h", "help")
+LEFT = (BEGUN, NEW)
+
+
+@dataclass
+class Request:
+    """What a command asks for."""
+
+    words: Sequence[str]
+    name: str  # of the table, or its file
+    scale: str = "full"
+    part: Part = field(default_factory=Part)
+    dry_run: bool = False
+    compare: bool = False
+    changes: dict[str, Any] = field(default_factory=dict)  # of the table's search
+    overrides: list[str] = field(default_factory=list)  # of every run
+    places: list[str] = field(default_factory=list)  # the override that names --config-dir
+
+    @property
+    def arguments(self) -> list[str]:
+        return self.places + self.overrides
+
+
+def request_of(words: Sequence[str]) -> Request:
+    """Raises Refusal for a word that the command cannot read."""
+    name, *rest = words
+    asked = Request(words, name)
+    part: dict[str, Any] = {}
+    waiting = iter(rest)
+    for word in waiting:
+        key, equals, text = word.partition("=")
+        if key == FOLDER:
+            folder = text if equals else next(waiting, "")
+            asked.places = [searchpath(folder, rest)]
+        elif not equals and not word.startswith("~"):
+            raise Refusal(f"{word}: write key=value, such as scale=small or rounds=10.")
+        elif key in ("rows", "columns", "seeds"):
+            part[key] = _value(word)
+        elif key == "search" or key.startswith("search."):
+            asked.changes[key] = _value(word)
+        elif key == "scale":
+            asked.scale = text
+        elif key in ("dry_run", "compare"):
+            setattr(asked, key, _value(word) is True)
+        else:
+            asked.overrides.append(word)
+    try:
+        asked.part = Part(**part)
+    except ValueError as error:
+        (found,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
+        raise Refusal(found["msg"].removeprefix("Value error, ") + ".") from None
+    return asked
+
+
+def _value(word: str) -> Any:
+    key, _, text = word.partition("=")
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise Refusal(f"{word}: the value of {key} is no YAML.") from None
+
+
+class WholeTable:
+    """What the whole table runs in a cell, without the command's scale and overrides."""
+
+    def __init__(self, table: Table, request: Request) -> None:
+        self.table = table
+        self.is_asked = request.scale == "full" and not request.overrides
+        full = table.scales.get("full", Part()).overrides
+        self.always = [*full, *request.places]
+        self._known: dict[tuple[str, ...], Mapping[str, Any]] = {}
+
+    def values(self, row: Axis, column: Axis) -> Mapping[str, Any]:
+        """By dotted key; {} if the command runs the whole table."""
+        if self.is_asked:
+            return {}
+        words = (*(self.table.overrides_of(row, column) or ()), *self.always)
+        if words not in self._known:
+            cfg = running.compose(words)
+            counted = {"rounds": cfg.rounds, "eval_every": cfg.eval_every}
+            self._known[words] = leaves(cfg) | counted
+        return self._known[words]
+
+
+@dataclass
+class State:
+    """The works of a table, and what is known of the jobs without one."""
+
+    title: str
+    found: Mapping[str, Work]  # by the folder of a job
+    gaps: Counter[str]
+    lost: Mapping[str, str]  # jobs that their search leaves out → why
+    trials: Sequence[tuple[DictConfig, int]] = ()  # that a dry run leaves to do
+
+    @property
+    def works(self) -> list[Work]:
+        """Each work once."""
+        return [*{id(work): work for work in self.found.values()}.values()]
+
+    @property
+    def left(self) -> list[Work]:
+        return [work for work in self.works if work.state in LEFT]
+
+    def lines(self) -> list[str]:
+        """What is done and what is left."""
+        number = Counter(work.state for work in self.works)
+        counts = [f"{number[state]} {state}" for state in (FINISHED, BEGUN, NEW)]
+        lines = [self.title, f"  {', '.join(counts)}"]
+        lines += [f"  left out: {count} cells, {why}" for why, count in self.gaps.items()]
+        lines += [f"  {OTHER}: {title}: {why}" for title, why in self.lost.items()]
+        for work in self.works:
+            if work.state == OTHER:
+                lines.append(
+                    f"  {OTHER}: {work.job.title}: {work.folder} holds another run: {work.why}."
+                    " Move it away."
+                )
+        return lines
+
+    def lines_of_jobs(self) -> list[str]:
+        """Each job with its state, and an estimate of the hours that are left."""
+        from gcfed.tables.cost import estimate  # torch
+
+        lines = []
+        for work in self.works:
+            lines.append(f"  {work.state:<13} {work.job.title}  ({work.folder.name})")
+        left = [(work.cfg, work.cfg.rounds - work.rounds) for work in self.left]
+        return [*lines, f"  {estimate([*self.trials, *left])}"]
+
+    def unfinished(self) -> list[str]:
+        """Each job that is not finished, with the reason."""
+        lines = [f"  {title}: {why}" for title, why in self.lost.items()]
+        for work in self.works:
+            if work.state != FINISHED:
+                lines.append(f"  {work.job.title}: {work.why or work.state}\n    {work.folder}")
+        return lines
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit code, which is 1 if a job is not finished."""
+    if not words:
+        _print([f"{name:<20} {heading(name)}" for name in names()])
+        return 0
+    if words[0] in HELP:
+        print(__doc__)
+        return 0
+    request = request_of(words)
+    table = load(request.name, request.changes)
+    planned = plan(table, request.scale, request.part, request.arguments)
+    logs = _logs(planned, request)
+    root = logs / "study" / table.name / request.scale
+    state = _state(table, request, planned, root, logs)
+    _print(state.lines())
+    if request.dry_run:
+        _print(state.lines_of_jobs())
+        return 0
+    if not request.compare:
+        _train(state.left, root)
+    _print([_comparison(table, request, planned, state, root)])
+    unfinished = state.unfinished()
+    if not unfinished or request.compare:
+        return 0
+    number = len(state.works) + len(state.lost)
+    _print(
+        [
+            f"{len(unfinished)} of {number} jobs are not finished:",
+            *unfinished,
+            "The same command tries them again. To start one anew, move its folder away.",
+        ]
+    )
+    return 1
+
+
+def _print(lines: Sequence[str]) -> None:
+    print(*lines, sep="\n", flush=True)
+
+
+def _logs(planned: Plan, request: Request) -> Path:
+    """The folder of all runs."""
+    overrides: Sequence[str] = request.arguments
+    for job in planned.jobs.values():
+        overrides = job.overrides
+        break
+    return Path(running.compose(overrides).paths.log_dir).absolute()
+
+
+def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path) -> State:
+    """Searches the cells if the table asks for it, and looks up the runs of the jobs."""
+    jobs: Mapping[str, Any] = planned.jobs
+    lost: Mapping[str, str] = {}
+    trials: Sequence[tuple[DictConfig, int]] = ()
+    if table.search:
+        from gcfed.tables.search import tune  # Optuna, an extra
+
+        tuned = tune(table.search, jobs, root, request.dry_run or request.compare)
+        jobs = tuned.jobs
+        lost = tuned.lost
+        trials = tuned.left
+    found = running.look_up(jobs, root, logs)
+    number = len({id(work) for work in found.values()})
+    title = f"{table.name}, scale {request.scale}: {number} jobs in {root}"
+    return State(title, found, planned.gaps, lost, trials)
+
+
+def _train(left: Sequence[Work], root: Path) -> None:
+    started = time.monotonic()
+    for done, work in enumerate(left):
+        number = f"{done + 1} of {len(left)}"
+        if done:
+            each = (time.monotonic() - started) / done
+            number += f", about {in_words(each * (len(left) - done))} left"
+        running.run(work, number, root)
+
+
+def _comparison(table: Table, request: Request, planned: Plan, state: State, root: Path) -> str:
+    if not state.found:
+        return "There is nothing to compare."
+    works = {}
+    for place, folders in planned.places.items():
+        works[place] = [state.found[name] for name in folders if name in state.found]
+    command = f"gcfed-table {shlex.join(request.words)}"
+    whole = WholeTable(table, request)
+    return write_comparison(table, request.scale, works, root, command, whole.values)

@@ -1,0 +1,66 @@
+"""Estimates how long runs will take: rounds × local steps × seconds of a plain training step on one
+core.
+"""
+
+from __future__ import annotations
+
+import timeit
+from collections.abc import Sequence
+from time import process_time
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, open_dict
+
+from gcfed.assemble import assemble
+
+
+def estimate(left: Sequence[tuple[DictConfig, int]]) -> str:
+    """An estimate for runs, from their configs and the rounds that are left.
+
+    It downloads nothing and names errors.
+    """
+    steps: dict[str, float] = {}  # data set, model and batch size → seconds of a step
+    rounds_of: dict[int, float] = {}  # a config's id → seconds of a round
+    unknown: dict[str, None] = {}  # why configs have no estimate
+    hours = 0.0
+    torch.set_num_threads(1)
+    for cfg, rounds in left:
+        if id(cfg) not in rounds_of:
+            try:
+                rounds_of[id(cfg)] = seconds_a_round(cfg, steps)
+            except Exception as error:
+                text = " ".join(str(error).split())[:150]
+                unknown[f"\n  not counted: {cfg.tags.data}, {cfg.tags.model}: {text}"] = None
+                rounds_of[id(cfg)] = 0.0
+        hours += rounds * rounds_of[id(cfg)] / 3600
+    return f"about {hours:,.1f} h on one core, without what methods add to a step{''.join(unknown)}"
+
+
+def seconds_a_round(cfg: DictConfig, steps: dict[str, float]) -> float:
+    """Seconds of a round and its share of the tests. ``steps`` keeps what is measured."""
+    with open_dict(cfg):
+        cfg.paths.output_dir = "."
+        cfg.callbacks = {}
+        cfg.metrics = {}
+        if "download" in cfg.data.dataset:
+            cfg.data.dataset.download = False
+    parts = assemble(cfg)
+    data = parts.data
+    batch = cfg.client.batch_size
+    sizes = data.sizes(np.arange(data.num_clients))
+    number = parts.loop.sampler.per_round * parts.loop.solver.num_steps(sizes).mean()
+    # a test has no backward pass: a third of a step
+    number += data.num_test / batch / 3 / cfg.eval_every
+    kind = repr((cfg.tags.data, cfg.model, batch))
+    if kind not in steps:
+        module = parts.module
+        dtype = next(module.parameters()).dtype
+        data.to_device(torch.device("cpu"), dtype, torch.contiguous_format)
+        x, y = data.fetch(torch.arange(min(batch, len(data.labels))), None)
+
+        def step() -> None:
+            module.task.losses(module.net(x), y).mean().backward()
+
+        steps[kind] = min(timeit.repeat(step, timer=process_time, number=3, repeat=3)) / 3
+    return number * steps[kind]

@@ -1,0 +1,156 @@
+"""The jobs of a table: which runs it has, what composes each, and the names of their folders."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import filter as matching
+from itertools import product
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from gcfed.folders.identity import counted, digest, key_of
+from gcfed.tables.records import Axis, Part, Table
+from gcfed.utils.refusal import Refusal
+
+Place = tuple[str, str]  # the labels of a row and a column
+#: Keys of a run that are not the command's → what to write.
+REMEDIES = {"seed": "write seeds=[1,2,3]", "ckpt_path": "interrupted runs are continued anyway"}
+
+
+class Job(NamedTuple):
+    """One run: its name for people, what composes it, and the name of its folder."""
+
+    title: str
+    overrides: list[str]
+    folder: str
+    cell: str  # the part of the folder's name that its seeds share
+    seed: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command has to run."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)  # by folder, seed by seed
+    places: dict[Place, list[str]] = field(default_factory=dict)  # a cell → its folders
+    gaps: Counter[str] = field(default_factory=Counter)  # why cells have no run → how many
+
+
+def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) -> Plan:
+    """The jobs of a part of a table.
+
+    Args:
+        part: wins over the scale's part.
+        arguments: overrides of every job.
+
+    Raises Refusal if the table has no such part.
+    """
+    scales = {"full": Part()} | table.scales
+    if scale not in scales:
+        raise Refusal(f"scale={scale} must be {' or '.join(scales)}.")
+    _check_arguments(arguments)
+    usual = scales[scale]
+    rows = choose("rows", part.rows or usual.rows, table.rows)
+    columns = choose("columns", part.columns or usual.columns, table.columns)
+    names = _names_of_cells(table)
+    suffix = _suffix(arguments)
+    found = Plan()
+    cells = []
+    for row, column in product(table.rows, table.columns):
+        if row.label not in rows or column.label not in columns:
+            continue
+        gap = table.gap(row, column)
+        if gap:
+            found.gaps[gap] += 1
+        else:
+            cells.append((row, column))
+    for seed in part.seeds or usual.seeds or table.own_seeds:
+        for row, column in cells:
+            own = table.overrides_of(row, column) or []
+            cell = names[_effect(own)]
+            job = Job(
+                title=f"{row.label}, {column.label}, seed {seed}",
+                overrides=[*own, *usual.overrides, f"seed={seed}", *arguments],
+                folder=f"{cell}_s{seed}{suffix}",
+                cell=f"{cell}{suffix}",
+                seed=seed,
+            )
+            found.jobs.setdefault(job.folder, job)
+            found.places.setdefault((row.label, column.label), []).append(job.folder)
+    return found
+
+
+def _check_arguments(arguments: Sequence[str]) -> None:
+    for override in OverridesParser.create().parse_overrides([*arguments]):
+        why = REMEDIES.get(override.key_or_group)
+        if override.is_sweep_override():
+            why = "a table sweeps over its rows, columns and seeds only"
+        if why:
+            raise Refusal(f"{override.input_line}: {why}.")
+
+
+def _suffix(arguments: Sequence[str]) -> str:
+    """What the arguments that change results add to the names of folders."""
+    words = "".join(f",{override.lstrip('+')}" for override in counted(arguments))
+    text = re.sub(r"[^\w.,=~\[\]-]+", "-", words)
+    # file systems end a name at 255 bytes
+    return text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"
+
+
+def _names_of_cells(table: Table) -> dict[frozenset[str], str]:
+    """What a cell's overrides do → its name. Cells that do the same have the name of the first."""
+    names: dict[frozenset[str], str] = {}
+    for row, column in product(table.rows, table.columns):
+        if not table.gap(row, column):
+            effect = _effect(table.overrides_of(row, column) or ())
+            names.setdefault(effect, f"{slug(row.label)}_{slug(column.label)}")
+    return names
+
+
+def _effect(overrides: Iterable[str]) -> frozenset[str]:
+    """The last override of each key."""
+    return frozenset({key_of(override): override for override in overrides}.values())
+
+
+def slug(label: str) -> str:
+    """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` →
+    ``cifar-10-5-100-alpha-0.05``.
+    """
+    text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
+    # only dots within numbers stay
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))
+    return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
+
+
+def choose(key: str, words: Sequence[Any] | None, axes: Sequence[Axis]) -> set[str]:
+    """The labels that the words name, by label or short name; ``*`` stands for anything, and None
+    for all.
+    """
+    known = _short_names(key, axes)
+    chosen = set()
+    for word in map(str, words or ["*"]):
+        found = matching(known, word.lower() if "*" in word else slug(word))
+        if not found:
+            listed = "; ".join(f"{label} ({name})" for name, label in known.items())
+            raise Refusal(
+                f"{key}: there is no {word!r}. There are, with their short names: {listed}."
+            )
+        chosen |= {known[name] for name in found}
+    return chosen
+
+
+def _short_names(key: str, axes: Sequence[Axis]) -> Mapping[str, str]:
+    known: dict[str, str] = {}
+    for axis in axes:
+        name = slug(axis.label)
+        other = known.setdefault(name, axis.label)
+        if other != axis.label:
+            raise Refusal(
+                f"{key}: {other} and {axis.label} have the same short name, {name}: rename one."
+            )
+    return known

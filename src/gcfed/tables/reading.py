@@ -1,0 +1,98 @@
+"""Reads tables: those of the package by name, any other by its path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from gcfed.folders.reading import read_yaml
+from gcfed.tables.records import Axis, Part, Search, Table
+from gcfed.utils.compose import suggestion
+from gcfed.utils.refusal import MissingFile, Refusal
+
+#: The package's own tables: a YAML each. ``setting/`` has what several of them share.
+CATALOG = Path(__file__).parent / "catalog"
+#: Where a record stands in the YAML → the record.
+RECORDS: dict[str, type] = {
+    "": Table,
+    "rows": Axis,
+    "columns": Axis,
+    "scales": Part,
+    "search": Search,
+}
+
+
+def names() -> list[str]:
+    """The names of the package's tables."""
+    return sorted(path.stem for path in CATALOG.glob("*.yaml"))
+
+
+def heading(name: str) -> str:
+    """The first line of a table's comment."""
+    first = (CATALOG / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("# ")
+
+
+def load(name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
+    """A table of the package by its name, or any file by its path.
+
+    Args:
+        changes: new values of ``search`` and ``search.<key>``.
+
+    Raises Refusal, with the file and the key, if it is not a table.
+    """
+    path = Path(name) if Path(name).suffix else CATALOG / f"{name}.yaml"
+    if not path.is_file():
+        raise MissingFile(f"There is no table {name}; the package has {', '.join(names())}.")
+    try:
+        raw = _with_shared({"name": path.stem} | read_yaml(path))
+        for key, value in (changes or {}).items():
+            group, _, last = key.rpartition(".")
+            (raw[group] if group else raw)[last] = value
+        return Table(**raw)
+    except ValidationError as error:
+        reasons = "; ".join(_reason(found) for found in error.errors())
+        raise Refusal(f"{path} is no table: {reasons}") from None
+    except (OSError, TypeError, AttributeError, KeyError, ValueError, yaml.YAMLError) as error:
+        text = " ".join(str(error).split())
+        raise Refusal(f"{path} is no table: {type(error).__name__}: {text}") from None
+
+
+def _with_shared(raw: dict[str, Any]) -> dict[str, Any]:
+    """Adds the file of ``setting/`` that ``shared_setting`` names.
+
+    There, rows and columns have names, and a label alone stands for one of them.
+    """
+    name = raw.pop("shared_setting", None)
+    if name is None:
+        return raw
+    common = read_yaml(CATALOG / "setting" / f"{name}.yaml")
+    raw["setting"] = common["setting"] | raw.get("setting", {})
+    for kind in ("rows", "columns"):
+        known = common.pop(kind, {})
+        raw[kind] = [_axis(one, known) for one in raw[kind]]
+    return common | raw
+
+
+def _axis(one: Any, known: Mapping[str, Any]) -> Any:
+    return {"label": one} | known[one] if isinstance(one, str) else one
+
+
+def _reason(found: ErrorDetails) -> str:
+    """Pydantic's finding in words, with the key."""
+    place = [str(part) for part in found["loc"]]
+    key = ".".join(place)
+    if found["type"] == "missing":
+        return f"the key {key} is missing"
+    if found["type"] == "unexpected_keyword_argument":
+        record = RECORDS[place[0] if len(place) > 1 else ""]
+        known = [one.name for one in fields(record)]
+        return f"the key {key} is unknown{suggestion(place[-1], known)}"
+    text = found["msg"].removeprefix("Value error, ")
+    return f"{key}: {text}" if key else text

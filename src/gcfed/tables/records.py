@@ -1,0 +1,211 @@
+"""What a table's YAML contains: rows, columns, the overrides of each cell, a paper's numbers.
+
+A row's value wins over its column's, and a column's over the table's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any, NamedTuple
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Cell(NamedTuple):
+    """A printed number in the table's unit and its deviation; ``mean`` is None where the paper has
+    none.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    note: str = ""  # failed, diverged, N/A; "+" where a target was not reached in ``mean`` rounds
+
+
+@dataclass(config=RULES, frozen=True, eq=False)
+class Axis:
+    """A row or a column. If ``overrides`` is None, we cannot run it, and ``note`` says why."""
+
+    label: str = ""
+    overrides: list[str] | None = field(default_factory=list)
+    setting: dict[str, Any] = field(default_factory=dict)  # dotted key → the paper's value
+    measure: str | None = None  # None: that of the table, also for the unit
+    unit: str | None = None
+    note: str = ""
+    # of a row: what it adds in a column, by label
+    by_column: dict[str, Axis] = field(default_factory=dict)
+
+    def at(self, column: Axis) -> Axis:
+        return self.by_column.get(column.label, Axis())
+
+
+@dataclass(config=RULES, frozen=True)
+class Part:
+    """A part of a table. null means all rows, all columns, and the table's own seeds."""
+
+    rows: list[str | int | float] | None = None  # labels or short names; * stands for anything
+    columns: list[str | int | float] | None = None
+    seeds: list[int] | None = None
+    overrides: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _check_list("rows", self.rows)
+        _check_list("columns", self.columns)
+        _check_list("seeds", self.seeds)
+
+
+def _check_list(name: str, values: Sequence[Any] | None) -> None:
+    if values is None:
+        return
+    different = {str(value) for value in values}
+    if not values or len(different) < len(values):
+        raise ValueError(
+            f"{name}={values} must be a list without repetitions, such as [1,2,3], or null"
+        )
+
+
+@dataclass(config=RULES, frozen=True)
+class Search:
+    """An equal search for each cell before its runs (``search.py``)."""
+
+    metric: str  # compares the trials
+    n_trials: int
+    params: dict[str, str]  # key → interval(…), range(…) or choice(…), in Hydra's words
+    # override → further params of cells with it
+    knobs: dict[str, dict[str, str]] = field(default_factory=dict)
+    # the first trials, such as a grid; then Optuna draws
+    points: list[dict[str, Any]] = field(default_factory=list)
+    # a trial has a run per seed; its value is their mean
+    seeds: list[int] = field(default_factory=list)
+    # of the trials: a validation split, a seed that no job has
+    overrides: list[str] = field(default_factory=list)
+
+
+@dataclass(config=RULES, frozen=True, kw_only=True)
+class Table:
+    """A table of a paper, or rows and columns of your own."""
+
+    name: str  # of the file
+    columns: list[Axis]
+    rows: list[Axis]
+    # row's label → an entry for each column
+    cells: dict[str, list[Any]] = field(default_factory=dict)
+    paper: str = ""
+    table: str = ""  # its number, or where in the text the numbers are
+    title: str = ""
+    source: str = ""
+    unit: str | None = None  # of measures.UNITS; None: that of the measure
+    # the seeds, or how many the paper averaged; None: it does not say
+    seeds: int | list[int] | None = None
+    measure: str | None = "mean:test/acc[10]"  # as measures.measured reads it
+    setting: dict[str, Any] = field(default_factory=dict)
+    unstated: str = ""  # what the paper does not say about its setting
+    # key of a setting → why our runs have another value
+    departures: dict[str, str] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+    note: str = ""
+    # full is the whole table, unless it is here
+    scales: dict[str, Part] = field(default_factory=dict)
+    search: Search | None = None
+
+    def __post_init__(self) -> None:
+        rows = [row.label for row in self.rows]
+        columns = [column.label for column in self.columns]
+        are_different = len({*rows}) == len(rows) and len({*columns}) == len(columns)
+        if not (rows and columns and are_different):
+            raise ValueError(f"each label must occur once: rows {rows}, columns {columns}")
+        if isinstance(self.seeds, list):
+            _check_list("seeds", self.seeds)
+        if self.cells and {*self.cells} != {*rows}:
+            raise ValueError(f"cells must have each row once: {[*self.cells]} instead of {rows}")
+        for row in self.rows:
+            self._check_row(row, columns)
+
+    def _check_row(self, row: Axis, columns: Sequence[str]) -> None:
+        unknown = row.by_column.keys() - {*columns}
+        if unknown:
+            raise ValueError(
+                f"row {row.label}: by_column names no column: {', '.join(sorted(unknown))}"
+            )
+        if self.cells and len(self.cells[row.label]) != len(columns):
+            raise ValueError(
+                f"row {row.label}: give one entry for each of the {len(columns)} columns"
+            )
+        for column in self.columns:
+            self.cell(row, column)
+
+    @property
+    def own_seeds(self) -> Sequence[int]:
+        """The seeds of its runs, unless a scale or the command names others."""
+        if isinstance(self.seeds, list):
+            return self.seeds
+        return range(1, (self.seeds or 1) + 1)
+
+    @property
+    def printed_seeds(self) -> int:
+        """How many runs a printed mean has; 1 if the paper does not say."""
+        return self.seeds if isinstance(self.seeds, int) else 1
+
+    @property
+    def chosen(self) -> set[str]:
+        """The keys that differ between the runs of a cell: the seed, and what its search chose."""
+        keys = {"seed"}
+        if self.search is not None:
+            for params in (self.search.params, *self.search.knobs.values()):
+                keys |= params.keys()
+        return keys
+
+    def cell(self, row: Axis, column: Axis) -> Cell:
+        """What the paper prints there. ValueError if the entry has none of the forms."""
+        entry = None
+        if self.cells:
+            entry = self.cells[row.label][self.columns.index(column)]
+        match entry:
+            case str() if entry.endswith("+") and entry[:-1].isdecimal():
+                return Cell(float(entry[:-1]), note="+")
+            case str() | None:
+                return Cell(note=entry or "")
+            case [int() | float() as mean, int() | float() as std]:
+                return Cell(float(mean), float(std))
+            case {"mean": int() | float() as mean, "note": str() as note}:
+                return Cell(float(mean), note=note)
+            case int() | float():
+                return Cell(float(entry))
+        where = f"row {row.label}, column {column.label}"
+        raise ValueError(
+            f"{where}: {entry} is no number, [mean, std], 1000+, word, {{mean, note}} or null"
+        )
+
+    def settings(self, row: Axis, column: Axis) -> dict[str, Any]:
+        """Dotted key → the value that the paper used in this cell."""
+        return self.setting | column.setting | row.setting | row.at(column).setting
+
+    def overrides_of(self, row: Axis, column: Axis) -> list[str] | None:
+        """The overrides of the cell's run, except the seed; None if we cannot run it."""
+        words: list[str] = []
+        for part in (column.overrides, self.overrides, row.overrides, row.at(column).overrides):
+            if part is None:
+                return None
+            words += part
+        return words
+
+    def gap(self, row: Axis, column: Axis) -> str:
+        """Why this cell has no run; "" if it has one. "diverged" is a result, too."""
+        if self.overrides_of(row, column) is None:
+            return row.at(column).note or row.note or column.note or "it cannot be run here"
+        printed = self.cell(row, column)
+        is_empty = printed.mean is None and printed.note[:3] in ("", "N/A")
+        return "the paper has no number" if self.cells and is_empty else ""
+
+    def measure_of(self, row: Axis, column: Axis) -> str | None:
+        """None: the cell's number is not measured."""
+        for one in (row, column):
+            if one.measure is not None:
+                return one.measure
+        return self.measure
+
+    def unit_of(self, row: Axis, column: Axis) -> str | None:
+        return row.unit or column.unit or self.unit

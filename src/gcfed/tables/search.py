@@ -1,0 +1,228 @@
+"""An equal search for each cell of a table, with Optuna: as many trials for each, none past the
+edge of stability.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+from omegaconf import DictConfig
+
+from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
+from gcfed.folders.lock import locked
+from gcfed.folders.measures import check_judges
+from gcfed.tables import running
+from gcfed.tables.measures import column_of, measured
+from gcfed.tables.plan import Job
+from gcfed.tables.records import Search
+from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import Refusal
+from hydra_plugins.gcfed_optuna import next_trial, open_study, space_of, write
+
+SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
+SEED = 1  # of the sampler
+RISE = 1000.0  # a loss that grows by this factor was past the edge of stability
+LOST = {
+    "train/nonfinite_clients": "client updates left out",
+    "train/refused_steps": "server steps taken back",
+}
+
+
+@dataclass(frozen=True)
+class CellSearch:
+    """The search of one cell."""
+
+    cell: str
+    folder: Path
+    space: Mapping[str, Any]  # key → Optuna's distribution
+    overrides: Sequence[str]  # of all trials, without the seeds of the search
+    cfg: DictConfig
+
+    def best(self) -> list[str] | None:
+        """The overrides of the best trial; None if no trial has a value."""
+        path = self.folder / RESULTS
+        if not path.is_file():
+            return None
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return [f"{key}={value}" for key, value in found["best_params"].items()]
+
+
+@dataclass
+class Tuned:
+    """What the searches of a table found."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)  # with the best parameters of their cells
+    lost: dict[str, str] = field(default_factory=dict)  # why a job is left out, by its title
+    # the trials that a dry run leaves to do: their configs and rounds
+    left: list[tuple[DictConfig, int]] = field(default_factory=list)
+
+
+def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> Tuned:
+    """Searches each cell of the jobs, or counts the trials that are left.
+
+    Raises Refusal, before any search, if a config or a space is invalid, or if a job and a search
+    share a seed.
+    """
+    installed("optuna", "search")
+    cells = {job.cell: job for job in jobs.values()}
+    run_seeds = {job.seed for job in jobs.values()}
+    searches = [_cell_search(search, job, root) for job in cells.values()]
+    for one in searches:
+        _check(search, one, run_seeds)
+    _report_unused(search, cells.values())
+    tuned = Tuned()
+    best: dict[str, list[str]] = {}
+    for one in searches:
+        left = 0
+        if dry_run:
+            left = max(0, search.n_trials - len([*one.folder.glob("trial_*")]))
+            tuned.left += [(one.cfg, one.cfg.rounds)] * (left * (len(search.seeds) or 1))
+        else:
+            print(f"search for {one.cell}", flush=True)
+            run_trials(search, one)
+        found = one.best()
+        if found is not None or left:
+            best[one.cell] = found or []
+    for folder, job in jobs.items():
+        if job.cell in best:
+            tuned.jobs[folder] = job._replace(overrides=[*job.overrides, *best[job.cell]])
+        else:
+            trials = root / "searches" / job.cell / TRIALS
+            tuned.lost[job.title] = f"no trial of its search has a value: see {trials}"
+    return tuned
+
+
+def _cell_search(search: Search, job: Job, root: Path) -> CellSearch:
+    words = dict(search.params)
+    for override, more in search.knobs.items():
+        if override in job.overrides:
+            words |= more
+    space, _ = space_of([f"{key}={word}" for key, word in words.items()])
+    overrides = [word for word in job.overrides if not word.startswith("seed=")]
+    overrides += search.overrides
+    return CellSearch(
+        cell=job.cell,
+        folder=root / "searches" / job.cell,
+        space=space,
+        overrides=overrides,
+        cfg=running.compose(overrides),
+    )
+
+
+def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
+    """Raises Refusal if the search cannot choose for the runs."""
+    if "methods" in one.cfg:
+        from gcfed.assemble import declared_result  # torch
+
+        key = f"{one.cell}: search.metric={search.metric}"
+        check_judges(column_of(search.metric), declared_result(one.cfg), key)
+    both = {*(search.seeds or [one.cfg.seed])} & run_seeds
+    if both:
+        raise Refusal(
+            f"seed={min(both)} is in a search and in a run: set other seeds, or other search.seeds."
+        )
+
+
+def _report_unused(search: Search, jobs: Any) -> None:
+    used = {word for job in jobs for word in job.overrides}
+    for override in search.knobs.keys() - used:
+        print(f"no job has {override}: its search.knobs are unused")
+
+
+def run_trials(search: Search, one: CellSearch) -> None:
+    """Runs trials until ``n_trials`` have ended.
+
+    A stopped trial continues with the values that it had drawn.
+    """
+    less_is_better = re.search("loss|error|rmse|rounds", search.metric)
+    direction = "minimize" if less_is_better else "maximize"
+    with locked(one.folder / ".lock") as holder:
+        if holder:
+            raise Refusal(
+                f"{holder} is at the search in {one.folder}: give each process other rows."
+            )
+        asked = f"{search.metric} {search.seeds}"
+        study = open_study(one.folder, one.cfg, one.space, asked, direction)
+        if not study.trials:
+            for point in search.points:
+                study.enqueue_trial(point)
+        while sum(trial.state.is_finished() for trial in study.trials) < search.n_trials:
+            trial = next_trial(study, one.space, SAMPLER, SEED)
+            _run_trial(search, one, study, trial)
+            write(study, one.folder, search.metric)
+        write(study, one.folder, search.metric)
+
+
+def _run_trial(search: Search, one: CellSearch, study: Any, trial: Any) -> None:
+    """Trains the runs of one trial, and reports their mean to Optuna."""
+    from optuna.trial import TrialState
+
+    drawn = [f"{key}={value}" for key, value in trial.params.items()]
+    title = f"trial {trial.number + 1}"
+    print(f"{title} of {search.n_trials}: {' '.join(drawn)}", flush=True)
+    place = one.folder / f"trial_{trial.number:04d}"
+    outcomes = []
+    seeds: Sequence[int | None] = search.seeds or [None]
+    for seed in seeds:
+        folder = place if seed is None else place / f"seed_{seed}"
+        words = [] if seed is None else [f"seed={seed}"]
+        failure = running.train([*one.overrides, *drawn, *words], folder)
+        outcomes.append(outcome(folder, search.metric, failure))
+    reasons = "; ".join(found.why for found in outcomes if found.why)
+    if reasons:
+        trial.set_user_attr("reason", reasons)
+        print(f"{title}: {reasons}", flush=True)
+    values = [found.value for found in outcomes if found.value is not None]
+    if len(values) < len(outcomes):
+        study.tell(trial, state=TrialState.FAIL)
+        return
+    # above 0: never the best
+    trial.set_constraint("edges", sum(found.past for found in outcomes))
+    study.tell(trial, float(np.mean(values)))
+
+
+class Outcome(NamedTuple):
+    """A run of a trial."""
+
+    value: float | None  # of the metric
+    past: float  # how far it was past the edge of stability; 0: not at all
+    why: str  # why it has no value, or is refused
+
+
+def outcome(folder: Path, metric: str, failure: str) -> Outcome:
+    """What a run of a trial measured."""
+    run = read_run(folder) if (folder / CONFIG).is_file() else None
+    value = measured(run, metric) if run is not None and run.has_ended else None
+    if run is None or value is None:
+        note = run.note if run is not None else ""
+        return Outcome(None, 0.0, f"{folder.name}: {failure or note or f'{metric} is not finite'}")
+    found = edges(run)
+    past = sum(how_far for how_far, _ in found)
+    return Outcome(value, past, "; ".join(f"{folder.name}: {words}" for _, words in found))
+
+
+def edges(run: Run) -> list[tuple[float, str]]:
+    """How far a run was past the edge of stability, with a description: updates left out, server
+    steps taken back, or a loss that grew a thousandfold and above its value in the first round
+    (never a negative loss).
+    """
+    found = []
+    for column, what in LOST.items():
+        count = float(run.curve(column).sum())
+        if count:
+            found.append((count, f"{count:g} {what}"))
+    for column in ("train/loss", "test/loss"):
+        curve = run.curve(column)
+        least = curve.cummin().shift()  # of the rounds before
+        past = curve[(least >= 0) & (curve >= RISE * least) & (curve > curve.head(1).sum())]
+        if len(past):
+            t = past.idxmax()
+            words = f"{column} rose from {least[t]:.3g} to {curve[t]:.3g} in round {t}"
+            found.append((float(np.log10(min(curve[t] / least[t], 1e30))), words))
+    return found

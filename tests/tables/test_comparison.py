@@ -1,0 +1,277 @@
+"""A table compares its runs with the printed numbers: the measures of a run and
+the text of a cell.
+"""
+
+import math
+
+import pandas as pd
+import pytest
+from pretend import Trainer, go, plain
+from run_folders import accuracies, run_of, write_run
+
+from gcfed.tables.measures import measured
+
+TOY = {
+    "paper": "Toy",
+    "table": "1",
+    "title": "Accuracies",
+    "source": "A paper, Table 1",
+    "seeds": 2,
+    "measure": "last:test/acc",
+    "overrides": ["data=digits", "model=mlp", "rounds=4"],
+    "unstated": "the batch size",
+    "setting": {"rounds": 4, "client.optimizer.lr": 0.01},
+    "columns": [
+        {"label": c, "overrides": [f"partition.alpha={a}"]} for c, a in (("a", 0.1), ("b", 1))
+    ],
+    "rows": [
+        {"label": "FedAvg", "overrides": ["algorithm=fedavg"]},
+        {"label": "FedProx", "overrides": ["algorithm=fedprox"]},
+        {"label": "Lost", "overrides": None, "note": "There is no code of it."},
+    ],
+    "cells": {
+        "FedAvg": [[50, 3], 60],
+        "FedProx": [{"mean": 10, "note": "failed"}, "1000+"],
+        "Lost": [40, "N/A"],
+    },
+}
+ROWS = accuracies(0.1, 0.6, None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        ("max:test/acc", 0.6),
+        ("last:test/acc", 0.5),
+        ("mean:test/acc", 0.4),
+        ("mean:test/acc[3]", 0.55),
+        ("test/acc@3", 0.6),
+        ("test/acc@4", 0.5),
+        ("test/acc@9", None),
+        ("rounds:test/acc>=0.55", 2),
+        ("rounds:test/acc>=0.9", math.inf),
+        ("rounds:test/rmse>=0.9", None),
+        ("rounds:test/acc[2]>=0.35", 2),
+        ("rounds:test/acc[2]>=0.36", 4),
+        ("last:test/rmse", None),
+        ("best_round", 2),
+        ("client_seconds", 0.2),
+        ("nothing", None),
+    ],
+)
+def test_measures_of_a_run_have_the_values_computed_by_hand(tmp_path, measure, expected):
+    """Rounds 1, 2 and 4 have tests.
+
+    In round 4, the mean of two rounds has only the test of round 4.
+    """
+    assert measured(write_run(tmp_path, ROWS), measure) == (expected and pytest.approx(expected))
+
+
+def test_an_unknown_measure_is_refused():
+    with pytest.raises(ValueError, match=r"measure=most:test/acc must be max:test/acc"):
+        measured(run_of(), "most:test/acc")
+
+
+@pytest.fixture
+def cells(monkeypatch, tmp_path):
+    """``cells(trainer, *words, **node)``: {(row, column): (ours, paper, difference)}, and the
+    page's Markdown.
+    """
+
+    def made(trainer, *words, name="toy", **node):
+        plain.logs = tmp_path / "logs" / name
+        go(monkeypatch, tmp_path, trainer, TOY | node, "columns=[a]", *words, name=name)
+        folder = tmp_path / "logs" / name / "study" / name / "full"
+        frame = pd.read_csv(folder / "comparison.csv", dtype=str, keep_default_na=False)
+        found = {(c.row, c.column): (c.ours, c.paper, c.difference) for c in frame.itertuples()}
+        return found, (folder / "comparison.md").read_text()
+
+    return made
+
+
+def test_a_cell_has_our_mean_the_printed_number_and_their_difference(cells):
+    found, text = cells(Trainer(lambda values, number: {"1": 0.5, "2": 0.6}[values["seed"]]))
+    assert found == {
+        # Welch's test: t = 5 / √(7.07²/2 + 3²/2) = 0.92 with 1.3 degrees of freedom
+        ("FedAvg", "a (%)"): ("55.00 (7.07)", "50.00 (3.00)", "+5.00 (p 0.49)"),
+        ("FedProx", "a (%)"): ("55.00 (7.07)", "10.00, failed", "+45.00"),
+    }
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line[:1] == "|"
+    ]
+    assert [line[0] for line in lines[2:]] == [
+        name for row in ("FedAvg", "FedProx") for name in (row, "*paper*", "*difference*")
+    ]
+    assert "Source: A paper, Table 1." in text
+    assert "Not stated: the batch size; ours are the experiment's." in text
+    assert "Ours differs" not in text
+
+
+def test_a_cell_shows_diverged_and_missing_runs(cells):
+    def of(values, number):
+        if values["algorithm"] == "fedprox":
+            return "no memory"
+        return accuracies(*[0.1, 0.2, 0.3, float("nan") if values["seed"] == "2" else 0.5])
+
+    found, text = cells(Trainer(of), "client.optimizer.lr=0.1")
+    assert found["FedAvg", "a (%)"] == ("50.00 † [1 of 2]", "50.00 (3.00)", "+0.00 (p 1)")
+    assert found["FedProx", "a (%)"][0] == "no run"
+    assert "Ours differs in client.optimizer.lr 0.1 (paper 0.01)." in text
+
+
+def test_a_bound_has_no_difference_and_departures_say_why(cells):
+    departures = {"client.optimizer.lr": "It is faster."}
+    node = {
+        "measure": "rounds:test/acc>=0.9",
+        "unit": "rounds",
+        "departures": departures,
+        "setting": {"client.optimizer.lr": 0.1},
+    }
+    found, text = cells(
+        Trainer(lambda values, number: 0.95 if values["seed"] == "1" else 0.5), **node
+    )
+    # one run needs one round, the other more than four
+    assert found["FedAvg", "a"] == ("2+", "50 (3)", "")
+    assert "Ours differs in client.optimizer.lr 0.01 (paper 0.1: It is faster)." in text
+
+
+def test_compare_alone_trains_nothing_and_counts_only_finished_runs(cells):
+    trainer, scales = Trainer(), {"full": {"overrides": ["model.hidden=[8]"]}}
+    cells(trainer, "rows=[FedAvg]", scales=scales)
+    (trainer.folders[1] / "summary.json").unlink()  # seed 2 has all rows, but has not ended
+    found, text = cells(trainer, "compare=true", scales=scales)
+    assert len(trainer.jobs) == 2
+    assert found["FedAvg", "a (%)"][0] == "50.00 [1 of 2]"
+    assert "## Toy, Table 1, Accuracies (scale=full, 4 rounds)" in text
+
+
+def test_heading_differences_and_measure_come_from_the_runs(cells):
+    """The arguments replace the rounds of the table, and other keys that no setting lists."""
+    words = ("rounds=2", "data.limit_train=2000", "eval_every=2")
+    node = {"overrides": ["rounds=40"], "setting": {"rounds": 40}, "measure": "mean:test/acc[10]"}
+    found, text = cells(Trainer(lambda values, number: accuracies(0.3, 0.6)), *words, **node)
+    assert "## Toy, Table 1, Accuracies (scale=full, 2 rounds)" in text
+    differences = (
+        "Ours differs in rounds 2 (paper 40); data.limit_train 2000 (whole table None);"
+        " eval_every 2 (whole table 1)."
+    )
+    assert differences in text
+    # neither the mean of all tests nor a difference to another number of rounds
+    assert found["FedAvg", "a (%)"] == ("60.00 (0.00)", "50.00 (3.00)", "")
+    assert "Measure: test accuracy, last test." in text
+    assert "Runs with other rounds than the paper's have no difference to its numbers." in text
+
+
+@pytest.mark.parametrize(
+    ("rounds", "ours", "words"),
+    [
+        (29, "50.00 (0.00)", "test accuracy, last test"),
+        (30, "41.00 (0.00)", "test accuracy, mean of the tests in the last 10 rounds"),
+    ],
+)
+def test_a_mean_of_ten_rounds_needs_thirty_rounds_as_in_the_report(cells, rounds, ours, words):
+    rows = accuracies(*[0.9] * (rounds - 10), *[0.4] * 9, 0.5)
+    node = {"overrides": [f"rounds={rounds}"], "setting": {}, "measure": "mean:test/acc[10]"}
+    found, text = cells(Trainer(lambda values, number: rows), **node)
+    assert found["FedAvg", "a (%)"][0] == ours
+    assert f"Measure: {words}." in text
+
+
+def test_a_personal_method_is_compared_by_its_result_or_not_at_all(cells, monkeypatch):
+    own = "personal/local_acc"
+
+    def of(measured):
+        def rows(values, number):
+            columns = {own: [None, None, None, 0.8]} if values["algorithm"] in measured else {}
+            return accuracies(0.1, 0.1, 0.1, 0.1, **columns)
+
+        return Trainer(rows, result=lambda values: own if values["algorithm"] == "ditto" else "")
+
+    table = [("FedAvg", "fedavg"), ("Other", "other"), ("Ditto", "ditto")]
+    rows = [{"label": label, "overrides": [f"algorithm={name}"]} for label, name in table]
+    node = {"rows": rows, "cells": {}, "measure": "last:test/acc"}
+    found, text = cells(of({"ditto"}), name="few", **node)
+    equal = "10.00 (10.00 to 10.00)"
+    assert [found[label, "a (%)"][0] for label, _ in table] == [equal, equal, "not compared"]
+    assert f"Not compared: Ditto is judged by {own}, which FedAvg and Other did not measure" in text
+    found, text = cells(of({"fedavg", "other", "ditto"}), name="all", **node)
+    assert {cell[0] for cell in found.values()} == {"80.00 (80.00 to 80.00)"}
+    assert "Measure: accuracy of clients' own models, last test." in text
+
+
+OWN = {
+    "overrides": ["data=digits", "rounds=4"],
+    "columns": [{"label": "a"}],
+    "rows": [
+        {"label": "GC-Fed", "overrides": ["gc=gcfed"]},
+        {"label": "FedAvg", "overrides": ["gc=none"]},
+    ],
+    "seeds": [3, 5, 8],
+}
+
+
+def own_table(cells, values, **node):
+    """The cells and the page of a table without printed numbers.
+
+    ``values``: the last test by kind of GC and seed.
+    """
+    blank = dict.fromkeys(("paper", "table", "title", "source", "unstated"), "")
+    node = blank | {"setting": {}, "cells": {}, "measure": "mean:test/acc[10]"} | OWN | node
+
+    def of(words, number):
+        return values[words["gc"]][words["seed"]]
+
+    return cells(Trainer(of), **node)
+
+
+def test_an_own_table_has_intervals_and_differences_seed_by_seed_to_fedavg(cells):
+    """Student's t with two degrees of freedom is 4.303 at 97.5 %."""
+    values = {
+        "gcfed": {"3": 0.6, "5": 0.62, "8": 0.64},
+        "none": {"3": 0.5, "5": 0.53, "8": 0.53},
+    }
+    found, text = own_table(cells, values)
+    # standard deviations 2 and 1.732; of the differences 10, 9 and 11: 1
+    assert found["GC-Fed", "a (%)"][0] == "62.00 (57.03 to 66.97)"
+    assert found["FedAvg", "a (%)"][0] == "52.00 (47.70 to 56.30)"
+    assert found["GC-Fed", "a (%)"][2] == "+10.00 (7.52 to 12.48)"
+    assert found["FedAvg", "a (%)"][2] == ""
+    assert "Differences are to FedAvg, seed by seed, with their 95 % interval." in text
+    assert "## toy (scale=full, 4 rounds)" in text
+    assert "p: Welch" not in text
+
+
+def test_without_fedavg_differences_are_to_the_best_row(cells):
+    rows = [OWN["rows"][0], {"label": "Other", "overrides": ["gc=none"]}]
+    values = {"gcfed": {"3": 0.5, "5": 0.6}, "none": {"3": 0.7, "5": 0.7}}
+    found, text = own_table(cells, values, rows=rows, seeds=[3, 5])
+    assert found["GC-Fed", "a (%)"][2].startswith("-15.00 (")
+    assert "Differences are to Other, seed by seed" in text
+    losses = [{"test/loss": 0.2}] * 4
+
+    def of(words, number):
+        return losses if words["gc"] == "gcfed" else [{"test/loss": 0.3}] * 4
+
+    found, text = cells(
+        Trainer(of), name="loss", **OWN | {"rows": rows, "cells": {}, "measure": "last:test/loss"}
+    )
+    assert found["Other", "a"][2] == "+0.1 (0.1 to 0.1)"  # less is better, so GC-Fed is the best
+    assert "Differences are to GC-Fed" in text
+
+
+def test_one_seed_has_neither_an_interval_nor_a_difference(cells):
+    values = {"gcfed": {"3": 0.6}, "none": {"3": 0.5}}
+    found, text = own_table(cells, values, seeds=[3])
+    assert found["GC-Fed", "a (%)"] == ("60.00", "–", "")
+    assert "Differences are to" not in text
+
+
+def test_an_own_table_of_regressions_is_judged_by_their_error_in_its_unit(cells):
+    def of(words, number):
+        return [{"test/rmse": 2.0, "test/loss": 4.0}] * 4
+
+    found, text = cells(Trainer(of), **OWN | {"cells": {}, "measure": "mean:test/acc[10]"})
+    assert found["FedAvg", "a"][0] == "2 (2 to 2)"
+    assert "Measure: RMSE, last test." in text

@@ -1,0 +1,255 @@
+"""A table that first tunes each cell: budgets are equal, and all seeds of a cell use its best
+parameters.
+"""
+
+import pandas as pd
+import pytest
+import yaml
+from pretend import Trainer, go, plain
+
+from gcfed.tables import cost
+from gcfed.tables.reading import load, names
+
+pytest.importorskip("optuna")
+from optuna import load_study
+
+from hydra_plugins.gcfed_optuna import space_of
+
+METRIC = "last:test/acc"
+ROWS = [
+    {"label": "FedAvg", "overrides": ["algorithm=fedavg", "gc=none"]},
+    {"label": "FedProx", "overrides": ["algorithm=fedprox", "gc=none"]},
+]
+SEARCH = {
+    "metric": METRIC,
+    "n_trials": 2,
+    "overrides": ["data.validation=0.1", "seed=9"],
+    "params": {"client.optimizer.lr": "interval(0.0, 1.0)"},
+    "knobs": {"algorithm=fedprox": {"methods.proximal.mu": "interval(0.0, 1.0)"}},
+}
+TABLE = {
+    "rows": ROWS,
+    "columns": [{"label": "digits"}],
+    "scales": {"full": {"seeds": [1, 2]}},
+    "search": SEARCH,
+}
+
+
+@pytest.fixture
+def tuned(monkeypatch, tmp_path):
+    """``tuned(trainer, *words, **search)`` returns the exit code; ``tuned.folder`` has the
+    searches.
+    """
+    plain.logs = tmp_path / "logs"
+
+    def run(trainer, *words, **node):
+        return go(monkeypatch, tmp_path, trainer, TABLE | node, "rounds=1", *words, name="mine")
+
+    run.folder = tmp_path / "logs/study/mine/full/searches"
+    return run
+
+
+def trainer(of=lambda values, number: 1 - float(values["client.optimizer.lr"])):
+    return Trainer(of, compose=plain)
+
+
+def trials(folder, cell):
+    return pd.read_csv(folder / cell / "trials.csv", dtype=str, keep_default_na=False).to_dict(
+        "records"
+    )
+
+
+def test_a_personal_method_is_not_tuned_by_the_global_model(tuned):
+    def with_ditto(overrides):
+        cfg = plain([*overrides, "model={}", "gc=null", "privacy=null", "attack=null"])
+        cfg.methods = {"ditto": {"_target_": "gcfed.methods.personal.ditto.Ditto", "lam": 0.1}}
+        return cfg
+
+    going = Trainer(compose=with_ditto)
+    message = (
+        "fedavg_digits: search.metric=last:test/acc compares global models, and the result"
+        " of this method is personal/local_acc: choose by"
+    )
+    with pytest.raises(ValueError, match=message):
+        tuned(going)
+    assert not going.jobs
+
+
+def test_all_cells_have_equally_many_trials_and_their_runs_use_the_best(tuned):
+    going = trainer()
+    assert tuned(going) == 0
+    jobs = [dict(override.split("=", 1) for override in job) for job in going.jobs]
+    tried, runs = jobs[:4], jobs[4:]
+    assert [job["algorithm"] for job in tried] == ["fedavg"] * 2 + ["fedprox"] * 2
+    assert {(job["seed"], job["data.validation"]) for job in tried} == {("9", "0.1")}
+    assert [(job["algorithm"], job["seed"]) for job in runs] == [
+        (a, s) for s in "12" for a in ("fedavg", "fedprox")
+    ]
+    for algorithm, knob in (("fedavg", False), ("fedprox", True)):
+        own = [job for job in tried if job["algorithm"] == algorithm]
+        best = min(own, key=lambda job: float(job["client.optimizer.lr"]))
+        for job in (job for job in jobs if job["algorithm"] == algorithm):
+            assert ("methods.proximal.mu" in job) == knob
+        for job in (job for job in runs if job["algorithm"] == algorithm):
+            assert "data.validation" not in job
+            keys = ["client.optimizer.lr", *["methods.proximal.mu"] * knob]
+            assert [float(job[key]) for key in keys] == [float(best[key]) for key in keys]
+        assert [row["state"] for row in trials(tuned.folder, f"{algorithm}_digits")] == [
+            "complete"
+        ] * 2
+    tuned(going)
+    assert len(going.jobs) == len(jobs)  # no job runs twice
+
+
+def test_a_trial_has_one_run_per_seed_and_their_mean_is_its_value(tuned):
+    def of(values, number):  # one seed of each trial has 0; trial 1 also fails with another seed
+        if "data.validation" not in values:
+            return 0.5
+        trial, seed = divmod(number, 3)
+        return (
+            "killed"
+            if (trial, seed) == (1, 2)
+            else 0.0
+            if seed == trial
+            else float(values["client.optimizer.lr"])
+        )
+
+    going = trainer(of)
+    search = SEARCH | {"seeds": [4, 5, 6], "n_trials": 3}
+    assert tuned(going, "rows=[FedAvg]", search=search) == 0
+    assert [folder.name for folder in going.folders[:9]] == ["seed_4", "seed_5", "seed_6"] * 3
+    rows = trials(tuned.folder, "fedavg_digits")
+    assert [row["state"] for row in rows] == ["complete", "fail", "complete"]
+    assert rows[1]["reason"] == "seed_6: killed"
+    for row in (rows[0], rows[2]):
+        assert float(row["value"]) == pytest.approx(
+            2 / 3 * float(row["client.optimizer.lr"]), rel=1e-12
+        )
+
+
+def test_a_stopped_search_continues_with_the_values_it_drew(tuned):
+    def killed(values, number):
+        if number == 1:
+            raise KeyboardInterrupt
+        return 1 - float(values["client.optimizer.lr"])
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(first := trainer(killed), "rows=[FedAvg]")
+    tuned(second := trainer(), "rows=[FedAvg]")
+    assert first.jobs[1] == second.jobs[0]
+    assert second.folders[0].name == "trial_0001"
+    assert len(trials(tuned.folder, "fedavg_digits")) == 2
+
+
+def test_an_unstable_trial_is_refused_and_never_the_best(tuned):
+    """Trials 0 to 2 have lost updates or exploding losses, trial 5 a refused step. A loss below the
+    limit (3) and a negative loss (4) are allowed.
+    """
+    losses = [(2.0, 2000.0, 0.1), (2.0, 0.001, 2.1), (2.0, 1999.0, 0.1), (0.5, -1.0, 0.6)]
+    lost = [{"train/nonfinite_clients": count} for count in (0, 2, 1)]
+    rows = [
+        lost,
+        *([{"train/loss": x, "test/loss": 1.0} for x in loss] for loss in losses),
+        [{"train/refused_steps": 1}] * 3,
+    ]
+
+    def of(values, number):
+        own = rows[number] if number < 6 else [{}] * 3
+        return [row | {"test/acc": round(0.9 - 0.1 * number, 1)} for row in own]
+
+    tuned(trainer(of), "rows=[FedAvg]", "rounds=3", search=SEARCH | {"n_trials": 6})
+    found = trials(tuned.folder, "fedavg_digits")
+    assert [row["state"] for row in found] == ["refused"] * 3 + ["complete"] * 2 + ["refused"]
+    assert [row["value"] for row in found] == ["", "", "", "0.6", "0.5", ""]
+    assert [row["reason"] for row in found] == [
+        "trial_0000: 3 client updates left out",
+        "trial_0001: train/loss rose from 2 to 2e+03 in round 2",
+        "trial_0002: train/loss rose from 0.001 to 2.1 in round 3",
+        "",
+        "",
+        "trial_0005: 3 server steps taken back",
+    ]
+    best = yaml.safe_load((tuned.folder / "fedavg_digits/optimization_results.yaml").read_text())
+    assert (best["best_value"], best["best_trial"]) == (pytest.approx(0.6), 3)
+    study = load_study(
+        study_name="search", storage=f"sqlite:///{tuned.folder}/fedavg_digits/search.db"
+    )
+    assert study.trials[0].constraints == {"edges": 3.0}
+
+
+def test_a_cell_without_a_successful_trial_is_named_and_the_others_run(tuned, capsys):
+    """That cell has no runs, because an untuned rate would not compare with tuned ones."""
+
+    def of(values, number):
+        return (
+            "too large a rate"
+            if values["algorithm"] == "fedavg"
+            else 1 - float(values["client.optimizer.lr"])
+        )
+
+    going = trainer(of)
+    assert tuned(going, "search.n_trials=1") == 1
+    assert [job[0] for job in going.jobs if "data.validation=0.1" not in job] == [
+        "algorithm=fedprox"
+    ] * 2
+    said = capsys.readouterr().out
+    assert "2 of 4 jobs are not finished" in said
+    assert (
+        "FedAvg, digits, seed 2: no trial of its search has a value: see"
+        f" {tuned.folder}/fedavg_digits" in said
+    )
+
+
+def test_a_dry_run_counts_the_planned_trials(tuned, capsys, monkeypatch):
+    """A run takes one hour. A trial has two runs, one for each seed."""
+    monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 3600.0)
+    tuned(trainer(), "dry_run=true", search=SEARCH | {"seeds": [8, 9]})
+    # 2 cells · 2 trials · 2 seeds + 4 runs
+    assert "about 12.0 h on one core" in capsys.readouterr().out
+
+
+def test_mistakes_and_seeds_of_runs_are_named_before_any_search(tuned, capsys):
+    going = trainer()
+    for search, message in (
+        ({"budget": 3}, r"the key search\.budget is unknown"),
+        (
+            {"params": {"client.optimizer.lr": "interval(1, 0)"}},
+            r"lr=interval\(1, 0\) cannot be searched",
+        ),
+        ({"seeds": [2, 9]}, "^seed=2 is in a search and in a run"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tuned(going, search=SEARCH | search)
+    assert not going.jobs
+    tuned(
+        going,
+        "dry_run=true",
+        search=SEARCH | {"knobs": {"algorithm=fedprox ": {"x": "choice(1, 2)"}}},
+    )
+    assert "no job has algorithm=fedprox : its search.knobs are unused" in capsys.readouterr().out
+
+
+def test_the_spaces_of_the_repositorys_own_tables_can_be_searched():
+    searches = [table.search for table in map(load, names()) if table.search]
+    assert len(searches) >= 3
+    for search in searches:
+        for params in (search.params, *search.knobs.values()):
+            space, rest = space_of([f"{key}={words}" for key, words in params.items()])
+            assert [*space] == [*params]
+            assert not rest
+
+
+def test_a_search_starts_with_its_points(tuned):
+    points, going = [{"client.optimizer.lr": value} for value in (0.25, 0.75, 0.5)], trainer()
+    for n_trials in (2, 4):  # the second command continues the search
+        tuned(
+            going,
+            "rows=[FedAvg]",
+            "seeds=[1]",
+            search=SEARCH | {"n_trials": n_trials, "points": points},
+        )
+    *first, drawn = [
+        float(row["client.optimizer.lr"]) for row in trials(tuned.folder, "fedavg_digits")
+    ]
+    assert first == [0.25, 0.75, 0.5]
+    assert drawn not in first

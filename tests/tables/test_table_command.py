@@ -1,0 +1,318 @@
+"""The command for a table: which jobs it skips, continues and refuses.
+
+No test but the last one trains.
+"""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from conftest import forked, run_script
+from pretend import Trainer, composed, finish, go, plain
+
+import gcfed.run  # noqa: F401  (forked processes have it)
+from gcfed import commands
+from gcfed.folders.folder import read_run
+from gcfed.tables import command, cost, running
+from gcfed.tables.plan import plan
+from gcfed.tables.reading import load, names
+
+FEDAVG, GCFED = "fedavg_alpha-0.1_s1", "gc-fed_alpha-0.1_s1"
+EVERY, PATIENCE = "metrics.gap.every", "callbacks.early_stopping.patience"
+TABLE = {
+    "overrides": ["rounds=4"],
+    "rows": [
+        {"label": "FedAvg", "overrides": ["gc=none"]},
+        {"label": "GC-Fed", "overrides": ["gc=gcfed"]},
+    ],
+    "columns": [{"label": "α 0.1", "overrides": ["partition.alpha=0.1"]}],
+}
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """``table(trainer, *words, name=…, **node)`` runs a table below ``table.root``."""
+    plain.logs = tmp_path / "logs"
+
+    def run(trainer, *words, name="try", **node):
+        return go(monkeypatch, tmp_path, trainer, TABLE | node, *words, name=name)
+
+    run.root = tmp_path / "logs" / "study"
+    return run
+
+
+def test_finished_jobs_are_skipped_and_unfinished_jobs_continue(table, capsys):
+    trainer = Trainer()
+    assert table(trainer, "dry_run=true", "rows=[GC-Fed]") == 0
+    assert "to start      GC-Fed, α 0.1, seed 1  (gc-fed_alpha-0.1_s1)" in capsys.readouterr().out
+    assert not table.root.exists()
+    assert table(trainer) == 0
+    folder = table.root / "try" / "full"
+    assert trainer.folders == [folder / FEDAVG, folder / GCFED]
+    assert trainer.jobs[0] == ["partition.alpha=0.1", "rounds=4", "gc=none", "seed=1"]
+    said = capsys.readouterr().out
+    assert "0 finished, 0 to continue, 2 to start" in said
+    assert f"job 2 of 2, about 0 s left: GC-Fed, α 0.1, seed 1\n  {folder / GCFED}" in said
+    assert re.search(r"\| GC-Fed +\| 50\.00 ", said)
+
+    (folder / FEDAVG / "summary.json").unlink()
+    again = Trainer()
+    assert table(again) == 0
+    assert again.folders == [folder / FEDAVG]
+    assert "1 finished, 1 to continue, 0 to start" in capsys.readouterr().out
+    more = Trainer()
+    table(more, "rounds=6")
+    assert len(more.jobs) == 2
+
+
+def test_an_equal_run_of_another_table_counts_and_a_longer_one_does_not(table):
+    table(Trainer(), "rows=[FedAvg]", name="first")
+    table(Trainer(), "rounds=6", "rows=[GC-Fed]", name="longer")
+    trainer = Trainer()
+    table(trainer, name="second")
+    assert ["gc=gcfed" in job for job in trainer.jobs] == [True]
+    found = (table.root / "second" / "full" / "comparison.csv").read_text()
+    assert str(table.root / "first" / "full" / FEDAVG) in found
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "why"),
+    [
+        ((), ("rounds=2",), "4 rounds are done there, 2 are asked for, and there is no checkpoint"),
+        ((), ("eval_every=2",), "eval_every is 1 there, 2 here"),
+        ((), (f"{EVERY}=2",), "it has no metrics=gap"),
+        ((f"{EVERY}=10",), (f"{EVERY}=2",), f"{EVERY} is 10 there, 2 here"),
+        ((f"{PATIENCE}=3",), (f"{PATIENCE}=20",), f"{PATIENCE} is 3 there, 20 here"),
+        (("metrics.cohorts.folder=${paths.output_dir}",) * 2 + (None,)),  # the run's own folder
+        (("metrics.drift.a=1", f"{EVERY}=10"), (f"{EVERY}=10",), None),  # more metrics than needed
+        (("eval_every=7",), ("eval_every=4",), None),  # both test only round 4 of 4
+        # it never stopped
+        ((f"{PATIENCE}=3",), ("extras.figures=false", "trainer.devices=1", "targets=[0.3]"), None),
+    ],
+)
+def test_a_folder_with_another_run_is_named_and_not_changed(table, capsys, then, now, why):
+    trainer, folder = Trainer(), table.root / "try" / "full" / FEDAVG
+    then, now = ((words,) if isinstance(words, str) else words for words in (then, now))
+    finish(folder, ["gc=none", "partition.alpha=0.1", *then], 4, trainer.compose)
+    (folder / "checkpoints" / "last.ckpt").unlink()
+    assert table(trainer, *now, "rows=[FedAvg]") == (1 if why else 0)
+    assert not trainer.jobs
+    assert f"{FEDAVG} holds another run: {why}" in capsys.readouterr().out or why is None
+
+
+@pytest.mark.parametrize(("words", "goes_on"), [((f"{PATIENCE}=3",), False), ((), True)])
+def test_a_job_that_stopped_early_is_finished_if_the_table_asks_for_early_stopping(
+    table, words, goes_on
+):
+    """The job stopped after two of four rounds."""
+    trainer, overrides = Trainer(), ["gc=none", "partition.alpha=0.1", f"{PATIENCE}=3"]
+    rows = [{"test/acc": 0.5}] * 2
+    finish(
+        table.root / "try" / "full" / FEDAVG,
+        overrides,
+        4,
+        trainer.compose,
+        rows=rows,
+        stopped="no better",
+    )
+    table(trainer, *words, "rows=[FedAvg]")
+    assert len(trainer.jobs) == goes_on
+
+
+def test_a_mistake_is_named_before_any_job(table):
+    trainer = Trainer()
+    rows = [*TABLE["rows"], {"label": "odd", "overrides": ["client.epochs=${nothing}"]}]
+    with pytest.raises(ValueError, match=r"^odd, α 0\.1, seed 1: .*nothing"):
+        table(trainer, rows=rows)
+    assert not trainer.jobs
+
+
+def test_cells_that_an_override_makes_equal_are_one_run_and_other_measurements_are_two(
+    table, capsys
+):
+    trainer = Trainer()
+    table(trainer, "gc=local")
+    assert [job[-1] for job in trainer.jobs] == ["gc=local"]
+    columns = [{"label": f"every {n}", "overrides": [f"{EVERY}={n}"]} for n in (1, 2)]
+    capsys.readouterr()
+    table(Trainer(), "compare=true", "rows=[FedAvg]", columns=columns)
+    assert "2 jobs in" in capsys.readouterr().out
+
+
+def test_two_processes_never_run_the_same_job_and_a_failure_is_reported(table, capsys):
+    second = Trainer(lambda values, number: "out of\nmemory")
+
+    def meanwhile(values, number):
+        if not second.jobs:
+            assert table(second) == 1
+            finish(
+                table.root / "try" / "full" / GCFED,
+                ["gc=gcfed", "partition.alpha=0.1"],
+                4,
+                second.compose,
+            )
+        return 0.5
+
+    first = Trainer(meanwhile)
+    assert table(first) == 0
+    assert [job[2] for job in second.jobs] == ["gc=gcfed"]
+    assert [job[2] for job in first.jobs] == ["gc=none"]  # the other job has finished meanwhile
+    said = capsys.readouterr().out
+    assert (
+        f"skipped: FedAvg, α 0.1, seed 1; process {os.getpid()} on {socket.gethostname()} is"
+        " running it" in said
+    )
+    assert "GC-Fed, α 0.1, seed 1: out of\nmemory\n    " in said
+    assert "2 of 2 jobs are not finished" in said
+
+
+def test_hours_are_steps_times_seconds(monkeypatch):
+    """The digits have 20 equal clients, 5 per round, 2 epochs in batches of 10."""
+    steps = type(
+        "Steps",
+        (dict,),
+        {"__contains__": lambda self, key: True, "__missing__": lambda self, key: 36.0},
+    )
+    overrides = (
+        "client.epochs=2 client.batch_size=10 data.limit_train=1000 data.limit_test=300 rounds=3"
+        " eval_every=2"
+    )
+    cfg = composed(("gc=none", "partition=iid", *overrides.split()))
+    assert cost.seconds_a_round(cfg, steps()) == pytest.approx(36 * (5 * 2 * 5 + 300 / 10 / 3 / 2))
+    assert 0 < cost.seconds_a_round(cfg, {}) < 36
+    monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 1800.0)
+    assert cost.estimate([(cfg, 3), (cfg, 1)]).startswith("about 2.0 h ")
+
+
+def run_command(*words):
+    """Runs ``gcfed-table <words>`` in this process and its terminal."""
+    sys.argv = ["gcfed-table", *words]
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    commands.table()
+
+
+def wrong_command(folder, *words):
+    """What the command prints before it ends with exit code 1."""
+    printed = folder / "printed.txt"
+    assert forked(lambda: run_command(*words), printed) == 1, printed.read_text()
+    return printed.read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ({"sedes": [1]}, "the key sedes is unknown: did you mean seeds?"),
+        ({"rows": [{"label": "a", "override": []}]}, "the key rows.0.override is unknown"),
+        ({"columns": None}, "columns: Input should be a valid list"),
+        ({"seeds": [1, 1]}, "seeds=[1, 1] must be a list without repetitions"),
+        ({"overrides": ["client.epoch=3"]}, "did you mean client.epochs?"),
+    ],
+)
+def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(TABLE | key))
+    said = wrong_command(tmp_path, str(path), f"paths.log_dir={tmp_path / 'logs'}")
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["gcfed_table5", "scale"], "scale: write key=value, such as scale=small"),
+        (["gcfed_table5", "seeds=[1,1]"], "seeds=[1, 1] must be a list without repetitions"),
+        (["gcfed_table5", "seeds=[1"], "seeds=[1: the value of seeds is no YAML."),
+        (
+            ["gcfed_table5", "--config-dir", "nowhere"],
+            "config_dir=nowhere: there is no such folder",
+        ),
+        (["gcfed_table55"], "There is no table gcfed_table55; the package has fedacg_dirichlet"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(tmp_path, words, sentence):
+    said = wrong_command(tmp_path, *words)
+    assert sentence in said
+    assert len(said.splitlines()) == 1
+
+
+def test_without_a_table_the_command_lists_them_and_help_shows_its_words(capsys):
+    assert command.main([]) == 0
+    listed = capsys.readouterr().out
+    assert len(listed.splitlines()) == len(names())
+    assert "gcfed_table5         GC-Fed, Table 5: severe heterogeneity" in listed
+    assert command.main(["--help"]) == 0
+    assert "--config-dir conf" in capsys.readouterr().out
+
+
+def test_a_table_finds_methods_in_a_folder_of_the_users(tmp_path, capsys):
+    """The run's process gets the folder, and so does the comparison with the whole table."""
+    algorithms = tmp_path / "conf/algorithm"
+    algorithms.mkdir(parents=True)
+    own = "# @package _global_\ndefaults: [fedavg, _self_]\nclient: {epochs: 7}\n"
+    (algorithms / "mine.yaml").write_text(own)
+    plain.logs = tmp_path / "logs"
+    node = TABLE | {"rows": [{"label": "Mine", "overrides": ["algorithm=mine"]}]}
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(node, allow_unicode=True))
+    asked = command.request_of([str(path), "--config-dir", str(tmp_path / "conf"), "rounds=3"])
+    table = load(path)
+    (job,) = plan(table, "full", asked.part, asked.arguments).jobs.values()
+    assert running.compose(job.overrides).client.epochs == 7
+    whole = command.WholeTable(table, asked)
+    values = whole.values(table.rows[0], table.columns[0])
+    assert values["client.epochs"] == 7
+    assert values["rounds"] == 4
+
+
+@pytest.mark.slow
+def test_a_table_from_the_command_line_names_failed_jobs_and_continues_with_more_rounds(tmp_path):
+    words = [
+        "rounds=2",
+        "client.epochs=1",
+        "participation.num_clients=8",
+        "data.limit_train=200",
+        "data.limit_test=50",
+        "extras.figures=false",
+        "trainer.devices=1",
+    ]
+    rows = [
+        {"label": "broken", "overrides": ["gc=gcfed", "gc.lam=2"]},
+        {"label": "GC-Fed", "overrides": ["gc=gcfed"]},
+    ]
+    node = {"overrides": words, "rows": rows, "columns": [{"label": "digits"}]}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(node))
+
+    def train(command):
+        """Runs the command of a job in a fork, which needs no imports."""
+        assert command[:3] == [sys.executable, "-c", running.CODE]
+        code = forked(lambda: run_script("train.py", *command[3:]), tmp_path / "run.txt")
+        print((tmp_path / "run.txt").read_text(), flush=True)
+        return SimpleNamespace(returncode=code)
+
+    def call(*arguments, code):
+        def command():
+            subprocess.run = train
+            logs = f"paths.log_dir={tmp_path / 'logs'}"
+            run_command(str(tmp_path / "tiny.yaml"), logs, *arguments)
+
+        printed = tmp_path / "printed.txt"
+        ended = forked(command, printed)
+        assert ended == (code or 0), printed.read_text()
+        return printed.read_text()
+
+    said = call(code=1)
+    assert "gc.lam=2: " in said, said
+    assert "1 of 2 jobs are not finished" in said
+    run = read_run(tmp_path / "logs/study/tiny/full/gc-fed_digits_s1")
+    assert (run.state, run.rounds) == ("finished", 2)
+
+    assert "0 finished, 1 to continue, 0 to start" in call("rows=[gc-fed]", "rounds=3", code=0)
+    longer = read_run(run.folder)
+    assert (longer.state, longer.rounds, longer.identity) == ("finished", 3, run.identity)
+    assert longer.metrics.iloc[:2].equals(run.metrics)
