@@ -56,14 +56,8 @@ class FusedKernel:
     def __call__(self, given: Sequence[Tensor | None] | None = None) -> None:
         """Makes a step with the parameters' gradients, or with given ones of as many entries."""
         params = self.group["params"]
-        grads = [p.grad for p in params] if given is None else list(given)
-        if any(grad is None or grad.is_sparse for grad in grads):
-            self._make_own_step(params, given)
-            return
-        is_known = params is self._params and not self._has_no_state(params[0])
-        if is_known:
-            is_known = all(grads[i].stride() == own for i, own in self._strides.items())
-        if not is_known and not self._collect(params, grads):
+        grads = self._dense_gradients(params, given)
+        if grads is None or not (self._knows(params, grads) or self._collect(params, grads)):
             self._make_own_step(params, given)
             return
         for i in self._strides:
@@ -74,6 +68,24 @@ class FusedKernel:
 
     def run(self, grads: list[Tensor], first: bool) -> None:
         raise NotImplementedError
+
+    @staticmethod
+    def _dense_gradients(
+        params: list[Tensor], given: Sequence[Tensor | None] | None
+    ) -> list[Tensor] | None:
+        """The gradients of the step; None if one is missing or sparse."""
+        grads = []
+        for grad in [p.grad for p in params] if given is None else given:
+            if grad is None or grad.is_sparse:
+                return None
+            grads.append(grad)
+        return grads
+
+    def _knows(self, params: list[Tensor], grads: list[Tensor]) -> bool:
+        """Whether the kept lists are those of these parameters, and gradients lie as before."""
+        if params is not self._params or self._has_no_state(params[0]):
+            return False
+        return all(grads[i].stride() == own for i, own in self._strides.items())
 
     def _has_no_state(self, parameter: Tensor) -> bool:
         """Whether the optimizer has not begun, or begins again."""

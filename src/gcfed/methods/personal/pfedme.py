@@ -69,7 +69,8 @@ class PFedMe(Proximal):
         for _ in range(self.inner_steps - 1):
             torch.clear_autocast_cache()  # it has older weights
             stack.backward(objective())
-            self.after_backward()
+            if self.after_backward is not None:
+                self.after_backward()
             with torch.no_grad():
                 grads, theta = stack.with_grads(stack.leaves)
                 torch._foreach_add_(grads, theta, alpha=self.weight_decay)
