@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gcfed.data.sets import vision
-from gcfed.data.sets.datasets import hwdigits, tiny_imagenet
+from gcfed.data.sets.datasets import hwdigits
 from gcfed.data.sets.files import Keep
 from gcfed.data.sets.huggingface import huggingface
 from gcfed.data.sets.images import image_folder
@@ -359,43 +358,9 @@ def hub_files(folder):
     return folder / "mine", 2 + 1 + 3 * 2  # two of three tables, and the descriptions of all
 
 
-def tiny_imagenet_files(folder):
-    place = folder / vision.TINY
-    for wnid in ("n01", "n02"):
-        save_image(place / f"train/{wnid}/images/1.JPEG", 1)
-        (place / f"train/{wnid}/boxes.txt").write_text("")
-        save_image(place / f"val/images/{wnid}.JPEG", 1)
-    save_image(place / "val/images/other.JPEG", 1)
-    (place / "wnids.txt").write_text("n01\nn02\n")
-    (place / "words.txt").write_text("n01\tcat\nn02\tdog\n")
-    (place / "val/val_annotations.txt").write_text("n01.JPEG\tn01\nn02.JPEG\tn02\n")
-    litter(place / "val")
-    tiny_imagenet(str(folder), download=False)
-    return place, 7
-
-
-def mnist_m_files(folder):
-    place = folder / "mnist_m"
-    for part in ("train", "test"):
-        for i in range(3):
-            save_image(place / f"mnist_m_{part}" / f"{i}.png", 1, (32, 32))
-        (place / f"mnist_m_{part}_labels.txt").write_text("0.png 4\n1.png 7\n")
-    litter(place / "mnist_m_train")
-    hwdigits(str(folder), download=False, sets=["mnist_m"])
-    return place, 6
-
-
 @pytest.mark.parametrize(
     "make",
-    [
-        a_table_per_client,
-        images_of_classes,
-        images_of_clients,
-        leaf_files,
-        hub_files,
-        tiny_imagenet_files,
-        mnist_m_files,
-    ],
+    [a_table_per_client, images_of_classes, images_of_clients, leaf_files, hub_files],
 )
 def test_each_entry_of_a_folder_is_read_or_counted(tmp_path, caplog, make):
     place, read = make(tmp_path)
@@ -459,7 +424,12 @@ def test_a_user_that_leaf_does_not_list_is_refused(tmp_path):
 
 
 def test_a_label_of_mnist_m_that_is_no_digit_is_named(tmp_path):
-    place, _ = mnist_m_files(tmp_path)
+    place = tmp_path / "mnist_m"
+    for part in ("train", "test"):
+        for i in range(2):
+            save_image(place / f"mnist_m_{part}" / f"{i}.png", 1, (32, 32))
+        (place / f"mnist_m_{part}_labels.txt").write_text("0.png 4\n1.png 7\n")
+    hwdigits(str(tmp_path), download=False, sets=["mnist_m"])
     (place / "mnist_m_test_labels.txt").write_text("0.png 4\n1.png seven\n")
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(ValueError, match=r"mnist_m_test_labels\.txt has a label 'seven'"):

@@ -68,8 +68,11 @@ class Split:
         _require_finite("labels", self.y)
 
     def _check_groups(self) -> None:
-        groups, n = self.groups, len(self.x)
-        if groups is not None and (groups.dtype != np.int64 or groups.shape != (n,)):
+        groups = self.groups
+        if groups is None:
+            return
+        n = len(self.x)
+        if groups.dtype != np.int64 or groups.shape != (n,):
             raise Refusal(_refusal("groups", f"int64 [{n}]", groups))
 
     def __len__(self) -> int:
@@ -77,7 +80,8 @@ class Split:
 
     def subset(self, keep: np.ndarray) -> "Split":
         """The samples of ``keep``: indices, or bool [n]."""
-        return Split(self.x[keep], self.y[keep], None if self.groups is None else self.groups[keep])
+        groups = None if self.groups is None else self.groups[keep]
+        return Split(self.x[keep], self.y[keep], groups)
 
     @property
     def classes(self) -> np.ndarray:
@@ -173,7 +177,8 @@ def sample_fix(x: np.ndarray) -> str:
 
 def label_fix(y: np.ndarray) -> str:
     """The code that converts these labels to classes, for an error."""
-    if y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
+    has_switches = y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all()
+    if has_switches and (y.sum(1) == 1).all():
         return ": y.argmax(1) makes classes of one-hot rows"
     if y.dtype.kind == "f" and y.size == len(y) and not (y % 1).any():
         return ": y.astype(int).ravel() makes classes of whole numbers"

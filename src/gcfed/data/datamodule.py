@@ -90,15 +90,22 @@ class FederatedDataModule(LightningDataModule):
         label_noise: Annotated[Sequence[Share] | None, BeforeValidator(_two_shares)] = None,
     ) -> None:
         super().__init__()
-        self.load, self.partitioner = dataset, partitioner
+        self.load = dataset
+        self.partitioner = partitioner
         self.transform: Any = transform
-        self.rounds, self.seed, self.eval_batch_size = rounds, seed, eval_batch_size
+        self.rounds = rounds
+        self.seed = seed
+        self.eval_batch_size = eval_batch_size
         self.input_shape: tuple[int, ...] = tuple(input_shape or ())
         self.num_clients: int = num_clients  # type: ignore[assignment]  # None until setup
         self.num_classes: int = num_classes  # type: ignore[assignment]  # likewise
-        self.limit_train, self.limit_test = limit_train, limit_test
-        self.validation, self.client_test, self.standardize = validation, client_test, standardize
-        self.feature_noise, self.label_noise = feature_noise, label_noise
+        self.limit_train = limit_train
+        self.limit_test = limit_test
+        self.validation = validation
+        self.client_test = client_test
+        self.standardize = standardize
+        self.feature_noise = feature_noise
+        self.label_noise = label_noise
         self.scaling: dict[str, np.ndarray] = {}
         self.splits: dict[str, Split] = {}  # training, test and validation, before any change
         self.tests_of_clients: Partition | None = None
@@ -206,7 +213,9 @@ class FederatedDataModule(LightningDataModule):
         if split.y.dtype in FLOATS and split.y.shape[1] != self.num_classes:
             return f"targets have {split.y.shape[1]} components", key
         last = split.classes.max(initial=0)
-        return (f"labels run from 0 to {last}", key) if last >= self.num_classes else None
+        if last >= self.num_classes:
+            return f"labels run from 0 to {last}", key
+        return None
 
     def check_samples(self) -> None:
         """Refuses data from which nothing can be learned, and warns of classes that are tested but
@@ -214,12 +223,10 @@ class FederatedDataModule(LightningDataModule):
         """
         empty = np.flatnonzero(self.partition.sizes == 0)
         if len(empty):
-            who = (
-                f"{len(empty)} of {self.num_clients} clients without a sample, such as client"
-                f" {empty[0]}: give it one"
-            )
             raise Refusal(
-                f"partition: {type(self.partitioner).__name__} leaves {who}, or lower num_clients."
+                f"partition: {type(self.partitioner).__name__} leaves {len(empty)} of"
+                f" {self.num_clients} clients without a sample, such as client {empty[0]}: give it"
+                " one, or lower num_clients."
             )
         if self.labels.dtype.kind == "i":
             self._check_classes()
@@ -286,9 +293,10 @@ class FederatedDataModule(LightningDataModule):
             if values.dtype not in FLOATS:
                 continue
             values = np.delete(values, aside, 0)
-            switches = ((values == 0) | (values == 1)).all(0)
-            mean = np.where(switches, 0.0, values.mean(0, np.float64))
-            std = np.where(switches | (np.ptp(values, 0) == 0), 1.0, values.std(0, np.float64))
+            are_switches = ((values == 0) | (values == 1)).all(0)
+            are_constant = np.ptp(values, 0) == 0
+            mean = np.where(are_switches, 0.0, values.mean(0, np.float64))
+            std = np.where(are_switches | are_constant, 1.0, values.std(0, np.float64))
             self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
             for i, split in enumerate(splits):
                 scaled = ((getattr(split, key) - mean) / std).astype(values.dtype)
@@ -303,15 +311,14 @@ class FederatedDataModule(LightningDataModule):
         Batches have this ``dtype`` and ``memory_format``; numbers to regress on, at least float32.
         """
         wide = torch.promote_types(dtype, torch.float32)
-
-        def move(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            return (
-                x.to(device, wide if x.dtype == torch.float64 else x.dtype),
-                y.to(device, wide if y.is_floating_point() else y.dtype),
-            )
-
-        self._train, *self._tests = [move(x, y) for x, y in (self._train, *self._tests)]
-        self._dtype, self._memory_format = dtype, memory_format
+        moved = []
+        for x, y in (self._train, *self._tests):
+            x_type = wide if x.dtype == torch.float64 else x.dtype
+            y_type = wide if y.is_floating_point() else y.dtype
+            moved.append((x.to(device, x_type), y.to(device, y_type)))
+        self._train, *self._tests = moved
+        self._dtype = dtype
+        self._memory_format = memory_format
 
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """Their numbers of samples, ``[K] → [K]``."""
@@ -329,8 +336,10 @@ class FederatedDataModule(LightningDataModule):
         """Changes the training labels of these clients from now on."""
         self.labels = self.labels.copy()
         for client in clients.tolist():
-            self.labels[self.client(client)] = relabelled(self.labels[self.client(client)])
-        self._train = (self._train[0], torch.from_numpy(self.labels).to(self._train[1].device))
+            held = self.client(client)
+            self.labels[held] = relabelled(self.labels[held])
+        x, y = self._train
+        self._train = (x, torch.from_numpy(self.labels).to(y.device))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
         """Random numbers for the augmentation of ``shape`` samples, integers ``[*shape, A]``, or
@@ -355,8 +364,9 @@ class FederatedDataModule(LightningDataModule):
 
     def fetch_test(self, bounds: tuple[int, int], of: int = 0) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a slice of the test split, or of the validation split (``of=1``)."""
-        x, y = (t[slice(*bounds)] for t in self._tests[of])
-        return self.transform(x, None, self._dtype, self._memory_format), y
+        x, y = self._tests[of]
+        part = slice(*bounds)
+        return self.transform(x[part], None, self._dtype, self._memory_format), y[part]
 
     # -------------------------------------------------------------------------------- for Lightning
     def train_dataloader(self) -> DataLoader:
@@ -368,28 +378,34 @@ class FederatedDataModule(LightningDataModule):
         Each process gets its share.
         """
         assert self.trainer is not None
-        size = self.eval_batch_size
-        if size == "auto":
-            images, most = (
-                (250, 2_000) if self.trainer.strategy.root_device.type == "cpu" else (2_000, 10_000)
-            )
-            size = max(1, min(images * 3 * 32 * 32 // math.prod(self.input_shape), most))
-        world, loaders = self.trainer.world_size, list[DataLoader]()
+        rank = self.trainer.global_rank
+        world = self.trainer.world_size
+        size = self._test_batch_size(self.trainer.strategy.root_device)
+        loaders: list[DataLoader] = []
         for (_, y), key in zip(self._tests, ("limit_test", "validation"), strict=False):
-            if (n := len(y)) < world:
+            count = len(y)
+            if count < world:
                 raise Refusal(
-                    f"data.{key} leaves {n} test samples for {world} processes; each needs one."
+                    f"data.{key} leaves {count} test samples for {world} processes; each needs one."
                 )
-            step = min(int(size), n // world)  # every process must have a slice
-            slices = [(start, min(start + step, n)) for start in range(0, n, step)]
-            loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
+            step = min(size, count // world)  # every process must have a slice
+            slices = [(start, min(start + step, count)) for start in range(0, count, step)]
+            loaders.append(DataLoader(slices[rank::world], batch_size=None))  # type: ignore[arg-type]
         return loaders
+
+    def _test_batch_size(self, device: torch.device) -> int:
+        if self.eval_batch_size != "auto":
+            return self.eval_batch_size
+        images, most = (250, 2_000) if device.type == "cpu" else (2_000, 10_000)
+        entries = images * 3 * 32 * 32
+        return max(1, min(entries // math.prod(self.input_shape), most))
 
 
 def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:
     if limit is None or limit >= len(split):
         return split
-    return split.subset(np.sort(generator(seed, purpose).choice(len(split), limit, replace=False)))
+    chosen = generator(seed, purpose).choice(len(split), limit, replace=False)
+    return split.subset(np.sort(chosen))
 
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:

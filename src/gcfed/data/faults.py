@@ -40,11 +40,12 @@ class Faults:
         steps = planned if self.deadline is None else np.minimum(planned, self.deadline)
         if not self.stragglers:
             return steps
-        draws = np.array(
-            [generator(seed, "straggler", round, k).random(2) for k in clients.tolist()]
-        ).reshape(-1, 2)
+        draws = np.zeros((len(clients), 2))
+        for row, client in zip(draws, clients.tolist(), strict=True):
+            row[:] = generator(seed, "straggler", round, client).random(2)
+        is_straggler = draws[:, 0] < self.stragglers
         part = 1 + (draws[:, 1] * planned).astype(np.int64)
-        return np.where(draws[:, 0] < self.stragglers, np.minimum(part, steps), steps)
+        return np.where(is_straggler, np.minimum(part, steps), steps)
 
     def answers(
         self,

@@ -48,12 +48,11 @@ def synthetic(
     """
     if len(shape) != 3:
         raise SettingError("shape", f"={[*shape]} must be [channels, height, width].")
-    grid = (
-        generator(seed, "synthetic")
-        .uniform(48, 208, (num_classes, shape[0], 4, 4))
-        .astype(np.float32)
-    )
-    rows, columns = (np.arange(length) * 4 // length for length in shape[1:])
+    channels, height, width = shape
+    grid = generator(seed, "synthetic").uniform(48, 208, (num_classes, channels, 4, 4))
+    grid = grid.astype(np.float32)
+    rows = np.arange(height) * 4 // height
+    columns = np.arange(width) * 4 // width
     # coarse, so that a random crop leaves the class visible
     prototypes = grid[:, :, rows[:, None], columns]
 
@@ -101,15 +100,17 @@ def matrix_regression(
     means = shift * rng.standard_normal((num_clients, 1, features))
 
     def split(n: int) -> Split:
-        x = (means + rng.standard_normal((num_clients, n, features))).reshape(-1, features)
+        x = means + rng.standard_normal((num_clients, n, features))
+        x = x.reshape(-1, features)
         y = x @ weight + noise * rng.standard_normal((len(x), outputs))
-        return Split(
-            x.astype(np.float32), y.astype(np.float32), np.repeat(np.arange(num_clients), n)
-        )
+        groups = np.repeat(np.arange(num_clients), n)
+        return Split(x.astype(np.float32), y.astype(np.float32), groups)
 
-    train, test = split(samples), split(test_samples)
-    x, y = train.x.astype(np.float64), train.y.astype(np.float64)  # as the clients have them
-    best = np.linalg.solve(x.T @ x / len(x) + ridge * np.eye(features), x.T @ y / len(x))
-    return FederatedDataset(
-        "matrix_regression", outputs, train, test, optimum={"fc.weight": best.T}
-    )
+    train = split(samples)
+    test = split(test_samples)
+    x = train.x.astype(np.float64)  # as the clients have them
+    y = train.y.astype(np.float64)
+    curvature = x.T @ x / len(x) + ridge * np.eye(features)
+    best = np.linalg.solve(curvature, x.T @ y / len(x))
+    optimum = {"fc.weight": best.T}
+    return FederatedDataset("matrix_regression", outputs, train, test, optimum=optimum)

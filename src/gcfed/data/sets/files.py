@@ -24,11 +24,9 @@ from gcfed.utils.refusal import Refusal
 log = logging.getLogger(__name__)
 Note = Callable[[int, str], None]
 """``note(level, text)`` logs a text, like ``logging.log``."""
-TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
-"""Names of folders, files and splits for training and for testing.
-
-If several exist, the first of them is used.
-"""
+#: Names of folders, files and splits. If several exist, the first of them is used.
+TRAINS = ("train", "training")
+TESTS = ("test", "testing", "val", "valid", "validation")
 
 
 def missing(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundError:
@@ -63,10 +61,12 @@ def counted(folder: Path, *patterns: str) -> str:
     """The number of files in the folders of each pattern, as a ``source`` of :func:`cached`; empty
     if there is none.
     """
-    counts = [
-        sum(1 for place in folder.glob(pattern) for _ in os.scandir(place)) for pattern in patterns
-    ]
-    return f"{counts} files" if folder.is_dir() else ""
+    if not folder.is_dir():
+        return ""
+    counts = []
+    for pattern in patterns:
+        counts.append(sum(len(os.listdir(place)) for place in folder.glob(pattern)))  # noqa: PTH208
+    return f"{counts} files"
 
 
 def written(files: Sequence[Path]) -> str:
@@ -77,7 +77,10 @@ def written(files: Sequence[Path]) -> str:
 
 def listing(names: Sequence[str]) -> str:
     """The first five names, for a message."""
-    return ", ".join([*names[:5], *["…"] * (len(names) > 5)]) or "nothing"
+    shown = list(names[:5])
+    if len(names) > 5:
+        shown.append("…")
+    return ", ".join(shown) or "nothing"
 
 
 def entries(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -119,11 +122,8 @@ def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list
 
     Raises ValueError if a line has fewer columns.
     """
-    rows = [
-        line.split(separator)
-        for line in path.read_text("utf-8", "replace").splitlines()
-        if line.strip()
-    ]
+    lines = path.read_text("utf-8", "replace").splitlines()
+    rows = [line.split(separator) for line in lines if line.strip()]
     if not rows or min(map(len, rows)) < columns:
         raise Refusal(f"{path} is empty or damaged: take the official one.")
     return rows

@@ -7,9 +7,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -86,57 +87,89 @@ def huggingface(
             "name",
             "=null must be a data set of the hub (ylecun/mnist), or a folder of save_to_disk.",
         )
-    files = [
-        path
-        for place in (name, tokenizer)
-        if place
-        for path in sorted(Path(place).rglob("*"))
-        if path.is_file()
-    ]
-
-    def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        splits = _load(name, subset, data_dir)
-        folder = Path(name if Path(name).is_dir() else f"{data_dir}/huggingface").resolve()
-        for rows in splits.values():
-            for file in rows.cache_files:
-                _refuse_outside(folder, file["filename"], f"data.name={name}")
-        train = splits["train"]
-        if not len(train):
-            raise Refusal(f"data.name={name}: the split train has no row.")
-        columns = _columns(train, {"x": input, "y": label, "groups": groups}, next_token)
-        encoder = _encoder(tokenizer)
-        reader = _Reader(columns, size, length, encoder, keep.note, folder)
-        kind = columns["y"]
-        content = reader.arrays(train, "train")
-        used = ["train", *reader.add_test(splits, content)]
-        _report_left(name, splits, used, columns, keep)
-        dataset = from_arrays(
-            content, f"data.name={name}", test, keep.note, class_names=_names(train, kind)
-        )
-        keep("train", **vars(dataset.train))
-        keep("test", **vars(dataset.test))
-        if kind is None:
-            return encoder[1], ()
-        return dataset.num_classes, dataset.class_names or ()
-
-    where = Path(name).resolve() if files else name
-    settings: tuple[Any, ...] = (
-        where,
-        subset,
-        input,
-        label,
-        groups,
-        size,
-        length,
-        test,
-        "all classes known, with notes",
+    request = _Request(
+        name=name,
+        data_dir=data_dir,
+        subset=subset,
+        input=input,
+        label=label,
+        groups=groups,
+        size=size,
+        length=length,
+        test=test,
+        tokenizer=tokenizer,
+        next_token=next_token,
     )
-    settings += (tokenizer, next_token) if tokenizer or next_token else ()
-    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
-    return replace(
-        cached(data_dir, f"huggingface_{key}", build, written(files) if files else ""),
-        name=Path(name).name,
-    )
+    files = request.files()
+    source = written(files) if files else ""
+    dataset = cached(data_dir, request.cache_name(), partial(_build, request), source)
+    return replace(dataset, name=Path(name).name)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of :func:`huggingface`."""
+
+    name: str
+    data_dir: str
+    subset: str | None
+    input: str | None
+    label: str | None
+    groups: str | None
+    size: int | None
+    length: int
+    test: float
+    tokenizer: str | None
+    next_token: bool
+
+    @property
+    def key(self) -> str:
+        """The setting that errors name."""
+        return f"data.name={self.name}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder that contains all files of the data set."""
+        own = Path(self.name)
+        return (own if own.is_dir() else Path(self.data_dir) / "huggingface").resolve()
+
+    def files(self) -> list[Path]:
+        """The files of a folder that the name or the tokenizer is."""
+        files = []
+        for place in (self.name, self.tokenizer):
+            if place:
+                files += [path for path in sorted(Path(place).rglob("*")) if path.is_file()]
+        return files
+
+    def cache_name(self) -> str:
+        place = Path(self.name).resolve() if Path(self.name).is_dir() else self.name
+        settings = vars(self) | {"name": str(place), "data_dir": None}
+        digest = hashlib.sha256(repr(settings).encode()).hexdigest()
+        return f"huggingface_{digest[:12]}"
+
+
+def _build(request: _Request, keep: Keep) -> tuple[int, Sequence[str]]:
+    """Reads the splits and keeps them."""
+    splits = _load(request.name, request.subset, request.data_dir)
+    for rows in splits.values():
+        for file in rows.cache_files:
+            _refuse_outside(request.folder, file["filename"], request.key)
+    train = splits["train"]
+    if not len(train):
+        raise Refusal(f"{request.key}: the split train has no row.")
+    columns = _columns(train, request)
+    encoder = _encoder(request.tokenizer)
+    reader = _Reader(columns, request.size, request.length, encoder, keep.note, request.folder)
+    content = reader.arrays(train, "train")
+    used = ["train", *reader.add_test(splits, content)]
+    _report_left(request, splits, used, columns, keep)
+    names = _names(train, columns.label)
+    dataset = from_arrays(content, request.key, request.test, keep.note, class_names=names)
+    keep("train", **vars(dataset.train))
+    keep("test", **vars(dataset.test))
+    if columns.label is None:
+        return encoder.num_tokens, ()
+    return dataset.num_classes, dataset.class_names or ()
 
 
 def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
@@ -164,36 +197,40 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
     return dict(found)
 
 
-def _is_labelled(rows: Dataset | None, kind: str | None) -> bool:
-    """Whether there is such a split, with labels if these are the column ``kind``."""
+def _is_labelled(rows: Dataset | None, label: str | None) -> bool:
+    """Whether there is such a split, with labels in this column if it is not None."""
     if rows is None or not len(rows):
         return False
-    return kind is None or rows.unique(kind) != [-1]
+    return label is None or rows.unique(label) != [-1]
 
 
-def _names(rows: Dataset, kind: str | None) -> Sequence[str]:
-    """The names of classes 0, 1, …, if the column ``kind`` has some."""
-    return [] if kind is None else getattr(rows.features[kind], "names", [])
+def _names(rows: Dataset, label: str | None) -> Sequence[str]:
+    """The names of classes 0, 1, …, if the column of labels has some."""
+    if label is None:
+        return []
+    return getattr(rows.features[label], "names", [])
 
 
 def _report_left(
-    name: str,
+    request: _Request,
     splits: Mapping[str, Dataset],
     used: Sequence[str],
-    columns: Mapping[str, str | None],
+    columns: _Columns,
     keep: Keep,
 ) -> None:
     """Notes the splits, the columns and the files that are not read."""
-    place = f"data.name={name}"
     for split, rows in splits.items():
         if split not in used:
             chosen = " and ".join(used)
-            text = f"{place}: split {split} with {len(rows)} rows is not read: {chosen} is used"
-            keep.note(logging.WARNING, text)
-    others = [column for column in splits["train"].features if column not in columns.values()]
+            keep.note(
+                logging.WARNING,
+                f"{request.key}: split {split} with {len(rows)} rows is not read: {chosen} is used",
+            )
+    read = vars(columns).values()
+    others = [column for column in splits["train"].features if column not in read]
     if others:
-        keep.note(logging.INFO, f"{place}: columns that are not read: {listing(others)}")
-    folder = Path(name).resolve()
+        keep.note(logging.INFO, f"{request.key}: columns that are not read: {listing(others)}")
+    folder = Path(request.name).resolve()
     if not folder.is_dir():
         return
     arrow = {Path(file["filename"]) for split in used for file in splits[split].cache_files}
@@ -240,10 +277,18 @@ def _opener(rows: Dataset, input: str, folder: Path) -> Callable[[int], Image.Im
     return opened
 
 
-_Encoder = tuple[Callable[[str, int | None], np.ndarray], int, int]
-"""Takes a text and its largest number of tokens, and returns its tokens; the
-number of all tokens; padding.
-"""
+@dataclass(frozen=True)
+class _Encoder:
+    """Makes tokens of texts.
+
+    encode: takes a text and its largest number of tokens, or None, and returns its tokens.
+    num_tokens: the number of different tokens.
+    padding: the token of padding.
+    """
+
+    encode: Callable[[str, int | None], np.ndarray]
+    num_tokens: int
+    padding: int
 
 
 def _encoder(tokenizer: str | None) -> _Encoder:
@@ -252,7 +297,7 @@ def _encoder(tokenizer: str | None) -> _Encoder:
     No code of its folder is run.
     """
     if tokenizer is None:
-        return lambda text, length: encode(text[:length]), len(ALPHABET), PAD
+        return _Encoder(lambda text, length: encode(text[:length]), len(ALPHABET), PAD)
     installed("transformers", "data.tokenizer", "huggingface")
     from transformers import AutoTokenizer  # takes seconds
 
@@ -267,56 +312,72 @@ def _encoder(tokenizer: str | None) -> _Encoder:
         cut = {} if length is None else {"truncation": True, "max_length": length}
         return np.array(tokens(text, verbose=False, **cut)["input_ids"], np.int32)
 
-    return encoded, len(tokens), -1
+    return _Encoder(encoded, len(tokens), -1)
 
 
-def _columns(rows: Dataset, named: dict[str, str | None], next_token: bool) -> dict[str, Any]:
-    """The columns of samples (x), labels (y) and clients (groups), as named or else found by their
-    types.
-    """
-    keys = zip(("data.input", "data.label", "partition.by"), named.values(), strict=True)
-    require_columns(rows.features, {key: [name] for key, name in keys if name is not None})
-    kinds = {
-        name: type(feature).__name__
-        for name, feature in rows.features.items()
-        if name != named["groups"]
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of samples, labels and clients."""
+
+    input: str
+    label: str | None  # None if the next token is the label
+    groups: str | None
+
+
+def _columns(rows: Dataset, request: _Request) -> _Columns:
+    """The columns as the request names them. It may leave those out that their types show."""
+    named = {
+        "data.input": request.input,
+        "data.label": request.label,
+        "partition.by": request.groups,
     }
-    classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
-    label = named["y"] or (
-        classes[0] if len(classes) == 1 else "label" if "label" in kinds else None
-    )
-    images = [name for name, kind in kinds.items() if kind == "Image"]
-    texts = [
-        name
-        for name in kinds
-        if "string" in getattr(rows.features[name], "dtype", "") and name != label
-    ]
-    if next_token:
-        label, images = None, []
+    require_columns(rows.features, {key: [name] for key, name in named.items() if name is not None})
+    others = [name for name in rows.features if name != request.groups]
+    classes = [name for name in others if _kind(rows, name) == "ClassLabel"]
+    label = request.label
+    if label is None and len(classes) == 1:
+        label = classes[0]
+    elif label is None and "label" in others:
+        label = "label"
+    images = [name for name in others if _kind(rows, name) == "Image"]
+    texts = [name for name in others if _has_texts(rows, name) and name != label]
+    if request.next_token:
+        label = None
+        images = []
     elif label is None:
         raise Refusal(
             "data.label=null: name the column of the classes, one of"
-            f" {', '.join(classes or kinds)}."
+            f" {', '.join(classes or others)}."
         )
-    if named["x"] is None and len(images or texts) != 1:
+    if request.input is not None:
+        return _Columns(request.input, label, request.groups)
+    candidates = images or texts
+    if len(candidates) != 1:
         raise Refusal(
             "data.input=null: name the column of the images or texts, one of"
             f" {', '.join(rows.features)}."
         )
-    return named | {"x": named["x"] or (images or texts)[0], "y": label}
+    return _Columns(candidates[0], label, request.groups)
+
+
+def _kind(rows: Dataset, column: str) -> str:
+    return type(rows.features[column]).__name__
+
+
+def _has_texts(rows: Dataset, column: str) -> bool:
+    return "string" in getattr(rows.features[column], "dtype", "")
 
 
 @dataclass(frozen=True)
 class _Reader:
     """Makes arrays of the columns of a split, for :func:`from_arrays`.
 
-    columns: of samples (x), labels (y) and clients (groups).
     size: side of the square to which images are resized, or None.
     length: tokens of a text.
     folder: contains all files of the data set.
     """
 
-    columns: Mapping[str, str | None]
+    columns: _Columns
     size: int | None
     length: int
     encoder: _Encoder
@@ -330,19 +391,19 @@ class _Reader:
 
         ``grey``: images have one channel; None: as the first image.
         """
+        columns = self.columns
         content = {}
-        for key in ("y", "groups") if with_groups else ("y",):
-            column = self.columns[key]
-            if column:
-                content[key] = np.array(rows[column])
-        self._require_classes(rows, content.get("y"))
-        input = str(self.columns["x"])
-        if type(rows.features[input]).__name__ == "Image":
-            return {"x": self._images(rows, input, split, grey), **content}
-        texts = list(rows[input])
+        if columns.label is not None:
+            content["y"] = np.array(rows[columns.label])
+            self._require_classes(rows, content["y"])
+        if columns.groups is not None and with_groups:
+            content["groups"] = np.array(rows[columns.groups])
+        if _kind(rows, columns.input) == "Image":
+            return {"x": self._images(rows, split, grey), **content}
+        texts = list(rows[columns.input])
         if not all(isinstance(text, str) for text in texts):
-            raise Refusal(f"data.input={input} has a row that is no text: take it out.")
-        if self.columns["y"]:
+            raise Refusal(f"data.input={columns.input} has a row that is no text: take it out.")
+        if columns.label is not None:
             return {"x": self._texts(texts, split), **content}
         return self._sequences(texts, split, content)
 
@@ -351,14 +412,14 @@ class _Reader:
 
         Returns the name of this split, or nothing.
         """
-        kind = self.columns["y"]
-        labelled = [split for split in TESTS if _is_labelled(splits.get(split), kind)]
+        label = self.columns.label
+        labelled = [split for split in TESTS if _is_labelled(splits.get(split), label)]
         if not labelled:
             return []
         rows = splits[labelled[0]]
-        if _names(rows, kind) != _names(splits["train"], kind):
+        if _names(rows, label) != _names(splits["train"], label):
             raise Refusal(
-                f"data.label={kind} has other classes in the test split: cast both to one"
+                f"data.label={label} has other classes in the test split: cast both to one"
                 " ClassLabel."
             )
         grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
@@ -366,23 +427,25 @@ class _Reader:
             content[f"{key}_test"] = array
         return labelled[:1]
 
-    def _require_classes(self, rows: Dataset, y: np.ndarray | None) -> None:
-        if y is None or not _names(rows, self.columns["y"]):
+    def _require_classes(self, rows: Dataset, y: np.ndarray) -> None:
+        """Raises ValueError if samples have no class."""
+        if not _names(rows, self.columns.label):
             return
         count = np.count_nonzero(y < 0)
         if count:
             raise Refusal(
-                f"data.label={self.columns['y']} is -1, no class, in {count} of {len(rows)}"
+                f"data.label={self.columns.label} is -1, no class, in {count} of {len(rows)}"
                 " samples: filter them out."
             )
 
-    def _images(self, rows: Dataset, input: str, split: str, grey: bool | None) -> np.ndarray:
+    def _images(self, rows: Dataset, split: str, grey: bool | None) -> np.ndarray:
         """uint8 [n, C, H, W]."""
+        input = self.columns.input
         blocks = decode(
             range(len(rows)),
             f"images of {split}",
             opened=_opener(rows, input, self.folder),
-            named=lambda i: f"data.input={input} of row {i}",
+            named=lambda row: f"data.input={input} of row {row}",
             size=self.size,
             grey=grey,
             note=self.note,
@@ -391,37 +454,43 @@ class _Reader:
 
     def _texts(self, texts: list[str], split: str) -> np.ndarray:
         """One row of tokens for each text, padded on the left, [n, length]."""
-        encoded, _, pad = self.encoder
-        tokens = [encoded(text, self.length) for text in texts]
+        x = np.full((len(texts), self.length), self.encoder.padding, np.int32)
+        tokens = [self.encoder.encode(text, self.length) for text in texts]
         self._note_unknown(tokens, split)
-        full = sum(len(t) == self.length for t in tokens)
-        if full:
-            text = f"{split}: {full} of {len(texts)} texts fill data.length={self.length} tokens"
-            self.note(logging.INFO, f"{text}, and are cut if they are longer")
-        padded = [np.pad(t, (self.length - len(t), 0), constant_values=pad) for t in tokens]
-        return np.stack(padded)
+        num_full = 0
+        for row, of_text in zip(x, tokens, strict=True):
+            row[self.length - len(of_text) :] = of_text
+            num_full += len(of_text) == self.length
+        if num_full:
+            text = f"{split}: {num_full} of {len(texts)} texts fill data.length={self.length}"
+            self.note(logging.INFO, f"{text} tokens, and are cut if they are longer")
+        return x.astype(tokens[0].dtype)
 
     def _sequences(
         self, texts: list[str], split: str, content: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         """The sequences of all texts, [n, length], and the next tokens as their labels."""
-        encoded, _, pad = self.encoder
-        tokens = [encoded(text, None) for text in texts]
+        tokens = [self.encoder.encode(text, None) for text in texts]
         self._note_unknown(tokens, split)
-        pieces = [sequences(t, self.length, pad) for t in tokens]
-        sizes = [len(x) for x, _ in pieces]
+        xs = []
+        ys = []
+        for of_text in tokens:
+            x, y = sequences(of_text, self.length, self.encoder.padding)
+            xs.append(x)
+            ys.append(y)
+        sizes = [len(x) for x in xs]
         if 0 in sizes:
             text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
             self.note(logging.WARNING, f"{text} than two tokens")
-        x = np.concatenate([x for x, _ in pieces])
-        y = np.concatenate([y for _, y in pieces])
-        more = {key: np.repeat(values, sizes, axis=0) for key, values in content.items()}
-        return {"x": x, "y": y, **more}
+        found = {"x": np.concatenate(xs), "y": np.concatenate(ys)}
+        for key, values in content.items():
+            found[key] = np.repeat(values, sizes, axis=0)
+        return found
 
     def _note_unknown(self, tokens: list[np.ndarray], split: str) -> None:
         """Notes the characters that LEAF's alphabet lacks."""
-        pad = self.encoder[2]
-        unknown = sum(np.count_nonzero(t == pad) for t in tokens)
+        padding = self.encoder.padding
+        unknown = sum(np.count_nonzero(of_text == padding) for of_text in tokens)
         if unknown:
             known = sum(map(len, tokens))
             text = f"{split}: {unknown} of {known} characters are not in LEAF's alphabet and become"

@@ -71,7 +71,8 @@ def decode(
     """
     how = Resampling.BICUBIC if bicubic else Resampling.BILINEAR
     dropped: defaultdict[str, list[str]] = defaultdict(list)
-    first: tuple[str, tuple[int, int]] | None = None
+    first = ""  # the name of the first image
+    first_size = (0, 0)
     for entry in tqdm(images, desc=what, unit="image", disable=None):
         name = named(entry)
         try:
@@ -90,15 +91,22 @@ def decode(
             ) from error
         if size:
             image = image.resize((size, size), how)
-        first = first or (name, image.size)
-        if image.size != first[1]:
-            here, there = (f"{width}×{height}" for width, height in (image.size, first[1]))
+        if not first:
+            first = name
+            first_size = image.size
+        if image.size != first_size:
             raise Refusal(
-                f"{name} is {here}, {first[0]} is {there}: give all one size, as by data.size=64."
+                f"{name} is {_sides(image.size)}, {first} is {_sides(first_size)}: give all one"
+                " size, as by data.size=64."
             )
         yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
     for loss, names in dropped.items():
         note(logging.WARNING, f"{what}: {len(names)} {loss}: {listing(names)}")
+
+
+def _sides(size: tuple[int, int]) -> str:
+    width, height = size
+    return f"{width}×{height}"
 
 
 def _losses(image: Image.Image) -> Iterator[str]:
@@ -214,10 +222,11 @@ def image_folder(
             keep(part, pixels, np.searchsorted(classes, images.classes), groups)
         return len(classes), classes
 
-    about = f"{folder} {size} {test}{' clients' * clients} upright, with notes"
-    key = hashlib.sha256(about.encode()).hexdigest()[:12]
+    settings = repr((str(folder), size, test, clients))
+    key = hashlib.sha256(settings.encode()).hexdigest()[:12]
     files = [path for images in found.values() for path in images.paths]
-    return replace(cached(data_dir, f"image_folder_{key}", build, written(files)), name=folder.name)
+    dataset = cached(data_dir, f"image_folder_{key}", build, written(files))
+    return replace(dataset, name=folder.name)
 
 
 def _listed(folder: Path, clients: bool) -> tuple[dict[str, Listed], dict[str, list[Path]]]:
@@ -287,16 +296,16 @@ def _require_classes(key: str, train: Listed, test: Listed | None, clients: bool
         )
     if test is None:
         return
-    tested = sorted(set(test.classes))
-    for part, lacking in (
-        ("test", [name for name in trained if name not in tested]),
-        ("training", [name for name in tested if name not in trained]),
-    ):
-        if lacking:
-            raise Refusal(
-                f"{key}: the {part} split has no image of {listing(lacking)}: add one, or take the"
-                " folder of tests away, so that data.test=0.2 of each class become the test split."
-            )
+    tested = set(test.classes)
+    untested = [name for name in trained if name not in tested]
+    untrained = sorted(tested - {*trained})
+    if untested or untrained:
+        part = "test" if untested else "training"
+        raise Refusal(
+            f"{key}: the {part} split has no image of {listing(untested or untrained)}: add one, or"
+            " take the folder of tests away, so that data.test=0.2 of each class become the test"
+            " split."
+        )
 
 
 def _warn_of_classes_below(folder: Path, train: Listed) -> None:

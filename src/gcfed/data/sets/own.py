@@ -39,15 +39,16 @@ def own_data(
         settings: those of :class:`FederatedDataModule`. Settings that the config passes on to
             ``dataset`` are ignored.
     """
-    for key in (
-        settings.keys()
-        & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters
-    ):
-        del settings[key]
+    passed_on = getattr(dataset, "keywords", {}).keys()
+    for key in passed_on - signature(FederatedDataModule).parameters:
+        settings.pop(key, None)
 
     def load() -> FederatedDataset:
-        found, name = dataset(), getattr(dataset, "func", dataset).__module__
-        return found if isinstance(found, FederatedDataset) else from_arrays(found, name, test)
+        found = dataset()
+        if isinstance(found, FederatedDataset):
+            return found
+        name = getattr(dataset, "func", dataset).__module__
+        return from_arrays(found, name, test)
 
     return FederatedDataModule(dataset=load, **settings)
 
@@ -167,11 +168,15 @@ def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str |
 def _plain(key: str, value: Any) -> np.ndarray:
     """An array of numbers, booleans or text. Columns of pandas keep text as objects."""
     array = np.asarray(value)
+    if array.dtype == object and key.startswith("x"):
+        return _of_numbers(key, array)
     if array.dtype == object:
-        return _of_numbers(key, array) if key.startswith("x") else _of_one_type(key, array)
+        return _of_one_type(key, array)
     if array.dtype.kind == "T":  # NumPy's texts of any length
         return np.array(array.tolist(), np.str_)
-    return np.char.decode(array) if array.dtype.kind == "S" else array
+    if array.dtype.kind == "S":
+        return np.char.decode(array)
+    return array
 
 
 def _of_numbers(key: str, array: np.ndarray) -> np.ndarray:

@@ -68,33 +68,63 @@ def csv(
     if len(form.sep) != 1:
         raise SettingError("sep", f"={sep} must be one character, semicolon or tab.")
     table = _read(path, form)
-    target = None if target is None else clean(target)
-    groups = None if groups is None else clean(groups)
-    categorical = [clean(name) for name in categorical]
-    ignore = [clean(name) for name in ignore]
-    named: dict[str, Sequence[str | None]] = {
-        "data.target": [target],
-        "data.categorical": categorical,
-        "data.ignore": ignore,
-    }
-    if groups is not None:
-        named["partition.by"] = [groups]
-    require_columns(table.rows.columns, named)
-    cells = table.rows.drop(columns=[name for name in ignore if name not in (target, groups)])
-    _require_full(cells)
-    inputs = cells.drop(columns=[name for name in (target, groups) if name is not None])
-    if inputs.columns.empty:
-        raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
-    y = _targets(cells[target], form) if regression else _classes(cells[target], form)
+    columns = _Columns(
+        target=None if target is None else clean(target),
+        groups=None if groups is None else clean(groups),
+        categorical=[clean(name) for name in categorical],
+        ignore=[clean(name) for name in ignore],
+    )
+    cells, inputs = _chosen(table.rows, columns)
     is_test = table.is_test
-    if not is_test.any():
-        is_test = held_out(y[:, None] if regression else y, test, "test")
-    x = _inputs(inputs, categorical, is_test, form, table.files)
+    if regression:
+        y = _targets(cells[columns.target], form)
+        if not is_test.any():
+            is_test = held_out(y[:, None], test, "test")
+    else:
+        y = _classes(cells[columns.target], form)
+        if not is_test.any():
+            is_test = held_out(y, test, "test")
+    x = _inputs(inputs, columns.categorical, is_test, form, table.files)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
-    owners = table.clients if groups is None else _codes(cells[groups])
+    owners = table.clients
+    if columns.groups is not None:
+        owners = _codes(cells[columns.groups])
     if owners is not None:
         content["groups"] = owners[~is_test]
     return from_arrays(content, str(path), test)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The names of columns in the settings, as the table has them."""
+
+    target: str | None
+    groups: str | None
+    categorical: Sequence[str]
+    ignore: Sequence[str]
+
+
+def _chosen(rows: DataFrame, columns: _Columns) -> tuple[DataFrame, DataFrame]:
+    """The columns that are read, and those of them that are the inputs.
+
+    Raises ValueError for a missing column, for empty cells, and if there is no input.
+    """
+    named: dict[str, Sequence[str | None]] = {
+        "data.target": [columns.target],
+        "data.categorical": columns.categorical,
+        "data.ignore": columns.ignore,
+    }
+    no_inputs = {columns.target}
+    if columns.groups is not None:
+        named["partition.by"] = [columns.groups]
+        no_inputs.add(columns.groups)
+    require_columns(rows.columns, named)
+    cells = rows.drop(columns=[name for name in columns.ignore if name not in no_inputs])
+    _require_full(cells)
+    inputs = cells.drop(columns=[*no_inputs])
+    if inputs.columns.empty:
+        raise SettingError("ignore", f"={[*columns.ignore]} leaves no column to learn from.")
+    return cells, inputs
 
 
 # ------------------------------------------------------------------------------------------- files
@@ -337,7 +367,8 @@ def _warn_of_ids(column: Series, numbers: Series, files: np.ndarray) -> None:
 
 def _require_categories(column: Series, form: _Form) -> None:
     """Raises ValueError for more texts than categories have; warns of texts among numbers."""
-    count, name = column.nunique(), column.name
+    name = column.name
+    count = column.nunique()
     if count > MOST:
         what = f"has {count:,} texts in {len(column):,} rows, such as {column.iloc[0]!r}"
         remedy = f"name it in data.categorical=[{name}], or leave it out, data.ignore=[{name}]"

@@ -3,7 +3,6 @@ digits.
 """
 
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,37 +15,34 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from gcfed.data.base import FederatedDataset
+from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.files import (
     Keep,
     cached,
     counted,
-    entries,
     missing,
     obtain,
-    report_unread,
     rows_of,
-    why_unread,
 )
 from gcfed.data.sets.images import decode
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal
 
+MNIST = "ossci-datasets.s3.amazonaws.com/mnist/"
 CIFAR = "www.cs.toronto.edu/~kriz/cifar.html"
 EMNIST = "www.nist.gov/itl/products-and-services/emnist-dataset"
 # name → torchvision's class, the official page, the class's further arguments
 SETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "cifar10": ("CIFAR10", CIFAR, {}),
     "cifar100": ("CIFAR100", CIFAR, {}),
-    "mnist": ("MNIST", "ossci-datasets.s3.amazonaws.com/mnist/", {}),
+    "mnist": ("MNIST", MNIST, {}),
     "fashion_mnist": ("FashionMNIST", "github.com/zalandoresearch/fashion-mnist", {}),
     "emnist_byclass": ("EMNIST", EMNIST, {"split": "byclass"}),
     "emnist_balanced": ("EMNIST", EMNIST, {"split": "balanced"}),
 }
 
 TINY = "tiny-imagenet-200"
-TINY_TEXTS = ("wnids.txt", "words.txt", "val/val_annotations.txt")
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
 
@@ -138,38 +134,22 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
     for part, samples in parts.items():
         images = decode([path for path, _ in samples], f"TinyImageNet {part}", note=keep.note)
         keep(part, images, np.array([wnids.index(wnid) for _, wnid in samples]))
-    read = {path for samples in parts.values() for path, _ in samples}
-    _report_left(root, read | {root / name for name in TINY_TEXTS}, keep)
     return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
 
 
 def _trained(root: Path) -> list[tuple[Path, str]]:
     """The training images and their classes."""
-    jpegs = [
-        path
-        for path in sorted(root.glob("train/*/images/[!.]*"))
-        if path.suffix.lower() in (".jpeg", ".jpg")
-    ]
-    return [(path, path.parts[-3]) for path in jpegs]
+    found = []
+    for path in sorted(root.glob("train/*/images/[!.]*")):
+        if path.suffix.lower() in (".jpeg", ".jpg"):
+            found.append((path, path.parts[-3]))
+    return found
 
 
 def _tested(root: Path) -> list[tuple[Path, str]]:
     """The validation images and their classes."""
     rows = rows_of(root / "val/val_annotations.txt", 2)
     return [(root / "val/images" / file, wnid) for file, wnid, *_ in rows]
-
-
-def _report_left(folder: Path, read: set[Path], keep: Keep) -> None:
-    """Notes the entries of the folder that are not read."""
-    left: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in entries(folder):
-        if path in read:
-            continue
-        reason = why_unread(path, folder)
-        if not reason and path.suffix == ".txt":
-            reason = "a text that has no labels"
-        left[reason or "no image with a label"].append(path)
-    report_unread(folder, left, keep.note)
 
 
 # ----------------------------------------------------------------- FedGC's handwritten digits
@@ -207,28 +187,28 @@ def hwdigits(
             groups = np.repeat(np.arange(len(sets)), [*map(len, ys)])
             blocks = (block for images in xs for block in _resized(images))
             keep(part, blocks, np.concatenate(ys), groups)
-        if "mnist_m" in sets:
-            _report_mnist_m(folder / "mnist_m", keep)
         return 10, "0123456789"
 
-    source = (
-        counted(folder / "mnist_m", "mnist_m_train", "mnist_m_test") if "mnist_m" in sets else ""
-    )
+    source = ""
+    if "mnist_m" in sets:
+        source = counted(folder / "mnist_m", "mnist_m_train", "mnist_m_test")
     dataset = cached(folder, "-".join(("hwdigits", *sets)), build, source)
-    if one_class:
-        train = replace(dataset.train, groups=dataset.train.groups * 10 + dataset.train.y)  # type: ignore
-        test = replace(dataset.test, groups=dataset.test.groups * 10 + dataset.test.y)  # type: ignore
-        dataset = replace(dataset, train=train, test=test)
-    return dataset
+    if not one_class:
+        return dataset
+    return replace(dataset, train=_by_class(dataset.train), test=_by_class(dataset.test))
+
+
+def _by_class(split: Split) -> Split:
+    """The split with a group for each digit of each set."""
+    assert split.groups is not None
+    return replace(split, groups=split.groups * 10 + split.y)
 
 
 def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
     """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]."""
     for block in torch.from_numpy(images).split(4096):
         if block.shape[2:] != (32, 32):
-            block = F.interpolate(
-                block.float(), size=(32, 32), mode="bilinear", align_corners=False
-            ).round_()
+            block = F.interpolate(block.float(), size=(32, 32), mode="bilinear").round_()
         yield block.expand(-1, 3, -1, -1).to(torch.uint8).numpy()
 
 
@@ -244,7 +224,11 @@ def _read_digits(
         return split.data, split.labels
     if name == "mnist_m":
         return _read_mnist_m(folder / "mnist_m", part, keep)
-    root, page = (folder, SETS["mnist"][1]) if name == "mnist" else (folder / "USPS", USPS)
+    root = folder
+    page = MNIST
+    if name == "usps":
+        root = folder / "USPS"
+        page = USPS
     split = published(name, name.upper(), root, page, download, train=part == "train")
     return np.array(split.data)[:, None], np.asarray(split.targets, np.int64)
 
@@ -268,11 +252,3 @@ def _mnist_m_labels(root: Path, part: str) -> Path:
 def _mnist_m_images(root: Path, part: str) -> list[Path]:
     rows = rows_of(_mnist_m_labels(root, part), 2)
     return [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
-
-
-def _report_mnist_m(root: Path, keep: Keep) -> None:
-    read = set()
-    for part in ("train", "test"):
-        read.add(_mnist_m_labels(root, part))
-        read.update(_mnist_m_images(root, part))
-    _report_left(root, read, keep)
