@@ -28,7 +28,7 @@ from gcfed.federated.parallel.strategy import trains_on_cpu
 from gcfed.folders.folder import CHECKPOINT, METRICS, check_folder, with_folder
 from gcfed.folders.identity import hyperparameters
 from gcfed.folders.lock import taken
-from gcfed.folders.reading import column, label_skew, read_metrics
+from gcfed.folders.reading import column, read_metrics
 from gcfed.folders.summary import (
     failure_recorded,
     headline,
@@ -36,7 +36,7 @@ from gcfed.folders.summary import (
     summary_of,
     write_summary,
 )
-from gcfed.folders.writing import begin, export
+from gcfed.folders.writing import Held, begin, export
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
@@ -44,7 +44,6 @@ from gcfed.utils.refusal import Refusal
 from gcfed.utils.stopped import Stopped
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd  # a run imports it at its end only
 
 log = logging.getLogger(__name__)
@@ -137,14 +136,14 @@ def _fit_and_finish(
     leads = trainer.is_global_zero
     if leads:
         known = not parts.loop.transport.own_data
-        held_NC = begin(cfg, folder, parts.data, known=known, resumed=checkpoint is not None)
+        held = begin(cfg, folder, parts.data, known=known, resumed=checkpoint is not None)
         log.info("%s; on %d × %s", parts, trainer.world_size, trainer.strategy.root_device)
     for logger in trainer.loggers:
         logger.log_hyperparams(hyperparameters(cfg))
     _fit(parts, trainer, folder, checkpoint, resumed_after)
     if leads:
         export(folder, parts.module.net, trainer.global_step)
-        _summarize(cfg, folder, parts, record, trainer, held_NC)
+        _summarize(cfg, folder, parts, record, trainer, held)
 
 
 def _fit(
@@ -173,21 +172,20 @@ def _summarize(
     parts: Parts,
     record: RunRecord,
     trainer: Trainer,
-    held_NC: np.ndarray | None,
+    held: Held,
 ) -> None:
     """Writes the summary and pictures, and prints the summary.
 
     A run that was killed between its last checkpoint and this function calls it when it is resumed.
 
     Args:
-        held_NC: the samples of each class at each client; None if they are not known.
+        held: what :func:`begin` returned.
     """
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written rows, or the last round has no test
     summary = summary_of(metrics, cfg.targets, trainer.world_size, parts.result)
-    if held_NC is not None:
-        summary |= label_skew(held_NC)
+    summary |= held.skew
     about = dict(record.about)
     stopped = why_stopped(parts.callbacks)
     if stopped:
@@ -197,8 +195,8 @@ def _summarize(
         from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib
 
         plot_curves(metrics, folder / "curves.png")
-        if held_NC is not None and not (folder / "partition.png").is_file():
-            draw_partition(parts.data, held_NC, folder / "partition.png")
+        if held.counts_NC is not None and not (folder / "partition.png").is_file():
+            draw_partition(parts.data, held.counts_NC, folder / "partition.png")
     if log.isEnabledFor(logging.WARNING):
         print_summary(summary, metrics, folder, stopped)
 

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from gcfed.data.augment import AutoTransform
 from gcfed.data.base import FLOATS, FederatedDataset, Split, label_fix
 from gcfed.data.dealing import held_out
+from gcfed.data.distances import feature_distance
 from gcfed.data.partition import Partition
 from gcfed.data.skews import Shift, noisy_labels, noisy_samples
 from gcfed.tasks import Task
@@ -331,6 +332,14 @@ class FederatedDataModule(LightningDataModule):
     def class_counts(self, clients: np.ndarray) -> np.ndarray:
         """Number of labels of each class of these clients, ``[K] → [K, C]``."""
         return self.partition.label_counts(self.labels, self.num_classes, clients=clients)
+
+    def feature_distance(self) -> float | None:
+        """How far the clients' mean training inputs, with their noise, are from the mean of all;
+        None for texts. See :func:`gcfed.data.distances.feature_distance`.
+        """
+        x, _ = self._train
+        is_text = x.dim() == 2 and not x.is_floating_point()
+        return None if is_text else feature_distance(x.cpu().numpy(), self.partition)
 
     def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:
         """Changes the training labels of these clients from now on."""

@@ -21,7 +21,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.folders.identity import counted, differences, digest, identity, leaves
-from gcfed.folders.reading import GLOBAL_TESTS, column, read_metrics, read_summary, read_yaml
+from gcfed.folders.reading import (
+    FEATURE_SKEW,
+    GLOBAL_TESTS,
+    LABEL_SKEW,
+    column,
+    read_metrics,
+    read_summary,
+    read_yaml,
+)
 from gcfed.utils.compose import is_override
 from gcfed.utils.machine import job, leads
 from gcfed.utils.refusal import MissingFile, Refusal
@@ -168,6 +176,7 @@ def _rules() -> dict[str, dict[str, TypeAdapter]]:
     from gcfed.utils.checked import Number, Whole, rule
 
     texts = dict.fromkeys(("ended", "result", "stopped"), rule(str | None))
+    skews = dict.fromkeys((*LABEL_SKEW, FEATURE_SKEW), rule(Number | None))
     return {
         CONFIG: {
             "rounds": rule(Whole),
@@ -175,7 +184,7 @@ def _rules() -> dict[str, dict[str, TypeAdapter]]:
             "eval_every": rule(Whole | None),
             "targets": rule(Sequence[Number] | None),
         },
-        SUMMARY: {"rounds": rule(Whole | None), **texts},
+        SUMMARY: {"rounds": rule(Whole | None), **texts, **skews},
     }
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # yaml.safe_load, ten times faster
 #: Columns of the global model's test; a run is judged by the first that it has.
 GLOBAL_TESTS = ("test/acc", "test/relative_error", "test/rmse", "test/loss")
+#: Keys of a summary: distances between the clients' labels, and between their inputs.
+LABEL_SKEW = ("partition/hellinger", "partition/jensen_shannon")
+FEATURE_SKEW = "partition/feature_distance"
 # Limits of a file that may come from elsewhere; a run's own files are far below them.
 MOST_BYTES = 5_000_000
 MOST_VALUES = 200_000
@@ -143,9 +146,10 @@ def label_skew(held_NC: np.ndarray) -> dict[str, float]:
     q_C = counts_NC.sum(0) / counts_NC.sum()
     hellinger_N = 1 - np.sqrt(p_NC * q_C).sum(1)
     shannon_N = _entropy((p_NC + q_C) / 2) - (_entropy(p_NC) + _entropy(q_C)) / 2
+    squares = (hellinger_N, shannon_N)
     return {
-        "partition/hellinger": float(np.sqrt(hellinger_N.clip(0)).mean()),
-        "partition/jensen_shannon": float(np.sqrt(shannon_N.clip(0)).mean()),
+        name: float(np.sqrt(square_N.clip(0)).mean())
+        for name, square_N in zip(LABEL_SKEW, squares, strict=True)
     }
 
 

@@ -28,7 +28,7 @@ from gcfed.folders.measures import (
     is_accuracy,
     smooth,
 )
-from gcfed.folders.reading import column
+from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW, column
 from gcfed.utils.files import replacing
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.stopped import Stopped
@@ -146,8 +146,13 @@ def _to_targets(metrics: pd.DataFrame, targets: Sequence[float]) -> dict[str, di
 
 def skew_in_words(skew: Mapping[str, Any]) -> str:
     """The figures of :func:`gcfed.folders.reading.label_skew`, for a picture and a summary."""
-    figures = [skew[f"partition/{name}"] for name in ("hellinger", "jensen_shannon")]
-    return "Hellinger {:.2f}, Jensen–Shannon {:.2f}".format(*figures)
+    hellinger, jensen_shannon = (skew[name] for name in LABEL_SKEW)
+    return f"Hellinger {hellinger:.2f}, Jensen–Shannon {jensen_shannon:.2f}"
+
+
+def distance_in_words(skew: Mapping[str, Any]) -> str:
+    """The figure of :func:`gcfed.data.distances.feature_distance`, for a summary."""
+    return f"{skew[FEATURE_SKEW]:.2f} standard deviations"
 
 
 def _last(curve: pd.Series) -> float:
@@ -246,10 +251,12 @@ def _personal(metrics: pd.DataFrame) -> dict[str, str]:
 
 
 def _costs(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
-    """Label skew, bytes, seconds, and clients that did not count."""
+    """Skews, bytes, seconds, and clients that did not count."""
     rows: dict[str, str] = {}
-    if "partition/hellinger" in summary:
+    if LABEL_SKEW[0] in summary:
         rows["label skew"] = skew_in_words(summary)
+    if FEATURE_SKEW in summary:
+        rows["feature skew"] = distance_in_words(summary)
     down = filesize.decimal(summary["comm/down_bytes"])
     up = filesize.decimal(summary["comm/up_bytes"])
     rows["bytes down, up"] = f"{down}, {up}"

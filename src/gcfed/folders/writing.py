@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +17,28 @@ from torch import nn
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.folders.folder import CONFIG, EXPORT, METRICS
+from gcfed.folders.reading import FEATURE_SKEW, label_skew
 from gcfed.models.adapters import save_adapters
 from gcfed.utils.files import replacing
 
 
+@dataclass(frozen=True)
+class Held:
+    """What the clients hold before attacks change labels."""
+
+    counts_NC: ndarray | None  # samples of each class at each client; None if they are not known
+    skew: Mapping[str, float]  # the distances between clients that can be measured
+
+
 def begin(
     cfg: DictConfig, folder: Path, data: FederatedDataModule, *, known: bool, resumed: bool
-) -> ndarray | None:
+) -> Held:
     """Writes the config, below the command that started the run, and which client holds which
     sample.
 
     Args:
         known: whether the server knows the clients' data.
         resumed: whether the run continues after a checkpoint.
-
-    Returns:
-        The samples of each class at each client, ``[N, C]``, before attacks change labels; None if
-        they are not known.
     """
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(f"# {_origin()}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
@@ -44,10 +50,19 @@ def begin(
     if not resumed:
         # rounds before the first checkpoint are trained again
         (folder / METRICS).unlink(missing_ok=True)
-    has_classes = data.labels.dtype.kind == "i"
-    if not known or not has_classes:
-        return None
-    return data.partition.label_counts(data.labels, data.num_classes)
+    return _held(data) if known else Held(None, {})
+
+
+def _held(data: FederatedDataModule) -> Held:
+    counts_NC = None
+    skew: dict[str, float] = {}
+    if data.labels.dtype.kind == "i":
+        counts_NC = data.partition.label_counts(data.labels, data.num_classes)
+        skew |= label_skew(counts_NC)
+    distance = data.feature_distance()
+    if distance is not None:
+        skew[FEATURE_SKEW] = distance
+    return Held(counts_NC, skew)
 
 
 def _origin() -> str:

@@ -12,7 +12,8 @@ import pandas as pd
 
 from gcfed.folders.folder import DIVERGED, STATES
 from gcfed.folders.measures import CLOCK, is_to_target, parse, value
-from gcfed.folders.summary import skew_in_words
+from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW
+from gcfed.folders.summary import distance_in_words, skew_in_words
 from gcfed.reporting.frame import described, symbol, varying
 from gcfed.reporting.judged import listed
 from gcfed.reporting.verdict import FEWEST, Scale, Verdict, per_seed, scale_of
@@ -191,18 +192,21 @@ def _notes(found: Verdict, rows: pd.DataFrame) -> list[str]:
         names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])
         notes.append(f"Of a seed that was run twice, only the last run counts. Left out: {names}.")
     notes += _different_clients(rows)
-    notes.append(_label_skew(rows))
+    notes += _skews(rows)
     return [note for note in notes if note]
 
 
-def _label_skew(rows: pd.DataFrame) -> str:
-    """How far clients' labels are from all labels, as a mean over the runs that measured it."""
-    skews = [run.summary for run in rows["run"] if "partition/hellinger" in run.summary]
-    if not skews:
-        return ""
-    keys = ["partition/hellinger", "partition/jensen_shannon"]
-    means = pd.DataFrame(skews)[keys].mean()
-    return f"Label skew, from 0 (equal clients) to 1: {skew_in_words(means.to_dict())}."
+def _skews(rows: pd.DataFrame) -> list[str]:
+    """How far the clients' labels and inputs differ, as means over the runs that measured it."""
+    summaries = [run.summary for run in rows["run"]]
+    figures = pd.DataFrame(summaries, columns=[*LABEL_SKEW, FEATURE_SKEW]).astype(float)
+    means = figures.mean().dropna().to_dict()
+    notes = []
+    if {*LABEL_SKEW} <= means.keys():
+        notes.append(f"Label skew, from 0 (equal clients) to 1: {skew_in_words(means)}.")
+    if FEATURE_SKEW in means:
+        notes.append(f"Feature skew, 0 for clients with equal means: {distance_in_words(means)}.")
+    return notes
 
 
 def _whose(found: Verdict) -> str:
