@@ -58,6 +58,14 @@ def test_it_reads_a_bounded_part_of_a_large_data_set(monkeypatch):
     assert read == [100] * 200
 
 
+def test_coordinates_of_large_images_are_sampled_over_the_whole_image():
+    """The clients differ in the last third of the pixels only."""
+    x = np.zeros((4, 3, 40, 40), np.uint8)
+    x[2:, 2] = 9
+    x[::2, :2] = 1
+    assert feature_distance(x, dealt(2, 2)) == pytest.approx(np.sqrt(1 / 3), abs=1e-3)
+
+
 @pytest.mark.parametrize("partition", ["iid", "dirichlet"])
 def test_a_run_has_it_in_its_summary_with_its_noise(config, tmp_path, partition):
     words = (*FAST, f"partition={partition}")
