@@ -431,6 +431,21 @@ def copy_pages() -> None:
         shutil.copy(ROOT / name, SITE / name)
 
 
+def as_cards(page: Path) -> None:
+    """Puts a page's table of four columns into a block that site.css shows as cards on a phone.
+
+    Raises ValueError if the page has no or several such tables.
+    """
+    row = r"\|(?:[^|\n]+\|){4}\n"
+    table = re.compile(rf"^(?:{row}){{3,}}", re.MULTILINE)
+    text, found = table.subn(
+        r'<div class="cards" markdown="1">\n\n\g<0>\n</div>\n', page.read_text()
+    )
+    if found != 1:
+        raise ValueError(f"{page} has {found} tables of four columns, and site.css expects one.")
+    page.write_text(text)
+
+
 def lead_to_pages(page: Path) -> None:
     """Redirects a page's links to folders, YAMLs, modules and notebooks to the pages made from
     them.
@@ -487,6 +502,7 @@ def write_settings() -> None:
 if __name__ == "__main__":
     shutil.rmtree(SITE, ignore_errors=True)
     copy_pages()
+    as_cards(SITE / "reproductions/results/README.md")
     notebook_pages()
     config_pages()
     method_cards()
