@@ -46,8 +46,8 @@ SMALL = {
     "04_reading_results": (
         "ROUNDS, SEEDS = 2, [1]",
         (
-            "assert [(run.state, run.rounds) for run in runs] == [('finished', 2)] * 2\n"
-            "assert [*frame.groupby('method').size()] == [1, 1]"
+            "assert [*runs['state']] == ['finished'] * 2 and [*runs['rounds']] == [2, 2]\n"
+            "assert [*runs.groupby('method').size()] == [1, 1]"
         ),
     ),
 }
@@ -152,6 +152,20 @@ def test_a_notebook_runs_at_a_small_scale(path, tmp_path, unrendered):
     """A fork of this process runs it. Figures are rendered for the page, but not for files."""
     code = forked(lambda: run_small(path, tmp_path / "logs"), tmp_path / "printed.txt")
     assert code == 0, (tmp_path / "printed.txt").read_text()[-4000:]
+
+
+def imported(text):
+    """The modules of the package from which a text imports."""
+    return {*re.findall(r"^from (gcfed[\w.]*) import", text, re.MULTILINE)}
+
+
+def test_notebooks_import_what_the_pages_document():
+    pages = [ROOT / "docs/python.md", ROOT / "docs/add-a-method.md"]
+    documented = set().union(*(imported(page.read_text()) for page in pages))
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+        assert imported(code) <= documented, path.name
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
