@@ -54,6 +54,11 @@ CPU = torch.device("cpu")
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
 
 
+def assert_near(found: torch.Tensor, expected: torch.Tensor, most: float) -> None:
+    """No entry differs by more than ``most``."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=most)
+
+
 class ArrayData(LightningDataModule):
     """Clients' data in memory, without a transform and without a test split."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import final_weights
+from harness import assert_near, final_weights
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
 from omegaconf import OmegaConf, open_dict
@@ -53,7 +53,7 @@ def test_the_memory_layout_changes_no_number(config, tmp_path):
     on, off = (
         run(config, tmp_path, str(flag), *CNN, f"channels_last={flag}") for flag in (True, False)
     )
-    torch.testing.assert_close(final_weights(on), final_weights(off), rtol=0, atol=1e-9)
+    assert_near(final_weights(on), final_weights(off), 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from harness import assert_near
 
 from gcfed.assemble import assemble
 from gcfed.data.augment import AutoTransform, ImageTransform, PlainTransform
@@ -249,8 +250,8 @@ def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
     data.setup()
     data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
     seen = data.fetch(torch.from_numpy(data.partition.indices), None)[0]
-    torch.testing.assert_close(seen.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-4)
-    torch.testing.assert_close(seen.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-3)
+    assert_near(seen.mean((0, 2, 3)), torch.zeros(3), 1e-4)
+    assert_near(seen.std((0, 2, 3), correction=0), torch.ones(3), 1e-3)
 
 
 def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tmp_path):

@@ -10,6 +10,7 @@ from harness import (
     ALGORITHMS,
     FEW_INNER_STEPS,
     LATE,
+    assert_near,
     final_weights,
     make_net,
     random_federation,
@@ -388,7 +389,7 @@ def test_late_clients_equal_eager_ones(rule, world):
         clock=Clock(step=2.0, fixed=0.5, spread=0.7),
         on_round=lambda round, row: late.append(row["late/max"]),
     )
-    torch.testing.assert_close(found, eager(rule, data, solver, 9), rtol=0, atol=1e-13)
+    assert_near(found, eager(rule, data, solver, 9), 1e-13)
     assert world > 1 or max(late) > 1
 
 
@@ -492,7 +493,7 @@ def test_stacks_processes_a_wire_and_a_killed_run_agree(algorithm, trained, tmp_
     last = f"ckpt_path={tmp_path}/6/checkpoints/last.ckpt"
     others.append(trained(*words, "rounds=6", "trainer.devices=2", last))
     for model, found in others:
-        torch.testing.assert_close(model, whole, rtol=0, atol=1e-9)
+        assert_near(model, whole, 1e-9)
         for column in ("clock/seconds", "late/mean", "train/dropped_clients", "comm/down_bytes"):
             assert found[column].equals(rows[column])
 

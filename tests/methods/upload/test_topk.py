@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from harness import Sizes, make_net, make_setup, random_federation, sgd, train_rounds, weights
+from harness import (
+    Sizes,
+    assert_near,
+    make_net,
+    make_setup,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+)
 from plain_reference import batches, cohort, local_sgd, tensors
 
 from gcfed.federated.parts.refusals import validate_parts
@@ -46,12 +55,10 @@ def test_it_equals_the_plain_loop(ratio, entries):
             errors[k] = torch.cat([p.flatten() for p in wanted.values()]) - chosen
             sent.append(chosen)
         w = w + sum(sent) / 3
-    torch.testing.assert_close(ours, w, rtol=0, atol=1e-10)
+    assert_near(ours, w, 1e-10)
     kept = stores.read("topk", np.arange(5), {n: p.detach() for n, p in like.items()})
     for k, error in errors.items():
-        torch.testing.assert_close(
-            torch.cat([t[k].flatten() for t in kept.values()]), error, rtol=0, atol=1e-10
-        )
+        assert_near(torch.cat([t[k].flatten() for t in kept.values()]), error, 1e-10)
     assert {*sizes.up} == {entries * (8 + 4)}  # a value and an index each
 
 
