@@ -39,6 +39,15 @@ def head(width=6):
 
 
 # ----------------------------------------------------------------------------------------- networks
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.head = nn.Linear(36, 6), head()
+
+    def forward(self, x):
+        return self.head(self.fc(x).tanh())
+
+
 class Experts(nn.Module):
     """A mixture of experts, each sample sent to its best one."""
 
@@ -180,11 +189,7 @@ class Swish(torch.autograd.Function):
         return grad * (s + x * s * (1 - s))
 
 
-class OwnFunction(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.head = nn.Linear(36, 6), head()
-
+class OwnFunction(Plain):
     def forward(self, x):
         return self.head(Swish.apply(self.fc(x)))
 
@@ -257,12 +262,8 @@ class FourierFeatures(nn.Module):
         return self.head(self.fc(torch.cat([angles.sin(), angles.cos()], -1).flatten(1)).tanh())
 
 
-class Mixed(nn.Module):
+class Mixed(Plain):
     """Mixes hidden features within the batch while it trains, as manifold mixup does."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc, self.head = nn.Linear(36, 6), head()
 
     def forward(self, x):
         h = self.fc(x).tanh()
@@ -271,12 +272,8 @@ class Mixed(nn.Module):
         return self.head(h)
 
 
-class NeedsInputGradient(nn.Module):
+class NeedsInputGradient(Plain):
     """Declares that its input requires a gradient, for a saliency map that nobody reads."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc, self.head = nn.Linear(36, 6), head()
 
     def forward(self, x):
         x = x.clone().requires_grad_()
@@ -429,12 +426,8 @@ class HardOnly(Classification):
         return losses * kept * len(y) / kept.sum()
 
 
-class HalfOutputs(nn.Module):
+class HalfOutputs(Plain):
     """Returns float16."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc, self.head = nn.Linear(36, 6), head()
 
     def forward(self, x):
         return self.head(self.fc(x).tanh()).half()
@@ -451,12 +444,3 @@ class OfSequence(nn.Module):
 
     def forward(self, x):
         return self.head(self.table(x).cumsum(1).tanh())
-
-
-class Plain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.head = nn.Linear(36, 6), head()
-
-    def forward(self, x):
-        return self.head(self.fc(x).tanh())
