@@ -19,7 +19,6 @@ OPTIONAL = {
         "reproductions",
         "tests/reproductions",
         "configs/metrics/leakage.yaml",
-        "configs/metrics/surface.yaml",
     ],
     "examples": ["examples", "tests/examples"],
     "gcfed_sites": [
