@@ -46,10 +46,8 @@ def test_each_pass_takes_a_part_of_a_batch(methods, passes):
 
 
 def test_shares_times_means_add_up_for_padded_sequences():
-    rows, values = (
-        torch.arange(7) < torch.tensor([[7], [1], [4]]),
-        torch.rand(3, 7, 5, dtype=torch.float64),
-    )
+    rows = torch.arange(7) < torch.tensor([[7], [1], [4]])
+    values = torch.rand(3, 7, 5, dtype=torch.float64)
     mask = (torch.rand(3, 7, 5) < 0.5) & rows.unsqueeze(-1)
     mask[:, 0, 0] = True
     batch = Batch(values, values, mask, mask.flatten(1).sum(1), rows)

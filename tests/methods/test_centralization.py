@@ -171,10 +171,8 @@ class Decoder(nn.Module):
             OrderedDict(up=nn.ConvTranspose1d(4, 6, 2, groups=2), conv=nn.Conv1d(6, 6, 1))
         )
         self.stem = parametrizations.weight_norm(nn.Conv1d(2, 4, 1))
-        self.token, self.position = (
-            nn.Parameter(torch.randn(1, 4, 1)),
-            nn.Parameter(torch.randn(1, 4, 4)),
-        )
+        self.token = nn.Parameter(torch.randn(1, 4, 1))
+        self.position = nn.Parameter(torch.randn(1, 4, 4))
         self.double()
 
     def forward(self, x):

@@ -60,14 +60,13 @@ def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_p
             assert (x[: 7 - (x >= 0).sum()] == -1).all()
         assert x[x >= 0][0] == 1  # a shortened text keeps its special tokens
         assert x[-1] == 2
-    assert (dataset.train.x.dtype, dataset.num_classes) == (np.int32, 2)
+    assert dataset.train.x.dtype == np.int32
+    assert dataset.num_classes == 2
 
     model = read(groups="user", next_token=True, test=1e-6)
-    assert (model.num_classes, model.train.x.shape[1], model.train.y.shape) == (
-        32,
-        7,
-        model.train.x.shape,
-    )
+    assert model.num_classes == 32
+    assert model.train.x.shape[1] == 7
+    assert model.train.y.shape == model.train.x.shape
     # every token but the first is a label
     count = sum(len(words(text)["input_ids"]) - 1 for text in rows["text"])
     assert sum((split.y >= 0).sum() for split in (model.train, model.test)) == count
@@ -76,7 +75,8 @@ def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_p
     following = y[:, :-1] >= 0
     np.testing.assert_array_equal(y[:, :-1][following], x[:, 1:][following])
     characters = huggingface(str(root / "texts"), str(tmp_path), next_token=True, length=7)
-    assert (characters.num_classes, characters.train.x.dtype) == (80, np.uint8)
+    assert characters.num_classes == 80
+    assert characters.train.x.dtype == np.uint8
 
 
 # ------------------------------------------------------------------------------------ exact numbers

@@ -71,10 +71,8 @@ def reference(
 )
 def test_it_equals_the_plain_loop(federation, momentum, nesterov, corrected):
     settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": 0.01}
-    optimizer, method = (
-        partial(torch.optim.SGD, lr=0.1, **settings),
-        Scaffold(momentum_correction=corrected),
-    )
+    optimizer = partial(torch.optim.SGD, lr=0.1, **settings)
+    method = Scaffold(momentum_correction=corrected)
     solver = LocalSolver(optimizer, epochs=2, batch_size=4)
     ours = train_rounds(make_net(), federation, solver, rounds=4, methods=[method], k=2)
     theirs, c = reference(make_net(), federation, solver, rounds=4, corrected=corrected, **settings)

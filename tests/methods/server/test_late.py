@@ -316,11 +316,9 @@ def test_a_schedule_goes_on_from_its_state():
     second.load_state_dict(first.state_dict())
     for t in range(9, 20):
         turn = second.turn(t)
-        assert (turn.clients.tolist(), turn.versions.tolist(), turn[2:]) == (
-            turns[t].clients.tolist(),
-            turns[t].versions.tolist(),
-            turns[t][2:],
-        )
+        assert turn.clients.tolist() == turns[t].clients.tolist()
+        assert turn.versions.tolist() == turns[t].versions.tolist()
+        assert turn[2:] == turns[t][2:]
 
 
 def eager(rule, data, solver, rounds, seed=5, per_round=3, concurrency=4):
@@ -462,10 +460,8 @@ def test_late_clients_over_a_wire_and_after_a_checkpoint(trained, tmp_path):
         "client.steps=3",
     ]
     late += ["client.epochs=null", "participation.faults.dropout=0.2"]
-    (whole, rows), (wired, others) = (
-        trained(*late, "rounds=8"),
-        trained(*late, "rounds=8", "federation=wire"),
-    )
+    (whole, rows) = trained(*late, "rounds=8")
+    (wired, others) = trained(*late, "rounds=8", "federation=wire")
     trained(*late, "rounds=4")
     (tmp_path / "3").rename(tmp_path / "4")
     resumed, _ = trained(*late, "rounds=8", f"ckpt_path={tmp_path}/4/checkpoints/last.ckpt")

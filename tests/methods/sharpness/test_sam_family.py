@@ -118,11 +118,9 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent):
     Also returns α and the last mean of v_k.
     """
     w0, n = weights(net), len(data.clients)
-    c, delta, own = (
-        torch.zeros_like(w0),
-        torch.zeros_like(w0),
-        [torch.zeros_like(w0) for _ in range(n)],
-    )
+    c = torch.zeros_like(w0)
+    delta = torch.zeros_like(w0)
+    own = [torch.zeros_like(w0) for _ in range(n)]
     for t in range(ROUNDS):
         ends, changes, steps, values = [], [], [], []
         for k in [k for k in cohort(data, t, 3) if k != absent]:

@@ -35,13 +35,11 @@ def compressed(p, ratio):
 @pytest.mark.parametrize(("ratio", "entries"), [(0.1, 3 + 1 + 2 + 1), (0.46, 14 + 2 + 9 + 2)])
 def test_it_equals_the_plain_loop(ratio, entries):
     """The tensors have 30, 5, 20 and 4 entries. k is rounded, and at least 1."""
-    data, net, solver, sizes, stores = (
-        random_federation(),
-        make_net(),
-        sgd(momentum=0.5),
-        Sizes(),
-        ClientStores(),
-    )
+    data = random_federation()
+    net = make_net()
+    solver = sgd(momentum=0.5)
+    sizes = Sizes()
+    stores = ClientStores()
     w, errors, like = weights(net), {}, dict(net.named_parameters())
     ours = train_rounds(
         net, data, solver, rounds=4, methods=[TopK(ratio), sizes], k=2, stores=stores
