@@ -12,7 +12,7 @@ import pickle
 import runpy
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +25,7 @@ from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.base import Box
@@ -32,6 +33,7 @@ from omegaconf.base import Box
 import gcfed.folders.folder  # noqa: F401
 from gcfed.folders.reading import read_metrics
 from gcfed.utils.compose import composed as composer
+from gcfed.utils.compose import shorthand
 from gcfed.utils.resolvers import ROOT
 
 
@@ -260,6 +262,22 @@ def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
     printed = (folder / "printed.txt").read_text()
     assert ended == code, printed[-4000:]
     return printed
+
+
+def first_values(words: Iterable[str]) -> list[str]:
+    """The overrides of a command on a page: of a sweep the first value, without the words that are
+    about folders.
+    """
+    found = []
+    for override in OverridesParser.create().parse_overrides(shorthand(words)):
+        if override.is_sweep_override():
+            value = next(override.sweep_string_iterator())
+        else:
+            value = override.get_value_element_as_str()
+        word = f"{override.input_line.partition('=')[0]}={value}"
+        if not word.startswith(("ckpt_path=", "hydra.", "hydra/")):
+            found.append(word)
+    return found
 
 
 @pytest.fixture

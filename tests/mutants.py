@@ -34,11 +34,9 @@ from mutmut.mutation.file_mutation import MutationVisitor, get_ignored_lines
 from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
-SRC, RECORD, EQUIVALENT = (
-    ROOT / "src/gcfed",
-    ROOT / ".cache/mutants",
-    ROOT / "tests/equivalent_mutants.txt",
-)
+SRC = ROOT / "src/gcfed"
+RECORD = ROOT / ".cache/mutants"
+EQUIVALENT = ROOT / "tests/equivalent_mutants.txt"
 SECONDS = RECORD / "seconds.json"
 FOLDERS = (
     "federated",
@@ -111,11 +109,9 @@ def mutants_of(path):
     visitor = Visitor([*mutation_operators, (cst.Expr, without_call)], ignored)
     module, places = wrapper.visit(visitor), wrapper.resolve(PositionProvider)
     for mutation in visitor.mutations:
-        function, node, new = (
-            mutation.contained_by_top_level_function,
-            mutation.original_node,
-            mutation.mutated_node,
-        )
+        function = mutation.contained_by_top_level_function
+        node = mutation.original_node
+        new = mutation.mutated_node
         if isinstance(function, cst.FunctionDef) and function in places and node in places:
             before, after = map(module.code_for_node, (node, new))
             if all(

@@ -220,11 +220,9 @@ def check(case, config, folder):
         *case.overrides,
     )
     result, first = run(config, folder, *overrides, net=case.model, broken=case.broken)
-    data, saved, few = (
-        result.trainer.datamodule.dataset,
-        np.load(folder / "partition.npz"),
-        case.samples,
-    )
+    data = result.trainer.datamodule.dataset
+    saved = np.load(folder / "partition.npz")
+    few = case.samples
     every = data.train
     limited = (
         np.sort(draw("limit_train").choice(len(every), few, replace=False))

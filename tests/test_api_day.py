@@ -143,7 +143,9 @@ def test_own_files_are_found_and_read_again(tmp_path, monkeypatch, by):
         else:
             words = [f"hydra.searchpath=['file://{folder}']", "algorithm=mine", "seed=3"]
             cfg = gcfed.configure(words)
-        assert (cfg.rounds, cfg.seed, cfg.tags.algorithm) == (rounds, 3, "mine")
+        assert cfg.rounds == rounds
+        assert cfg.seed == 3
+        assert cfg.tags.algorithm == "mine"
         assert "searchpath" not in cfg.paths.output_dir.partition("hydra")[0]
     with pytest.raises(ValueError, match="algorithm=mine: there is no such option"):
         gcfed.configure("algorithm=mine")

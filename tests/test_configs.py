@@ -122,20 +122,25 @@ def test_experiments_have_the_setting_of_gcfed(
     module, loop, (local, server) = instantiate(cfg)
     assert type(module.net).__name__ == model
     assert cfg.data.num_classes == classes
-    assert (cfg.participation.num_clients, loop.sampler.per_round, cfg.partition.alpha) == (
-        clients,
-        5,
-        alpha,
-    )
+    assert cfg.participation.num_clients == clients
+    assert loop.sampler.per_round == 5
+    assert cfg.partition.alpha == alpha
     assert loop.rounds == rounds
-    assert (type(local), type(server)) == (LocalGC, GlobalGC)
-    assert (local.lam, local.boundary, server.boundary) == (None, boundary, None)
+    assert type(local) is LocalGC
+    assert type(server) is GlobalGC
+    assert local.lam is None
+    assert local.boundary == boundary
+    assert server.boundary is None
     solver = loop.solver
-    assert (solver.epochs, solver.batch_size, solver.lr_decay) == (5, 50, 1.0)
+    assert solver.epochs == 5
+    assert solver.batch_size == 50
+    assert solver.lr_decay == 1.0
     optimizer = probe_optimizer(solver.optimizer)
     assert isinstance(optimizer, torch.optim.SGD)
     group = optimizer.defaults
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.01, 0.9, 1e-5)
+    assert group["lr"] == 0.01
+    assert group["momentum"] == 0.9
+    assert group["weight_decay"] == 1e-5
     assert loop.aggregator.weighting == "uniform"
     assert isinstance(cfg.server.lr, float)
     assert cfg.server.lr == 1.0
@@ -190,27 +195,29 @@ def test_experiments_have_the_setting_of_fedacg(
     module, loop, methods = instantiate(cfg)
     assert type(module.net).__name__ == "ResNet18"
     assert cfg.data.num_classes == classes
-    assert (cfg.participation.num_clients, loop.sampler.per_round, loop.rounds) == (100, 5, 1000)
+    assert cfg.participation.num_clients == 100
+    assert loop.sampler.per_round == 5
+    assert loop.rounds == 1000
     assert build(cfg.partition) == DirichletBalanced(0.3)
     lookahead, proximal = methods
-    assert (lookahead.momentum, cfg.server.momentum, cfg.server.lr, proximal.mu) == (
-        0.85,
-        0.85,
-        1.0,
-        0.01,
-    )
+    assert lookahead.momentum == 0.85
+    assert cfg.server.momentum == 0.85
+    assert cfg.server.lr == 1.0
+    assert proximal.mu == 0.01
     solver = loop.solver
-    assert (solver.epochs, solver.batch_size, solver.lr_decay, solver.clip_norm) == (
-        5,
-        batch_size,
-        0.998,
-        10.0,
-    )
+    assert solver.epochs == 5
+    assert solver.batch_size == batch_size
+    assert solver.lr_decay == 0.998
+    assert solver.clip_norm == 10.0
     assert module.net.bn1.num_groups == 2
     transform = cfg.data.transform
-    assert (transform.rotation, transform.crop_padding, transform.mean[0]) == (10, 4, mean)
+    assert transform.rotation == 10
+    assert transform.crop_padding == 4
+    assert transform.mean[0] == mean
     group = probe_optimizer(solver.optimizer).defaults
-    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.0, 1e-3)
+    assert group["lr"] == 0.1
+    assert group["momentum"] == 0.0
+    assert group["weight_decay"] == 1e-3
     assert loop.aggregator.weighting == "uniform"
 
     # Other commands in the comments of the experiment.

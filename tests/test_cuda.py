@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import ALGORITHMS, ArrayData, final_weights, make_download
+from harness import ALGORITHMS, ArrayData, assert_near, final_weights, make_download
 
 from gcfed.federated.network.lent import broadcast_state
 from gcfed.federated.network.stack import ClientStack
@@ -68,9 +68,9 @@ def test_graphs_compute_the_same_as_launched_steps_and_the_cpu(
     }
     assert runs["graphs"].loop.stacks.layout.k == (2 if "client.stack=2" in layout else 1)
     graphs, launched, cpu = (final_weights(run).cpu() for run in runs.values())
-    torch.testing.assert_close(graphs, launched, rtol=0, atol=1e-9 if padded else 0)
+    assert_near(graphs, launched, 1e-9 if padded else 0)
     if algorithm != "fedpaq":  # it draws random numbers on the device
-        torch.testing.assert_close(graphs, cpu, rtol=0, atol=1e-6)
+        assert_near(graphs, cpu, 1e-6)
 
 
 def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
@@ -91,7 +91,7 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         ends.append({name: t.cpu() for name, t in stack.delta().items()})
     for name, delta in ends[0].items():
         assert delta.abs().sum() > 0
-        torch.testing.assert_close(ends[1][name], delta, rtol=0, atol=1e-9)
+        assert_near(ends[1][name], delta, 1e-9)
 
 
 def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkeypatch):
@@ -109,7 +109,7 @@ def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkey
     assert all(vector.is_cuda for vector in held)
     assert not gpu.loop.stores._held
     for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
-        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0, atol=1e-9)
+        assert_near(a.cpu(), b.cpu(), 1e-9)
 
 
 def test_local_training_does_not_wait_for_the_device(config, tmp_path, monkeypatch):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from conftest import first_values
+from harness import DOCUMENTED
 from PIL import Image
 
 from gcfed.check import check
@@ -50,10 +51,7 @@ def test_all_pages_state_one_number_of_algorithms():
     """GC-Fed counts as a kind of GC, not as an algorithm. A user's own YAML has no row in
     methods.md, and does not count.
     """
-    rows = [line for line in (ROOT / "docs/methods.md").read_text().splitlines() if line[:1] == "|"]
-    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    algorithms = {path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed"}
-    number = len(algorithms & listed)
+    number = len(DOCUMENTED)
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/**/*.md")]
     stated = {
         page.relative_to(ROOT).as_posix(): counts
@@ -172,17 +170,8 @@ def test_each_command_on_the_pages_is_accepted(config, words):
 
     A command that names a column must also measure it.
     """
-    known = OverridesParser.create().parse_overrides(shorthand(words))
-    first = [
-        next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str()
-        for o in known
-    ]
-    words = [
-        f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)
-    ]
-    cfg = config(
-        *(word for word in words if not word.startswith(("ckpt_path=", "hydra.", "hydra/")))
-    )
+    words = first_values(words)
+    cfg = config(*words)
     check(cfg)
     for named in re.findall(r"column=(\w+)/", " ".join(words)):
         assert named == "test" or named in cfg.metrics

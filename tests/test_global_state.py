@@ -79,12 +79,10 @@ def test_calls_from_python_do_not_change_the_process(tmp_path, request):
     multiprocessing.set_start_method(None, force=True)  # as in a new process
     cfg = unchanged(gcfed.configure, small)
     two = gcfed.configure(small, two)
-    two.precision, two.precision_matmul, cfg.rounds, cfg.eval_precision = (
-        "64-true",
-        "high",
-        2,
-        "bf16-mixed",
-    )
+    two.precision = "64-true"
+    two.precision_matmul = "high"
+    cfg.rounds = 2
+    cfg.eval_precision = "bf16-mixed"
     usual = unchanged(gcfed.train, cfg, quiet=True)
     request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
     torch.set_default_dtype(torch.float64)

@@ -87,8 +87,11 @@ def test_a_path_needs_no_quotes(tmp_path):
         "targets=[0.5]",
         "gc=null",
     )
-    assert (cfg.data.root, cfg.ckpt_path, cfg.name) == (str(folder), f"{folder}/last.ckpt", "it's")
-    assert (cfg.model.start, cfg.targets) == (cfg.ckpt_path, [0.5])
+    assert cfg.data.root == str(folder)
+    assert cfg.ckpt_path == f"{folder}/last.ckpt"
+    assert cfg.name == "it's"
+    assert cfg.model.start == cfg.ckpt_path
+    assert cfg.targets == [0.5]
     assert cfg.gc._target_ is None
 
 

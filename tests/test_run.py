@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import final_weights
+from harness import assert_near, final_weights
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
 from omegaconf import OmegaConf, open_dict
@@ -53,7 +53,7 @@ def test_the_memory_layout_changes_no_number(config, tmp_path):
     on, off = (
         run(config, tmp_path, str(flag), *CNN, f"channels_last={flag}") for flag in (True, False)
     )
-    torch.testing.assert_close(final_weights(on), final_weights(off), rtol=0, atol=1e-9)
+    assert_near(final_weights(on), final_weights(off), 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,6 @@ PLAY = f"data.dataset._target_={__name__}.play"
             ["participation=dynamic"],
             r"participation\.sampler\.live=250 exceeds participation\.num_clients=20",
         ),
-        (["gc.boundary=fc7"], r"gc\.boundary='fc7'.*fc1, fc2, fc3"),
         (["gc.boundary=null"], r"^gc\.boundary and lam are null"),
         (
             ["data=tiny_shakespeare", PLAY],
@@ -269,14 +268,11 @@ PLAY = f"data.dataset._target_={__name__}.play"
         ),
         (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
         (["+client.optimizer.foo=1"], r"client\.optimizer: .*'foo'"),
-        (["participation.num_clients=null"], r"participation\.num_clients=None"),
         (["task._target_=gcfed.nowhere.Task"], r"^task: ImportError: .*gcfed\.nowhere"),
         (
             ["+data.dataset.download=false"],
             r"data\.dataset\.download: got an unexpected .*'download'",
         ),
-        (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
-        (["ckpt_path=last"], r"ckpt_path=last"),
         (
             ["+callbacks.x._target_=gcfed.methods.correction.scaffold.Scaffold"],
             "^callbacks: Scaffold is not a Callback of",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import ArrayData, make_net, random_federation, sgd, train_rounds
+from harness import ArrayData, assert_near, make_net, random_federation, sgd, train_rounds
 from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
@@ -108,7 +108,7 @@ def test_a_regression_equals_a_plain_loop(k):
         lambda w, x, y: (x @ w.T - y).T @ x / len(x),
         cohorts,
     )
-    torch.testing.assert_close(ours, w, rtol=0, atol=1e-12)
+    assert_near(ours, w, 1e-12)
 
 
 class Focal(Classification):
@@ -140,9 +140,7 @@ def test_clients_minimise_a_users_own_loss(k):
         by_loss = (1 - q) ** gamma - gamma * (1 - q) ** (gamma - 1) * q * q.log()
         return (by_loss * (p - nn.functional.one_hot(y, 4))).T @ x / len(x)
 
-    torch.testing.assert_close(
-        ours, by_hand(w, data, solver, 0.3, gradient, [range(3)]), rtol=0, atol=1e-12
-    )
+    assert_near(ours, by_hand(w, data, solver, 0.3, gradient, [range(3)]), 1e-12)
 
 
 def test_a_users_own_loss_is_used_in_tests_and_changes_the_identity(config, tmp_path):
@@ -283,4 +281,4 @@ def test_methods_hand_a_users_loss_one_clients_batch(method):
         return train_rounds(net, data, sgd(), rounds=2, methods=[method()], k=k, task=task)
 
     for k in (1, 3):
-        torch.testing.assert_close(final(OnPaper(), k), final(Focal(), k), rtol=0, atol=1e-12)
+        assert_near(final(OnPaper(), k), final(Focal(), k), 1e-12)

@@ -1,12 +1,10 @@
 """``train(cfg)`` in float64 equals a plain federated loop."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import BATCH, MOMENTUM, Plain, check, draw, normalized
+from plain import BATCH, Plain, check, draw, normalized
 
 
 def cropped(x, draws, padding=2):
@@ -30,27 +28,15 @@ def center(net, names):
             p.grad -= means if means.numel() < p.numel() else 0  # a single number is its own mean
 
 
-def velocities(steps):
-    """The distance of SGD with momentum along a constant gradient of one with learning rate one."""
-    way = velocity = 0.0
-    for _ in range(steps):
-        velocity = MOMENTUM * velocity + 1
-        way += velocity
-    return way
-
-
 class Numbers(Plain):
-    """Adds SCAFFOLD, FedDyn, GC, a server optimizer and the test of the global model."""
+    """Adds GC, a server optimizer and the test of the global model."""
 
     n, cohort, samples, atol = 5, 3, 70, 1e-6  # tests average in float32
-    method, alpha, by_samples, crop = None, 1.0, False, False
+    by_samples, crop = False, False
     local, server, server_lr, beta = (), (), 1.0, 0.0
 
     def begin(self):
         assert max(map(len, self.clients)) > 2 * min(map(len, self.clients))
-        zeros = {name: torch.zeros_like(p) for name, p in self.net.named_parameters()}
-        self.kept = [copy.deepcopy(zeros) for _ in range(self.n)]  # SCAFFOLD's c_k, FedDyn's h_k
-        self.of_server = zeros  # c, or h
         self.optimizer = torch.optim.SGD(
             self.net.parameters(), lr=self.server_lr, momentum=self.beta
         )
@@ -66,14 +52,6 @@ class Numbers(Plain):
         return cropped(self.x[batch], drawn[step, : len(batch)].tolist())
 
     def correct(self, w, k):
-        for name, p in w.named_parameters():
-            if self.method == "scaffold":
-                p.grad += self.of_server[name] - self.kept[k][name]
-            if self.method == "feddyn":
-                p.grad += (
-                    self.alpha * (p.detach() - self.net.get_parameter(name).detach())
-                    - self.kept[k][name]
-                )
         center(w, self.local)
 
     def server_step(self, deltas):
@@ -85,18 +63,7 @@ class Numbers(Plain):
             for name in next(iter(deltas.values()))
         }
         for name, p in self.net.named_parameters():
-            old = self.of_server[name].clone()
-            for k, delta in deltas.items():
-                change = torch.zeros_like(p)
-                if self.method == "scaffold":
-                    change = -old - delta[name] / (velocities(self.steps[k]) * self.lr)
-                if self.method == "feddyn":
-                    change = -self.alpha * delta[name]
-                self.kept[k][name] += change.detach()
-                self.of_server[name] += change.detach() / self.n
-            p.grad = -mean[name] + (
-                self.of_server[name] / self.alpha if self.method == "feddyn" else 0
-            )
+            p.grad = -mean[name]
         for name, value in self.net.named_buffers():
             if value.is_floating_point():
                 value += mean[name]
@@ -121,14 +88,7 @@ CASES = {
         ["gc=gcfed", "algorithm=fedavgm", "server.lr=0.7", "server.momentum=0.5"],
         {"server_lr": 0.7, "beta": 0.5, **BOTH},
     ),
-    "scaffold, gcfed, stack, one left out": (
-        ["algorithm=scaffold", "gc=gcfed", "client.stack=2"],
-        {"method": "scaffold", "broken": 2, **BOTH},
-    ),
-    "feddyn, gcfed, stack, one left out": (
-        ["algorithm=feddyn", "gc=gcfed", "methods.feddyn.alpha=0.3", "client.stack=3"],
-        {"method": "feddyn", "alpha": 0.3, "broken": 2, **BOTH},
-    ),
+    "gcfed, stack, one left out": (["gc=gcfed", "client.stack=2"], {"broken": 2, **BOTH}),
     "crops and flips": (
         ["gc=none", "data.transform.crop_padding=2", "data.transform.flip=true", "client.stack=2"],
         {"crop": True},

@@ -145,35 +145,20 @@ MEETS = "samples influence each other"
 VMAP = r"torch\.func\.vmap cannot batch"
 OF_A_STACK = {
     "Experts": VMAP,
-    "StochasticDepth": VMAP,
-    "OwnDropout": "state in plain attributes",
-    "AverageFeatures": MEETS,
-    "SpectralNorm": VMAP,
-    "BatchRenorm": MEETS,
     "Packed": "recurrent layers",
-    "CheckpointedBlocks": "weights that forward reaches other than",
     "OwnFunction": VMAP,
-    "ChosenByData": MEETS,
     "MemoryBank": MEETS,
     "Mixed": MEETS,
-    "AutogradInside": VMAP,
     "NeedsInputGradient": VMAP,
-    "GhostNorm": MEETS,
     "CountingSchedule": "state in plain attributes",
     "Balanced": MEETS,
-    "BalancedWeight": MEETS,
-    "BatchMargins": MEETS,
     "Mixup": MEETS,
-    "Contrastive": MEETS,
     "Normalised": "state in its task=Normalised",
     "WarmUp": "state in its task=WarmUp",
     "Noisy": VMAP,
     "HardOnly": MEETS,
 }
-NOT_COMPARED = {
-    ("SpectralNorm", 3, 1),  # the server makes the mean of the clients' unit vectors one again
-    ("GumbelCodes", 3, 3),  # a stack draws for all its clients at once
-}
+NOT_COMPARED = {("GumbelCodes", 3, 3)}  # a stack draws for all its clients at once
 NETWORKS = [name for name in classes(nn.Module) if name not in ("Skew", "OfSequence", "Plain")]
 
 
@@ -193,5 +178,5 @@ def test_it_trains_as_in_plain_pytorch_or_is_refused(
     expected = REFUSED.get(name) or (stack > 1 and OF_A_STACK.get(name)) or "^right$"
     assert re.search(expected, outcome(config, tmp_path, net, loss, clients, stack))
     assert "no parameters" not in caplog.text  # an input may require a gradient in forward
-    keeps = name in ("OwnDropout", "CountingSchedule", "Normalised", "WarmUp")
+    keeps = name in ("CountingSchedule", "Normalised", "WarmUp")
     assert ("keeps something from one call to the next" in caplog.text) == keeps

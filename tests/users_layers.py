@@ -198,10 +198,8 @@ class VisionTransformer(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.token, self.position = (
-            nn.Parameter(torch.randn(1, 1, 8)),
-            nn.Parameter(torch.randn(1, 5, 8)),
-        )
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.position = nn.Parameter(torch.randn(1, 5, 8))
         self.patches = nn.Conv2d(1, 8, 3, stride=3)
         self.block = nn.TransformerEncoderLayer(
             8, 2, 12, dropout=0.0, batch_first=True, norm_first=True

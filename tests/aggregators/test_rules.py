@@ -10,6 +10,7 @@ import torch
 from harness import (
     PLAIN_SERVER,
     Cohorts,
+    assert_near,
     make_net,
     make_upload,
     random_federation,
@@ -135,10 +136,10 @@ def test_a_rule_equals_its_definition_for_any_stacks(name, n):
     f = max(0, min(ceil((0.1 if name == "bulyan" else 0.2) * n - 1e-9), (n - least[1]) // least[0]))
     expected = torch.from_numpy(definition(matrix(delta), f))
     whole = aggregate(rule, delta, [list(range(n))])
-    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-12)
+    assert_near(whole, expected, 1e-12)
     # a rule keeps nothing from a round
     again = aggregate(rule, delta, [[i] for i in reversed(range(n))])
-    torch.testing.assert_close(again, whole, rtol=0, atol=1e-15)
+    assert_near(again, whole, 1e-15)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -148,7 +149,7 @@ def test_an_upload_that_is_not_finite_is_left_out(name):
     honest = [i for i in range(9) if i != 2]
     expected = aggregate(rule, {k: t[honest] for k, t in delta.items()}, [list(range(8))])
     found = aggregate(rule, delta, [[0, 1, 2], [3, 4, 5, 6, 7, 8]])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+    assert_near(found, expected, 1e-15)
     delta["w"][:] = float("nan")
     assert aggregate(rule, delta, [list(range(9))]).eq(0).all()
 
@@ -188,9 +189,7 @@ def test_the_rule_reduces_running_statistics_separately(name, local):
     for part in (apart, set(delta) - apart):
         rows = torch.cat([delta[n].flatten(1) for n in sorted(part)], 1).numpy()
         expected = torch.from_numpy(definition(rows, ceil(0.1 * 10) if name == "bulyan" else 2))
-        torch.testing.assert_close(
-            torch.cat([result[n] for n in sorted(part)]), expected, rtol=0, atol=1e-12
-        )
+        assert_near(torch.cat([result[n] for n in sorted(part)]), expected, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +217,7 @@ def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others
         for k, world in ((1, 1), *others)
     ]
     for other in runs:
-        torch.testing.assert_close(other, first, rtol=0, atol=1e-9)
+        assert_near(other, first, 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +264,7 @@ def test_extra_tensors_are_reduced_by_the_same_rule(rule, definition):
     own = stores.read("scaffold", np.arange(5), server_of(method).control)
     rows = torch.cat([t.flatten(1) for t in own.values()], 1).numpy()
     reduced = torch.cat([t.flatten() for t in server_of(method).control.values()])
-    torch.testing.assert_close(reduced, torch.from_numpy(definition(rows)), rtol=0, atol=1e-12)
+    assert_near(reduced, torch.from_numpy(definition(rows)), 1e-12)
 
 
 @pytest.mark.parametrize("name", ["geometric_median", "krum", "multi_krum", "bulyan"])
@@ -276,4 +275,4 @@ def test_distances_do_not_depend_on_a_common_offset(name):
     near = cohort(40)
     far = {key: t + 1e6 for key, t in near.items()}
     here, there = (aggregate(RULES[name][0](), delta, [list(range(40))]) for delta in (near, far))
-    torch.testing.assert_close(there - 1e6, here, rtol=0, atol=1e-7)
+    assert_near(there - 1e6, here, 1e-7)

@@ -114,23 +114,9 @@ def test_a_sweep_makes_a_run_for_each_value(tmp_path):
     assert all("gc.lam=" in folder.name and "seed=" in folder.name for folder in folders)
 
 
-@pytest.mark.parametrize(
-    ("word", "last_line"),
-    [
-        ("gcc=local", "gcc: there is no such key: did you mean gc=local?"),
-        ("--epochs=3", "--epochs=3: a setting has no dashes: did you mean client.epochs=3?"),
-        ("algorithm=null", "algorithm=null: algorithm cannot be left out."),
-        (
-            "partition.alpha=0",
-            "partition.alpha=0: Input should be greater than or equal to 0.0000",
-        ),
-        ("name=${nope}", "Interpolation key 'nope' not found"),
-        ("ckpt_path=it's.ckpt", "ckpt_path=it's.ckpt: there is no such file"),
-        ("hydra.run.dir={tmp_path}/file/run", "/file/run'"),
-    ],
-)
-def test_the_last_line_of_an_error_names_the_key_or_the_file(tmp_path, word, last_line):
-    (tmp_path / "file").touch()
-    words = [f"paths.log_dir={tmp_path / 'logs'}", word.replace("{tmp_path}", str(tmp_path))]
-    assert last_line in type_command(tmp_path, "train.py", *words, code=1).strip().splitlines()[-1]
+def test_the_last_line_of_an_error_names_the_file(tmp_path):
+    """Both streams are one file here; test_one_line.py has many more words."""
+    words = [f"paths.log_dir={tmp_path / 'logs'}", "ckpt_path=it's.ckpt"]
+    last_line = type_command(tmp_path, "train.py", *words, code=1).strip().splitlines()[-1]
+    assert "ckpt_path=it's.ckpt: there is no such file" in last_line
     assert list(tmp_path.glob("logs/*/*")) == []  # no folder, and no train.log

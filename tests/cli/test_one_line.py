@@ -95,7 +95,7 @@ WRONG = {
     "aggregator=krum aggregator.hostile=5": "aggregator",
     "server.lr=-1": "server",
     "gc.lam=2": "gc.lam=2",
-    "gc.boundary=fc9": "gc.boundary",
+    "gc.boundary=fc9": "fc1, fc2, fc3",
     "+rond=3": "rounds",
     "+methods.mine.mu=1": "methods.mine._target_",
     "+method.mine._target_=mine.Mine": "methods",

@@ -19,7 +19,9 @@ class Build:
 
 
 def check(dataset, value=1):
-    assert (dataset.name, dataset.num_classes, dataset.class_names) == ("toy", 3, ("a", "b", "c"))
+    assert dataset.name == "toy"
+    assert dataset.num_classes == 3
+    assert dataset.class_names == ("a", "b", "c")
     np.testing.assert_array_equal(dataset.train.x, np.full((6, 1, 4, 4), value))
     np.testing.assert_array_equal(dataset.train.y, np.arange(6) % 3)
     assert (dataset.train.groups == 7).all()

@@ -66,7 +66,8 @@ def test_splits_and_sets_are_checked(make, words):
 
 def test_the_split_of_digits_uses_each_image_once():
     dataset = digits()
-    assert (dataset.train.x.shape, dataset.test.x.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
+    assert dataset.train.x.shape == (1437, 1, 8, 8)
+    assert dataset.test.x.shape == (360, 1, 8, 8)
     train, test = np.bincount(dataset.train.y), np.bincount(dataset.test.y)
     np.testing.assert_allclose(test, (train + test) * 360 / 1797, atol=1)
     with np.load(Path(vision.__file__).with_name("digits.npz")) as raw:
@@ -156,7 +157,8 @@ def test_cifar_is_read_checked_and_cached(cifar, tmp_path):
 
 def test_a_file_is_downloaded_if_it_is_missing_or_damaged(tmp_path, monkeypatch):
     def download_url(url, root, name, md5):
-        assert (url, md5) == ("an address", right)
+        assert url == "an address"
+        assert md5 == right
         put(root / name, b"content")
 
     monkeypatch.setattr("torchvision.datasets.utils.download_url", download_url)
@@ -292,5 +294,6 @@ def test_a_damaged_tiny_imagenet_is_refused(tmp_path, damage, error, words):
 def test_real_mnist(tmp_path):
     (tmp_path / "MNIST").symlink_to(DATA_DIR / "MNIST")  # so the cache is built again
     dataset = torchvision_set("mnist", str(tmp_path), download=False)
-    assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)
+    assert len(dataset.train) == 60_000
+    assert len(dataset.test) == 10_000
     np.testing.assert_allclose(dataset.train.x.mean() / 255, 0.1307, atol=1e-4)

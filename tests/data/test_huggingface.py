@@ -53,8 +53,11 @@ def pictures(n=N, **png_options):
 def test_the_columns_of_images_are_found(tmp_path):
     name = saved(tmp_path, {"train": pictures(), "test": pictures(4)})
     dataset = huggingface(name, str(tmp_path / "data"), groups="writer_id")
-    assert (dataset.name, dataset.num_classes, dataset.class_names) == ("mine", 2, ("cat", "dog"))
-    assert (dataset.train.x.shape, dataset.test.x.shape) == ((N, 3, 4, 5), (4, 3, 4, 5))
+    assert dataset.name == "mine"
+    assert dataset.num_classes == 2
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.train.x.shape == (N, 3, 4, 5)
+    assert dataset.test.x.shape == (4, 3, 4, 5)
     np.testing.assert_array_equal(dataset.train.x[:, 0, 0, 0], [10 * i for i in range(N)])
     np.testing.assert_array_equal(dataset.train.y, CLASSES)
     np.testing.assert_array_equal(dataset.train.groups, np.arange(N) % 5)
@@ -154,7 +157,8 @@ def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config):
         train(config(*mine, *small, "model.vocabulary=9"))
     result = train(config(*mine, *small))
     net = result.module.net
-    assert (net.last_only, net.embedding.num_embeddings) == (True, 256)
+    assert net.last_only
+    assert net.embedding.num_embeddings == 256
     assert net.fc.out_features == result.trainer.datamodule.num_classes == 2
 
 

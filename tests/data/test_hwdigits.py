@@ -101,7 +101,8 @@ def test_each_set_is_one_client_or_one_client_per_class(tmp_path, monkeypatch):
         )
         np.testing.assert_array_equal(split.y, np.tile(LABELS[part], 4))
         np.testing.assert_array_equal(split.groups, np.repeat(np.arange(4), n))
-    assert (dataset.num_classes, dataset.class_names[3]) == (10, "3")
+    assert dataset.num_classes == 10
+    assert dataset.class_names[3] == "3"
     assert isinstance(dataset.train.x, np.memmap)
 
     shutil.rmtree(tmp_path / "SVHN")  # from here on, the cache is read

@@ -308,7 +308,8 @@ def a_table_per_client(folder):
     (place / "z.csv.gz").write_bytes(gzip.compress(text.encode()))
     litter(place)
     dataset = csv(str(place), target="y")
-    assert (len(dataset.train), len(dataset.test)) == (60, 20)
+    assert len(dataset.train) == 60
+    assert len(dataset.test) == 20
     return place, 4
 
 
@@ -354,7 +355,8 @@ def hub_files(folder):
     splits.save_to_disk(folder / "mine")
     litter(folder / "mine")
     dataset = huggingface(str(folder / "mine"), str(folder), length=1)
-    assert (len(dataset.train), len(dataset.test)) == (8, 8)
+    assert len(dataset.train) == 8
+    assert len(dataset.test) == 8
     return folder / "mine", 2 + 1 + 3 * 2  # two of three tables, and the descriptions of all
 
 

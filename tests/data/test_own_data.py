@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from harness import assert_near
 
 from gcfed.assemble import assemble
 from gcfed.data.augment import AutoTransform, ImageTransform, PlainTransform
@@ -34,11 +35,9 @@ def test_samples_of_every_shape(x, shape):
     dataset = from_arrays(
         {"x": x, "y": CLASSES, "x_test": x[:8], "y_test": CLASSES[:8]}, "mine.npz", 0.2
     )
-    assert (dataset.name, dataset.train.x.shape, dataset.test.x.shape) == (
-        "mine",
-        (N, *shape),
-        (8, *shape),
-    )
+    assert dataset.name == "mine"
+    assert dataset.train.x.shape == (N, *shape)
+    assert dataset.test.x.shape == (8, *shape)
     np.testing.assert_array_equal(
         dataset.train.x.reshape(N, -1), IMAGES.reshape(N, -1)[:, : np.prod(shape)]
     )
@@ -54,11 +53,9 @@ def test_classes_are_numbered_in_their_order():
             {"x": IMAGES, "y": y, "x_test": IMAGES[:4], "y_test": y[:4]}, "mine.npz", 0.2
         )
         np.testing.assert_array_equal(dataset.train.y, np.array(order)[CLASSES])
-        assert (dataset.test.y.tolist(), dataset.num_classes, dataset.class_names) == (
-            order,
-            4,
-            names,
-        )
+        assert dataset.test.y.tolist() == order
+        assert dataset.num_classes == 4
+        assert dataset.class_names == names
 
 
 def test_float_labels_are_refused_unless_the_task_is_a_regression(config, tmp_path):
@@ -104,7 +101,9 @@ def test_natural_clients_that_are_mixed_are_named(config, tmp_path, caplog, part
 def test_labels_of_tokens_and_targets():
     tokens = IMAGES[:, 0, 0] % 7
     dataset = from_arrays({"x": tokens, "y": tokens.astype(int) - 1}, "mine.npz", 0.2)
-    assert (dataset.num_classes, dataset.train.y.shape, dataset.train.y.min()) == (6, (32, 5), -100)
+    assert dataset.num_classes == 6
+    assert dataset.train.y.shape == (32, 5)
+    assert dataset.train.y.min() == -100
     for dtype, kept in (
         (np.float16, np.float32),
         (np.float32, np.float32),
@@ -112,7 +111,9 @@ def test_labels_of_tokens_and_targets():
     ):
         content = {"x": (IMAGES[:, 0, 0] / 2).astype(dtype), "y": (CLASSES / 2).astype(dtype)}
         train = from_arrays(content, "mine.npz", 0.2).train
-        assert (train.y.shape, train.x.dtype, train.y.dtype) == ((32, 1), kept, kept)
+        assert train.y.shape == (32, 1)
+        assert train.x.dtype == kept
+        assert train.y.dtype == kept
 
 
 def test_the_test_split_is_drawn_once_and_groups_follow():
@@ -221,7 +222,8 @@ def test_the_samples_decide_the_transform():
     np.testing.assert_allclose(auto.std, IMAGES.std((0, 2, 3)) / 255)
     assert auto.flip
     given = AutoTransform(mean=[0.5, 0.4, 0.3])(IMAGES)
-    assert (given.mean, given.std) == ((0.5, 0.4, 0.3), auto.std)
+    assert given.mean == (0.5, 0.4, 0.3)
+    assert given.std == auto.std
     assert AutoTransform()(np.zeros((2, 1, 3, 3), np.uint8)).std == (0.01,)  # a constant channel
     # more images than one block
     np.testing.assert_allclose(AutoTransform()(np.repeat(IMAGES, 60, 0)).mean, auto.mean)
@@ -249,8 +251,8 @@ def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
     data.setup()
     data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
     seen = data.fetch(torch.from_numpy(data.partition.indices), None)[0]
-    torch.testing.assert_close(seen.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-4)
-    torch.testing.assert_close(seen.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-3)
+    assert_near(seen.mean((0, 2, 3)), torch.zeros(3), 1e-4)
+    assert_near(seen.std((0, 2, 3), correction=0), torch.ones(3), 1e-3)
 
 
 def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tmp_path):
@@ -306,8 +308,11 @@ def test_a_run_on_arrays_is_tested_again(config, tmp_path):
     assert cfg.name == "bright_mlp_gcfed"
     result = train(cfg)
     data = result.trainer.datamodule
-    assert (data.num_clients, data.num_classes, data.input_shape) == (8, 2, (1, 6, 5))
-    assert (data.num_test, len(data.labels)) == (8, 29)
+    assert data.num_clients == 8
+    assert data.num_classes == 2
+    assert data.input_shape == (1, 6, 5)
+    assert data.num_test == 8
+    assert len(data.labels) == 29
     found = evaluate(config(*mine, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"))
     assert sorted(found) == ["round", "test/acc", "test/loss", "val/acc", "val/loss"]
     assert found == {key: pytest.approx(result.metrics[key]) for key in found}
@@ -334,7 +339,9 @@ def test_validation_samples_are_held_out_before_the_partition(config):
         built.append(build(cfg.data))
         built[-1].setup()
     part, other = built
-    assert (len(part.labels), part.num_test, part.smallest_test) == (1293, 360, 144)
+    assert len(part.labels) == 1293
+    assert part.num_test == 360
+    assert part.smallest_test == 144
     train, held = (
         {x.numpy().tobytes() for x in tensors[0]} for tensors in (part._train, part._tests[1])
     )

@@ -122,10 +122,8 @@ def classes_each(rng, n, m):
     else:
         # a client gets no class twice: such classes go to the end
         while len(dealt_classes) < n * m:
-            deck, begun = (
-                rng.permutation(len(CLASSES)).tolist(),
-                dealt_classes[len(dealt_classes) // m * m :],
-            )
+            deck = rng.permutation(len(CLASSES)).tolist()
+            begun = dealt_classes[len(dealt_classes) // m * m :]
             dealt_classes += [c for c in deck if c not in begun] + [c for c in deck if c in begun]
         hands = [dealt_classes[k * m : (k + 1) * m] for k in range(n)]
     wanted = np.zeros((len(CLASSES), n), int)

@@ -32,9 +32,12 @@ def test_numbers_are_kept_and_each_category_gets_a_column(tmp_path):
     dataset = csv(
         write(tmp_path / "people.csv"), target="paid", categorical=["code"], ignore=["rate"]
     )
-    assert (dataset.name, dataset.num_classes, dataset.class_names) == ("people", 2, ("no", "yes"))
+    assert dataset.name == "people"
+    assert dataset.num_classes == 2
+    assert dataset.class_names == ("no", "yes")
     # a fifth of each class
-    assert (len(dataset.train), np.bincount(dataset.test.y).tolist()) == (16, [2, 2])
+    assert len(dataset.train) == 16
+    assert np.bincount(dataset.test.y).tolist() == [2, 2]
     assert dataset.train.groups is None
     expected = {
         age: (
@@ -49,7 +52,8 @@ def test_numbers_are_kept_and_each_category_gets_a_column(tmp_path):
     targets = csv(
         write(tmp_path / "people.csv"), target="code", ignore=["work", "paid"], regression=True
     )
-    assert (targets.num_classes, targets.train.y.dtype) == (1, np.float64)
+    assert targets.num_classes == 1
+    assert targets.train.y.dtype == np.float64
     assert by_age(targets) == {age: ([rate], [code]) for age, _, code, _, rate in ROWS}
 
 
@@ -120,7 +124,8 @@ def test_separators_decimal_commas_and_encodings_are_settings(tmp_path, form):
     sep = {"tab": "\t", "semicolon": ";"}[form["sep"]]
     frame.to_csv(tmp_path / "x.csv", index=False, **form | {"sep": sep})
     read = csv(str(tmp_path / "x.csv"), target="y", **form)
-    assert (read.class_names, read.train.x.shape) == (("ja", "nein"), (24, 5))
+    assert read.class_names == ("ja", "nein")
+    assert read.train.x.shape == (24, 5)
     assert by_age(read) == {
         i + 30: ([i + 0.5, *(float(town == t) for t in ("Bonn", "Köln", "Ulm"))], i % 2)
         for i, town in enumerate(frame.town)

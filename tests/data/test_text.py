@@ -73,7 +73,8 @@ def test_tiny_shakespeare_trains_on_the_first_nine_tenths_of_each_speaker(play):
 def test_the_real_text():
     dataset = tiny_shakespeare(str(DATA_DIR), download=False)
     assert len(np.unique(dataset.train.groups)) == 299
-    assert (len(dataset.train), len(dataset.test)) == (11_565, 1_427)
+    assert len(dataset.train) == 11_565
+    assert len(dataset.test) == 1_427
     assert decoded(dataset.train.x[0]).startswith(
         "Before we proceed any further, hear me speak.\nYou are all resolved"
     )
@@ -83,7 +84,8 @@ def test_tokens_and_vectors_reach_the_network_in_its_type():
     tokens = torch.tensor([[0, 255, 80]], dtype=torch.uint8)
     plain = PlainTransform()
     out = plain(tokens, None, torch.bfloat16, torch.channels_last)
-    assert (out.dtype, out.tolist()) == (torch.int64, tokens.tolist())
+    assert out.dtype == torch.int64
+    assert out.tolist() == tokens.tolist()
     assert plain(torch.ones(2, 4), None, torch.float64).dtype == torch.float64
     assert plain.draw(np.random.default_rng(0), (2, 3)) is None
     with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 8, 8\]"):
@@ -145,10 +147,8 @@ def test_a_gpt_in_bfloat16_stays_near_float32(config, play, tmp_path):
         )
         for precision in ("bf16-mixed", "32-true")
     )
-    (a, b), start = (
-        (weights(result.module.net) for result in (half, full)),
-        full.metrics["test/loss"],
-    )
+    (a, b) = (weights(result.module.net) for result in (half, full))
+    start = full.metrics["test/loss"]
     first = weights(build_module(config(*run_of(play, "gpt"))).net)
     assert a.dtype == torch.float32
     assert 0 < (a - b).norm() < 0.1 * (b - first).norm()

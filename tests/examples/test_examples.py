@@ -9,7 +9,7 @@ import shlex
 import pytest
 import torch
 from conftest import type_command
-from harness import Spy, make_net, random_federation, sgd, train_rounds, weights
+from harness import Spy, assert_near, make_net, random_federation, sgd, train_rounds, weights
 
 import gcfed.run  # noqa: F401  (forked processes have it)
 from gcfed.folders.reading import read_metrics
@@ -78,4 +78,4 @@ def test_fedexp_uses_the_step_of_its_paper(monkeypatch, lr):
     mean, squares = updates_MP.mean(0), updates_MP.square().sum()
     eta = max(1.0, float(squares / (2 * 5 * (mean.square().sum() + 1e-3))))
     assert (eta > 1.0) == (lr == 0.5)
-    torch.testing.assert_close(after - before, eta * mean, rtol=0, atol=1e-9)
+    assert_near(after - before, eta * mean, 1e-9)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import random_federation, sgd, train_rounds, with_batch_norm
+from harness import assert_near, random_federation, sgd, train_rounds, with_batch_norm
 
 from gcfed.federated.training.batches import split
 from gcfed.methods.centralization import GradientCentralization
@@ -46,16 +46,14 @@ def test_each_pass_takes_a_part_of_a_batch(methods, passes):
 
 
 def test_shares_times_means_add_up_for_padded_sequences():
-    rows, values = (
-        torch.arange(7) < torch.tensor([[7], [1], [4]]),
-        torch.rand(3, 7, 5, dtype=torch.float64),
-    )
+    rows = torch.arange(7) < torch.tensor([[7], [1], [4]])
+    values = torch.rand(3, 7, 5, dtype=torch.float64)
     mask = (torch.rand(3, 7, 5) < 0.5) & rows.unsqueeze(-1)
     mask[:, 0, 0] = True
     batch = Batch(values, values, mask, mask.flatten(1).sum(1), rows)
     for n in (2, 3, 7):
         mean = sum(share * part.mean(part.x) for part, share in split(batch, n, torch.float64))
-        torch.testing.assert_close(mean, batch.mean(values), rtol=0, atol=1e-14)
+        assert_near(mean, batch.mean(values), 1e-14)
 
 
 RUN = (

@@ -9,7 +9,17 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from harness import ArrayData, Spy, make_net, plan_of, random_federation, sgd, train_rounds, weights
+from harness import (
+    ArrayData,
+    Spy,
+    assert_near,
+    make_net,
+    plan_of,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+)
 from torch import nn
 
 from gcfed.federated.engine.stacks import Stacks, assign
@@ -63,7 +73,7 @@ def test_stacks_of_one_and_all_clients_and_two_processes_agree(federation, optim
         )
         results.append(w)
     for w in results[1:]:
-        torch.testing.assert_close(w, results[0], rtol=0, atol=1e-9)
+        assert_near(w, results[0], 1e-9)
 
 
 class OwnSGD(torch.optim.Optimizer):
@@ -97,7 +107,7 @@ def test_a_users_own_optimizer_steps_as_torchs(federation):
         for make, k in [(torch.optim.SGD, 1), (OwnSGD, 1), (grouped, 1), (grouped, 5)]
     )
     for end in ends:
-        torch.testing.assert_close(end, expected, rtol=0, atol=1e-14)
+        assert_near(end, expected, 1e-14)
     with pytest.raises(ValueError, match=r"client\.optimizer: all its groups need one lr"):
         train_rounds(
             make_net(), federation, LocalSolver(partial(grouped, lr=0.1, other=0.2)), rounds=1

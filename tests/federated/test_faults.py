@@ -5,7 +5,7 @@ test_who_takes_part.py has the draws.
 import numpy as np
 import pytest
 import torch
-from harness import make_net, random_federation, sgd, train_rounds, weights
+from harness import assert_near, make_net, random_federation, sgd, train_rounds, weights
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import assemble
@@ -35,7 +35,7 @@ def test_stacks_and_two_processes_agree():
     one, rows = run(faults)
     for k, world in ((3, 1), (2, 2)):
         net, other = run(faults, k=k, world=world)
-        torch.testing.assert_close(net, one, rtol=0, atol=1e-9)
+        assert_near(net, one, 1e-9)
         for a, b in zip(rows, other, strict=True):
             same = (
                 "cohort",

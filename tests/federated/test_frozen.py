@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from harness import ArrayData, Sizes, Spy, random_federation, sgd, train_rounds, weights
+from harness import (
+    ArrayData,
+    Sizes,
+    Spy,
+    assert_near,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+)
 from torch import nn
 
 from gcfed.methods.correction.scaffold import Scaffold
@@ -34,7 +43,7 @@ def test_a_frozen_layer_equals_data_that_passed_it_before(k, make):
     net = nn.Sequential(*frozen.requires_grad_(False), head)
     before, names, sizes = weights(frozen).clone(), Names(), Sizes()
     train_rounds(net, data, sgd(momentum=0.5), rounds=3, k=k, methods=[*make(), names, sizes])
-    torch.testing.assert_close(weights(head), expected, rtol=0, atol=1e-12)
+    assert_near(weights(head), expected, 1e-12)
     assert torch.equal(weights(frozen), before)
     assert names.held == names.sent == {"2.weight", "2.bias"}
     # The server of SCAFFOLD also sends c.

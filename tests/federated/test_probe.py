@@ -177,14 +177,13 @@ def test_the_probe_does_not_change_the_network(caplog):
         )
     ]
     before = {name: t.clone() for name, t in net.state_dict().items()}
-    memory, state = (
-        {name: t.data_ptr() for name, t in net.state_dict().items()},
-        net.own.get_state(),
-    )
+    memory = {name: t.data_ptr() for name, t in net.state_dict().items()}
+    state = net.own.get_state()
     assert "attributes" in traits(net).functional or traits(net).alone
     assert net.training
     assert not net.drop.training
-    assert (net.calls, net.plain.tolist()) == (7, [1, 1])
+    assert net.calls == 7
+    assert net.plain.tolist() == [1, 1]
     assert torch.equal(net.own.get_state(), state)
     assert {name: t.data_ptr() for name, t in net.state_dict().items()} == memory
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
@@ -207,7 +206,8 @@ def test_a_network_may_keep_a_dict_that_refuses_changes():
     with unchanged(net):
         net.last = None
         net.seen["b"] = 2
-    assert (net.last, net.seen) == ({"a": 1}, {"a": 1})
+    assert net.last == {"a": 1}
+    assert net.seen == {"a": 1}
 
 
 def test_the_probe_warns_of_untrained_weights_and_of_buffers_that_tests_change(caplog):

@@ -79,10 +79,8 @@ def test_rehearsals_equal_uploads_and_change_neither_states_nor_rows(federation,
             ),
         )
         assert keeps.sent == 3 * 3
-        everybody, like = (
-            np.arange(federation.num_clients),
-            {n: p.detach() for n, p in net.named_parameters()},
-        )
+        everybody = np.arange(federation.num_clients)
+        like = {n: p.detach() for n, p in net.named_parameters()}
         both = ["scaffold", "kept"]
         states = [t for kept in both for t in stores.read(kept, everybody, like).values()]
         found.append((end, rows, states, [stores.versions(kept, everybody) for kept in both]))

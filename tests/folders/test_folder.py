@@ -91,7 +91,9 @@ def test_files_that_cannot_be_read_make_a_failed_run(tmp_path, name, text, reaso
     started = perf_counter()
     (run,) = find_runs([tmp_path])
     assert perf_counter() - started < 20  # on a busy machine; else below a second
-    assert (run.state, run.rounds, len(run.curve("test/acc"))) == ("failed", 0, 0)
+    assert run.state == "failed"
+    assert run.rounds == 0
+    assert len(run.curve("test/acc")) == 0
     assert re.fullmatch(f"its files cannot be read: .*{reason}.*", run.note)
 
 
@@ -140,7 +142,9 @@ LOSSES = [{"test/loss": 1.0}] * 2
 )
 def test_how_a_run_ended(tmp_path, rows, more, state, note):
     run = write_run(tmp_path / "a", rows, **more)
-    assert (run.state, run.note, run.rounds) == (state, note, len(rows))
+    assert run.state == state
+    assert run.note == note
+    assert run.rounds == len(rows)
 
 
 def test_runs_are_found_once(tmp_path):

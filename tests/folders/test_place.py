@@ -104,7 +104,8 @@ def test_only_one_of_several_processes_trains_in_a_folder(config, tmp_path):
         re.search(r"/run (is in use by |holds this run already)", sentence) for sentence in said
     )
     run = read_run(tmp_path / "run")
-    assert (run.state, run.metrics.index.tolist()) == ("finished", [1, 2])
+    assert run.state == "finished"
+    assert run.metrics.index.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,8 @@ class Connected(str):
 
 def test_only_its_server_can_call_a_site():
     """NVFlare lets every participant of a job call a site, and names the caller."""
-    app, (server, site) = (
-        ClientApp(SiteEnd()),
-        make_participant_map("server.job", "job", [Connected("site-2")]).values(),
-    )
+    app = ClientApp(SiteEnd())
+    (server, site) = make_participant_map("server.job", "job", [Connected("site-2")]).values()
     app.name = "site-1"
     with (
         app.new_context(site, app.name),
@@ -220,11 +218,9 @@ def test_a_killed_site_drops_out_and_returns_when_the_run_resumes(
 
     The round continues without it.
     """
-    words, send, victim = (
-        ("algorithm=scaffold", "federation.least=3"),
-        FlareLine.send,
-        job_of(federation, "site-3"),
-    )
+    words = ("algorithm=scaffold", "federation.least=3")
+    send = FlareLine.send
+    victim = job_of(federation, "site-3")
 
     def kill(self, site, number, verb, about, message):
         send(self, site, number, verb, about, message)
@@ -259,11 +255,9 @@ def test_a_site_that_hangs_costs_one_deadline_and_its_job_ends_with_the_run(
     federation, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    before, folder, stuck = (
-        jobs(federation),
-        tmp_path / "run",
-        "+methods.stuck._target_=stuck.Stuck",
-    )
+    before = jobs(federation)
+    folder = tmp_path / "run"
+    stuck = "+methods.stuck._target_=stuck.Stuck"
     settle(federation, tmp_path, {"overrides": [*SMALL, stuck]})
     words = (f"federation.kit={federation.kits / line.ADMIN}", "federation.least=3")
     words += ("federation.sites=[site-1,site-2]", "federation.deadline=8", stuck)

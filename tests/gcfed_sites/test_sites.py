@@ -56,10 +56,8 @@ class LineHere:
 
     def __init__(self, folder, own=None, upset=None, garbled=None):
         self.sites, self.programs, self.lost = list("abc"), {}, False
-        self.upset, self.garbled = (
-            upset or (lambda *_: None),
-            garbled or (lambda site, verb, answer: answer),
-        )
+        self.upset = upset or (lambda *_: None)
+        self.garbled = garbled or (lambda site, verb, answer: answer)
         # late answers by round; seconds waited without answer
         self.answers, self.held, self.in_vain = deque(), {}, []
         for name in self.sites:
@@ -377,7 +375,8 @@ def test_a_site_takes_numbers_from_the_server(asked):
     assert sum(said["sizes"]) < 140 // 3
     program = site.end.stacks.program
     assert [*program.module.net.state_dict()["fc1.weight"].shape] == [12, 64]
-    assert (program.solver.epochs, program.solver.clip_norm) == (1, 1.5)
+    assert program.solver.epochs == 1
+    assert program.solver.clip_norm == 1.5
 
 
 @pytest.mark.parametrize(
@@ -405,7 +404,8 @@ def test_a_site_keeps_its_own_choices_that_do_not_change_the_run(asked):
     site, said = asked({}, "model.start=x.safetensors", "client.stack=9", "client.graphs=false")
     assert "failure" not in said
     solver = site.end.stacks.program.solver
-    assert (solver.stack, solver.graphs) == ("auto", True)
+    assert solver.stack == "auto"
+    assert solver.graphs
 
 
 def test_a_server_cannot_switch_on_downloads_or_pretrained_weights():

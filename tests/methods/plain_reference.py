@@ -61,10 +61,8 @@ def local_sgd(net, w0, steps, *, lr, momentum=0.0, nesterov=False, weight_decay=
         (grad,) = torch.autograd.grad(objective, w)
         grad = grad + weight_decay * w.detach()
         velocity = momentum * velocity + grad
-        w, count = (
-            w.detach() - lr * (grad + momentum * velocity if nesterov else velocity),
-            count + 1,
-        )
+        w = w.detach() - lr * (grad + momentum * velocity if nesterov else velocity)
+        count = count + 1
     return w, count
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from harness import (
+    assert_near,
     make_net,
     make_setup,
     random_federation,
@@ -43,10 +44,10 @@ def test_gc_equals_the_loop_over_entries_and_is_an_orthogonal_projection(shape):
         alone = alone.contiguous(memory_format=torch.channels_last)
     for grad, of in ((once, expected), (alone, expected[0])):
         centralize_(grad, len(shape))
-        torch.testing.assert_close(grad, of, rtol=0, atol=1e-14)
+        assert_near(grad, of, 1e-14)
     twice, g, h = once.clone(), *stacked[:2]
     centralize_(twice, len(shape))
-    torch.testing.assert_close(twice, once, rtol=0, atol=1e-14)  # P² = P
+    assert_near(twice, once, 1e-14)  # P² = P
     assert (once * (stacked - once)).sum().abs() < 1e-12  # the residual is orthogonal
     both = 0.3 * g + 0.7 * h
     centralize_(both, len(shape))
@@ -78,11 +79,11 @@ def test_each_group_of_a_transposed_convolution_counts_as_a_convolution(groups, 
             group.copy_(by_hand(group.transpose(0, 1)).transpose(0, 1))
     once = stacked.clone()
     centralize_(once, ndim, groups)
-    torch.testing.assert_close(once, expected, rtol=0, atol=1e-14)
+    assert_near(once, expected, 1e-14)
     rows = by_output(stacked, groups)
     removed = by_output(stacked - once, groups)
     means = rows.mean(2, keepdim=True).expand_as(rows)
-    torch.testing.assert_close(removed, means, rtol=0, atol=1e-14)
+    assert_near(removed, means, 1e-14)
 
 
 def test_a_first_layer_of_global_gc_is_no_fact_for_other_parts():
@@ -170,10 +171,8 @@ class Decoder(nn.Module):
             OrderedDict(up=nn.ConvTranspose1d(4, 6, 2, groups=2), conv=nn.Conv1d(6, 6, 1))
         )
         self.stem = parametrizations.weight_norm(nn.Conv1d(2, 4, 1))
-        self.token, self.position = (
-            nn.Parameter(torch.randn(1, 4, 1)),
-            nn.Parameter(torch.randn(1, 4, 4)),
-        )
+        self.token = nn.Parameter(torch.randn(1, 4, 1))
+        self.position = nn.Parameter(torch.randn(1, 4, 4))
         self.double()
 
     def forward(self, x):
@@ -251,9 +250,7 @@ def test_global_gc_projects_the_pseudo_gradient_of_all_layers_or_of_later_ones(k
     gc.on_before_optimizer_step(None, SimpleNamespace(net=model), None)
     for name, p in model.named_parameters():
         centred = by_hand(before[name]) if p.dim() > 1 else before[name] - before[name].mean()
-        torch.testing.assert_close(
-            p.grad, centred if name in chosen else before[name], rtol=0, atol=1e-12
-        )
+        assert_near(p.grad, centred if name in chosen else before[name], 1e-12)
 
 
 def test_local_gc_may_end_after_some_rounds():

@@ -63,10 +63,8 @@ class OddLinear(nn.Linear):
 
     def __init__(self, *sizes):
         super().__init__(*sizes)
-        self.shift, self.empty = (
-            nn.Parameter(torch.zeros((), dtype=torch.float32)),
-            nn.Parameter(torch.zeros(0)),
-        )
+        self.shift = nn.Parameter(torch.zeros((), dtype=torch.float32))
+        self.empty = nn.Parameter(torch.zeros(0))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, h):

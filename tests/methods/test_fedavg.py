@@ -4,7 +4,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from harness import random_federation, sgd, train_rounds
+from harness import assert_near, random_federation, sgd, train_rounds
 from plain_clients import Net, federation
 
 from gcfed.methods.correction.fedgc import FedGC
@@ -80,6 +80,6 @@ def test_ssf_in_the_whole_space_equals_scaffold_and_a_first_round_has_no_correct
     whole, scaffold = (
         run(Net(), methods=[method], **decayed) for method in (SSF(ratio=1.0), Scaffold())
     )
-    torch.testing.assert_close(whole, scaffold, rtol=0, atol=1e-9)
+    assert_near(whole, scaffold, 1e-9)
     first = [run(Net(), methods=[cls(ratio=0.4)], solver=sgd(), rounds=1) for cls in (SSF, FedSub)]
     assert torch.equal(*first)

@@ -3,12 +3,12 @@
 import re
 
 import pytest
+from harness import DOCUMENTED
 from omegaconf import OmegaConf
 
 from gcfed.assemble import assemble
 from gcfed.utils.resolvers import ROOT
 
-ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
 FAST = ("data.limit_train=200", "data.limit_test=60", "participation.num_clients=8")
 # Keys of a method's own steps, beside the momentum.
 OWN_STEPS = {
@@ -30,7 +30,7 @@ def solver_of(cfg):
     return flat(OmegaConf.to_container(cfg.client, resolve=True), "client")
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", DOCUMENTED)
 def test_an_algorithm_changes_momentum_and_clipping_only_where_others_are_refused(config, name):
     default, own = solver_of(config()), solver_of(config(f"algorithm={name}"))
     changed = {key for key in own if own[key] != default[key]} - OWN_STEPS.get(name, set())
@@ -53,9 +53,5 @@ def test_the_table_of_the_page_has_the_momentum_of_every_algorithm(config):
         name: float(here) for names, _, here in rows for name in names.strip("`").split("`, `")
     }
     assert sum(len(names.split(", ")) for names, _, _ in rows) == len(printed)  # each stands once
-    found = {
-        name: config(f"algorithm={name}").client.optimizer.momentum
-        for name in ALGORITHMS
-        if name != "gcfed"  # a kind of GC
-    }
+    found = {name: config(f"algorithm={name}").client.optimizer.momentum for name in DOCUMENTED}
     assert printed == found

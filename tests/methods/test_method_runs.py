@@ -97,12 +97,10 @@ class Deep(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3))
-        self.body1, self.nor, self.norm, self.normal = (
-            nn.Conv2d(3, 2, 2),
-            nn.Linear(8, 4),
-            nn.BatchNorm1d(4),
-            nn.Linear(4, 10),
-        )
+        self.body1 = nn.Conv2d(3, 2, 2)
+        self.nor = nn.Linear(8, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.normal = nn.Linear(4, 10)
 
     def forward(self, x):
         return self.normal(self.norm(self.nor(self.body1(self.body(x).tanh()).flatten(1))).tanh())

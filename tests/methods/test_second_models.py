@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, make_setup, random_federation, sgd, train_rounds, weights
+from harness import assert_near, make_net, make_setup, random_federation, sgd, train_rounds, weights
 from plain_reference import batches
 from test_personal import Seen, logits, moved
 
@@ -44,7 +44,7 @@ def test_both_models_have_their_own_running_statistics(method):
         )
         found.append([t.double() for t in (*net.parameters(), *net.buffers())])
     assert all(map(torch.equal, *found))
-    torch.testing.assert_close([t.double() for t in seen.models[0]], found[0], rtol=0, atol=1e-12)
+    assert_near([t.double() for t in seen.models[0]], found[0], 1e-12)
 
 
 class Poison(ClientPart):
@@ -98,7 +98,7 @@ def test_ditto_without_a_pull_trains_locally_and_pfedme_with_lambda_0_keeps_the_
                 leaves = [p.clone().requires_grad_() for p in w]
                 grads = torch.autograd.grad(F.cross_entropy(logits(leaves, x), y), leaves)
                 w = moved(w, grads, 0.1)
-        torch.testing.assert_close(seen.models[k], w, rtol=0, atol=1e-12)
+        assert_near(seen.models[k], w, 1e-12)
     start = weights(make_net())
     assert torch.equal(
         train_rounds(make_net(), data, sgd(), rounds=1, methods=[PFedMe(0.0)], cohort_of=2), start

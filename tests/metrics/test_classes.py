@@ -121,7 +121,8 @@ def test_a_run_that_stops_early_has_a_confusion_matrix(config, tmp_path, monkeyp
     result = train(cfg)
     ((counts, names, path, title),) = drawn
     assert (counts == confusion(result)).all()
-    assert (len(names), title) == (10, "digits: the test split after round 2")
+    assert len(names) == 10
+    assert title == "digits: the test split after round 2"
     assert shown == [("confusion", [str(path)], 2)]
     assert len(table(tmp_path / "run/confusion.csv")) == 11
     assert {line[0] for line in table(tmp_path / "run/classes.csv")[1:]} == {"2"}

@@ -142,10 +142,8 @@ def test_sequences(monkeypatch):
     """Each position has a label or −100. Parts of two samples have different numbers of labels."""
     monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 2)
     g = torch.Generator().manual_seed(0)
-    x, y = (
-        torch.randn(10, 5, 6, generator=g, dtype=torch.float64),
-        torch.randint(4, (10, 5), generator=g),
-    )
+    x = torch.randn(10, 5, 6, generator=g, dtype=torch.float64)
+    y = torch.randint(4, (10, 5), generator=g)
     y[torch.rand(10, 5, generator=g) < 0.4] = -100
     data = ArrayData(x, y, [np.arange(3), np.arange(3, 10)])
     runs = (

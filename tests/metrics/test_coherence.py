@@ -49,11 +49,9 @@ class Upsampled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.offset, self.up, self.head = (
-            nn.Parameter(make_net()[0].weight[:1]),
-            nn.ConvTranspose1d(2, 2, 2),
-            make_net(),
-        )
+        self.offset = nn.Parameter(make_net()[0].weight[:1])
+        self.up = nn.ConvTranspose1d(2, 2, 2)
+        self.head = make_net()
         self.double()
 
     def forward(self, x):

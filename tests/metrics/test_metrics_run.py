@@ -359,7 +359,9 @@ def test_each_clients_updates_are_written_layer_by_layer(tmp_path):
                 delta = locals_[client][name] - start[name]
                 removed = np.broadcast_to(delta.mean(1, keepdims=True), delta.shape)
                 number, who, tensor, *numbers = lines.pop(0).split(",")
-                assert (int(number), int(who), tensor) == (t, client, name)
+                assert int(number) == t
+                assert int(who) == client
+                assert tensor == name
                 expected = [np.linalg.norm(delta), np.linalg.norm(removed)]
                 np.testing.assert_allclose([float(x) for x in numbers], expected, rtol=1e-5)
     assert not lines

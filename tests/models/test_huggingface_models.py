@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import CPU, ArrayData, final_weights, sgd, train_rounds, weights
+from harness import CPU, ArrayData, assert_near, final_weights, sgd, train_rounds, weights
 from safetensors.torch import load_file, save_file
 
 from gcfed.data.sets.huggingface import huggingface
@@ -60,14 +60,13 @@ def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_p
             assert (x[: 7 - (x >= 0).sum()] == -1).all()
         assert x[x >= 0][0] == 1  # a shortened text keeps its special tokens
         assert x[-1] == 2
-    assert (dataset.train.x.dtype, dataset.num_classes) == (np.int32, 2)
+    assert dataset.train.x.dtype == np.int32
+    assert dataset.num_classes == 2
 
     model = read(groups="user", next_token=True, test=1e-6)
-    assert (model.num_classes, model.train.x.shape[1], model.train.y.shape) == (
-        32,
-        7,
-        model.train.x.shape,
-    )
+    assert model.num_classes == 32
+    assert model.train.x.shape[1] == 7
+    assert model.train.y.shape == model.train.x.shape
     # every token but the first is a label
     count = sum(len(words(text)["input_ids"]) - 1 for text in rows["text"])
     assert sum((split.y >= 0).sum() for split in (model.train, model.test)) == count
@@ -76,7 +75,8 @@ def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_p
     following = y[:, :-1] >= 0
     np.testing.assert_array_equal(y[:, :-1][following], x[:, 1:][following])
     characters = huggingface(str(root / "texts"), str(tmp_path), next_token=True, length=7)
-    assert (characters.num_classes, characters.train.x.dtype) == (80, np.uint8)
+    assert characters.num_classes == 80
+    assert characters.train.x.dtype == np.uint8
 
 
 # ------------------------------------------------------------------------------------ exact numbers
@@ -98,7 +98,7 @@ def test_padding_on_either_side_changes_no_output_and_no_gradient(root, name):
             start = min(sides[0], x.shape[1] - len(text))
             row[start : start + len(text)] = text
         ours = net(x)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        assert_near(ours, theirs, 1e-12)
         found = torch.autograd.grad(ours.square().sum(), params, allow_unused=True)
         for key, a, b in zip(names, found, expected, strict=True):
             torch.testing.assert_close(
@@ -138,7 +138,7 @@ def test_rounds_of_a_language_model_equal_a_plain_loop_with_its_own_loss(root, n
     for k in (1, 3):
         found = train_rounds(make(), data, solver, rounds=2, k=k)
         # transformers' loss is in float32
-        torch.testing.assert_close(found, weights(net), rtol=0, atol=1e-7)
+        assert_near(found, weights(net), 1e-7)
 
 
 # --------------------------------------------------------------------------------------------- runs
@@ -188,7 +188,7 @@ def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, co
         train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 3)
     )
     assert not three.module.lent.traits.alone
-    torch.testing.assert_close(final_weights(three), final_weights(one), rtol=0, atol=1e-9)
+    assert_near(final_weights(three), final_weights(one), 1e-9)
     heads = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -206,7 +206,7 @@ def test_peft_reads_adapters_of_a_folder_and_our_networks_read_the_same_tokens(
     ).model.eval()
     base, x = net_of(root, "gpt2", False).float().net, torch.arange(20).view(2, 10)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "run").eval()
-    torch.testing.assert_close(theirs(input_ids=x).logits, net(x), rtol=0, atol=0)
+    assert_near(theirs(input_ids=x).logits, net(x), 0)
     lstm = [word for word in words if not word.startswith("model")]
     for model in (["lstm", "hidden=4"], ["gpt", "width=8", "depth=1", "heads=2"]):
         own = [f"model={model[0]}", *(f"model.{setting}" for setting in model[1:])]

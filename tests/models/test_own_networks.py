@@ -166,7 +166,8 @@ def test_fixed_always_evaluates_and_group_needs_no_statistics():
     vectors = apply_policy(nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32)), "group")
     assert vectors(torch.randn(2, 4)).std(1).min() > 0.5  # groups of one channel would give zeros
     group = apply_policy(Net(width=96), "group")
-    assert (group.norm.num_groups, group.norm.num_channels) == (32, 96)
+    assert group.norm.num_groups == 32
+    assert group.norm.num_channels == 96
     torch.testing.assert_close(group(x)[:1], group(x[:1]))
     for channels, groups in ((1, 1), (2, 1), (16, 8), (24, 8), (32, 16), (64, 32)):
         layer = apply_policy(nn.Sequential(nn.BatchNorm2d(channels)), "group")[0]
@@ -246,10 +247,8 @@ def test_local_statistics_refuse_methods_that_compare_with_the_broadcast_model()
 @pytest.mark.parametrize("steps", [2, None])
 def test_batches_of_one_sample_are_foreseen(last_batch, steps):
     """The forecast equals the batches that are drawn."""
-    data, settings = (
-        random_federation(sizes=(1, 2, 4, 5, 9, 13)),
-        {"steps": steps, "last_batch": last_batch},
-    )
+    data = random_federation(sizes=(1, 2, 4, 5, 9, 13))
+    settings = {"steps": steps, "last_batch": last_batch}
     single = np.flatnonzero((plan_of(data, range(6), **settings).counts == 1).any(1)).tolist()
     words = (
         f"{len(single)} of 6 clients have such a batch .the first is client {single[0]}"

@@ -65,7 +65,8 @@ def test_a_regression_shows_its_own_measure_instead_of_the_accuracy(
         list(table["train/loss"]),
         list(table["test/loss"]),
     ]
-    assert (error.get_ylabel(), [axes.get_yscale() for axes in (error, loss)]) == (label, scales)
+    assert error.get_ylabel() == label
+    assert [axes.get_yscale() for axes in (error, loss)] == scales
     for axes in (error, loss):
         low, high = axes.get_ylim()
         assert all(low < y < high for line in axes.lines for y in line.get_ydata())
@@ -81,7 +82,8 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(OSError, match="disk full"):
         plot_curves(pd.DataFrame(), path)
-    assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_partition_holds_the_data(tmp_path):

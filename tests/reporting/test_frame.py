@@ -21,11 +21,9 @@ def test_runs_that_differ_by_seed_or_by_folder_are_repetitions():
         run_of(seed=2, name="x", **{"metrics.a": 1}),
     ]
     frame = frame_of(runs)
-    assert (frame["setting"].nunique(), frame["method"][0], frame["place"][0]) == (
-        1,
-        "fedavg",
-        f"{PLACE}, 30 rounds",
-    )
+    assert frame["setting"].nunique() == 1
+    assert frame["method"][0] == "fedavg"
+    assert frame["place"][0] == f"{PLACE}, 30 rounds"
     assert not frame["repeated"].any()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import make_net, sgd, train_rounds, weights
+from harness import assert_near, make_net, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, gradient
 
 from gcfed.methods.sharpness.fedwmsam import FedWMSAM
@@ -42,7 +42,7 @@ def test_fedlesams_code_moves_along_the_servers_last_step(federation, k):
     found = train_rounds(
         make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=[ConstantLESAM(RHO)], k=k
     )
-    torch.testing.assert_close(found, lesam_by_hand(make_net(), federation), rtol=0, atol=1e-10)
+    assert_near(found, lesam_by_hand(make_net(), federation), 1e-10)
     run = {"rounds": ROUNDS, "k": k}
     paper = Sam(RHO, direction="last_update")
     other = train_rounds(make_net(), federation, sgd(lr=LR), methods=[paper], **run)
@@ -77,7 +77,7 @@ def test_fedwmsams_code_moves_against_the_papers_direction(federation):
     expected, last = wmsam_by_hand(make_net(), data, alpha, 3)
     run = {"rounds": ROUNDS, "k": 2}
     found = train_rounds(make_net(), data, sgd(lr=LR), methods=[method], **run)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert_near(found, expected, 1e-10)
     change = method.parts[-1].server_state("alpha", {})["change"]
     assert alpha + change.item() == pytest.approx(last, abs=1e-12)
     paper = FedWMSAM(RHO, alpha=alpha)

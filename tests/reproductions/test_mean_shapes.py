@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from harness import random_federation, sgd, train_rounds, weights
+from harness import assert_near, random_federation, sgd, train_rounds, weights
 from plain_reference import batches, cohort, gradient, tensors
 from torch import nn
 
@@ -39,7 +39,7 @@ def test_the_projection_equals_the_loop_over_entries(mean, groups):
             own = part.transpose(0, 1) if groups else part
             own.copy_(by_hand(own.clone(), mean))
     centralize_(stacked, 4, groups, MEAN_AXES[mean])
-    torch.testing.assert_close(stacked, expected, rtol=0, atol=1e-14)
+    assert_near(stacked, expected, 1e-14)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_run_equals_the_plain_loop(mean):
         w = w + project(torch.stack(ends).mean(0) - w, False)
     method = ShapedCentralization(mean=mean, boundary="4")
     found = train_rounds(network(), data, sgd(lr), rounds=2, methods=[method], k=2)
-    torch.testing.assert_close(found, w, rtol=0, atol=1e-10)
+    assert_near(found, w, 1e-10)
 
 
 def test_other_tensors_keep_the_papers_mean():

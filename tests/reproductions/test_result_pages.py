@@ -5,13 +5,12 @@ import shlex
 from functools import cache
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from conftest import first_values
 
 from gcfed.check import check
 from gcfed.tables.command import request_of
 from gcfed.tables.plan import plan
 from gcfed.tables.reading import CATALOG, load
-from gcfed.utils.compose import shorthand
 from gcfed.utils.resolvers import ROOT
 
 PAGES = sorted((ROOT / "reproductions/results").glob("[!R]*.md"))
@@ -46,19 +45,7 @@ def test_readme_states_the_number_of_methods_in_the_table_of_digits():
 )
 def test_each_run_on_the_pages_is_accepted(config, words):
     """For a sweep, the first values are checked."""
-    known = OverridesParser.create().parse_overrides(
-        shorthand(word for word in words if word != "-m")
-    )
-    first = [
-        next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str()
-        for o in known
-    ]
-    words = [
-        f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)
-    ]
-    check(
-        config(*(word for word in words if not word.startswith(("ckpt_path=", "hydra.", "hydra/"))))
-    )
+    check(config(*first_values(word for word in words if word != "-m")))
 
 
 def test_each_table_that_a_page_names_exists_with_its_rows_and_columns(

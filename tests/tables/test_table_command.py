@@ -310,9 +310,12 @@ def test_a_table_from_the_command_line_names_failed_jobs_and_continues_with_more
     assert "gc.lam=2: " in said, said
     assert "1 of 2 jobs are not finished" in said
     run = read_run(tmp_path / "logs/study/tiny/full/gc-fed_digits_s1")
-    assert (run.state, run.rounds) == ("finished", 2)
+    assert run.state == "finished"
+    assert run.rounds == 2
 
     assert "0 finished, 1 to continue, 0 to start" in call("rows=[gc-fed]", "rounds=3", code=0)
     longer = read_run(run.folder)
-    assert (longer.state, longer.rounds, longer.identity) == ("finished", 3, run.identity)
+    assert longer.state == "finished"
+    assert longer.rounds == 3
+    assert longer.identity == run.identity
     assert longer.metrics.iloc[:2].equals(run.metrics)

@@ -186,11 +186,11 @@ def _differences(
     """In which keys our runs of a cell differ from the paper's setting, and from the runs of the
     whole table.
     """
-    run = runs[0] if runs else None
 
     def ours(key: str) -> Any:
-        value = run.get(key) if run is not None else None
-        return work.get(key) if value is None else value
+        if runs and runs[0].get(key) is not None:
+            return runs[0].get(key)
+        return work.get(key)
 
     texts: dict[str, str] = {}
     wishes = table.settings(row, column)

@@ -72,11 +72,15 @@ def measured(run: Run, measure: str) -> float | None:
     number = float(match["number"] or math.inf)
     if how == "@":
         before = curve[curve.index <= number]
-        return _finite(before.iloc[-1]) if run.rounds >= number and len(before) else None
+        if run.rounds < number or before.empty:
+            return None
+        return _finite(before.iloc[-1])
     last = curve[curve.index > run.rounds - number]
     if last.empty:
         return None
-    return _finite(last.iloc[-1] if how == "last" else getattr(last, how)())
+    if how == "last":
+        return _finite(last.iloc[-1])
+    return _finite(getattr(last, how)())
 
 
 def column_of(measure: str) -> str:

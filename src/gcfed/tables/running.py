@@ -126,7 +126,9 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
 
     Equal jobs are one run. A finished run anywhere below ``logs`` counts.
     """
-    runs = [run for run in find_runs([logs]) if run.has_ended] if logs.is_dir() else []
+    runs = []
+    if logs.is_dir():
+        runs = [run for run in find_runs([logs]) if run.has_ended]
     works: dict[tuple[object, ...], Work] = {}
     found: dict[str, Work] = {}
     for job in jobs.values():

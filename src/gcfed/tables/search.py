@@ -168,10 +168,10 @@ def _run_trial(search: Search, one: CellSearch, study: Any, trial: Any) -> None:
     print(f"{title} of {search.n_trials}: {' '.join(drawn)}", flush=True)
     place = one.folder / f"trial_{trial.number:04d}"
     outcomes = []
-    seeds: Sequence[int | None] = search.seeds or [None]
-    for seed in seeds:
-        folder = place if seed is None else place / f"seed_{seed}"
-        words = [] if seed is None else [f"seed={seed}"]
+    runs: dict[Path, list[str]] = {}
+    for seed in search.seeds:
+        runs[place / f"seed_{seed}"] = [f"seed={seed}"]
+    for folder, words in (runs or {place: []}).items():
         failure = running.train([*one.overrides, *drawn, *words], folder)
         outcomes.append(outcome(folder, search.metric, failure))
     reasons = "; ".join(found.why for found in outcomes if found.why)
@@ -197,10 +197,14 @@ class Outcome(NamedTuple):
 
 def outcome(folder: Path, metric: str, failure: str) -> Outcome:
     """What a run of a trial measured."""
-    run = read_run(folder) if (folder / CONFIG).is_file() else None
-    value = measured(run, metric) if run is not None and run.has_ended else None
-    if run is None or value is None:
-        note = run.note if run is not None else ""
+    value = None
+    note = ""
+    if (folder / CONFIG).is_file():
+        run = read_run(folder)
+        note = run.note
+        if run.has_ended:
+            value = measured(run, metric)
+    if value is None:
         return Outcome(None, 0.0, f"{folder.name}: {failure or note or f'{metric} is not finite'}")
     found = edges(run)
     past = sum(how_far for how_far, _ in found)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import make_net, sgd, train_rounds, weights
+from harness import assert_near, make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 
 from gcfed.methods.correction.feddc import FedDC
@@ -37,4 +37,4 @@ def test_it_equals_a_plain_loop(federation, correction):
     expected = reference(make_net(), federation, solver, 4, alpha=0.3, correction=correction)
     method = FedDC(0.3, correction=correction)
     found = train_rounds(make_net(), federation, solver, rounds=4, methods=[method], k=2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert_near(found, expected, 1e-10)

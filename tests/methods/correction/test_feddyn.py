@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import make_net, server_of, sgd, train_rounds, weights
+from harness import assert_near, make_net, server_of, sgd, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd
 
 from gcfed.methods.correction.feddyn import FedDyn
@@ -42,7 +42,5 @@ def test_it_equals_the_plain_loop(federation, divide_by):
     theirs, h = reference(
         make_net(), federation, solver, rounds=4, alpha=0.3, divide_by=divide_by, **setting
     )
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(
-        -0.3 * flat(server_of(method).server_state("u", {})), h, rtol=0, atol=1e-10
-    )
+    assert_near(ours, theirs, 1e-10)
+    assert_near(-0.3 * flat(server_of(method).server_state("u", {})), h, 1e-10)

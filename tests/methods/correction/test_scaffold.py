@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, make_setup, server_of, train_rounds, weights
+from harness import assert_near, make_net, make_setup, server_of, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd
 
 from gcfed.federated.parts.refusals import validate_parts
@@ -71,15 +71,13 @@ def reference(
 )
 def test_it_equals_the_plain_loop(federation, momentum, nesterov, corrected):
     settings = {"momentum": momentum, "nesterov": nesterov, "weight_decay": 0.01}
-    optimizer, method = (
-        partial(torch.optim.SGD, lr=0.1, **settings),
-        Scaffold(momentum_correction=corrected),
-    )
+    optimizer = partial(torch.optim.SGD, lr=0.1, **settings)
+    method = Scaffold(momentum_correction=corrected)
     solver = LocalSolver(optimizer, epochs=2, batch_size=4)
     ours = train_rounds(make_net(), federation, solver, rounds=4, methods=[method], k=2)
     theirs, c = reference(make_net(), federation, solver, rounds=4, corrected=corrected, **settings)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(flat(server_of(method).control), c, rtol=0, atol=1e-10)
+    assert_near(ours, theirs, 1e-10)
+    assert_near(flat(server_of(method).control), c, 1e-10)
 
 
 def test_momentum_with_dampening_is_refused():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import make_net, sgd, train_rounds, weights
+from harness import assert_near, make_net, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, gradient, tensors
 
 from gcfed.methods.centralization import LocalGC
@@ -44,7 +44,7 @@ def test_it_equals_the_plain_loop(federation, gc):
     found = train_rounds(
         make_net(), data, sgd(lr, weight_decay=decay), rounds=3, methods=methods, k=2
     )
-    torch.testing.assert_close(found, w, rtol=0, atol=1e-10)
+    assert_near(found, w, 1e-10)
 
 
 def test_one_client_in_one_round_equals_torchs_adamw(federation):
@@ -55,4 +55,4 @@ def test_one_client_in_one_round_equals_torchs_adamw(federation):
         adam.zero_grad()
         torch.nn.functional.cross_entropy(net(x), y).backward()
         adam.step()
-    torch.testing.assert_close(ours, weights(net), rtol=0, atol=1e-10)
+    assert_near(ours, weights(net), 1e-10)

@@ -1,7 +1,7 @@
 """FedCM equals a plain loop with autograd, and its α and Δ have the paper's meaning."""
 
 import torch
-from harness import make_net, random_federation, server_of, sgd, train_rounds, weights
+from harness import assert_near, make_net, random_federation, server_of, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, gradient
 
 from gcfed.methods.momentum.fedcm import FedCM
@@ -30,7 +30,7 @@ def test_it_equals_a_plain_loop(federation):
     solver = sgd(0.3, weight_decay=0.01, lr_decay=0.8)
     expected = reference(make_net(), federation, solver, 3, alpha=0.25, weight_decay=0.01)
     found = train_rounds(make_net(), federation, solver, rounds=3, methods=[FedCM(0.25)], k=2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert_near(found, expected, 1e-10)
 
 
 def test_delta_is_the_mean_of_the_finite_clients_steps():
@@ -39,6 +39,4 @@ def test_delta_is_the_mean_of_the_finite_clients_steps():
     method, net = FedCM(0.25), make_net()
     grad = gradient(make_net(), weights(net), data.x[:4], data.y[:4])
     train_rounds(net, data, sgd(epochs=1), rounds=1, cohort_of=2, methods=[method])
-    torch.testing.assert_close(
-        flat(server_of(method).server_state("delta", {})), 0.25 * grad, rtol=0, atol=1e-12
-    )
+    assert_near(flat(server_of(method).server_state("delta", {})), 0.25 * grad, 1e-12)

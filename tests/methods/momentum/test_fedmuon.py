@@ -5,7 +5,7 @@ Its iteration approximates the product of singular vectors.
 
 import pytest
 import torch
-from harness import make_net, sgd, train_rounds, weights
+from harness import assert_near, make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, gradient, tensors
 from torch import nn
 
@@ -55,7 +55,7 @@ def test_it_equals_the_plain_loop(federation, make_net, gc):
         w, mean_momentum, direction = sum(ends) / 3, sum(momenta) / 3, sum(steps) / len(steps)
     methods = [FedMuon(beta, alpha=alpha), *([LocalGC()] if gc else [])]
     found = train_rounds(make_net(), federation, sgd(lr), rounds=2, methods=methods, k=2)
-    torch.testing.assert_close(found, w, rtol=0, atol=1e-9)
+    assert_near(found, w, 1e-9)
 
 
 def test_the_iteration_is_near_the_product_of_singular_vectors():

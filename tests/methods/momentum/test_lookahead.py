@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import Sizes, make_net, make_setup, sgd, train_rounds, weights
+from harness import Sizes, assert_near, make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
@@ -44,7 +44,7 @@ def test_fedacg_equals_algorithm_1(federation):
         server=server(lam),
         k=2,
     )
-    torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
+    assert_near(trained, theta, 1e-10)
     assert sizes.down == [8 * trained.numel()] * 3  # only the model is sent
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from harness import (
+    assert_near,
     client_of,
     make_net,
     make_setup,
@@ -60,9 +61,7 @@ def test_it_equals_the_plain_loop(federation):
     ours = train_rounds(
         make_net(), federation, sgd(), rounds=4, methods=[FedCurv(LAM, chunk=5)], k=2
     )
-    torch.testing.assert_close(
-        ours, reference(make_net(), federation, sgd(), rounds=4), rtol=0, atol=1e-10
-    )
+    assert_near(ours, reference(make_net(), federation, sgd(), rounds=4), 1e-10)
 
 
 @pytest.mark.parametrize("cohort_of", [1, 3])
@@ -74,7 +73,7 @@ def test_clients_that_are_not_finite_are_in_no_sum(federation, cohort_of):
         make_net(), data, sgd(), rounds=3, methods=[method], k=2, cohort_of=cohort_of
     )
     theirs = reference(make_net(), data, sgd(), rounds=3, cohort_of=cohort_of, silent=(2,))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    assert_near(ours, theirs, 1e-10)
 
 
 def test_a_single_client_trains_as_in_fedavg():
@@ -114,7 +113,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
         for fisher in found:
             assert fisher.keys() == expected.keys()
             for name, t in expected.items():
-                torch.testing.assert_close(fisher[name][row], t, rtol=0, atol=1e-14)
+                assert_near(fisher[name][row], t, 1e-14)
 
 
 def test_recurrent_networks_are_refused():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import Sizes, make_net, make_setup, random_federation, sgd, train_rounds
+from harness import Sizes, assert_near, make_net, make_setup, random_federation, sgd, train_rounds
 from plain_reference import batches, cohort
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -254,10 +254,10 @@ def test_it_equals_the_plain_loop(case):
             for i, (old, new) in enumerate(zip(expected, means, strict=True))
         ]
         personal |= now
-    torch.testing.assert_close(ours, torch.cat([t.flatten() for t in expected]), rtol=0, atol=1e-10)
+    assert_near(ours, torch.cat([t.flatten() for t in expected]), 1e-10)
     assert seen.models.keys() == personal.keys()
     for k, model in personal.items():
-        torch.testing.assert_close(seen.models[k], model, rtol=0, atol=1e-10)
+        assert_near(seen.models[k], model, 1e-10)
     assert {*sizes.up} == {*sizes.down} == {sent * 8}
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, sgd, train_rounds, weights
+from harness import assert_near, make_net, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, gradient
 
 from gcfed.aggregators.mean import MeanAggregator
@@ -80,4 +80,4 @@ def test_it_equals_the_residuals_of_each_client(federation, case, options):
     found = train_rounds(
         make_net(), federation, sgd(0.3), rounds=4, **{"methods": [FedDPC()]} | options
     )
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert_near(found, expected, 1e-10)

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from harness import make_net, sgd, train_rounds, weights
+from harness import assert_near, make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd
 
 from gcfed.federated.state.store import ClientStores
@@ -42,11 +42,7 @@ def test_it_equals_the_plain_loop(federation):
         server=server,
     )
     theirs, table = reference(make_net(), federation, solver, rounds=4, momentum=0.5, server_lr=0.7)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    assert_near(ours, theirs, 1e-10)
     held = stores.read("fedvarp", np.arange(5), method.server_state("y", {}))
-    torch.testing.assert_close(
-        torch.cat([v.flatten(1) for v in held.values()], 1), table, rtol=0, atol=1e-10
-    )
-    torch.testing.assert_close(
-        flat(method.server_state("y", {})), table.mean(0), rtol=0, atol=1e-10
-    )
+    assert_near(torch.cat([v.flatten(1) for v in held.values()], 1), table, 1e-10)
+    assert_near(flat(method.server_state("y", {})), table.mean(0), 1e-10)

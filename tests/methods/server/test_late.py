@@ -10,6 +10,7 @@ from harness import (
     ALGORITHMS,
     FEW_INNER_STEPS,
     LATE,
+    assert_near,
     final_weights,
     make_net,
     random_federation,
@@ -315,11 +316,9 @@ def test_a_schedule_goes_on_from_its_state():
     second.load_state_dict(first.state_dict())
     for t in range(9, 20):
         turn = second.turn(t)
-        assert (turn.clients.tolist(), turn.versions.tolist(), turn[2:]) == (
-            turns[t].clients.tolist(),
-            turns[t].versions.tolist(),
-            turns[t][2:],
-        )
+        assert turn.clients.tolist() == turns[t].clients.tolist()
+        assert turn.versions.tolist() == turns[t].versions.tolist()
+        assert turn[2:] == turns[t][2:]
 
 
 def eager(rule, data, solver, rounds, seed=5, per_round=3, concurrency=4):
@@ -388,7 +387,7 @@ def test_late_clients_equal_eager_ones(rule, world):
         clock=Clock(step=2.0, fixed=0.5, spread=0.7),
         on_round=lambda round, row: late.append(row["late/max"]),
     )
-    torch.testing.assert_close(found, eager(rule, data, solver, 9), rtol=0, atol=1e-13)
+    assert_near(found, eager(rule, data, solver, 9), 1e-13)
     assert world > 1 or max(late) > 1
 
 
@@ -461,10 +460,8 @@ def test_late_clients_over_a_wire_and_after_a_checkpoint(trained, tmp_path):
         "client.steps=3",
     ]
     late += ["client.epochs=null", "participation.faults.dropout=0.2"]
-    (whole, rows), (wired, others) = (
-        trained(*late, "rounds=8"),
-        trained(*late, "rounds=8", "federation=wire"),
-    )
+    (whole, rows) = trained(*late, "rounds=8")
+    (wired, others) = trained(*late, "rounds=8", "federation=wire")
     trained(*late, "rounds=4")
     (tmp_path / "3").rename(tmp_path / "4")
     resumed, _ = trained(*late, "rounds=8", f"ckpt_path={tmp_path}/4/checkpoints/last.ckpt")
@@ -492,7 +489,7 @@ def test_stacks_processes_a_wire_and_a_killed_run_agree(algorithm, trained, tmp_
     last = f"ckpt_path={tmp_path}/6/checkpoints/last.ckpt"
     others.append(trained(*words, "rounds=6", "trainer.devices=2", last))
     for model, found in others:
-        torch.testing.assert_close(model, whole, rtol=0, atol=1e-9)
+        assert_near(model, whole, 1e-9)
         for column in ("clock/seconds", "late/mean", "train/dropped_clients", "comm/down_bytes"):
             assert found[column].equals(rows[column])
 

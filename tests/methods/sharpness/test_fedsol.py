@@ -5,7 +5,7 @@ parameters and padding.
 import numpy as np
 import pytest
 import torch
-from harness import ArrayData, make_net, sgd, train_rounds, weights
+from harness import ArrayData, assert_near, make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, gradient, tensors
 from torch import nn
 from torch.func import functional_call
@@ -64,7 +64,7 @@ def test_steps_use_the_gradient_at_proximally_perturbed_weights(federation, adap
     assert (expected - by_hand(make_net(), federation, sgd(), 2, 0.0, 2.0, adaptive)).norm() > 1e-3
     method = FedSol(0.8, temperature=2.0, adaptive=adaptive)
     trained = train_rounds(make_net(), federation, sgd(), rounds=2, methods=[method], k=2)
-    torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
+    assert_near(trained, expected, 1e-10)
 
 
 class Scaled(nn.Module):
@@ -96,6 +96,6 @@ def test_padding_does_not_count(adaptive):
         return trained
 
     alone, together = run(1), run(3)
-    torch.testing.assert_close(together, alone, rtol=0, atol=1e-10)
+    assert_near(together, alone, 1e-10)
     x[::3, 4:] = 0  # changes only padded positions
-    torch.testing.assert_close(run(1), alone, rtol=0, atol=1e-12)
+    assert_near(run(1), alone, 1e-12)

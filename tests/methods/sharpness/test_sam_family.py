@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import make_net, sgd, train_rounds, weights
+from harness import assert_near, make_net, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, gradient
 
 from gcfed.methods.correction.feddyn import FedDyn
@@ -109,7 +109,7 @@ def test_a_move_and_a_correction(federation, move, correction):
     )
     methods = [MOVES[move](), *CORRECTIONS[correction]()]
     found = train_rounds(make_net(), federation, sgd(lr=LR), rounds=ROUNDS, methods=methods, k=2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert_near(found, expected, 1e-10)
 
 
 def fedwmsam_by_hand(net, data, alpha, lr, absent):
@@ -118,11 +118,9 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent):
     Also returns α and the last mean of v_k.
     """
     w0, n = weights(net), len(data.clients)
-    c, delta, own = (
-        torch.zeros_like(w0),
-        torch.zeros_like(w0),
-        [torch.zeros_like(w0) for _ in range(n)],
-    )
+    c = torch.zeros_like(w0)
+    delta = torch.zeros_like(w0)
+    own = [torch.zeros_like(w0) for _ in range(n)]
     for t in range(ROUNDS):
         ends, changes, steps, values = [], [], [], []
         for k in [k for k in cohort(data, t, 3) if k != absent]:
@@ -150,6 +148,6 @@ def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low
     expected, last, value = fedwmsam_by_hand(make_net(), data, alpha, lr, 3)
     assert low < value < high  # values above 0.9 are clipped
     found = train_rounds(make_net(), data, sgd(lr=lr), rounds=ROUNDS, methods=[method], k=2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert_near(found, expected, 1e-10)
     change = method.parts[-1].server_state("alpha", {})["change"]
     assert alpha + change.item() == pytest.approx(last, abs=1e-12)

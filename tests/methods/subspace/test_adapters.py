@@ -12,7 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import needs, read_rows
-from harness import final_weights, make_net, make_setup, random_federation, sgd, train_rounds
+from harness import (
+    assert_near,
+    final_weights,
+    make_net,
+    make_setup,
+    random_federation,
+    sgd,
+    train_rounds,
+)
 from plain_reference import batches
 from torch import nn
 
@@ -93,7 +101,7 @@ def test_an_average_of_factors_equals_a_loop_over_plain_matrices(average):
         train_rounds(net, data, solver, rounds=3, methods=methods(average), k=k)
         found = dict(net.named_parameters())
         for key, expected in zip(keys, model, strict=True):
-            torch.testing.assert_close(found[key].detach(), expected, rtol=0, atol=1e-10)
+            assert_near(found[key].detach(), expected, 1e-10)
         assert all(torch.equal(found[key], frozen[key]) for key in frozen.keys() - {*keys})
 
 
@@ -199,7 +207,7 @@ def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, u
     from peft import PeftModel  # takes seconds
 
     loaded = PeftModel.from_pretrained(plain, tmp_path / "run")
-    torch.testing.assert_close(loaded.eval()(x), net.eval()(x), rtol=0, atol=0)
+    assert_near(loaded.eval()(x), net.eval()(x), 0)
 
 
 # which withholds both factors

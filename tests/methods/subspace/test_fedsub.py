@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from harness import server_of, sgd, train_rounds
+from harness import assert_near, server_of, sgd, train_rounds
 from plain_reference import batches, cohort, flat
 from test_ssf import COORDINATES, Coordinates, combine, local_iteration, sent, server, wide_and_tall
 
@@ -62,10 +62,10 @@ def test_it_equals_the_plain_loop(federation, ratio, refresh, weight_decay, gamm
     theirs, duals = reference(
         wide_and_tall(), federation, solver, rounds=4, weight_decay=weight_decay, gamma=gamma, **run
     )
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    assert_near(ours, theirs, 1e-10)
     for client, dual in duals.items():
         kept = stores.read("fedsub", np.array([client]), server_of(method).coordinates)
-        torch.testing.assert_close(flat(kept), dual, rtol=0, atol=1e-10)
+        assert_near(flat(kept), dual, 1e-10)
 
 
 def test_a_straggler_applies_its_dual_only_in_the_steps_that_it_makes(federation):
@@ -74,7 +74,7 @@ def test_a_straggler_applies_its_dual_only_in_the_steps_that_it_makes(federation
         wide_and_tall(), federation, solver, methods=[FedSub(ratio=0.5, refresh=99)], k=2, **run
     )
     theirs, _ = reference(wide_and_tall(), federation, solver, ratio=0.5, refresh=99, **run)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    assert_near(ours, theirs, 1e-10)
 
 
 @pytest.mark.parametrize("others", [[], [Quantization(bits=4)]])
@@ -91,7 +91,7 @@ def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(federation, othe
         cohort_of=5,
     )
     for dual in stores.read("fedsub", np.arange(5), server_of(method).coordinates).values():
-        torch.testing.assert_close(dual.sum(0), torch.zeros_like(dual[0]), rtol=0, atol=1e-7)
+        assert_near(dual.sum(0), torch.zeros_like(dual[0]), 1e-7)
         assert dual.abs().sum() > 0
 
 

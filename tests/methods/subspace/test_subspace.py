@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, make_setup, server_of, sgd, train_rounds
+from harness import assert_near, make_net, make_setup, server_of, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.parts import parts_of
@@ -32,7 +32,7 @@ def draw(seed=1, epoch=0, name="fc1.weight", d=9, r=4, dtype=torch.float64):
 @pytest.mark.parametrize("r", [1, 4, 9])
 def test_p_is_orthonormal_and_a_function_of_seed_epoch_and_layer(r):
     p = draw(r=r)
-    torch.testing.assert_close(p.T @ p, torch.eye(r, dtype=p.dtype), rtol=0, atol=1e-14)
+    assert_near(p.T @ p, torch.eye(r, dtype=p.dtype), 1e-14)
     assert torch.equal(draw(r=r), p)
     for other in ({"seed": 2}, {"epoch": 1}, {"name": "fc2.weight"}):
         assert not torch.allclose(draw(r=r, **other), p, atol=1e-2)
@@ -45,12 +45,8 @@ def test_p_is_uniformly_random():
     """
     bases = torch.stack([draw(epoch=i, d=4, r=2) for i in range(500)])
     projections = bases @ bases.mT
-    torch.testing.assert_close(
-        projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.08
-    )
-    torch.testing.assert_close(
-        bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.12
-    )
+    assert_near(projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), 0.08)
+    assert_near(bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), 0.12)
 
 
 def test_projectors_are_drawn_again_every_refresh_rounds():
@@ -74,11 +70,11 @@ def test_coordinates_of_every_shape(shape, wide, lead):
     assert z.shape == (*lead, *((out, 2) if wide else (2, inputs)))
     matrix = tensor.reshape(*lead, out, inputs)
     expected = matrix @ p @ p.T if wide else p @ p.T @ matrix
-    torch.testing.assert_close(projector.lift(z), expected.view(tensor.shape), rtol=0, atol=1e-13)
-    torch.testing.assert_close(projector.project(projector.lift(z)), z, rtol=0, atol=1e-13)
+    assert_near(projector.lift(z), expected.view(tensor.shape), 1e-13)
+    assert_near(projector.project(projector.lift(z)), z, 1e-13)
     if len(shape) == 4 and not lead:
         other = tensor.contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(projector.project(other), z, rtol=0, atol=0)
+        assert_near(projector.project(other), z, 0)
 
 
 @pytest.mark.parametrize("cls", METHODS)
@@ -109,9 +105,7 @@ def test_a_round_does_not_change_weights_outside_the_subspace(federation, cls, o
     def check(round, update):
         for name, p in net.named_parameters():
             starts.append((p.detach() - round.start[name]).norm())
-            torch.testing.assert_close(
-                outside(name, p.detach()), outside(name, round.start[name]), rtol=0, atol=1e-12
-            )
+            assert_near(outside(name, p.detach()), outside(name, round.start[name]), 1e-12)
 
     solver = sgd(weight_decay=0.1)
     train_rounds(net, federation, solver, rounds=2, methods=[*others, method], k=2, on_round=check)

@@ -149,10 +149,8 @@ def test_each_round_adds_its_own_noise_even_without_clients(federation):
 
 
 def test_two_processes_give_the_same_bits():
-    data, method = (
-        random_federation(dtype=torch.float32),
-        partial(ClientDP, 0.1, noise_multiplier=0.5),
-    )
+    data = random_federation(dtype=torch.float32)
+    method = partial(ClientDP, 0.1, noise_multiplier=0.5)
     one, two = (
         train_rounds(
             make_net(dtype=torch.float32),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import make_download, make_setup, make_upload
+from harness import assert_near, make_download, make_setup, make_upload
 from torch import nn
 
 from gcfed.methods.upload.quantization import Quantization, quantize_
@@ -30,7 +30,7 @@ def test_each_coordinate_is_rounded_to_a_neighbouring_level(bits, dtype):
     s, norm = 2 ** (bits - 1) - 1, x.norm()
     q = quantized(x, bits)
     level = (q * s / norm).double()
-    torch.testing.assert_close(level, level.round(), rtol=0, atol=1e-4)
+    assert_near(level, level.round(), 1e-4)
     assert ((q - x).abs() < norm / s * (1 + 1e-5)).all()
     assert (q * x >= 0).all()
     assert level.abs().max() <= s + 1e-4
@@ -58,7 +58,7 @@ def test_many_bits_are_the_identity():
     x = torch.randn(4, 3, 2, 2, dtype=torch.float64).to(memory_format=torch.channels_last)
     q = quantized(x, 32)
     assert q.stride() == x.stride()
-    torch.testing.assert_close(q, x, rtol=0, atol=1e-7)
+    assert_near(q, x, 1e-7)
 
 
 def test_zeros_small_and_infinite_numbers():

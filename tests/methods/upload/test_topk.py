@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from harness import Sizes, make_net, make_setup, random_federation, sgd, train_rounds, weights
+from harness import (
+    Sizes,
+    assert_near,
+    make_net,
+    make_setup,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+)
 from plain_reference import batches, cohort, local_sgd, tensors
 
 from gcfed.federated.parts.refusals import validate_parts
@@ -26,13 +35,11 @@ def compressed(p, ratio):
 @pytest.mark.parametrize(("ratio", "entries"), [(0.1, 3 + 1 + 2 + 1), (0.46, 14 + 2 + 9 + 2)])
 def test_it_equals_the_plain_loop(ratio, entries):
     """The tensors have 30, 5, 20 and 4 entries. k is rounded, and at least 1."""
-    data, net, solver, sizes, stores = (
-        random_federation(),
-        make_net(),
-        sgd(momentum=0.5),
-        Sizes(),
-        ClientStores(),
-    )
+    data = random_federation()
+    net = make_net()
+    solver = sgd(momentum=0.5)
+    sizes = Sizes()
+    stores = ClientStores()
     w, errors, like = weights(net), {}, dict(net.named_parameters())
     ours = train_rounds(
         net, data, solver, rounds=4, methods=[TopK(ratio), sizes], k=2, stores=stores
@@ -46,12 +53,10 @@ def test_it_equals_the_plain_loop(ratio, entries):
             errors[k] = torch.cat([p.flatten() for p in wanted.values()]) - chosen
             sent.append(chosen)
         w = w + sum(sent) / 3
-    torch.testing.assert_close(ours, w, rtol=0, atol=1e-10)
+    assert_near(ours, w, 1e-10)
     kept = stores.read("topk", np.arange(5), {n: p.detach() for n, p in like.items()})
     for k, error in errors.items():
-        torch.testing.assert_close(
-            torch.cat([t[k].flatten() for t in kept.values()]), error, rtol=0, atol=1e-10
-        )
+        assert_near(torch.cat([t[k].flatten() for t in kept.values()]), error, 1e-10)
     assert {*sizes.up} == {entries * (8 + 4)}  # a value and an index each
 
 
