@@ -3,7 +3,8 @@
 
 It takes a page's name and folders of runs, or folders that contain them. ``commit=<hash>`` is the
 commit that the runs were made with; without it, it is this clone's, which must have no changes.
-Columns of times are left out, because they are not the runs' result.
+Columns of times are left out, because they are not the runs' result. ``until=<round>`` stores the
+rounds up to this one, also of runs that were stopped later.
 """
 
 import re
@@ -11,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,15 +27,24 @@ LOCAL = re.compile(r"(paths|hydra|logger|extras)(\.|=|/)|ckpt_path=|trainer\.dev
 
 
 def main(words: Sequence[str]) -> None:
-    commits = [word.partition("=")[2] for word in words if word.startswith("commit=")]
-    names = [word for word in words if not word.startswith("commit=")]
+    names = []
+    options = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if sign and key in ("commit", "until"):
+            options[key] = value
+        else:
+            names.append(word)
     if len(names) < 2:
         raise ValueError("Name a page and at least one folder, such as coherence logs/my_run.")
     page, *folders = names
     if not (ROOT / "reproductions/results" / f"{page}.md").is_file():
         raise ValueError(f"reproductions/results has no page {page}.md: write it first.")
-    commit = known_commit(commits[-1]) if commits else clean_commit()
-    runs = [run for run in find_runs(folders) if run.has_ended]
+    commit = known_commit(options["commit"]) if "commit" in options else clean_commit()
+    if "until" in options:
+        runs = runs_until(folders, options["until"])
+    else:
+        runs = [run for run in find_runs(folders) if run.has_ended]
     if not runs:
         raise ValueError(f"{' '.join(folders)}: there is no run that has ended.")
     for run in runs:
@@ -43,6 +54,17 @@ def main(words: Sequence[str]) -> None:
             f"The stored data have {stored.stored_bytes():,} bytes, and {stored.LIMIT:,} are"
             " allowed: remove runs of other pages before you commit."
         )
+
+
+def runs_until(folders: Sequence[str], until: str) -> list[Run]:
+    """The runs with their rounds up to this one. ValueError if one has not reached it."""
+    if not until.isdecimal():
+        raise ValueError(f"until={until} must be a round, such as until=50.")
+    runs = find_runs(folders)
+    for run in runs:
+        if run.rounds < int(until):
+            raise ValueError(f"{run.folder} has {run.rounds} rounds, fewer than until={until}.")
+    return [replace(run, metrics=run.metrics.loc[: int(until)]) for run in runs]
 
 
 def store(page: str, run: Run, commit: str) -> Path:

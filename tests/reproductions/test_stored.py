@@ -147,6 +147,22 @@ def test_a_second_run_is_added_beside_the_first(empty):
         stored.chosen(runs, "algorithm=fedavg")
 
 
+def test_runs_that_were_stopped_are_stored_up_to_a_common_round(empty):
+    for name, seed, rounds in (("a", 1, 3), ("b", 2, 2)):
+        rows = accuracies(0.25, 0.5, 0.75)[:rounds]
+        folder = finished_run(empty / "logs" / name, f"seed={seed}", rows)
+        (folder / "summary.json").unlink()
+    with pytest.raises(ValueError, match="there is no run that has ended"):
+        store.main(["mine", str(empty / "logs")])
+    with pytest.raises(ValueError, match="b has 2 rounds, fewer than until=3"):
+        store.main(["mine", str(empty / "logs"), "until=3"])
+    with pytest.raises(ValueError, match="until=last must be a round"):
+        store.main(["mine", str(empty / "logs"), "until=last"])
+    store.main(["mine", str(empty / "logs"), "until=2"])
+    runs = stored.stored_runs("mine").values()
+    assert [[*run.curve("test/acc")] for run in runs] == [[0.25, 0.5]] * 2
+
+
 def test_wrong_arguments_end_in_a_sentence(empty, monkeypatch):
     folder = str(finished_run(empty / "logs/run"))
     with pytest.raises(ValueError, match="Name a page and at least one folder"):
