@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 import gcfed
-from gcfed.utils.compose import is_override, refuse_words
+from gcfed.utils.compose import is_override, refuse_words, with_config_dir
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 
@@ -145,3 +145,57 @@ def test_flags_of_hydra_are_not_taken_for_settings():
     refuse_words(
         ["-m", "--config-dir", "conf", "--cfg=job", "seed=1"], ["seed=1"], CONFIGS / "train.yaml"
     )
+
+
+OWN = """
+# @package _global_
+methods:
+  mine:
+    _target_: mymethod.Mine
+    strength: 1.0
+"""
+OWN_HINTS = {
+    "algorithm=mien": "algorithm=mien: there is no such option: did you mean algorithm=mine? There",
+    "algorithm=mine methods.mine.strenght=2": (
+        "methods.mine.strenght: there is no such key: did you mean methods.mine.strength?"
+    ),
+    "methods.mine.strength=2": (
+        "methods.mine.strength: there is no such key without algorithm=mine."
+    ),
+    "algorithm=mine sed=2": "sed: there is no such key: did you mean seed?",
+    "experiment=first": "experiment=first: there is no such option. There are celeba",
+}
+
+
+@pytest.fixture
+def conf(tmp_path):
+    """A user's folder with an algorithm."""
+    file = tmp_path / "conf" / "algorithm" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(OWN)
+    return tmp_path / "conf"
+
+
+@pytest.mark.parametrize("place", ["config_dir", "searchpath", "both"])
+@pytest.mark.parametrize("words", OWN_HINTS)
+def test_hints_know_the_users_own_files(conf, tmp_path, words, place):
+    (tmp_path / "empty").mkdir()
+    searched = tmp_path / "empty" if place == "both" else conf
+    given = words.split()
+    if place != "config_dir":
+        given.insert(0, f"hydra.searchpath=['file://{searched}']")
+    if place == "both":
+        given = with_config_dir(given, ["-m", "--config-dir", str(conf)])
+    folder = conf if place == "config_dir" else None
+    with pytest.raises(ValueError) as said:  # noqa: PT011  (the whole sentence is compared)
+        gcfed.configure(given, config_dir=folder)
+    assert str(said.value).startswith(OWN_HINTS[words])
+
+
+def test_bare_words_and_dashes_know_the_users_own_files(conf):
+    overrides = with_config_dir(["algorithm=mine"], ["--config-dir", str(conf), "mine"])
+    path = CONFIGS / "train.yaml"
+    with pytest.raises(Refusal, match="did you mean algorithm=mine"):
+        refuse_words(["mine"], overrides, path)
+    with pytest.raises(Refusal, match=r"did you mean methods\.mine\.strength=2"):
+        refuse_words(["--strength=2"], overrides, path)

@@ -71,7 +71,13 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     from gcfed.folders.folder import run_config  # its resolvers name the folders of runs
-    from gcfed.utils.compose import explained, is_override, refuse_words, shorthand
+    from gcfed.utils.compose import (
+        explained,
+        is_override,
+        refuse_words,
+        shorthand,
+        with_config_dir,
+    )
     from gcfed.utils.refusal import Refusal
     from gcfed.utils.resolvers import CONFIGS
 
@@ -94,13 +100,13 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         if found is not None:
             path = found
             overrides += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
-        refuse_words(words, overrides, path)
+        refuse_words(words, with_config_dir(overrides, flags), path)
         # Hydra's parser refuses an override behind -m if another one stands before it
         sys.argv[1:] = overrides + flags
         compose = hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)
         compose(partial(_guarded, task))()
     except (HydraException, OmegaConfBaseException) as error:
-        raise Refusal(explained(error, overrides, path)) from None
+        raise Refusal(explained(error, with_config_dir(overrides, flags), path)) from None
 
 
 def _guarded(task: Task, cfg: DictConfig) -> None:

@@ -78,8 +78,33 @@ def searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
         raise Refusal(
             f"config_dir={config_dir} does not combine with {SEARCHPATH}: name all folders there."
         )
-    quoted = QuotedString(f"file://{folder}", Quote.single).with_quotes()
-    return f"{SEARCHPATH}=[{quoted}]"
+    return _searching([folder])
+
+
+def _searching(folders: Iterable[Path]) -> str:
+    quoted = [QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders]
+    return f"{SEARCHPATH}=[{','.join(quoted)}]"
+
+
+def with_config_dir(overrides: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The overrides with the folder of ``--config-dir`` among Hydra's search paths, for hints."""
+    named = get_args_parser().parse_known_args(list(flags))[0].config_dir
+    if named is None:
+        return list(overrides)
+    folders = [*_own_folders(overrides), Path(named).absolute()]
+    rest = [word for word in overrides if not word.startswith(f"{SEARCHPATH}=")]
+    return [_searching(folders), *rest]
+
+
+def _own_folders(words: Iterable[str]) -> list[Path]:
+    """The user's folders of config files."""
+    searching = [word for word in words if word.startswith(f"{SEARCHPATH}=")]
+    folders: list[Path] = []
+    for override in OverridesParser.create().parse_overrides(searching):
+        places: Any = override.value()
+        for place in places or ():
+            folders.append(Path(str(place).removeprefix("file://")))
+    return folders
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
@@ -140,7 +165,7 @@ def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str
         return _unknown_key(unknown[1], words, path)
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:
-        return _unknown_option(group, option)
+        return _unknown_option(group, option, words)
     word: str | None = getattr(error, "override", None)
     message = " ".join(str(error).partition("\nSee https://")[0].split())
     if word is None:
@@ -156,18 +181,19 @@ def _unknown_key(key: str, words: Sequence[str], path: Path) -> str:
             return f"{key}: there is no such key: did you mean {places[0]}?"
     group = key.partition(".")[0].replace("methods", "algorithm")
     if group != "hydra":
-        having = [f"{group}={option}" for option in _options(group) if _sets(group, option, key)]
+        options = _options(group, words)
+        having = [f"{group}={option}" for option in options if _sets(group, option, key, words)]
         if having:
             return f"{key}: there is no such key without {' or '.join(having)}."
     value = next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), "")
-    choices = _choosing(WORDS_FOR_OPTIONS.get(value, value)) if "." not in key else []
+    choices = _choosing(WORDS_FOR_OPTIONS.get(value, value), words) if "." not in key else []
     if choices:
         return f"{key}: there is no such key: did you mean {' or '.join(choices)}?"
     return f"{key}: there is no such key{suggestion(key, _known(words, path))}"
 
 
-def _unknown_option(group: str, option: str) -> str:
-    known = _options(group)
+def _unknown_option(group: str, option: str, words: Sequence[str]) -> str:
+    known = _options(group, words)
     if option == "none":
         keys = [f"{group}.{key}" for key in _keys_of_default(group)]
         rest = f" Set its keys instead: {', '.join(keys[:4])}." if keys else ""
@@ -185,16 +211,19 @@ def _quotes_for(word: str) -> str:
     return f" A path needs quotes: {shlex.quote(f'{key}={quoted}')}"  # as a shell takes it
 
 
-def _options(group: str) -> list[str]:
-    stems = {file.stem for file in CONFIGS.glob(f"{group}/*.yaml")}
+def _options(group: str, words: Iterable[str]) -> list[str]:
+    """The options of a group, also those in the user's folders that ``words`` name."""
+    stems: set[str] = set()
+    for folder in (CONFIGS, *_own_folders(words)):
+        stems |= {file.stem for file in folder.glob(f"{group}/*.yaml")}
     return sorted(stems - {"base"})
 
 
-def _choosing(option: str) -> list[str]:
+def _choosing(option: str, words: Iterable[str]) -> list[str]:
     """The overrides that choose an option of this name."""
     if not option or option == "none":
         return []
-    return [f"{group}={option}" for group in GROUPS if option in _options(group)]
+    return [f"{group}={option}" for group in GROUPS if option in _options(group, words)]
 
 
 def _keys_of_default(group: str) -> list[str]:
@@ -247,7 +276,7 @@ def _bare(word: str, before: str, words: Sequence[str], path: Path) -> str:
             f"{word}: the values of a sweep are separated by commas, without spaces:"
             f" {before},{word}."
         )
-    choices = _choosing(word)
+    choices = _choosing(word, words)
     if choices:
         return f"{word}: did you mean {' or '.join(choices)}?"
     known = _known(words, path)
@@ -262,7 +291,12 @@ def _known(words: Sequence[str], path: Path) -> list[str]:
 
     A key that only repeats another one, as data.num_clients does, is left out.
     """
-    chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
+    chosen = [
+        word
+        for word in words
+        if word.startswith(f"{SEARCHPATH}=")
+        or (word.partition("=")[0] in GROUPS and "," not in word)
+    ]
     tree = OmegaConf.to_container(_by_hydra(tuple(chosen), path))
     keys = dict(_values(tree))
     repeating = {key for key, value in keys.items() if _repeats(key, value)}
@@ -275,15 +309,18 @@ def _repeats(key: str, value: Any) -> bool:
     return other is not None and other[1].split(".")[-1] == key.split(".")[-1]
 
 
-def _sets(group: str, option: str, key: str) -> bool:
+def _sets(group: str, option: str, key: str, words: Sequence[str]) -> bool:
     """Whether an option, or one of the same group in its defaults, sets the key."""
-    file = CONFIGS / group / f"{option}.yaml"
+    places = [folder / group / f"{option}.yaml" for folder in (CONFIGS, *_own_folders(words))]
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
+        return False
     node: Any = OmegaConf.to_container(OmegaConf.load(file))
     # a file may begin at the root, or in its group
     if key in {*_keys(node), *_keys(node, f"{group}.")}:
         return True
     others = [name for name in node.get("defaults", ()) if isinstance(name, str)]
-    return any(_sets(group, other, key) for other in others if other != "_self_")
+    return any(_sets(group, other, key, words) for other in others if other != "_self_")
 
 
 def _keys(tree: Any, prefix: str = "") -> list[str]:
