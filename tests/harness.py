@@ -226,7 +226,8 @@ class Cohorts:
     """Draws a sorted cohort, in descending order for ``order=-1``."""
 
     def __init__(self, per_round, order=1):
-        self.per_round, self.order = per_round, order
+        self.per_round = self.most = per_round
+        self.order = order
 
     def validate(self, num_clients):
         assert self.per_round <= num_clients

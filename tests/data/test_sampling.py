@@ -50,7 +50,7 @@ def test_a_share_of_all_clients_is_at_least_one(per_round, size):
     assert number_of_clients(per_round, 40, "participation.per_round") == size
 
 
-@pytest.mark.parametrize("per_round", [1.0, 0.0, 0, -1, 2.5, True, "all"])
+@pytest.mark.parametrize("per_round", [1.0, 0.0, 0, -1, 2.5, True, "all", None])
 def test_a_number_that_is_no_number_of_clients_is_refused_with_that_of_all(per_round):
     """1.0 could mean one client, or all of them."""
     with pytest.raises(ValueError, match=r"neither .* set participation.per_round=40 for all"):

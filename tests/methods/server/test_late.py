@@ -79,13 +79,13 @@ def test_six_clients_answer_in_the_order_of_their_speeds():
     found = [queue.turn(t) for t in range(4)]
     assert [turn.clients.tolist() for turn in found] == [[0, 1], [0, 2], [1, 3], [0, 4]]
     assert [turn.versions.tolist() for turn in found] == [[0, 0], [1, 0], [1, 0], [2, 0]]
-    assert [(turn.seconds, turn.asked, turn.lost) for turn in found] == [
+    assert [(turn.seconds, turn.num_asked, turn.num_lost) for turn in found] == [
         (2, 6, 0),
         (3, 2, 0),
         (4, 2, 0),
         (5, 2, 0),
     ]
-    assert queue.held == {0, 2, 3}
+    assert queue.versions_in_use(4) == {0, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_server_steps_with_fewer_uploads_if_no_other_client_can_answer():
     )
     turns = [queue.turn(t) for t in range(40)]
     assert {len(turn.clients) for turn in turns} == {0, 1, 2, 3}
-    assert all(turn.asked == 3 == len(turn.clients) + turn.lost for turn in turns)
+    assert all(turn.num_asked == 3 == len(turn.clients) + turn.num_lost for turn in turns)
 
 
 def test_uploads_beyond_the_bound_of_staleness_are_lost():
@@ -122,7 +122,7 @@ def test_uploads_beyond_the_bound_of_staleness_are_lost():
     others = [free.turn(t) for t in range(30)]
     assert max(t - turn.versions.max() for t, turn in enumerate(others)) > 2
     assert max(t - turn.versions.max() for t, turn in enumerate(turns)) == 2
-    assert sum(turn.lost for turn in turns) > 0 == sum(turn.lost for turn in others)
+    assert sum(turn.num_lost for turn in turns) > 0 == sum(turn.num_lost for turn in others)
 
 
 def test_messages_take_time():
@@ -292,7 +292,7 @@ def test_no_client_has_a_version_twice_and_places_are_full():
         seen += zip(turn.clients.tolist(), turn.versions.tolist(), strict=True)
         assert len(turn.clients) == 3
         assert (turn.versions <= t).all()
-        assert len(queue.busy) + 3 + turn.lost >= 8
+        assert len(queue.busy) + 3 + turn.num_lost >= 8
     assert len({*seen}) == len(seen)
     assert all(a <= b for a, b in pairwise([queue.turn(60).seconds, queue.turn(61).seconds]))
 
