@@ -215,6 +215,7 @@ class Server:
         self.setup.transport.reply(received.reply)
         # before any process reads a state that another writes
         self.setup.module.trainer.strategy.barrier()
+        self._note_states(received)  # those that clients write only when they hear the reply
 
 
 def losses_by_client(table: Tensor, round: Round) -> dict[int, float]:
