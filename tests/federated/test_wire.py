@@ -75,6 +75,7 @@ class Both(BesideSimulation):
         super().fit(download, clients, received.append, expected, among)
 
         def compare(upload):
+            assert upload.bytes_per_client == expected.nbytes
             torch.testing.assert_close(
                 *map(content, (upload, received.pop(0))),
                 rtol=0,

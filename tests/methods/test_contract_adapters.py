@@ -94,6 +94,7 @@ class AloneAndAsBytes(BesideSimulation):
 
         def compare(upload):
             assert len(upload.clients) <= 2
+            assert upload.bytes_per_client == expected.nbytes
             tree_map(
                 equal,
                 *(

@@ -125,6 +125,55 @@ def test_uploads_beyond_the_bound_of_staleness_are_lost():
     assert sum(turn.num_lost for turn in turns) > 0 == sum(turn.num_lost for turn in others)
 
 
+def test_uploads_that_come_too_late_are_told_from_clients_that_never_answer():
+    """Of two clients that are lost, one may have sent its upload, which costs bytes."""
+
+    def lost(faults):
+        queue = schedule(Buffered(1, concurrency=6, max_staleness=2), faults)
+        turns = [queue.turn(t) for t in range(60)]
+        return sum(turn.num_lost for turn in turns), sum(turn.num_too_late for turn in turns)
+
+    num_lost, num_too_late = lost(Faults())
+    assert num_lost == num_too_late > 0
+    num_lost, num_too_late = lost(Faults(dropout=0.3))
+    assert num_lost > num_too_late > 0
+
+
+def test_bytes_of_uploads_that_come_too_late_are_counted(trained):
+    """No client drops out, so each that is lost has sent its upload."""
+    _, rows = trained(
+        "algorithm=fedbuff",
+        "participation.per_round=2",
+        "participation.sampler.concurrency=12",
+        "participation.sampler.max_staleness=1",
+        "participation.clock.spread=1.0",
+        "data.limit_train=300",
+        "model.hidden=[8]",
+        "client.epochs=1",
+        "rounds=12",
+    )
+    of_one = 4 * (64 * 8 + 8 + 8 * 10 + 10)
+    assert rows["late/lost"].sum() > 0
+    sent = rows["train/clients"] + rows["late/lost"]
+    assert (rows["comm/up_bytes"] == of_one * sent).all()
+
+
+def test_a_version_is_in_use_while_an_answer_to_it_may_be_used():
+    """Not of a client that will never answer, nor of one whose answer will be too late."""
+    rule = Buffered(2, concurrency=6, max_staleness=3)
+    queue = schedule(rule, Faults(dropout=0.4), spread=1.0)
+    dropped = late = 0
+    for t in range(80):
+        queue.turn(t)
+        for answer in queue.busy:
+            is_late = t + 1 - answer.version > 3
+            dropped += not answer.comes
+            late += is_late
+        useful = [a for a in queue.busy if a.comes and t + 1 - a.version <= 3]
+        assert queue.versions_in_use(t + 1) == {answer.version for answer in useful}
+    assert dropped > 0 < late
+
+
 def test_messages_take_time():
     """One step of a second and 1,500 bytes at a millisecond each."""
     rounds = schedule(UniformSampler(6), steps=[1] * 6, byte=1e-3)
@@ -391,7 +440,8 @@ def test_late_clients_equal_eager_ones(rule, world):
     assert world > 1 or max(late) > 1
 
 
-def test_versions_that_nobody_has_are_deleted(tmp_path):
+@pytest.mark.parametrize("faults", [Faults(), Faults(dropout=0.5)])
+def test_versions_that_nobody_has_are_deleted(tmp_path, faults):
     stores = ClientStores(tmp_path)
     alive = []
     train_rounds(
@@ -401,6 +451,7 @@ def test_versions_that_nobody_has_are_deleted(tmp_path):
         rounds=20,
         sampler=Buffered(2, concurrency=6),
         stores=stores,
+        faults=faults,
         clock=Clock(spread=1.0),
         on_round=lambda round, row: alive.append(len([*tmp_path.glob("sent/*/*.bin")])),
     )

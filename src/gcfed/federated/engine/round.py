@@ -29,7 +29,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     server.reply(received)
 
     row = columns_of_training(received, is_step_finite)
-    row |= columns_of_bytes(received, download, turn, outcome)
+    row |= columns_of_bytes(received, download, sums.expected, turn, outcome)
     row["time/train_s"] = time.perf_counter() - started
     row |= columns_of_clients(received, turn, server)
     return row, received

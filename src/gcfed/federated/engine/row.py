@@ -10,7 +10,7 @@ from gcfed.data.faults import Faults
 from gcfed.data.schedule import Turn
 from gcfed.federated.engine.server import Server
 from gcfed.federated.parts.transport import Outcome
-from gcfed.federated.protocol.messages import Download, nbytes
+from gcfed.federated.protocol.messages import Download, Expected, nbytes
 from gcfed.federated.protocol.rounds import Received
 
 
@@ -29,14 +29,14 @@ def columns_of_training(received: Received, is_step_finite: bool) -> dict[str, A
 
 
 def columns_of_bytes(
-    received: Received, download: Download, turn: Turn, outcome: Outcome
+    received: Received, download: Download, expected: Expected, turn: Turn, outcome: Outcome
 ) -> dict[str, Any]:
-    """The bytes of all messages."""
+    """The bytes of all messages, also of uploads that came too late to be used."""
     num_downloads = turn.num_asked - outcome.num_unsent
     reply = sum(nbytes(tensors) for tensors in received.reply.values())
     return {
         "comm/down_bytes": num_downloads * download.nbytes + len(received.cohort) * reply,
-        "comm/up_bytes": received.up_bytes,
+        "comm/up_bytes": received.up_bytes + turn.num_too_late * expected.nbytes,
     }
 
 
