@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 
 from gcfed.assemble import build_loop
-from gcfed.data.sampling import DynamicPopulation, UniformSampler, number_of_clients
+from gcfed.data.sampling import (
+    DynamicPopulation,
+    PoissonSampler,
+    UniformSampler,
+    number_of_clients,
+)
 
 SAMPLERS = [UniformSampler(5), DynamicPopulation(5, live=20, every=10)]
 
@@ -73,3 +78,11 @@ def test_a_buffered_run_takes_shares_of_all_clients(config):
     loop = build_loop(config("algorithm=fedbuff", "participation.per_round=0.25"), 20)
     assert loop.sampler.per_round == 5
     assert loop.sampler.concurrency == 5
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS, PoissonSampler(1), PoissonSampler(400)])
+def test_no_round_has_more_clients_than_the_sampler_says(sampler):
+    sizes = [len(sampler(t, 5000, 7)) for t in range(300)]
+    assert max(sizes) <= sampler.most
+    if isinstance(sampler, PoissonSampler):
+        assert max(sizes) > sampler.per_round

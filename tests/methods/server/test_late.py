@@ -440,6 +440,31 @@ def test_late_clients_equal_eager_ones(rule, world):
     assert world > 1 or max(late) > 1
 
 
+def test_a_loop_that_nobody_has_bound_continues_the_timetable_of_a_checkpoint(tmp_path):
+    """Lightning loads a checkpoint before ``on_fit_start``. The timetable must be there by then."""
+
+    def seconds(rounds, name, **checkpoint):
+        found = []
+        end = train_rounds(
+            make_net(),
+            random_federation((5,) * 12),
+            sgd(),
+            rounds=rounds,
+            sampler=Buffered(2, concurrency=6),
+            stores=ClientStores(tmp_path / name),
+            clock=Clock(spread=1.0),
+            on_round=lambda round, row: found.append(row["clock/seconds"]),
+            **checkpoint,
+        )
+        return end, found
+
+    whole, times = seconds(6, "whole")
+    _, first = seconds(3, "parts", saved_to=tmp_path / "a.ckpt")
+    resumed, rest = seconds(6, "parts", ckpt_path=tmp_path / "a.ckpt")
+    assert first + rest == times
+    assert torch.equal(resumed, whole)
+
+
 @pytest.mark.parametrize("faults", [Faults(), Faults(dropout=0.5)])
 def test_versions_that_nobody_has_are_deleted(tmp_path, faults):
     stores = ClientStores(tmp_path)
