@@ -123,7 +123,8 @@ class Sitting(Callback):
         samples.
         """
         module, device = trainer.lightning_module, trainer.strategy.root_device
-        round = loop.server.draw(trainer.global_step - 1)
+        t = trainer.global_step - 1
+        round = loop.server.begin(t, loop.server.schedule.turn(t))
         with torch.inference_mode(False), torch.enable_grad():
             download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
             stacks = loop.stacks.share(download, round.cohort)

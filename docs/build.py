@@ -35,6 +35,7 @@ API = {  # package → its modules that a user's own parts use; None: all
         "parts.client",
         "parts.server",
         "parts.method",
+        "parts.transport",
         "protocol.messages",
         "protocol.rounds",
         "network.stack",
@@ -43,6 +44,7 @@ API = {  # package → its modules that a user's own parts use; None: all
         "state.store",
         "engine.round",
         "engine.server",
+        "engine.sums",
     ],
     **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
 }

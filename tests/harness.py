@@ -226,7 +226,8 @@ class Cohorts:
     """Draws a sorted cohort, in descending order for ``order=-1``."""
 
     def __init__(self, per_round, order=1):
-        self.per_round, self.order = per_round, order
+        self.per_round = self.most = per_round
+        self.order = order
 
     def validate(self, num_clients):
         assert self.per_round <= num_clients
@@ -267,10 +268,13 @@ def train_rounds(
     sampler=None,
     clock=None,
     on_round=lambda round, row: None,
+    ckpt_path=None,
+    saved_to=None,
 ):
     """Trains ``net`` through the real loop, without tests; returns its weights.
 
-    ``k`` clients train in a stack, on ``world`` forked processes.
+    ``k`` clients train in a stack, on ``world`` forked processes. Lightning loads the checkpoint
+    ``ckpt_path``, and saves one to ``saved_to``.
     """
     solver, data = copy(solver), copy(data)
     solver.stack, data.rounds = k, rounds
@@ -304,7 +308,9 @@ def train_rounds(
         callbacks=[loop, *parts_of(methods), AtRoundEnd(on_round)],
         **together,
     )
-    trainer.fit(module, datamodule=data)
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    if saved_to is not None:
+        trainer.save_checkpoint(saved_to)
     return weights(net)
 
 

@@ -235,7 +235,7 @@ def test_every_callback_is_called_in_each_local_step(config, tmp_path):
         }
     NOTED.clear()
     result = train(cfg)
-    cohort = result.loop.server.draw(0).cohort
+    cohort = result.loop.schedule.turn(0).clients
     steps = result.loop.solver.num_steps(result.loop.data.sizes(cohort)).sum()
     heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard
     assert heard == len(NOTED) == steps > 0

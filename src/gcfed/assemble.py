@@ -227,14 +227,16 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
 
 def _sizes(cfg: DictConfig, faults: Faults, num_clients: int) -> dict[str, int]:
     """Those arguments of the sampler that may be shares of all clients, as numbers of clients."""
-    given: Any = cfg.participation.get("sampler") or {}
-    sizes = {}
-    if "per_round" in given:
-        cohort = number_of_clients(given.per_round, num_clients, "participation.per_round")
+    sizes: dict[str, int] = {}
+    sampler = cfg.participation.get("sampler")
+    if sampler is None:
+        return sizes
+    if "per_round" in sampler:
+        cohort = number_of_clients(sampler.per_round, num_clients, "participation.per_round")
         sizes["per_round"] = cohort + (faults.extra or 0)  # reserve clients are drawn too
-    if "concurrency" in given:
+    if "concurrency" in sampler:
         key = "participation.sampler.concurrency"
-        sizes["concurrency"] = number_of_clients(given.concurrency, num_clients, key)
+        sizes["concurrency"] = number_of_clients(sampler.concurrency, num_clients, key)
     return sizes
 
 

@@ -232,7 +232,8 @@ class Site:
         download = unpack_download(message)
         self._refuse_other_download(download)
         self._restore(clients, about["states"])
-        uploads = [*self.end.fit(download, np.array(clients, dtype=np.int64))]
+        uploads: list[dict[str, Any]] = []
+        self.end.fit(download, np.array(clients, dtype=np.int64), uploads.append)
         return {"uploads": uploads, "states": self._written(clients)}
 
     def _refuse_other_download(self, download: Download) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +21,7 @@ from pydantic import Field
 from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack
 from gcfed.federated.state.store import NONE, ClientStores, Key
@@ -97,7 +98,7 @@ class Sites(Stacks):
     def __post_init__(self) -> None:
         self.index = Index(self.stacks.stores.folder)
         self.index.away = [name for part in self.stacks.program.parts for name in part.keeps]
-        super().__init__(self.stacks.program, self.index, self.stacks.per_round)
+        super().__init__(self.stacks.program, self.index, self.stacks.cohort)
         self.own_data = self.kit is not None
         self.output = Path(self.cfg.paths.output_dir).resolve()
         # names the states at the sites
@@ -198,10 +199,11 @@ class Sites(Stacks):
         self,
         download: Download,
         clients: np.ndarray,
+        receive: Callable[[Upload], None],
         expected: Expected | None = None,
         among: np.ndarray | None = None,
-    ) -> Iterator[Upload]:
-        """Yields the uploads of these clients as they arrive.
+    ) -> Outcome:
+        """Receives the uploads of these clients as they arrive.
 
         Raises:
             ConnectionError: fewer clients than ``least`` answer before the deadline; says which
@@ -220,13 +222,13 @@ class Sites(Stacks):
             with counted_against(answer.site, missing):
                 uploads = self._read(answer, tasks[answer.site], download, expected)
             while uploads:  # so that nothing here holds an upload that was added up
-                yield uploads.pop(0).to(self.program.module.device)
+                receive(uploads.pop(0).to(self.program.module.device))
         lost = [client for site in missing for client in asked[site]]
-        self.missing = np.array(sorted(lost), dtype=np.int64)
-        self.unasked = sum(len(own) for site, own in asked.items() if site not in tasks)
+        num_unsent = sum(len(own) for site, own in asked.items() if site not in tasks)
         for site, why in missing.items():
             log.warning("round %d: %s %s", download.round + 1, site, why)
-        self._refuse_too_few(len(clients), missing)
+        self._refuse_too_few(len(clients), len(lost), missing)
+        return Outcome(np.array(sorted(lost), dtype=np.int64), num_unsent)
 
     def _hear_late_answers(self) -> None:
         while self._busy:
@@ -289,10 +291,10 @@ class Sites(Stacks):
         self._done[answer.site] = task
         return uploads
 
-    def _refuse_too_few(self, num_asked: int, missing: Mapping[str, str]) -> None:
+    def _refuse_too_few(self, num_asked: int, num_lost: int, missing: Mapping[str, str]) -> None:
         """Raises ConnectionError if fewer clients than ``least`` have answered."""
         least = min(self.least or num_asked, num_asked)
-        answered = num_asked - len(self.missing)
+        answered = num_asked - num_lost
         if answered >= least:
             return
         few = f"round {self._round + 1}: {answered} of {num_asked} clients answered in time"

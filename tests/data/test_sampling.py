@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 
 from gcfed.assemble import build_loop
-from gcfed.data.sampling import DynamicPopulation, UniformSampler, number_of_clients
+from gcfed.data.sampling import (
+    DynamicPopulation,
+    PoissonSampler,
+    UniformSampler,
+    number_of_clients,
+)
 
 SAMPLERS = [UniformSampler(5), DynamicPopulation(5, live=20, every=10)]
 
@@ -50,7 +55,7 @@ def test_a_share_of_all_clients_is_at_least_one(per_round, size):
     assert number_of_clients(per_round, 40, "participation.per_round") == size
 
 
-@pytest.mark.parametrize("per_round", [1.0, 0.0, 0, -1, 2.5, True, "all"])
+@pytest.mark.parametrize("per_round", [1.0, 0.0, 0, -1, 2.5, True, "all", None])
 def test_a_number_that_is_no_number_of_clients_is_refused_with_that_of_all(per_round):
     """1.0 could mean one client, or all of them."""
     with pytest.raises(ValueError, match=r"neither .* set participation.per_round=40 for all"):
@@ -73,3 +78,11 @@ def test_a_buffered_run_takes_shares_of_all_clients(config):
     loop = build_loop(config("algorithm=fedbuff", "participation.per_round=0.25"), 20)
     assert loop.sampler.per_round == 5
     assert loop.sampler.concurrency == 5
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS, PoissonSampler(1), PoissonSampler(400)])
+def test_no_round_has_more_clients_than_the_sampler_says(sampler):
+    sizes = [len(sampler(t, 5000, 7)) for t in range(300)]
+    assert max(sizes) <= sampler.most
+    if isinstance(sampler, PoissonSampler):
+        assert max(sizes) > sampler.per_round

@@ -25,7 +25,8 @@ from torch import nn
 from gcfed.federated.engine.stacks import Stacks, assign
 from gcfed.federated.network.lent import Traits, broadcast_state
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.parts import ClientPart, Kept, like_trained
+from gcfed.federated.parts import ClientPart, Kept, Method, ServerPart, like_trained
+from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training import batches
 from gcfed.federated.training.batches import Kind
 from gcfed.federated.training.solver import LocalSolver
@@ -378,3 +379,46 @@ class TermOfClasses(ClientPart):
 def test_a_method_that_contradicts_itself_is_refused_by_name(federation, method, words):
     with pytest.raises((ValueError, KeyError), match=f"^{words}"):
         train_rounds(make_net(), federation, sgd(), rounds=1, methods=[method])
+
+
+class Hears(ClientPart):
+    """Writes its state only when it hears the reply, and sends it in the next round."""
+
+    keeps: ClassVar = {"heard": Kept(like_trained)}
+
+    def send(self, upload, own, download):
+        for name, kept in own["heard"].items():
+            upload.delta[name] += 0.5 * kept
+
+    def hear(self, reply, own, download):
+        kept = own["heard"]
+        return {"heard": {name: kept[name] + move for name, move in reply["moved"].items()}}
+
+
+class Replies(ServerPart):
+    def on_aggregate_end(self, update, round):
+        round.reply["moved"] = {name: update[name].clone() for name in self.trained_names}
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_state_that_is_written_only_with_the_reply_is_there_in_every_process(tmp_path, k):
+    """A client trains in another process in the next round."""
+    found = []
+    for world in (1, 2):
+        stores = ClientStores(folder=tmp_path / str(world))
+        end = train_rounds(
+            make_net(),
+            random_federation(),
+            sgd(),
+            rounds=8,
+            methods=[Method(Hears(), Replies())],
+            cohort_of=3,
+            stores=stores,
+            world=world,
+            k=k,
+        )
+        found.append((end, stores.versions("heard", np.arange(5))))
+    (alone, versions), (together, others) = found
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
+    assert others == versions
+    assert max(versions) == 7

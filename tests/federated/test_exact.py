@@ -20,8 +20,10 @@ from harness import (
 )
 
 from gcfed.aggregators.mean import MeanAggregator
-from gcfed.federated.engine.server import RoundSums, Server
+from gcfed.federated.engine.server import Server
+from gcfed.federated.engine.sums import RoundSums
 from gcfed.federated.parallel.sums import LIMIT, Sums
+from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.checks import finite_clients
 from gcfed.federated.protocol.messages import Expected
 from gcfed.federated.state.store import ClientStores
@@ -135,22 +137,19 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     upload.send("c", {"w": torch.ones(2, 3)})
     {"delta": upload.delta, "extra": upload.extra["c"]}[where]["w"][1, 0] = 1e30
     mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
-    transport = SimpleNamespace(remote=True, missing=[])
-    stores = SimpleNamespace(finish_round=lambda cohort, rounds: None)
     setup = SimpleNamespace(
         parts=[],
         aggregator=mean,
-        transport=transport,
-        stores=stores,
+        transport=SimpleNamespace(remote=True),
         module=SimpleNamespace(travels=["w"]),
         names=["w"],
     )
-    server = Server(setup, SimpleNamespace(hears_losses=False), 1)
+    server = Server(setup, schedule=None, seed=1)
     expected = Expected({"delta": round.start, "c": round.start}, {})
     sums = RoundSums(expected, {"delta": mean, "c": mean.beside()}, {}, [], [])
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
-    received = server.reduce(sums, round)
+    received = server.reduce(sums, round, Outcome())
     assert received.update["w"].tolist() == received.received["c"]["w"].tolist() == [1.0] * 3
     assert received.num_finite == 1
 

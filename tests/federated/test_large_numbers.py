@@ -3,6 +3,7 @@ named.
 """
 
 import threading
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.attacks.byzantine import Scale
+from gcfed.data.sampling import PoissonSampler
 from gcfed.federated.parallel.sums import Sums
 from gcfed.methods.upload.clip_update import ClipUpdate
 
@@ -85,6 +87,18 @@ def test_the_mean_of_many_equal_updates_is_their_number(weighting, clients, larg
     mean.add(make_upload(sent, np.full(clients, 900)), None)
     found = mean.reduce(make_round({}), {name: torch.zeros(1)})
     assert found[name].item() == pytest.approx(largest, rel=1e-6)
+
+
+def test_a_mean_has_room_for_the_largest_round_of_a_poisson_sampler():
+    """``per_round`` is the mean number of clients: here 4,095, and this round has 4,300."""
+    setup = make_setup(make_net(dtype=torch.float32), data=random_federation())
+    setup = replace(setup, sampler=PoissonSampler(4095), cohort=4095)
+    mean = MeanAggregator()
+    mean.validate(setup)
+    name = next(iter(mean.narrow))
+    mean.add(make_upload({name: torch.full((4300, 1), 2047.9)}, np.full(4300, 1)), None)
+    found = mean.reduce(make_round({}), {name: torch.zeros(1)})
+    assert found[name].item() == pytest.approx(2047.9, rel=1e-6)
 
 
 def end_of_round(factor=None, methods=(), unit=1.0, **solver):

@@ -70,15 +70,24 @@ CASES = {
 class Both(BesideSimulation):
     """Sends every message over the wire, and then to the simulation's clients."""
 
-    def fit(self, download, clients, expected, among=None):
-        received = list(super().fit(download, clients, expected, among))
-        for upload, other in zip(
-            self.simulation.fit(download, clients, among=among), received, strict=True
-        ):
+    def fit(self, download, clients, receive, expected, among=None):
+        received = []
+        super().fit(download, clients, received.append, expected, among)
+
+        def compare(upload):
+            assert upload.bytes_per_client == expected.nbytes
             torch.testing.assert_close(
-                *map(content, (upload, other)), rtol=0, atol=0, equal_nan=True, check_stride=True
+                *map(content, (upload, received.pop(0))),
+                rtol=0,
+                atol=0,
+                equal_nan=True,
+                check_stride=True,
             )
-            yield upload
+            receive(upload)
+
+        outcome = self.simulation.fit(download, clients, compare, among=among)
+        assert not received
+        return outcome
 
 
 def content(upload):

@@ -87,13 +87,14 @@ class AloneAndAsBytes(BesideSimulation):
     def __init__(self, stacks, cfg, assemble):
         super().__init__(stacks, OmegaConf.merge(cfg, {"client": {"stack": 1}}), assemble)
 
-    def fit(self, download, clients, expected, among=None):
-        alone = {
-            int(upload.clients[0]): upload
-            for upload in super().fit(download, clients, expected, among)
-        }
-        for upload in self.simulation.fit(download, clients, among=among):
+    def fit(self, download, clients, receive, expected, among=None):
+        uploads = []
+        super().fit(download, clients, uploads.append, expected, among)
+        alone = {int(upload.clients[0]): upload for upload in uploads}
+
+        def compare(upload):
             assert len(upload.clients) <= 2
+            assert upload.bytes_per_client == expected.nbytes
             tree_map(
                 equal,
                 *(
@@ -101,8 +102,11 @@ class AloneAndAsBytes(BesideSimulation):
                     for u in (upload, *map(alone.pop, upload.clients.tolist()))
                 ),
             )
-            yield upload
+            receive(upload)
+
+        outcome = self.simulation.fit(download, clients, compare, among=among)
         assert not alone
+        return outcome
 
 
 def equal(stacked, *alone):

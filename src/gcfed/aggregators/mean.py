@@ -40,7 +40,7 @@ class MeanAggregator:
         self._sums: Sums | None = None
 
     def validate(self, setup: Setup) -> None:
-        self._room = 2.0 ** -max(0, setup.cohort.bit_length() - TERMS)
+        self._room = 2.0 ** -max(0, setup.most_clients.bit_length() - TERMS)
         largest = 0
         if self.weighting == "samples":
             if setup.transport.own_data:

@@ -7,6 +7,7 @@ which ``data/schedule.py`` turns into a timetable.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +57,11 @@ class UniformSampler:
                 " faults.extra)."
             )
 
+    @property
+    def most(self) -> int:
+        """The largest number of clients of a round."""
+        return self.per_round
+
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         # Given a number instead of an array, NumPy draws by Floyd's algorithm and never lists the
         # population.
@@ -69,6 +75,11 @@ class PoissonSampler(UniformSampler):
 
     A round may have no client.
     """
+
+    @property
+    def most(self) -> int:
+        """A number that a round exceeds with a probability below e⁻⁷⁰ (Bernstein's inequality)."""
+        return ceil(self.per_round + 12 * sqrt(self.per_round) + 50)
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         rng = generator(seed, "cohort", round)

@@ -9,7 +9,7 @@ is busy with which download) is small and part of the checkpoints.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,27 +28,18 @@ class Turn(NamedTuple):
     Attributes:
         clients: ids, ``[K]``, ascending.
         versions: index of the round whose download each of them has, ``[K]``.
-        asked: number of clients that are sent this round's download.
-        lost: number of clients that were asked and whose uploads the server does not use.
+        num_asked: number of clients that are sent this round's download.
+        num_lost: number of clients that were asked and whose uploads the server does not use.
+        num_too_late: number of these lost clients that sent their upload, which came too late.
         seconds: time of the step on the clock.
     """
 
     clients: np.ndarray
     versions: np.ndarray
-    asked: int
-    lost: int
+    num_asked: int
+    num_lost: int
+    num_too_late: int
     seconds: float
-
-    def groups(self, index: int) -> Iterator[tuple[int, np.ndarray]]:
-        """The clients of each version, the oldest first.
-
-        The last group is that of the round ``index`` itself. It may be empty.
-        """
-        for version in sorted({index, *self.versions.tolist()}):
-            yield version, self.clients[self.versions == version]
-
-
-NOBODY = Turn(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, 0, 0.0)
 
 
 @dataclass
@@ -91,9 +82,8 @@ class Schedule:
         """Whether the cohorts depend on the clients' losses."""
         return isinstance(self.sampler, LossSampler)
 
-    @property
-    def held(self) -> set[int]:
-        """The versions that some client still has after the last turn."""
+    def versions_in_use(self, t: int) -> set[int]:
+        """The versions whose answers turn ``t`` or a later one may use."""
         return set()
 
     def validate(self) -> None:
@@ -111,23 +101,51 @@ class Schedule:
         enough = 1 if self.late else self.sampler.per_round
         self.clock.require_enough(self.num_clients, enough, self.seed)
 
+    def expect_bytes(self, size: int) -> None:
+        """Expects messages of the model's size in bytes, as long as there was no round."""
+        if self.download_bytes == 0:
+            self.download_bytes = float(size)
+            self.upload_bytes = float(size)
+
     # -------------------------------------------------------------------------------------- turns
     def turn(self, t: int) -> Turn:
         """The turn of round ``t``, which follows the last one."""
         drawn = self._draw(t)
         comes, times = self.ask(drawn, t)
         self._durations = dict(zip(drawn.tolist(), times.tolist(), strict=True))
-        most = len(drawn)
-        if self.faults.extra:
-            most = self.sampler.per_round - self.faults.extra
-        first = np.lexsort((drawn, np.where(comes, times, np.inf)))[:most]
+        is_used = comes
         waits = times
-        if self.faults.extra and comes[first].all():
-            waits = times[first]  # the server does not wait for the others
+        if self.faults.extra:
+            is_used = self._first_to_answer(drawn, comes, times)
+            if is_used.sum() == self._wanted:
+                waits = times[is_used]  # the server does not wait for the others
         self.seconds += float(waits.max(initial=0.0))
-        clients = drawn[np.sort(first[comes[first]])]
-        versions = np.full(len(clients), t)
-        return Turn(clients, versions, len(drawn), len(drawn) - len(clients), self.seconds)
+        clients = drawn[is_used]
+        return Turn(
+            clients=clients,
+            versions=np.full(len(clients), t),
+            num_asked=len(drawn),
+            num_lost=len(drawn) - len(clients),
+            num_too_late=0,
+            seconds=self.seconds,
+        )
+
+    @property
+    def _wanted(self) -> int:
+        """The number of uploads after which the server does not wait for others."""
+        return self.sampler.per_round - (self.faults.extra or 0)
+
+    def _first_to_answer(
+        self, drawn: np.ndarray, comes: np.ndarray, times: np.ndarray
+    ) -> np.ndarray:
+        """Which of the drawn clients answer first, bool ``[K]``: as many as the server wants, or
+        all that answer. Of two at the same time, the client with the smaller id is first.
+        """
+        answering = np.flatnonzero(comes)
+        in_order = answering[np.lexsort((drawn[answering], times[answering]))]
+        is_first = np.zeros(len(drawn), bool)
+        is_first[in_order[: self._wanted]] = True
+        return is_first
 
     def _draw(self, t: int) -> np.ndarray:
         """The clients that are asked in round ``t``, ascending."""
@@ -220,36 +238,45 @@ class BufferedSchedule(Schedule):
     def timed(self) -> bool:
         return True
 
-    @property
-    def held(self) -> set[int]:
-        return {answer.version for answer in self.busy}
+    def versions_in_use(self, t: int) -> set[int]:
+        """The versions of the clients that train and whose answers will not be lost, as far as it
+        is known before turn ``t``.
+        """
+        found = set()
+        for answer in self.busy:
+            if answer.comes and not self._is_too_late(answer, t):
+                found.add(answer.version)
+        return found
 
     def turn(self, t: int) -> Turn:
         buffer: dict[int, int] = {}  # client → version
-        asked = 0
-        lost = 0
-        gone: list[int] = []  # clients that this version has lost; they get the next one
+        lost: list[Answer] = []
+        num_asked = 0
         while len(buffer) < self.sampler.per_round:
-            asked += self._ask_idle(t, [*buffer, *gone])
+            # clients that wait for the server's step, and those that get the next version
+            waiting = [*buffer, *(answer.client for answer in lost if answer.version == t)]
+            num_asked += self._ask_idle(t, waiting)
             if not self.busy:
                 break  # no client is left that could answer
             self.seconds = self.busy[0].seconds
-            while self._has_answer_now() and len(buffer) < self.sampler.per_round:
-                answer = heapq.heappop(self.busy)
-                if answer.comes and not self._too_late(answer, t):
-                    buffer[answer.client] = answer.version
-                else:
-                    lost += 1
-                if answer.version == t and not answer.comes:
-                    gone.append(answer.client)
+            self._collect(t, buffer, lost)
         clients = np.array(sorted(buffer), dtype=np.int64)
         versions = np.array([buffer[client] for client in clients.tolist()], dtype=np.int64)
-        return Turn(clients, versions, asked, lost, self.seconds)
+        too_late = [answer for answer in lost if answer.comes]
+        return Turn(clients, versions, num_asked, len(lost), len(too_late), self.seconds)
 
-    def _has_answer_now(self) -> bool:
-        return bool(self.busy) and self.busy[0].seconds == self.seconds
+    def _collect(self, t: int, buffer: dict[int, int], lost: list[Answer]) -> None:
+        """Takes the answers of this instant, until the buffer is full."""
+        while len(buffer) < self.sampler.per_round:
+            if not self.busy or self.busy[0].seconds != self.seconds:
+                return
+            answer = heapq.heappop(self.busy)
+            if answer.comes and not self._is_too_late(answer, t):
+                buffer[answer.client] = answer.version
+            else:
+                lost.append(answer)
 
-    def _too_late(self, answer: Answer, t: int) -> bool:
+    def _is_too_late(self, answer: Answer, t: int) -> bool:
         bound = self.sampler.max_staleness
         return bound is not None and t - answer.version > bound
 
@@ -316,8 +343,17 @@ class BufferedSchedule(Schedule):
         self.busy = [Answer(*own) for own in state_dict["busy"]]
 
 
-def schedule_of(sampler: UniformSampler, *rest: Any) -> Schedule:
-    """The schedule of a rule of participation; ``rest`` are :class:`Schedule`'s other arguments."""
+def schedule_of(
+    sampler: UniformSampler,
+    faults: Faults,
+    clock: Clock,
+    num_clients: int,
+    seed: int,
+    planned: Callable[[np.ndarray], np.ndarray],
+    sizes: Callable[[np.ndarray], np.ndarray],
+) -> Schedule:
+    """The schedule of a rule of participation; the arguments are those of :class:`Schedule`."""
+    rest = (faults, clock, num_clients, seed, planned, sizes)
     if isinstance(sampler, Buffered):
         return BufferedSchedule(sampler, *rest)
     return Schedule(sampler, *rest)

@@ -79,13 +79,13 @@ def test_six_clients_answer_in_the_order_of_their_speeds():
     found = [queue.turn(t) for t in range(4)]
     assert [turn.clients.tolist() for turn in found] == [[0, 1], [0, 2], [1, 3], [0, 4]]
     assert [turn.versions.tolist() for turn in found] == [[0, 0], [1, 0], [1, 0], [2, 0]]
-    assert [(turn.seconds, turn.asked, turn.lost) for turn in found] == [
+    assert [(turn.seconds, turn.num_asked, turn.num_lost) for turn in found] == [
         (2, 6, 0),
         (3, 2, 0),
         (4, 2, 0),
         (5, 2, 0),
     ]
-    assert queue.held == {0, 2, 3}
+    assert queue.versions_in_use(4) == {0, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_the_server_steps_with_fewer_uploads_if_no_other_client_can_answer():
     )
     turns = [queue.turn(t) for t in range(40)]
     assert {len(turn.clients) for turn in turns} == {0, 1, 2, 3}
-    assert all(turn.asked == 3 == len(turn.clients) + turn.lost for turn in turns)
+    assert all(turn.num_asked == 3 == len(turn.clients) + turn.num_lost for turn in turns)
 
 
 def test_uploads_beyond_the_bound_of_staleness_are_lost():
@@ -122,7 +122,56 @@ def test_uploads_beyond_the_bound_of_staleness_are_lost():
     others = [free.turn(t) for t in range(30)]
     assert max(t - turn.versions.max() for t, turn in enumerate(others)) > 2
     assert max(t - turn.versions.max() for t, turn in enumerate(turns)) == 2
-    assert sum(turn.lost for turn in turns) > 0 == sum(turn.lost for turn in others)
+    assert sum(turn.num_lost for turn in turns) > 0 == sum(turn.num_lost for turn in others)
+
+
+def test_uploads_that_come_too_late_are_told_from_clients_that_never_answer():
+    """Of two clients that are lost, one may have sent its upload, which costs bytes."""
+
+    def lost(faults):
+        queue = schedule(Buffered(1, concurrency=6, max_staleness=2), faults)
+        turns = [queue.turn(t) for t in range(60)]
+        return sum(turn.num_lost for turn in turns), sum(turn.num_too_late for turn in turns)
+
+    num_lost, num_too_late = lost(Faults())
+    assert num_lost == num_too_late > 0
+    num_lost, num_too_late = lost(Faults(dropout=0.3))
+    assert num_lost > num_too_late > 0
+
+
+def test_bytes_of_uploads_that_come_too_late_are_counted(trained):
+    """No client drops out, so each that is lost has sent its upload."""
+    _, rows = trained(
+        "algorithm=fedbuff",
+        "participation.per_round=2",
+        "participation.sampler.concurrency=12",
+        "participation.sampler.max_staleness=1",
+        "participation.clock.spread=1.0",
+        "data.limit_train=300",
+        "model.hidden=[8]",
+        "client.epochs=1",
+        "rounds=12",
+    )
+    of_one = 4 * (64 * 8 + 8 + 8 * 10 + 10)
+    assert rows["late/lost"].sum() > 0
+    sent = rows["train/clients"] + rows["late/lost"]
+    assert (rows["comm/up_bytes"] == of_one * sent).all()
+
+
+def test_a_version_is_in_use_while_an_answer_to_it_may_be_used():
+    """Not of a client that will never answer, nor of one whose answer will be too late."""
+    rule = Buffered(2, concurrency=6, max_staleness=3)
+    queue = schedule(rule, Faults(dropout=0.4), spread=1.0)
+    dropped = late = 0
+    for t in range(80):
+        queue.turn(t)
+        for answer in queue.busy:
+            is_late = t + 1 - answer.version > 3
+            dropped += not answer.comes
+            late += is_late
+        useful = [a for a in queue.busy if a.comes and t + 1 - a.version <= 3]
+        assert queue.versions_in_use(t + 1) == {answer.version for answer in useful}
+    assert dropped > 0 < late
 
 
 def test_messages_take_time():
@@ -292,7 +341,7 @@ def test_no_client_has_a_version_twice_and_places_are_full():
         seen += zip(turn.clients.tolist(), turn.versions.tolist(), strict=True)
         assert len(turn.clients) == 3
         assert (turn.versions <= t).all()
-        assert len(queue.busy) + 3 + turn.lost >= 8
+        assert len(queue.busy) + 3 + turn.num_lost >= 8
     assert len({*seen}) == len(seen)
     assert all(a <= b for a, b in pairwise([queue.turn(60).seconds, queue.turn(61).seconds]))
 
@@ -391,7 +440,33 @@ def test_late_clients_equal_eager_ones(rule, world):
     assert world > 1 or max(late) > 1
 
 
-def test_versions_that_nobody_has_are_deleted(tmp_path):
+def test_a_loop_that_nobody_has_bound_continues_the_timetable_of_a_checkpoint(tmp_path):
+    """Lightning loads a checkpoint before ``on_fit_start``. The timetable must be there by then."""
+
+    def seconds(rounds, name, **checkpoint):
+        found = []
+        end = train_rounds(
+            make_net(),
+            random_federation((5,) * 12),
+            sgd(),
+            rounds=rounds,
+            sampler=Buffered(2, concurrency=6),
+            stores=ClientStores(tmp_path / name),
+            clock=Clock(spread=1.0),
+            on_round=lambda round, row: found.append(row["clock/seconds"]),
+            **checkpoint,
+        )
+        return end, found
+
+    whole, times = seconds(6, "whole")
+    _, first = seconds(3, "parts", saved_to=tmp_path / "a.ckpt")
+    resumed, rest = seconds(6, "parts", ckpt_path=tmp_path / "a.ckpt")
+    assert first + rest == times
+    assert torch.equal(resumed, whole)
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(dropout=0.5)])
+def test_versions_that_nobody_has_are_deleted(tmp_path, faults):
     stores = ClientStores(tmp_path)
     alive = []
     train_rounds(
@@ -401,6 +476,7 @@ def test_versions_that_nobody_has_are_deleted(tmp_path):
         rounds=20,
         sampler=Buffered(2, concurrency=6),
         stores=stores,
+        faults=faults,
         clock=Clock(spread=1.0),
         on_round=lambda round, row: alive.append(len([*tmp_path.glob("sent/*/*.bin")])),
     )

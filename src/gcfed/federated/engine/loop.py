@@ -19,14 +19,17 @@ from gcfed.data.sampling import UniformSampler
 from gcfed.data.schedule import Schedule, schedule_of
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
-from gcfed.federated.engine.server import LOWER, Server
+from gcfed.federated.engine.server import Server
 from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.engine.too_large import warn_of_row
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup
 from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.parts.refusals import validate_parts
+from gcfed.federated.protocol.messages import nbytes
+from gcfed.federated.protocol.rounds import Received
 from gcfed.federated.state.store import SENT, ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
@@ -56,8 +59,8 @@ class FederatedLoop(Callback):
     clock: Clock = field(default_factory=Clock)
     # takes the simulation in memory; returns another transport
     federation: Callable[[Stacks], Stacks] | None = None
-    data: Any = field(default=None, init=False)
-    schedule: Schedule | None = field(default=None, init=False)
+    data: Any = field(default=None, init=False)  # None before ``bind``
+    schedule: Schedule = field(init=False, repr=False)  # there after ``bind``
     # whether a client has counted in a round of this run
     counted: bool = field(default=False, init=False)
     # of the last round in this process
@@ -67,10 +70,18 @@ class FederatedLoop(Callback):
     def of(trainer: Trainer) -> FederatedLoop:
         return next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Binds the parts of a run that :func:`gcfed.assemble.assemble` has not built, before
+        Lightning loads a checkpoint into them.
+        """
+        assert isinstance(pl_module, FederatedModule)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if stage == "fit" and self.data is not data:
+            self.bind(trainer.callbacks, data, pl_module)  # type: ignore[attr-defined]
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)
-        if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
-            self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
+        self.schedule.expect_bytes(nbytes(pl_module.broadcast_state()))
         self.stacks.forget_layout()  # it depends on the device, which is known now
         why = pl_module.lent.traits.functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
@@ -88,7 +99,8 @@ class FederatedLoop(Callback):
         """
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
-        self.stacks = Stacks(program, self.stores, self.sampler.per_round)
+        cohort = self.sampler.per_round - (self.faults.extra or 0)
+        self.stacks = Stacks(program, self.stores, cohort)
         self.transport = self.federation(self.stacks) if self.federation else self.stacks
         self.stores = self.transport.stores
         self.sampler.validate(data.num_clients)
@@ -103,7 +115,7 @@ class FederatedLoop(Callback):
             module=module,
             parts=parts,
             rounds=self.rounds,
-            cohort=self.sampler.per_round - (self.faults.extra or 0),
+            cohort=cohort,
             transport=self.transport,
         )
         self.aggregator.validate(setup)
@@ -150,15 +162,15 @@ class FederatedLoop(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"stores": self.stores.state_dict(), "counted": self.counted}
-        own = self.schedule.state_dict() if self.schedule else {}
-        if own:
-            state["schedule"] = own
+        timetable = self.schedule.state_dict()
+        if timetable:
+            state["schedule"] = timetable
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.stores.load_state_dict(state_dict["stores"])
         self.counted = state_dict.get("counted", True)  # earlier checkpoints lack it
-        if self.schedule and "schedule" in state_dict:
+        if "schedule" in state_dict:
             self.schedule.load_state_dict(state_dict["schedule"])
 
     def run_and_test(self, t: int) -> dict[str, Any]:
@@ -167,19 +179,26 @@ class FederatedLoop(Callback):
         row, received = run_round(t, self.server)
         self.counted = self.counted or received.num_finite > 0
         module = self.server.setup.module
-        finished = t + 1
-        last = finished >= self.rounds or module.trainer.should_stop
-        if last or finished % self.eval_every == 0:
+        if self._is_tested(t):
             row |= module.test([part.on_test_batch for part in self.server.parts])
+        self._add_columns(row, received)
+        row = numbers(row)
+        row["time/round_s"] = time.perf_counter() - started
+        if module.trainer.is_global_zero:
+            warn_of_row(row, received.large_statistics)
+        return row
+
+    def _is_tested(self, t: int) -> bool:
+        finished = t + 1
+        is_last = finished >= self.rounds or self.server.setup.module.trainer.should_stop
+        return is_last or finished % self.eval_every == 0
+
+    def _add_columns(self, row: dict[str, Any], received: Received) -> None:
+        """Lets the parts add columns to the row."""
         for part in self.server.parts:
             before = dict(row)
             part.on_round_end(row, received)
             refuse_changes(part, before, row)
-        row = numbers(row)
-        row["time/round_s"] = time.perf_counter() - started
-        if module.trainer.is_global_zero:
-            warn(row, received.large_statistics)
-        return row
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -237,23 +256,3 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
             )
         plain[name] = value
     return plain
-
-
-def warn(row: dict[str, Any], large_statistics: int) -> None:
-    """Warns of clients that do not count in a round, and of a step that was undone."""
-    lost = row["train/nonfinite_clients"]
-    if lost:
-        advice = f" {LOWER.capitalize()}." if lost > large_statistics else ""
-        log.warning(
-            "round %d: %d of %d clients sent numbers that are not finite, or too large for a sum;"
-            " %s.%s",
-            row["round"],
-            lost,
-            row["train/clients"],
-            "the model stays as it was" if lost == row["train/clients"] else "they are left out",
-            advice,
-        )
-    if row["train/refused_steps"]:
-        log.warning(
-            "round %d: the server's step was not finite; the model stays as it was.", row["round"]
-        )

@@ -1,10 +1,8 @@
-"""The transport: carries messages between the server and its clients, which train in stacks in this
-process.
-"""
+"""The transport of a simulation: the clients train in stacks, in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -17,6 +15,7 @@ import torch
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.parts import Order
+from gcfed.federated.parts.transport import Outcome, Transport
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
@@ -28,60 +27,47 @@ from gcfed.utils.refusal import Refusal
 MAX_STREAMS = 8  # a GPU runs as many at once
 
 
-class Stacks:
+class Stacks(Transport):
     """The transport of a simulation, which passes messages by reference.
 
     Other transports inherit from it.
 
     Args:
-        per_round: the most clients of a cohort.
-
-    Attributes:
-        remote: whether clients run on other machines, which may disappear and which keep the
-            clients' states.
-        separate_clients: whether clients are built from the config a second time, without the
-            callbacks.
-        own_data: whether the server does not know the clients' data.
-        missing: clients of the last ``fit`` that did not answer.
-        unasked: how many of them were sent nothing.
+        cohort: number of clients of a round; of a :class:`~gcfed.data.sampling.PoissonSampler` the
+            mean number. No stack has more clients.
     """
 
     remote = separate_clients = own_data = False
-    missing: np.ndarray = np.zeros(0, dtype=np.int64)
-    unasked = 0
 
-    def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int) -> None:
-        self.program, self.stores, self.per_round = program, stores, per_round
+    def __init__(self, program: ClientProgram, stores: ClientStores, cohort: int) -> None:
+        self.program = program
+        self.stores = stores
+        self.cohort = cohort
 
     def start(self) -> None:
-        """Called once before the first round, after a checkpoint has been loaded."""
+        pass
 
     def planned(self, clients: np.ndarray) -> np.ndarray:
-        """How many local steps are asked of these clients in a round, ``[K]``."""
         return self.program.solver.num_steps(self.program.data.sizes(clients))
 
     def fit(
         self,
         download: Download,
         clients: np.ndarray,
+        receive: Callable[[Upload], None],
         expected: Expected | None = None,
         among: np.ndarray | None = None,
-    ) -> Iterator[Upload]:
-        """Trains those of the clients that this process has, and yields their uploads, K at a time.
-
-        Args:
-            expected: the tensors of an upload. A transport to sites refuses other ones.
-            among: all clients of the round, if ``clients`` are a part of them. The processes share
-                the work of all.
-        """
+    ) -> Outcome:
         layout = self.layout
         self.program.receive(download)
         layout.begin_round()
         for drawn in self.program.draw(download, self.share(download, clients, among)):
             with layout.stack():
-                trained = [self.program.train(download, drawn, layout.in_turn)]
+                upload = self.program.train(download, drawn, layout.in_turn)
                 with layout.in_turn():
-                    yield trained.pop()  # so that its memory is free while the next stack trains
+                    receive(upload)
+                del upload  # its memory is free while the next stack trains
+        return Outcome()
 
     def rehearse(
         self,
@@ -90,12 +76,6 @@ class Stacks:
         solver: LocalSolver | None = None,
         here: bool = False,
     ) -> Iterator[Upload]:
-        """Yields what these clients would send. They keep nothing, and measurements do not see it.
-
-        Args:
-            solver: replaces the run's solver.
-            here: train all of them on this process, because no other process calls it.
-        """
         program = self.program
         if self.separate_clients:
             raise Refusal("metrics=gap and metrics=leakage work with federation=none only.")
@@ -110,7 +90,6 @@ class Stacks:
             yield rehearsal.train(download, drawn, sends=False)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
-        """Sends the server's reply to the clients of the round."""
         self.program.reply(reply)
 
     def share(
@@ -139,17 +118,17 @@ class Stacks:
         net, device = program.module.net, program.module.device
         chosen = None
         if program.solver.stack != "auto":
-            chosen = min(program.solver.stack, self.per_round)
+            chosen = min(program.solver.stack, self.cohort)
         if device.type != "cuda":
             return Layout(chosen or 1, device, num_streams=0)
-        room = max(1, min(self.per_round, free_memory(device) // self._bytes_of_client()))
+        room = max(1, min(self.cohort, free_memory(device) // self._bytes_of_client()))
         # Dropout in a stack depends on K, and K depends on the free memory, which must not change a
         # run.
         alone = program.module.lent.traits.alone or has_dropout(net) or has_convolutions(net)
         k = chosen or (1 if alone else room)
         if has_dropout(net) or not type(net).__module__.startswith("gcfed."):
             return Layout(k, device, num_streams=1)
-        num_stacks = ceil(self.per_round / k)
+        num_stacks = ceil(self.cohort / k)
         num_streams = max(1, min(num_stacks, room // k, MAX_STREAMS))
         return Layout(k, device, num_streams)
 

@@ -7,7 +7,7 @@ messages are complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack, unpack, unpack_download
 from gcfed.federated.protocol.uploads import read_upload, upload_content
@@ -57,11 +58,18 @@ class ClientEnd:
         )
 
     def fit(
-        self, download: Download, clients: np.ndarray, among: np.ndarray | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Trains these clients. Yields their uploads, as contents of a message."""
-        for upload in self.stacks.fit(download.to(self.module.device), clients, among=among):
-            yield upload_content(upload.to(torch.device("cpu")))
+        self,
+        download: Download,
+        clients: np.ndarray,
+        send: Callable[[dict[str, Any]], None],
+        among: np.ndarray | None = None,
+    ) -> None:
+        """Trains these clients. Calls ``send`` with their uploads, as contents of a message."""
+
+        def send_content(upload: Upload) -> None:
+            send(upload_content(upload.to(torch.device("cpu"))))
+
+        self.stacks.fit(download.to(self.module.device), clients, send_content, among=among)
 
     def reply(self, message: bytes) -> None:
         """Gives the server's reply to the clients of the last round."""
@@ -80,8 +88,9 @@ class Wire(Stacks):
     separate_clients = True
 
     def __init__(self, stacks: Stacks, cfg: DictConfig, assemble: Callable[..., Any]) -> None:
-        super().__init__(stacks.program, stacks.stores, stacks.per_round)
-        self.cfg, self.assemble = cfg, assemble
+        super().__init__(stacks.program, stacks.stores, stacks.cohort)
+        self.cfg = cfg
+        self.assemble = assemble
 
     def start(self) -> None:
         cfg: Any = OmegaConf.merge(
@@ -99,13 +108,18 @@ class Wire(Stacks):
         self,
         download: Download,
         clients: np.ndarray,
+        receive: Callable[[Upload], None],
         expected: Expected | None = None,
         among: np.ndarray | None = None,
-    ) -> Iterator[Upload]:
+    ) -> Outcome:
         assert expected is not None
-        for content in self.end.fit(unpack_download(pack(vars(download))), clients, among):
+
+        def receive_content(content: dict[str, Any]) -> None:
             upload = read_upload(unpack(pack(content)), expected)
-            yield upload.to(self.program.module.device)
+            receive(upload.to(self.program.module.device))
+
+        self.end.fit(unpack_download(pack(vars(download))), clients, receive_content, among)
+        return Outcome()
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         self.end.reply(pack(reply))

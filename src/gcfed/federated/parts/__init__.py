@@ -8,8 +8,9 @@ from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Output
 from gcfed.federated.parts.client import ClientPart, Prepared
 from gcfed.federated.parts.method import Method, parts_of, result_of, upload_shapes
-from gcfed.federated.parts.part import FACTS, Aggregator, Need, Order, Part, Setup, Transport
+from gcfed.federated.parts.part import FACTS, Aggregator, Need, Order, Part, Setup
 from gcfed.federated.parts.server import ServerPart
+from gcfed.federated.parts.transport import Transport
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.own import Kept, Own, like_trained

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol
 
-import numpy as np
 from lightning.pytorch import Callback
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parallel.sums import LIMIT
-from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.parts.transport import Transport
+from gcfed.federated.protocol.messages import Params, Upload
 from gcfed.federated.protocol.rounds import Round
 from gcfed.federated.state.own import Kept
 from gcfed.federated.state.store import ClientStores
@@ -158,49 +158,6 @@ def limit_of(aggregator: Any) -> float:
     return getattr(aggregator, "limit", LIMIT)
 
 
-class Transport(Protocol):
-    """Carries messages between the server and the clients. A simulation trains them in memory.
-
-    ``fit`` trains clients of a round and yields their uploads, K at a time. ``rehearse`` yields
-    what clients would send; they keep nothing. ``reply`` sends the server's reply to the clients of
-    the round. ``planned`` says how many local steps are asked of each client.
-
-    Attributes:
-        remote: whether clients run on other machines, which may disappear and which keep the
-            clients' states.
-        separate_clients: whether clients are built from the config a second time, without the
-            callbacks.
-        own_data: whether the server does not know the clients' data.
-        missing: clients of the last ``fit`` that did not answer.
-        unasked: how many of them were sent nothing.
-    """
-
-    stores: ClientStores
-    remote: bool
-    separate_clients: bool
-    own_data: bool
-    missing: np.ndarray
-    unasked: int
-
-    def start(self) -> None: ...
-    def planned(self, clients: np.ndarray) -> np.ndarray: ...
-    def fit(
-        self,
-        download: Download,
-        clients: np.ndarray,
-        expected: Expected | None = None,
-        among: np.ndarray | None = None,
-    ) -> Iterator[Upload]: ...
-    def rehearse(
-        self,
-        download: Download,
-        clients: np.ndarray,
-        solver: LocalSolver | None = None,
-        here: bool = False,
-    ) -> Iterator[Upload]: ...
-    def reply(self, reply: Mapping[str, Params]) -> None: ...
-
-
 @dataclass(frozen=True)
 class Setup:
     """What each part sees of the run before the first round.
@@ -210,8 +167,9 @@ class Setup:
         module: the global model and its server optimizer.
         parts: of all methods of the run, in the order of their hooks.
         rounds: R, the number of communication rounds.
-        cohort: how many clients train in a round, at most. The sampler also draws
-            ``participation.faults.extra``.
+        cohort: how many clients' uploads a round uses, without those that drop out. The sampler
+            also draws ``participation.faults.extra``. With ``participation=poisson`` it is the mean
+            number, and ``most_clients`` the largest.
         transport: carries messages (``federated/engine/stacks.py``). A server part may ask it what
             clients would send.
     """
@@ -226,6 +184,11 @@ class Setup:
     rounds: int
     cohort: int
     transport: Transport
+
+    @property
+    def most_clients(self) -> int:
+        """The largest number of clients whose uploads a round uses."""
+        return self.cohort + self.sampler.most - self.sampler.per_round
 
     @functools.cached_property
     def names(self) -> list[str]:

@@ -79,6 +79,12 @@ class Download(Message):
         return size
 
 
+def quantized_nbytes(entries: int, bits: int) -> int:
+    """Size of a quantized tensor of one client: its entries, and its norm if it has entries."""
+    norm = 4 if entries else 0
+    return -(-entries * bits // 8) + norm
+
+
 class Levels(NamedTuple):
     """How a quantized tensor of K clients is sent: its entries are whole multiples of norm / s, s =
     2^(bits−1) − 1.
@@ -93,7 +99,7 @@ class Levels(NamedTuple):
 
     def nbytes(self, entries: int) -> int:
         """Size of one client's tensor with this number of entries."""
-        return -(-entries * self.bits // 8) + 4 * (entries > 0)
+        return quantized_nbytes(entries, self.bits)
 
     @property
     def unit(self) -> Tensor:
@@ -174,3 +180,17 @@ class Expected(NamedTuple):
     notes: Mapping[str, Params]
     bits: Mapping[str, int] = MappingProxyType({})
     packed: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def nbytes(self) -> int:
+        """Size of one client's message."""
+        size = sum(self.packed.values())
+        for name, t in self.shapes["delta"].items():
+            if name in self.bits:
+                size += quantized_nbytes(t.numel(), self.bits[name])
+            elif name not in self.packed:
+                size += t.nbytes
+        for name, tensors in self.shapes.items():
+            if name != "delta":
+                size += nbytes(tensors)
+        return size

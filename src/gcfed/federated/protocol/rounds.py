@@ -4,7 +4,7 @@ uploads (Received).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gcfed.data.schedule import NOBODY, Turn
 from gcfed.federated.parallel.sums import Reduce, sum_over_processes
 from gcfed.federated.protocol.messages import Download, Params
 
@@ -25,10 +24,10 @@ class Round:
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
-        asked: ids of the clients that are asked, ``[K]``, sorted; rows of a round's tables have
-            this order.
-        cohort: ids of those that take part, sorted: all that are asked, and after the uploads those
-            that answered.
+        scheduled: ids of the clients whose uploads this round uses, ``[K]``, sorted; rows of a
+            round's tables have this order.
+        cohort: ids of those that take part, sorted: all that are scheduled, and after the uploads
+            those that answered.
         num_clients: N, the size of the population.
         start: the broadcast model, name → ``[*shape]``: the download's ``model``, in which parts
             may replace entries.
@@ -38,27 +37,39 @@ class Round:
             ``on_receive``.
         server: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
-        turn: who was asked, and which version of the model each client of ``asked`` had.
+        versions: index of the round whose download each scheduled client has, ``[K]``. None: that
+            of this round, because no client is late.
         sent: in ``on_receive``, the download that these clients had. It is an older one than the
             round's if they are late.
     """
 
     index: int
     seed: int
-    asked: np.ndarray
+    scheduled: np.ndarray
     num_clients: int
     start: Params
     lr: float
     model: Params = field(default_factory=dict)
     reduce: Reduce = sum_over_processes
     server: Optimizer | None = None
-    turn: Turn = NOBODY
+    versions: np.ndarray | None = None
     sent: Download | None = None
     cohort: np.ndarray = field(kw_only=True)
 
     def places(self, clients: np.ndarray) -> np.ndarray:
-        """The positions of these clients, ``[K]``, among those that were asked."""
-        return np.searchsorted(self.asked, clients)
+        """The positions of these clients, ``[K]``, among those that are scheduled."""
+        return np.searchsorted(self.scheduled, clients)
+
+    def by_version(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The scheduled clients that have one version of the model, ``[K]``, the oldest first.
+
+        The last group is that of this round. It may be empty.
+        """
+        if self.versions is None:
+            yield self.index, self.scheduled
+            return
+        for version in sorted({self.index, *self.versions.tolist()}):
+            yield version, self.scheduled[self.versions == version]
 
     def zeros(self, *shape: int) -> Tensor:
         """Float64 zeros on the device of the model, for sums over the round."""
@@ -80,7 +91,9 @@ class Received(Round):
             fills it.
         num_finite: number of clients that count: those that sent finite numbers only.
         loss: mean of the finite training losses, over the clients that count.
-        up_bytes, samples, steps: of all uploads.
+        losses: the loss of each client that counts, by its id; empty unless the cohorts depend on
+            losses.
+        up_bytes, samples, steps: of all uploads that the round uses.
         large_statistics: clients that do not count only because of statistics of their inputs, such
             as a running variance; always 0 on a GPU.
         overflowed: whether the aggregate of finite uploads is not finite.
@@ -94,6 +107,7 @@ class Received(Round):
     reply: dict[str, Params] = field(default_factory=dict)
     num_finite: int = 0
     loss: float = float("nan")
+    losses: Mapping[int, float] = field(default_factory=dict)
     up_bytes: int = 0
     samples: int = 0
     steps: int = 0

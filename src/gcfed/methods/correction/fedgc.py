@@ -260,7 +260,7 @@ def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tens
     ``uploads`` are those of this process, with zeros for clients that are not finite; ``update`` is
     Δ.
     """
-    size = len(round.asked)
+    size = len(round.scheduled)
     like = next(iter(update.values()))
     rows = [on_device(round.places(upload.clients), like.device) for upload in uploads]
     table = torch.zeros(size, size + 2, dtype=torch.float64, device=like.device)

@@ -1,0 +1,74 @@
+"""The round's row of metrics, as far as it is known before the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gcfed.data.faults import Faults
+from gcfed.data.schedule import Turn
+from gcfed.federated.engine.server import Server
+from gcfed.federated.parts.transport import Outcome
+from gcfed.federated.protocol.messages import Download, Expected, nbytes
+from gcfed.federated.protocol.rounds import Received
+
+
+def columns_of_training(received: Received, is_step_finite: bool) -> dict[str, Any]:
+    """What the clients have done, and whether it counts."""
+    row: dict[str, Any] = {"round": received.index + 1}
+    answered = len(received.cohort)
+    if answered:
+        row["train/loss"] = received.loss
+    row["train/clients"] = answered
+    row["train/nonfinite_clients"] = answered - received.num_finite
+    row["train/refused_steps"] = int(received.overflowed) + int(not is_step_finite)
+    row["train/samples"] = received.samples
+    row["train/steps"] = received.steps
+    return row
+
+
+def columns_of_bytes(
+    received: Received, download: Download, expected: Expected, turn: Turn, outcome: Outcome
+) -> dict[str, Any]:
+    """The bytes of all messages, also of uploads that came too late to be used."""
+    num_downloads = turn.num_asked - outcome.num_unsent
+    reply = sum(nbytes(tensors) for tensors in received.reply.values())
+    return {
+        "comm/down_bytes": num_downloads * download.nbytes + len(received.cohort) * reply,
+        "comm/up_bytes": received.up_bytes + turn.num_too_late * expected.nbytes,
+    }
+
+
+def columns_of_clients(received: Received, turn: Turn, server: Server) -> dict[str, Any]:
+    """Clients that dropped out, did fewer steps or are late, and the time.
+
+    A run has only the columns of what can happen in it.
+    """
+    schedule = server.schedule
+    has_faults = schedule.faults != Faults()
+    row: dict[str, Any] = {}
+    if has_faults or server.setup.transport.remote:
+        unanswered = len(received.scheduled) - len(received.cohort)
+        row["train/dropped_clients"] = turn.num_lost + unanswered
+    if has_faults:
+        row["train/stragglers"] = _count_stragglers(received, server)
+    if schedule.timed:
+        row["clock/seconds"] = turn.seconds
+    if received.versions is not None:
+        staleness_K = received.index - received.versions
+        row["late/mean"] = float(staleness_K.mean()) if len(staleness_K) else 0.0
+        row["late/max"] = int(staleness_K.max(initial=0))
+        row["late/lost"] = turn.num_lost
+    return row
+
+
+def _count_stragglers(received: Received, server: Server) -> int:
+    """Number of clients that answered and did fewer local steps than planned."""
+    stragglers = 0
+    for version, clients in received.by_version():
+        answered = np.intersect1d(clients, received.cohort)
+        planned = server.setup.transport.planned(answered)
+        done = server.schedule.steps(answered, version)
+        stragglers += int((done < planned).sum())
+    return stragglers
