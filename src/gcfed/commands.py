@@ -79,7 +79,7 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         with_config_dir,
     )
     from gcfed.utils.refusal import Refusal
-    from gcfed.utils.resolvers import CONFIGS
+    from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
     # OpenMP's threads wait for microseconds only: a round beside a busy program then takes 0.28 s
     # instead of 0.58 s.
@@ -103,7 +103,7 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         refuse_words(words, with_config_dir(overrides, flags), path)
         # Hydra's parser refuses an override behind -m if another one stands before it
         sys.argv[1:] = overrides + flags
-        compose = hydra.main(version_base=None, config_path=str(path.parent), config_name=path.stem)
+        compose = hydra.main(config_path=str(path.parent), config_name=path.stem, **VERSION_BASE)
         compose(partial(_guarded, task))()
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(explained(error, with_config_dir(overrides, flags), path)) from None

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.utils.refusal import MissingFile, Refusal
-from gcfed.utils.resolvers import CONFIGS
+from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
 TRAIN = CONFIGS / "train.yaml"
 SEARCHPATH = "hydra.searchpath"  # further folders of config files
@@ -147,7 +147,7 @@ def _composed_anew(overrides: tuple[str, ...], path: Path) -> DictConfig:
     hydra = GlobalHydra.instance()
     command, hydra.hydra = hydra.hydra, None
     try:
-        with initialize_config_dir(str(path.parent.resolve()), version_base=None):
+        with initialize_config_dir(str(path.parent.resolve()), **VERSION_BASE):
             return compose(path.stem, overrides=list(overrides))
     finally:
         hydra.hydra = command
