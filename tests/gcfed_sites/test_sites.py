@@ -594,12 +594,6 @@ def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, 
     assert list(site.end.stores.names) == [mine]
 
 
-def edited(**changes):
-    """Changes each upload in a site's answer."""
-    change = lambda u: u | {key: new(u[key]) for key, new in changes.items()}  # noqa: E731
-    return lambda answer: answer | {"uploads": [change(upload) for upload in answer["uploads"]]}
-
-
 ANSWERS = (  # a change of an answer, and the error
     (lambda answer: answer | {"uploads": []}, r"clients cannot be \[\], because asked were"),
     # a later round
@@ -630,19 +624,6 @@ def test_a_malformed_answer_fails_only_its_site(federated, simulated, monkeypatc
     )
     for round, (_, sentence) in enumerate(ANSWERS, start=1):
         assert re.search(f"round {round}: b failed: .*{sentence}", caplog.text)
-
-
-def test_the_server_checks_that_numbers_are_finite(federated):
-    """A client that wrongly reports finite numbers is left out."""
-    lies = edited(
-        delta=lambda d: {name: t * float("nan") for name, t in d.items()}, finite=torch.ones_like
-    )
-    result, _ = federated(*ALL, "rounds=2", garbled=garbled_by([lies] * 2))
-    rows = read_rows(result.folder / "metrics.csv")
-    assert [(row["train/nonfinite_clients"], row["train/refused_steps"]) for row in rows] == [
-        (2, 0)
-    ] * 2
-    assert rows[-1]["test/loss"] != rows[0]["test/loss"]
 
 
 # ----------------------------------------------------------------------------------- data and tests

@@ -257,13 +257,3 @@ def test_memory_order_leaves_out_what_it_cannot_view():
     assert unlike_2 is other
     for t in (gaps, twice, other):
         assert in_memory_order([t])[0][0] is t
-
-
-def test_a_parameter_without_a_gradient_keeps_its_value():
-    used, unused = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
-    step = unprofiled_step(SGD([used, unused], lr=0.5, momentum=0.9, fused=True))
-    for _ in range(3):
-        used.grad = torch.arange(3.0)
-        step()
-    assert unused.tolist() == [1.0, 1.0, 1.0]
-    torch.testing.assert_close(used, 1 - 0.5 * (1 + 1.9 + 2.71) * torch.arange(3.0))
