@@ -21,6 +21,7 @@ from gcfed.folders.folder import read_run
 from gcfed.tables import command, cost, running
 from gcfed.tables.plan import plan
 from gcfed.tables.reading import load, names
+from gcfed.tables.records import Table
 
 FEDAVG, GCFED = "fedavg_alpha-0.1_s1", "gc-fed_alpha-0.1_s1"
 EVERY, PATIENCE = "metrics.gap.every", "callbacks.early_stopping.patience"
@@ -247,7 +248,11 @@ def test_without_a_table_the_command_lists_them_and_help_shows_its_words(capsys)
     assert len(listed.splitlines()) == len(names())
     assert "gcfed_table5         GC-Fed, Table 5: severe heterogeneity" in listed
     assert command.main(["--help"]) == 0
-    assert "--config-dir conf" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--config-dir conf" in said
+    example = said.partition("A my.yaml of your own:\n")[2]
+    table = Table(name="my", **yaml.safe_load(example))
+    assert table.own_seeds == [1, 2, 3]
 
 
 def test_a_table_finds_methods_in_a_folder_of_the_users(tmp_path, capsys):

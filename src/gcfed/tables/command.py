@@ -9,7 +9,12 @@
     gcfed-table my.yaml --config-dir conf          with YAML files of your own
 
 All other words are overrides of every run. The command skips finished runs and continues begun
-ones.
+ones. A my.yaml of your own:
+
+    overrides: [data=digits, rounds=30]
+    rows: [{label: FedAvg, overrides: [gc=none]}, {label: Mine, overrides: [algorithm=mine]}]
+    columns: [{label: α 0.1, overrides: [partition.alpha=0.1]}]
+    seeds: [1, 2, 3]
 """
 
 from __future__ import annotations
