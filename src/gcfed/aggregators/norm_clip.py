@@ -14,8 +14,7 @@ from torch import Tensor
 
 from gcfed.aggregators.cohort import CohortRule
 from gcfed.aggregators.mean import MeanAggregator
-from gcfed.federated.network.rows import client_norms, per_client
-from gcfed.federated.parts import Params, Round, Setup, Upload
+from gcfed.federated.parts import Params, Round, Setup, Upload, client_norms, per_client
 from gcfed.utils.checked import Positive, checked
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.network.rows import client_norms, per_client
-from gcfed.federated.parts import Params, Upload
+from gcfed.federated.parts import Params, Upload, client_norms, per_client
 from gcfed.optim.partial import MakeOptimizer, probe_optimizer
 from gcfed.utils.device import on_device
 

@@ -15,9 +15,17 @@ import torch
 from torch import Tensor
 
 from gcfed.aggregators.mean import MeanAggregator
-from gcfed.federated.network.rows import per_client
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.parts import Download, Params, Received, Round, Setup, Upload, upload_shapes
+from gcfed.federated.parts import (
+    Download,
+    Params,
+    Received,
+    Round,
+    Setup,
+    Upload,
+    per_client,
+    upload_shapes,
+)
 from gcfed.methods.projection import by_output
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked

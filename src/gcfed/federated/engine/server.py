@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from gcfed.data.schedule import Schedule, Turn
-from gcfed.federated.engine.sums import Counts, RoundSums, overflowed
+from gcfed.federated.engine.sums import Counts, RoundSums
 from gcfed.federated.engine.too_large import Explanations
 from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, upload_shapes
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.parts.transport import Outcome
-from gcfed.federated.protocol.checks import refuse_misfit, sendable
+from gcfed.federated.protocol.checks import overflowed, refuse_misfit, sendable
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.downloads import keep_download, kept_download

@@ -4,7 +4,7 @@ at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gcfed.federated.parts import ServerPart
 from gcfed.federated.parts.part import Aggregator
-from gcfed.federated.protocol.checks import finite_clients
 from gcfed.federated.protocol.messages import Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Round
 from gcfed.utils.device import on_device
@@ -144,9 +143,3 @@ def split_by_part(
     """Gives each part the totals of its sums; the reverse of :func:`tensors_of`."""
     remaining = iter(totals)
     return {part: {name: next(remaining) for name in sums} for part, sums in parts.items()}
-
-
-def overflowed(means: Iterable[Params]) -> Tensor:
-    """Whether one of these means is not finite, bool ``[1]`` on the device."""
-    finite = [finite_clients({name: t.unsqueeze(0) for name, t in mean.items()}) for mean in means]
-    return ~torch.cat(finite).all(0, keepdim=True)

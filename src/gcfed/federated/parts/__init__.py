@@ -1,9 +1,11 @@
 """The interface of a federated method: a client part, a server part, or both.
 
-Each part is a Lightning callback. A file with a method imports all it needs from here: messages,
-rounds, stacks, and what clients keep.
+Each part is a Lightning callback. A file with a method imports this interface from here: the sides
+of a method, messages, rounds, stacks, what clients keep, and the tools for rows of K clients. A
+method that goes deeper, such as one that trains a second model, imports the module that it uses.
 """
 
+from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Output
 from gcfed.federated.parts.client import ClientPart, Prepared
@@ -40,8 +42,10 @@ __all__ = [
     "Setup",
     "Transport",
     "Upload",
+    "client_norms",
     "like_trained",
     "parts_of",
+    "per_client",
     "result_of",
     "upload_shapes",
 ]

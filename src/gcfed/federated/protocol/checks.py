@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 import torch
@@ -59,6 +59,12 @@ def _is_finite(tensors: Sequence[Tensor], limits: Sequence[float]) -> bool:
         -limit < float(low) and float(high) < limit
         for limit, (low, high) in zip(limits, ends, strict=True)
     )
+
+
+def overflowed(means: Iterable[Params]) -> Tensor:
+    """Whether one of these means of finite uploads is not finite, bool ``[1]`` on the device."""
+    finite = [finite_clients({name: t.unsqueeze(0) for name, t in mean.items()}) for mean in means]
+    return ~torch.cat(finite).all(0, keepdim=True)
 
 
 def sendable(upload: Upload, limit: float) -> Tensor:

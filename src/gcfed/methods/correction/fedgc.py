@@ -31,7 +31,6 @@ import quadprog
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.rows import per_client
 from gcfed.federated.parallel.sums import LIMIT, Sums
 from gcfed.federated.parts import (
     ClientPart,
@@ -44,6 +43,7 @@ from gcfed.federated.parts import (
     ServerPart,
     Setup,
     Upload,
+    per_client,
 )
 from gcfed.federated.protocol.checks import finite_clients
 from gcfed.methods.requirements import local_sgd, mean_aggregator

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.network.rows import per_client
-from gcfed.federated.parts import ClientStack, Download, Method, Own, Params, Round
+from gcfed.federated.parts import ClientStack, Download, Method, Own, Params, Round, per_client
 from gcfed.methods.momentum.fedcm import MeanStep
 from gcfed.methods.momentum.fedmuon import MeanMomentum, MomentumSteps
 from gcfed.utils.checked import ShareBelow1, Weight, checked

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from gcfed.federated.network.rows import per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Tap
 from gcfed.federated.parts import (
@@ -34,6 +33,7 @@ from gcfed.federated.parts import (
     ServerPart,
     Setup,
     like_trained,
+    per_client,
 )
 from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.federated.protocol.rounds import Received, Round

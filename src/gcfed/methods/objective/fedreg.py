@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.parts import (
     Batch,
     ClientPart,
@@ -34,6 +33,8 @@ from gcfed.federated.parts import (
     Own,
     Prepared,
     Setup,
+    client_norms,
+    per_client,
 )
 from gcfed.federated.training.batches import Kind
 from gcfed.methods.estimates import inner_products

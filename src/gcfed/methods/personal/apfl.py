@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from gcfed.federated.network.rows import per_client
-from gcfed.federated.parts import ClientStack, Download, Kept, Own, Params
+from gcfed.federated.parts import ClientStack, Download, Kept, Own, Params, per_client
 from gcfed.methods.estimates import inner_products
 from gcfed.methods.personal.ditto import LR, SecondModel
 from gcfed.utils.checked import Share, checked

@@ -18,8 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.network.rows import per_client
-from gcfed.federated.parts import Batch, ClientStack, Download, Method, Order, Own, Params
+from gcfed.federated.parts import (
+    Batch,
+    ClientStack,
+    Download,
+    Method,
+    Order,
+    Own,
+    Params,
+    per_client,
+)
 from gcfed.methods.personal.tensors import Private, Withheld
 from gcfed.utils.checked import Share, checked
 from gcfed.utils.device import on_device

@@ -12,8 +12,16 @@ model is w⁺ without an average.
 
 import torch
 
-from gcfed.federated.network.rows import client_norms
-from gcfed.federated.parts import Download, Order, Params, Received, Round, ServerPart, Upload
+from gcfed.federated.parts import (
+    Download,
+    Order,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Upload,
+    client_norms,
+)
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Weight, checked
 

@@ -5,8 +5,7 @@ FedNova (Wang et al., NeurIPS 2020, eq. 5 with wᵢ = pᵢ). State: none. Bytes:
 
 import torch
 
-from gcfed.federated.network.rows import per_client
-from gcfed.federated.parts import Params, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.parts import Params, Received, Round, ServerPart, Setup, Upload, per_client
 from gcfed.methods.estimates import step_counter
 from gcfed.methods.requirements import local_sgd, uniform_weights
 from gcfed.utils.device import on_device

@@ -10,8 +10,16 @@ With equal steps and a constant rate this is the same as here, where y_k is the 
 
 import torch
 
-from gcfed.federated.network.rows import per_client
-from gcfed.federated.parts import Kept, Params, Received, Round, ServerPart, Upload, like_trained
+from gcfed.federated.parts import (
+    Kept,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Upload,
+    like_trained,
+    per_client,
+)
 from gcfed.methods.requirements import mean_aggregator
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.network.rows import per_client
 from gcfed.federated.parts import (
     Batch,
     ClientStack,
@@ -29,6 +28,7 @@ from gcfed.federated.parts import (
     Received,
     Round,
     Upload,
+    per_client,
 )
 from gcfed.methods.correction.scaffold import ControlVariates, MeanVariate
 from gcfed.methods.estimates import along

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.network.rows import per_client
 from gcfed.federated.parts import (
     ClientPart,
     Download,
@@ -28,6 +27,7 @@ from gcfed.federated.parts import (
     ServerPart,
     Setup,
     Upload,
+    per_client,
 )
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.personal.tensors import Private, Withheld

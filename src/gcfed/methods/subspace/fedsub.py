@@ -21,7 +21,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from gcfed.federated.network.rows import per_client
 from gcfed.federated.parts import (
     ClientStack,
     Download,
@@ -32,6 +31,7 @@ from gcfed.federated.parts import (
     Received,
     Setup,
     Upload,
+    per_client,
 )
 from gcfed.methods.subspace.random import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.checked import Count, PositiveShare, checked

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 
 import torch
 
-from gcfed.federated.network.rows import per_client
 from gcfed.federated.parts import (
     ClientStack,
     Download,
@@ -28,6 +27,7 @@ from gcfed.federated.parts import (
     Received,
     Round,
     Upload,
+    per_client,
 )
 from gcfed.methods.estimates import gradients_beyond
 from gcfed.methods.requirements import uniform_weights

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.parts import (
     ClientPart,
     Method,
@@ -27,6 +26,8 @@ from gcfed.federated.parts import (
     Round,
     ServerPart,
     Setup,
+    client_norms,
+    per_client,
 )
 from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.utils.checked import Positive, Share, checked
