@@ -45,13 +45,11 @@ class Leakage(ServerMetric):
     of these images and inverts it. It knows the broadcast weights, η and the network. The order of
     several images is unknown: each original is paired with the nearest recovered image.
 
-    =====================
-    ======================================================================================
-    ``leakage/mse``        of pixels in 0…1, mean over the images ``leakage/psnr``       −10 log₁₀
-    of an image's MSE, in dB, mean over the images ``leakage/labels``     share of images whose
-    label is the most probable one of the recovered image ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²;
-    near 0: the search succeeded (the image may still be another) =====================
-    ======================================================================================
+    - ``leakage/mse``: of pixels in 0…1, mean over the images
+    - ``leakage/psnr``: −10 log₁₀ of an image's MSE, in dB, mean over the images
+    - ``leakage/labels``: share of images whose label is the most probable of the recovered image
+    - ``leakage/mismatch``: ‖∇ − g‖² / ‖g‖²; near 0: the search succeeded (the image may still be
+      another)
 
     ``leakage_round_<t>.png`` shows the originals above the recovered images. A failed search proves
     no privacy. The attack uses evaluation mode; with dropout or batch statistics, clients train

@@ -204,3 +204,13 @@ def test_the_weighted_mean_of_a_padded_stack_is_torchs(tmp_path):
     torchs = torch.nn.CrossEntropyLoss(weight=task.weight)
     expected = torch.stack([torchs(outputs[0], y[0]), torchs(outputs[1, :2], y[1, :2])])
     torch.testing.assert_close(task.mean_losses(outputs, batch), expected)
+
+
+@pytest.mark.parametrize("folder", ["src", "reproductions", "benchmarks"])
+def test_no_formatter_has_joined_the_rows_of_a_docstrings_table(folder):
+    """A table's border has a part for each column. After a reflow, its parts stand alone."""
+    files = [*(ROOT / folder).rglob("*.py")]
+    if not files:
+        pytest.skip(f"{folder}/ is deleted")
+    broken = [path.name for path in files if re.search(r"(?m)^\s*={6,}\s*$", path.read_text())]
+    assert not broken

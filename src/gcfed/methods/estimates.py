@@ -16,18 +16,23 @@ def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Par
     """The mean local gradient of each client, −Δ_k / ``distance``, minus ``known``: name → ``[K,
     *shape]``.
 
-    ``known`` has ``[*shape]`` or ``[K, *shape]``. ``distance``, ``[K]``, is τ_k η, the sum of a
-    client's step sizes.
+    Args:
+        known: gradients, each ``[*shape]`` or ``[K, *shape]``.
+        distance: τ_k η, the sum of a client's step sizes, ``[K]``.
     """
     like = next(iter(known.values()))
     scale = on_device(-1 / distance, like.device, like.dtype)
-    deltas = {name: upload.delta[name] for name in known}
-    return {n: (t * per_client(scale, t).to(t.dtype)).sub_(known[n]) for n, t in deltas.items()}
+    beyond = {}
+    for name, gradient in known.items():
+        delta = upload.delta[name]
+        beyond[name] = (delta * per_client(scale, delta).to(delta.dtype)).sub_(gradient)
+    return beyond
 
 
 def inner_products(a: list[Tensor], b: list[Tensor]) -> Tensor:
     """Each client's inner product of two sets of tensors, ``[n, *shape]`` each → ``[n]``."""
-    return torch.stack([t.reshape(len(t), -1).sum(1) for t in torch._foreach_mul(a, b)]).sum(0)
+    products = [t.reshape(len(t), -1).sum(1) for t in torch._foreach_mul(a, b)]
+    return torch.stack(products).sum(0)
 
 
 def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = False) -> np.ndarray:
@@ -38,7 +43,9 @@ def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = Fals
     """
     rho = momentum
     velocities = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-    return steps + rho * velocities if nesterov else velocities
+    if nesterov:
+        return steps + rho * velocities
+    return velocities
 
 
 def step_counter(sgd: MakeOptimizer) -> Callable[[np.ndarray], np.ndarray]:
@@ -52,4 +59,4 @@ def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
     tensors.
     """
     scale = length / client_norms(grads).clamp(min=1e-12)
-    return [g * per_client(scale, g).to(g.dtype) for g in grads]
+    return [grad * per_client(scale, grad).to(grad.dtype) for grad in grads]

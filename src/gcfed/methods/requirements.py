@@ -24,8 +24,10 @@ Options = ParamSpec("Options")
 def _need(
     lack: Callable[Concatenate[Setup, Options], str],
 ) -> Callable[Concatenate[str, Options], Need]:
-    """Turns a rule, which returns what a setup lacks or an empty string, into: reason and options →
-    need.
+    """Makes a function that takes a reason and options and returns a need.
+
+    Args:
+        lack: a rule. It returns what a setup lacks, or an empty string.
     """
 
     @wraps(lack)
@@ -77,11 +79,9 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
         return f"needs client=sgd, not {type(optimizer).__name__}"
     if optimizer.defaults["momentum"] and optimizer.defaults["dampening"]:
         return "needs client.optimizer.dampening=0"
-    return (
-        "needs client.optimizer.momentum=0"
-        if optimizer.defaults["momentum"] and not momentum
-        else ""
-    )
+    if optimizer.defaults["momentum"] and not momentum:
+        return "needs client.optimizer.momentum=0"
+    return ""
 
 
 def _weights_clients(setup: Setup) -> str:
@@ -91,9 +91,12 @@ def _weights_clients(setup: Setup) -> str:
 
 
 uniform_weights = _need(_weights_clients)
-whole_batches = _need(
-    lambda setup: "needs client.accumulate=null" if setup.solver.accumulate > 1 else ""
-)
+
+
+@_need
+def whole_batches(setup: Setup) -> str:
+    """A mini-batch passes through the network as a whole."""
+    return "needs client.accumulate=null" if setup.solver.accumulate > 1 else ""
 
 
 @_need
@@ -108,11 +111,9 @@ def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
 def functional_network(setup: Setup) -> str:
     """The network can be called on other tensors than its own."""
     reason = setup.module.lent.traits.functional
-    return (
-        f"does not combine with model={type(setup.module.net).__name__}, which has {reason}"
-        if reason
-        else ""
-    )
+    if not reason:
+        return ""
+    return f"does not combine with model={type(setup.module.net).__name__}, which has {reason}"
 
 
 teacher = functional_network("it runs a second model")
@@ -121,11 +122,9 @@ teacher = functional_network("it runs a second model")
 @_need
 def full_uploads(setup: Setup) -> str:
     """Uploads are not quantized."""
-    return (
-        "needs quantization=none"
-        if any(part.order is Order.QUANTIZES for part in setup.parts)
-        else ""
-    )
+    if any(part.order is Order.QUANTIZES for part in setup.parts):
+        return "needs quantization=none"
+    return ""
 
 
 def class_logits(setup: Setup, title: str) -> None:
@@ -139,12 +138,11 @@ def class_logits(setup: Setup, title: str) -> None:
 def _network_parts(setup: Setup, *parts: str) -> str:
     """The network has these methods, such as ``features`` and ``head``."""
     net = setup.module.net
-    missing = " and no ".join(f"{part}()" for part in parts if not has_part(net, part))
-    return (
-        f"works on parts of the network, but model={type(net).__name__} has no {missing}"
-        if missing
-        else ""
-    )
+    missing = [f"{part}()" for part in parts if not has_part(net, part)]
+    if not missing:
+        return ""
+    lacks = " and no ".join(missing)
+    return f"works on parts of the network, but model={type(net).__name__} has no {lacks}"
 
 
 network_parts = partial(
@@ -169,7 +167,6 @@ def check_learned(out: Output, title: str) -> Tensor:
 def has_part(net: nn.Module, part: str) -> bool:
     """Whether a network has such a part; torchvision and timm use these names for other things."""
     found = getattr(net, part, None)
-    theirs = type(net).__module__.startswith(("torchvision.", "timm."))
-    return (
-        callable(found) and not theirs and not (part == "stages" and isinstance(found, nn.Module))
-    )
+    if not callable(found) or type(net).__module__.startswith(("torchvision.", "timm.")):
+        return False
+    return not (part == "stages" and isinstance(found, nn.Module))

@@ -51,9 +51,8 @@ class FedDC(Method):
     def __init__(
         self, alpha: Weight = 0.01, *, correction: Literal["update", "control"] = "update"
     ) -> None:
-        super().__init__(
-            LocalDrift(alpha, correction == "control"), MeanVariate("feddc"), UpdateSum()
-        )
+        client = LocalDrift(alpha, correction == "control")
+        super().__init__(client, MeanVariate("feddc"), UpdateSum())
 
 
 class LocalDrift(ClientPart):
@@ -73,13 +72,11 @@ class LocalDrift(ClientPart):
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient,
         ``[K, *shape]``.
         """
-        drift = own["feddc_drift"]
-        control = own["feddc_control"]
-        mean = download.extra["feddc"].items()
-        return {
-            n: (drift[n] - download.model[n]).mul_(self.alpha).add_(c).sub_(control[n])
-            for n, c in mean
-        }
+        constant = {}
+        for name, mean in download.extra["feddc"].items():
+            pull = (own["feddc_drift"][name] - download.model[name]).mul_(self.alpha)
+            constant[name] = pull.add_(mean).sub_(own["feddc_control"][name])
+        return constant
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients

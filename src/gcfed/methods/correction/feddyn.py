@@ -78,7 +78,8 @@ class UpdateSum(ServerPart):
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         mean = {name: update[name] for name in self.trained_names}
         total = self.server_state("u", mean)
-        n = round.num_finite
-        share = n / round.num_clients if self.by_clients else 1 / n
+        share = 1 / round.num_finite
+        if self.by_clients:
+            share = round.num_finite / round.num_clients
         torch._foreach_add_(list(total.values()), list(mean.values()), alpha=share)
         torch._foreach_add_(list(mean.values()), list(total.values()))

@@ -6,14 +6,13 @@ Not related to GC-Fed. Its gradients are descent directions. B mini-batches of S
 mean, and g' the server's gradient of the last round. The paper weights ḡ by samples: by all data of
 a client, or, as its Section 3 may mean, by the B mini-batches (``aggregator.weighting=uniform``).
 
-    CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C                 eq. 5
-    SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ
-    if there is none
+    CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C             eq. 5
+    SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S     eq. 8
 
-Both are solved through their duals (A.1, A.2). The code stays in units of Δ = ηg, where C is η²C
-(for CGC ηη'C, with the η' of g'). η'g' is the change of the model between two broadcasts, including
-the server's optimizer and Global GC. A tensor that did not change (in the first round: all) gives
-no constraint.
+If no z meets eq. 8's constraints, g = ḡ. Both are solved through their duals (A.1, A.2). The code
+stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is the change of
+the model between two broadcasts, including the server's optimizer and Global GC. A tensor that did
+not change (in the first round: all) gives no constraint.
 
 As printed, CGC has no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², has a norm of at least
 C/‖g'‖, however small g' is; and the update of a single scalar never changes its sign. Networks with
@@ -78,9 +77,8 @@ class FedGC(Method):
         cgc: bool = True,
         sgc: bool = True,
     ) -> None:
-        super().__init__(
-            ClientConstraint(margin, layerwise, cgc), ServerConstraint(margin, cgc, sgc)
-        )
+        client = ClientConstraint(margin, layerwise, cgc)
+        super().__init__(client, ServerConstraint(margin, cgc, sgc))
 
 
 class ClientConstraint(ClientPart):
@@ -100,24 +98,28 @@ class ClientConstraint(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         self.lr = setup.solver.lr
-        layers: dict[str, list[str]] = {}
+        units: dict[str, list[str]] = {}
         for name in self.trained_names:
-            key = {"tensor": name, "layer": layer_of(setup.module.net, name), "model": ""}[
-                self.layerwise
-            ]
-            layers.setdefault(key, []).append(name)
-        self.layers = list(layers.values())
+            unit = name
+            if self.layerwise == "layer":
+                unit = layer_of(setup.module.net, name)
+            elif self.layerwise == "model":
+                unit = ""
+            units.setdefault(unit, []).append(name)
+        self.units = list(units.values())
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         if not self.cgc:
             return
         moves = download.extra["fedgc"]
         margin = self.margin * download.lr * self.lr(download.round - 1)
-        pairs = [[(upload.delta[name], moves[name]) for name in layer] for layer in self.layers]
-        v_LK = torch.stack([constrain_(layer, margin) for layer in pairs])
-        upload.notes["fedgc"] = {
-            "projected": torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])
-        }
+        multipliers = []
+        for unit in self.units:
+            pairs = [(upload.delta[name], moves[name]) for name in unit]
+            multipliers.append(constrain_(pairs, margin))
+        v_UK = torch.stack(multipliers)
+        counts = torch.stack([(v_UK > 0).sum(), v_UK.isfinite().sum()])
+        upload.notes["fedgc"] = {"projected": counts}
 
 
 class ServerConstraint(ServerPart):
@@ -134,7 +136,8 @@ class ServerConstraint(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self._uploads: list[Upload] = []
-        self._active = self._failed = 0
+        self._active = 0
+        self._failed = 0
         if not self.cgc:
             return
         start = {name: download.model[name] for name in self.trained_names}
@@ -148,16 +151,20 @@ class ServerConstraint(ServerPart):
         torch._foreach_copy_(list(previous.values()), list(start.values()))
 
     def notes(self, round: Round) -> dict[str, Params]:
-        return {"fedgc": {"projected": torch.zeros(2, dtype=torch.int64)}} if self.cgc else {}
+        if not self.cgc:
+            return {}
+        return {"fedgc": {"projected": torch.zeros(2, dtype=torch.int64)}}
 
     def sums(self, round: Round) -> Params:
-        # tensors that CGC projected, and all
-        return {"projected": round.zeros(2)} if self.cgc else {}
+        if not self.cgc:
+            return {}
+        return {"projected": round.zeros(2)}  # tensors that CGC projected, and all
 
     def on_receive(self, upload: Upload, round: Round) -> Params | None:
         if self.sgc:
             for name in self.trained_names:  # in place: a copy would double the memory of the round
-                upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
+                delta = upload.delta[name]
+                delta.masked_fill_(per_client(~upload.finite, delta), 0.0)
             self._uploads.append(upload)
         if not self.cgc:
             return None
@@ -174,10 +181,12 @@ class ServerConstraint(ServerPart):
         table = products(self._uploads, mean, round).cpu().numpy()  # SGC's one synchronisation
         gram = table[:, :-2]
         inner = table[:, -2]
-        here = table[:, -1] > 0
-        solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)
-        weights = np.zeros(len(here))
-        weights[here] = 0.0 if solution is None else solution
+        is_finite = table[:, -1] > 0
+        gram = gram[np.ix_(is_finite, is_finite)]
+        solution = multipliers(gram, inner[is_finite], self.margin * round.lr**2)
+        weights = np.zeros(len(is_finite))
+        if solution is not None:
+            weights[is_finite] = solution
         self._active = int((weights > 0).sum())
         self._failed = int(solution is None)
         # Also for zeros, so that no process waits for another whose multipliers are zero by
@@ -197,29 +206,35 @@ def layer_of(net: nn.Module, name: str) -> str:
     """The layer of a parameter: the outermost module around it, except the network, with own
     parameters.
     """
-    modules = name.split(".")[:-1]
-    around = [".".join(modules[:i]) for i in range(1, len(modules) + 1)] or [""]
-    return next(
-        place
-        for place in around
-        if next(net.get_submodule(place).parameters(recurse=False), None) is not None
-    )
+    *modules, _ = name.split(".")
+    for depth in range(1, len(modules)):
+        around = ".".join(modules[:depth])
+        if list(net.get_submodule(around).parameters(recurse=False)):
+            return around
+    return ".".join(modules)
 
 
 def constrain_(pairs: Sequence[tuple[Tensor, Tensor]], margin: float) -> Tensor:
-    """CGC: replaces each client's Δ_k in place by the nearest with ⟨Δ_k, move⟩ ≥ margin, over all
-    ``pairs`` of tensors, Δ_k, ``[K, *shape]``, and the move, ``[*shape]``.
+    """CGC: replaces each client's Δ_k in place by the nearest with ⟨Δ_k, move⟩ ≥ margin.
+
+    Args:
+        pairs: tensors of Δ_k, ``[K, *shape]``, and of the move, ``[*shape]``, that count as one
+            vector.
 
     Returns v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``. With v = 0, as for a
     ``move`` of zeros, Δ_k does not change, bit for bit.
     """
-    inner_K = torch.stack(
-        [(t * move).reshape(len(t), -1).sum(1, dtype=torch.float64) for t, move in pairs]
-    ).sum(0)
-    square = torch.stack([move.square().sum(dtype=torch.float64) for _, move in pairs]).sum()
+    products = []
+    squares = []
+    for delta, move in pairs:
+        product = (delta * move).reshape(len(delta), -1)
+        products.append(product.sum(1, dtype=torch.float64))
+        squares.append(move.square().sum(dtype=torch.float64))
+    inner_K = torch.stack(products).sum(0)
+    square = torch.stack(squares).sum()
     v_K = torch.where(square > 0, (margin - inner_K).clamp(min=0) / square, 0.0)
-    for t, move in pairs:
-        t.addcmul_(per_client(v_K.to(t.dtype), t), move)
+    for delta, move in pairs:
+        delta.addcmul_(per_client(v_K.to(delta.dtype), delta), move)
     return v_K
 
 
@@ -248,9 +263,10 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     # for every z: one client lacks the whole margin. With the ridge, a solution lacks only a small
     # part of it.
     missing = lacking - cosines @ scaled
-    # not so where it is NaN
-    solved = (missing <= margin / norms / 2 + 1e-9 * np.abs(lacking).max()).all()
-    return scaled / norms if solved else None
+    allowed = margin / norms / 2 + 1e-9 * np.abs(lacking).max()
+    if not (missing <= allowed).all():  # also if a number is NaN
+        return None
+    return scaled / norms
 
 
 def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tensor:
@@ -268,17 +284,17 @@ def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tens
         table[rows_K, -1] = upload.finite.double()
     (table,) = round.reduce([table])
     for name, mean in update.items():
-        deltas = [
-            upload.delta[name].reshape(len(upload.clients), -1).split(COLUMNS, dim=1)
-            for upload in uploads
-        ]
+        deltas = []
+        for upload in uploads:
+            delta_K = upload.delta[name].reshape(len(upload.clients), -1)
+            deltas.append(delta_K.split(COLUMNS, dim=1))
         for i, columns in enumerate(mean.reshape(-1).split(COLUMNS)):
-            g = mean.new_zeros(size, len(columns))
+            block = mean.new_zeros(size, len(columns))
             for rows_K, blocks in zip(rows, deltas, strict=True):
-                g[rows_K] = blocks[i]
-            (g,) = round.reduce([g])
-            both = torch.cat([g, columns.unsqueeze(0)]).double()
-            table[:, :-1] += both[:-1] @ both.T
+                block[rows_K] = blocks[i]
+            (block,) = round.reduce([block])
+            with_mean = torch.cat([block, columns.unsqueeze(0)]).double()
+            table[:, :-1] += with_mean[:-1] @ with_mean.T
     return table
 
 
@@ -291,14 +307,13 @@ def add_weighted_(
     sums = Sums(update)
     for upload in uploads:
         weights_K = weights[round.places(upload.clients)].to(upload.finite.device)
-        terms_K = {
-            n: t * per_client(weights_K.to(t.dtype), t)
-            for n, t in upload.delta.items()
-            if n in update
-        }
+        terms_K = {}
+        for name in update:
+            delta = upload.delta[name]
+            terms_K[name] = delta * per_client(weights_K.to(delta.dtype), delta)
         sums.add(terms_K, finite_clients(terms_K, LIMIT).double())
     total, terms = sums.total(round.reduce)
-    # else a term is too large for the sum, and the step is refused
-    whole = terms == len(round.cohort)
+    # Otherwise a term is too large for the sum, and the step is refused.
+    is_complete = terms == len(round.cohort)
     for name, mean in update.items():
-        mean.add_(torch.where(whole, total[name], torch.nan).to(mean.dtype))
+        mean.add_(torch.where(is_complete, total[name], torch.nan).to(mean.dtype))

@@ -62,7 +62,8 @@ class ControlVariates(ClientPart):
         self.count = step_counter(setup.solver.optimizer)
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        return {name: c - own["scaffold"][name] for name, c in download.extra["scaffold"].items()}
+        kept = own["scaffold"]
+        return {name: mean - kept[name] for name, mean in download.extra["scaffold"].items()}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
@@ -70,9 +71,8 @@ class ControlVariates(ClientPart):
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         steps = self.count(upload.num_steps) if self.momentum_correction else upload.num_steps
-        upload.send(
-            "scaffold", gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
-        )
+        known = download.extra["scaffold"]
+        upload.send("scaffold", gradients_beyond(known, upload, steps * download.lr))
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old c_k, so that c stays the mean."""
@@ -88,9 +88,8 @@ class MeanVariate(ServerPart):
         self.message = message
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.control = self.server_state(
-            "c", {name: round.start[name] for name in self.trained_names}
-        )
+        like = {name: round.start[name] for name in self.trained_names}
+        self.control = self.server_state("c", like)
         download.extra[self.message] = self.control
 
     def uploads(self, round: Round) -> dict[str, Params]:
@@ -98,6 +97,5 @@ class MeanVariate(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         change = [round.received[self.message][name] for name in self.trained_names]
-        torch._foreach_add_(
-            list(self.control.values()), change, alpha=round.num_finite / round.num_clients
-        )
+        share = round.num_finite / round.num_clients
+        torch._foreach_add_(list(self.control.values()), change, alpha=share)

@@ -1,11 +1,11 @@
 """Local AdamW steps with the cohort's second moment: FedAdamW (Liu et al., AAAI 2026, arXiv
 2510.27486).
 
-    local step k    m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   w ← w − η (m̂/(√v̂ + ε) + α Δ
-    + λ w)
+    local step k    m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²
+                    w ← w − η (m̂/(√v̂ + ε) + α Δ + λ w)
                     with m̂ = m/(1 − β₁ᵏ) and v̂ = v/(1 − β₂ᵗ)
-    server          Δ, FedCM's mean local step of the last round, and v̄, the mean of the clients'
-    last v
+    server          Δ, FedCM's mean local step of the last round
+                    v̄, the mean of the clients' last v
 
 In each round m starts at 0 and v at v̄; t counts the steps of all rounds. A block of the paper is a
 tensor here: clients send the mean of each tensor's v. λ is the client's weight decay. The authors'
@@ -58,15 +58,21 @@ class AdamSteps(MomentumSteps):
         found = {"k": means["t"].new_zeros(n), "t": means["t"].repeat(n)}
         for name, direction in download.extra["fedcm"].items():
             zeros = direction.new_zeros(n, *direction.shape)
-            found |= {f"m {name}": zeros, f"v {name}": zeros + means[name], f"Δ {name}": direction}
+            found[f"m {name}"] = zeros
+            found[f"v {name}"] = zeros + means[name]
+            found[f"Δ {name}"] = direction
         return found
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
         tensors = stack.prepared[self]
-        k, t = (tensors[count][: stack.active].add_(1) for count in "kt")
-        kinds = ({name: tensors[f"{kind} {name}"] for name in stack.leaves} for kind in "mvΔ")
-        grads, m, v, direction = stack.with_grads(*kinds)
+        k = tensors["k"][: stack.active].add_(1)
+        t = tensors["t"][: stack.active].add_(1)
+        grads, m, v, direction = stack.with_grads(
+            {name: tensors[f"m {name}"] for name in stack.leaves},
+            {name: tensors[f"v {name}"] for name in stack.leaves},
+            {name: tensors[f"Δ {name}"] for name in stack.leaves},
+        )
         torch._foreach_lerp_(m, grads, 1 - self.beta1)
         torch._foreach_mul_(v, self.beta2)
         torch._foreach_addcmul_(v, grads, grads, value=1 - self.beta2)

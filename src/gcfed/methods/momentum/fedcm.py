@@ -64,16 +64,16 @@ class MeanStep(ServerPart):
     ]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.direction = self.server_state(
-            "delta", {name: round.start[name] for name in self.trained_names}
-        )
+        like = {name: round.start[name] for name in self.trained_names}
+        self.direction = self.server_state("delta", like)
         download.extra["fedcm"] = self.direction
 
     def sums(self, round: Round) -> Params:
         return {"steps": round.zeros()}
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
-        return {"steps": (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()}
+        num_steps = on_device(upload.num_steps, upload.finite.device)
+        return {"steps": (upload.finite * num_steps).sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         # of the clients that are in the mean

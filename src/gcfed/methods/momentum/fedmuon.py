@@ -1,7 +1,8 @@
 """Local steps along orthogonal matrices: FedMuon (Liu et al. 2025, arXiv 2510.27403).
 
-    local step    M ← β M + g,   w ← w − η ((1 − α) UVᵀ + α Δ)    with M = UΣVᵀ server        Δ,
-    FedCM's mean local step of the last round, and M̄, the mean of the clients' last M
+    local step    M ← β M + g,   w ← w − η ((1 − α) UVᵀ + α Δ)    with M = UΣVᵀ
+    server        Δ, FedCM's mean local step of the last round
+                  M̄, the mean of the clients' last M
 
 A client's M starts at M̄. Newton and Schulz's iteration with torch.optim.Muon's coefficients
 approximates UVᵀ, as in the authors' code. A weight ``[out, in, …]`` is a matrix of its outputs.
@@ -57,19 +58,20 @@ class MomentumSteps(ClientPart):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """M, ``[K, *shape]``, which the steps edit, and Δ, ``[*shape]``."""
-        means = download.extra["fedmuon"]
-        k = len(stack)
-        momenta = {f"M {name}": mean.expand(k, *mean.shape).clone() for name, mean in means.items()}
-        return momenta | {
-            f"Δ {name}": direction for name, direction in download.extra["fedcm"].items()
-        }
+        found = {}
+        for name, mean in download.extra["fedmuon"].items():
+            found[f"M {name}"] = mean.expand(len(stack), *mean.shape).clone()
+        for name, direction in download.extra["fedcm"].items():
+            found[f"Δ {name}"] = direction
+        return found
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
-        tensors = (
-            {name: stack.prepared[self][f"{kind} {name}"] for name in stack.leaves} for kind in "MΔ"
+        tensors = stack.prepared[self]
+        grads, momenta, directions = stack.with_grads(
+            {name: tensors[f"M {name}"] for name in stack.leaves},
+            {name: tensors[f"Δ {name}"] for name in stack.leaves},
         )
-        grads, momenta, directions = stack.with_grads(*tensors)
         torch._foreach_mul_(momenta, self.momentum)
         torch._foreach_add_(momenta, grads)
         torch._foreach_copy_(grads, [orthogonal(m) if m.dim() > 2 else m for m in momenta])
@@ -99,6 +101,5 @@ class MeanMomentum(MeanVariate):
     """M̄, which is sent and stored as SCAFFOLD's c is."""
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        torch._foreach_copy_(
-            list(self.control.values()), [round.received[self.message][n] for n in self.control]
-        )
+        means = [round.received[self.message][name] for name in self.control]
+        torch._foreach_copy_(list(self.control.values()), means)

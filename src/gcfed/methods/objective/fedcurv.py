@@ -1,16 +1,16 @@
 """Curvature penalties against forgetting: FedCurv (Shoham et al., NeurIPS 2019 workshop, arXiv
 1910.07796).
 
-    local objective    L_k(w) + λ Σ_{j≠k} (w − ŵ_j)ᵀ F_j (w − ŵ_j)        over the clients j of the
-    last round up                 Δ_k, F_k and F_k ŵ_k, with F_k the diagonal of the Fisher
-    information at k's own ŵ_k down               w, Σ_j F_j and Σ_j F_j ŵ_j; client k subtracts its
-    own part if it is included
+    local objective    L_k(w) + λ Σ_{j≠k} (w − ŵ_j)ᵀ F_j (w − ŵ_j)
+    up                 Δ_k, F_k and F_k ŵ_k
+    down               w, Σ_j F_j and Σ_j F_j ŵ_j
 
-So the penalty's gradient is 2λ (A w − B), with A and B the sums over the others; ``train/loss``
-contains the task's loss only. The sums are over the last cohort with a finite upload; 8 more bytes
-give its round. FedReg and FedGC report 2.5 |w| in each direction: their server may compute F_k ŵ_k
-from F_k and Δ_k, (3 + 2)/2. Memory: two more models per client in training, and ``chunk`` models
-for F_k.
+F_k is the diagonal of the Fisher information at client k's own ŵ_k. The sums are over the clients j
+of the last cohort with a finite upload; 8 more bytes give its round. Client k subtracts its own
+part from the sums if it is included. So the penalty's gradient is 2λ (A w − B), with A and B the
+sums over the others. ``train/loss`` contains the task's loss only. FedReg and FedGC report 2.5 |w|
+in each direction: their server may compute F_k ŵ_k from F_k and Δ_k, (3 + 2)/2. Memory: two more
+models per client in training, and ``chunk`` models for F_k.
 """
 
 from collections.abc import Mapping
@@ -88,12 +88,11 @@ class CurvaturePenalty(ClientPart):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
-        included = torch.from_numpy(own.version == last)
+        is_included = torch.from_numpy(own.version == last)
         for part, kept in own.items():  # zeros where the client has none
             for name, t in kept.items():
-                torch.sub(
-                    download.extra[part][name], t.mul_(per_client(included.to(t.device), t)), out=t
-                )
+                t.mul_(per_client(is_included.to(t.device), t))
+                torch.sub(download.extra[part][name], t, out=t)
         return own
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -106,11 +105,10 @@ class CurvaturePenalty(ClientPart):
         torch._foreach_add_(grads, pull, alpha=2 * self.lam)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+        each = []
         with evaluating(stack.net):
-            each = [
-                self._fisher(stack, row, self.data.client(k))
-                for row, k in enumerate(stack.clients.tolist())
-            ]
+            for row, client in enumerate(stack.clients.tolist()):
+                each.append(self._fisher(stack, row, self.data.client(client)))
         fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained_names}
         center = {name: t * stack.full[name] for name, t in fisher.items()}
         self._own = dict(zip(PARTS, (fisher, center), strict=True))
@@ -121,19 +119,17 @@ class CurvaturePenalty(ClientPart):
         params = {name: state.pop(name) for name in self.trained_names}
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
-            losses = stack.task.losses(Tap(stack.net, False, False).on(params | state, x)[0][0], y)
+            outputs, _ = Tap(stack.net, False, False).on(params | state, x)
+            losses = stack.task.losses(outputs[0], y)
             return losses.sum() / stack.task.real(y).sum().clamp(min=1)
 
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))
         total = {name: torch.zeros_like(t) for name, t in params.items()}
-        for part in (
-            torch.from_numpy(samples).to(next(iter(params.values())).device).split(self.chunk)
-        ):
+        device = next(iter(params.values())).device
+        for part in torch.from_numpy(samples).to(device).split(self.chunk):
             x, y = self.data.fetch(part, None)
-            squares = [
-                g.square().sum(0)
-                for g in gradients(params, x.unsqueeze(1), y.unsqueeze(1)).values()
-            ]
+            each = gradients(params, x.unsqueeze(1), y.unsqueeze(1))  # [samples, *shape]
+            squares = [gradient.square().sum(0) for gradient in each.values()]
             torch._foreach_add_(list(total.values()), squares)
         torch._foreach_div_(list(total.values()), len(samples))
         return total

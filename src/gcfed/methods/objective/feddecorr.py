@@ -47,16 +47,21 @@ class FedDecorr(ClientPart):
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         features = check_learned(out, self.title)
         x = features.to(torch.promote_types(features.dtype, torch.float32))
-        rows = x.new_ones(x.shape[:2]) if batch.rows is None else batch.rows.to(x.dtype)
-        rows, count = rows.unsqueeze(-1), rows.sum(1)
-        x = (x - (x * rows).sum(1, keepdim=True) / count.view(-1, 1, 1)) * rows
+        is_real = x.new_ones(x.shape[:2]) if batch.rows is None else batch.rows.to(x.dtype)
+        count = is_real.sum(1)
+        is_real = is_real.unsqueeze(-1)
+        mean = (x * is_real).sum(1, keepdim=True) / count.view(-1, 1, 1)
+        centred = (x - mean) * is_real
         freedom = (count - 1).clamp(min=1)
-        z = x * (x.square().sum(1, keepdim=True) / freedom.view(-1, 1, 1) + EPS).rsqrt()
+        variance = centred.square().sum(1, keepdim=True) / freedom.view(-1, 1, 1)
+        z = centred * (variance + EPS).rsqrt()
         diagonal = z.square().sum(1).square().sum(1)
         # it would round both products, and their difference matters
         with torch.autocast(z.device.type, enabled=False):
             squares = (z @ z.mT).square().sum((1, 2)) - diagonal
-        d = z.shape[-1]
+        num_features = z.shape[-1]
+        if self.scale == "paper":
+            return self.beta * squares / (num_features**2 * freedom**2)
         # With one feature the term is 0, not 0/0.
-        scale = d**2 * freedom**2 if self.scale == "paper" else d * max(d - 1, 1) * count
-        return self.beta * squares / scale
+        pairs = num_features * max(num_features - 1, 1)
+        return self.beta * squares / (pairs * count)

@@ -41,9 +41,8 @@ class FedMLB(ClientPart):
             for part in setup.parts
             if isinstance(part, ClientPart) and "features" in part.reads
         ]
-        if others and (
-            batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())
-        ):
+        has_dropout = any(isinstance(m, nn.Dropout) and m.p for m in net.modules())
+        if others and (has_dropout or batch_norms(net)):
             raise Refusal(
                 f"{self.title} and {others[0]} call model={type(net).__name__} twice a step. Batch"
                 " statistics would change twice, and dropout would draw two masks: use"

@@ -49,5 +49,6 @@ class FedNTD(ClientPart):
         """Logits ``[…, C]`` and labels ``[…]`` → log-probabilities over the classes other than y,
         ``[…, C − 1]``.
         """
-        others = torch.arange(logits.shape[-1] - 1, device=y.device)
-        return (logits.gather(-1, others + (others >= y.unsqueeze(-1))) / self.tau).log_softmax(-1)
+        classes = torch.arange(logits.shape[-1] - 1, device=y.device)
+        others = classes + (classes >= y.unsqueeze(-1))  # skips y
+        return (logits.gather(-1, others) / self.tau).log_softmax(-1)

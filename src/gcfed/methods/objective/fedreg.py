@@ -1,18 +1,19 @@
 """Local steps that keep the broadcast model's loss on pseudo data: FedReg (Xu et al., ICLR 2022).
 
-    pseudo data       x_s: ``iterations`` times x ← x + η_s sign(∇_x L(w₀; x, y)), labelled p_s =
-    softmax of w₀ at x_s perturbed data    x_p: the same with η_p ≪ η_s, labelled y local step
-    w⁺ = w − η ∇L(γ w + (1 − γ) w₀; x, y) regularization    d = w⁺ − w₀;  g_s, g_p = ∇L_s, ∇L_p at
-    w₀ + β d, so that d·g is the growth of a loss from w₀ to w⁺
-                      w ← w⁺ − v g_s − v' g_p,   v = max(0, d·g_s/‖g_s‖²),   v' = max(0, (d − v
-                      g_s)·g_p/‖g_p‖²)
+    pseudo data       x_s: ``iterations`` times x ← x + η_s sign(∇_x L(w₀; x, y)),
+                      labelled p_s, the softmax of w₀ at x_s
+    perturbed data    x_p: the same with η_p ≪ η_s, labelled y
+    local step        w⁺ = w − η ∇L(γ w + (1 − γ) w₀; x, y)
+    regularization    d = w⁺ − w₀;   g_s, g_p = ∇L_s, ∇L_p at w₀ + β d
+                      w ← w⁺ − v g_s − v' g_p
+                      v = max(0, d·g_s/‖g_s‖²),   v' = max(0, (d − v g_s)·g_p/‖g_p‖²)
 
-To first order, neither loss exceeds its value at w₀. The paper's text was not available. This is
-the rule of its authors' code (Zoesgithub/FedReg, last version), where clamping x to its range has
-no effect; a first version clamps. Clients create these data at the start of a round, in one pass
-over their samples, and use one batch per step, again and again, in evaluation mode. Memory: the
-inputs of one epoch per client, twice. Local GC projects the step's ∇L, not the regularization after
-it.
+d·g is the growth of a loss from w₀ to w⁺. To first order, neither loss exceeds its value at w₀. The
+paper's text was not available. This is the rule of its authors' code (Zoesgithub/FedReg, last
+version), where clamping x to its range has no effect; a first version clamps. Clients create these
+data at the start of a round, in one pass over their samples, and use one batch per step, again and
+again, in evaluation mode. Memory: the inputs of one epoch per client, twice. Local GC projects the
+step's ∇L, not the regularization after it.
 """
 
 from collections.abc import Callable
@@ -86,7 +87,9 @@ class FedReg(ClientPart):
         self.solver = setup.solver
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
-        return {"pass": PseudoPass(self, stack, download)} if self.pseudo or self.perturbed else {}
+        if not (self.pseudo or self.perturbed):
+            return {}
+        return {"pass": PseudoPass(self, stack, download)}
 
     def before_step(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
@@ -94,10 +97,9 @@ class FedReg(ClientPart):
         self._unmoved: list[Tensor] = []
         if self.gamma < 1:
             weights = _weights(stack)
+            start = [stack.start[name] for name in stack.leaves]
             self._unmoved = [t.clone() for t in weights]
-            torch._foreach_lerp_(
-                weights, [stack.start[name] for name in stack.leaves], 1 - self.gamma
-            )
+            torch._foreach_lerp_(weights, start, 1 - self.gamma)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
@@ -116,23 +118,20 @@ class FedReg(ClientPart):
         params = {name: t.requires_grad_() for name, t in zip(stack.leaves, middle, strict=True)}
         terms = []
         if self.pseudo:
-            terms.append(
-                -(labels * stack.reference(pseudo, params=params).logits_KBC.log_softmax(-1)).sum(
-                    -1
-                )
-            )
+            logits = stack.reference(pseudo, params=params).logits_KBC
+            terms.append(-(labels * logits.log_softmax(-1)).sum(-1))
         if self.perturbed:
-            terms.append(
-                stack.task.client_losses(stack.reference(perturbed, params=params).logits_KBC, y)
-            )
+            logits = stack.reference(perturbed, params=params).logits_KBC
+            terms.append(stack.task.client_losses(logits, y))
+        leaves = list(params.values())
         for term in terms:
-            grads = torch.autograd.grad(
-                (term * weight).sum(), list(params.values()), materialize_grads=True
-            )
+            loss = (term * weight).sum()
+            grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
             with torch.no_grad():
-                dot = inner_products(drift, list(grads))
-                share = dot / client_norms(grads).square().clamp(min=torch.finfo(dot.dtype).tiny)
-                back = [g * per_client(share.clamp(min=0.0), g) for g in grads]
+                growth = inner_products(drift, list(grads))
+                squares = client_norms(grads).square()
+                share = growth / squares.clamp(min=torch.finfo(growth.dtype).tiny)
+                back = [grad * per_client(share.clamp(min=0.0), grad) for grad in grads]
                 torch._foreach_sub_(drift, back)
                 torch._foreach_sub_(weights, back)
 
@@ -150,9 +149,8 @@ class PseudoPass:
         once = copy(method.solver)
         once.epochs = 1
         once.steps = None
-        plan = once.plan(
-            data, stack.clients, replace(download, seed=torch_seed(download.seed, "pseudo")), device
-        )
+        seeded = replace(download, seed=torch_seed(download.seed, "pseudo"))
+        plan = once.plan(data, stack.clients, seeded, device)
         self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
         self._turns = torch.from_numpy(plan.steps).to(device)
         self._made: list[Tensor] = []
@@ -162,10 +160,8 @@ class PseudoPass:
             # the other clients have fewer batches
             n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())
             batch = plan.batch(data, t, Kind(n, width, even=False))
-            etas = (method.eta_s, method.eta_p)
-            pseudo, perturbed = (
-                climb(stack, batch.x, batch.y, eta, method.iterations) for eta in etas
-            )
+            pseudo = climb(stack, batch.x, batch.y, method.eta_s, method.iterations)
+            perturbed = climb(stack, batch.x, batch.y, method.eta_p, method.iterations)
             with torch.no_grad():
                 labels = stack.reference(pseudo).logits_KBC.softmax(-1)
             assert batch.mask is not None
@@ -194,9 +190,8 @@ def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int)
     """
     for _ in range(iterations):
         x = x.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(
-            stack.task.client_losses(stack.reference(x).logits_KBC, y).sum(), x
-        )
+        losses = stack.task.client_losses(stack.reference(x).logits_KBC, y)
+        (grad,) = torch.autograd.grad(losses.sum(), x)
         x = x.detach() + eta * grad.sign()
     return x
 

@@ -1,8 +1,10 @@
 """A mixture of a personal and the global model: APFL (Deng, Kamani and Mahdavi 2020, arXiv
 2003.13461, Algorithm 1).
 
-    mixture        v̄ = αv + (1 − α)w local step     v ← v − η α ∇F_k(v̄),   α ← α − η ⟨v − w,
-    ∇F_k(v̄)⟩ in [0, 1],   and FedAvg's on w
+    mixture        v̄ = αv + (1 − α)w
+    local step     v ← v − η α ∇F_k(v̄)
+                   α ← α − η ⟨v − w, ∇F_k(v̄)⟩, clamped to [0, 1]
+                   FedAvg's step on w
 
 All three are on the same mini-batch. A client keeps v and its α; v starts at the broadcast model of
 its first round. In the authors' code (FedTorch) α moves in a round's first step only, with another
@@ -51,10 +53,11 @@ class APFL(SecondModel):
         v = [leaf.detach().clone() for leaf in leaves]
         alphas = [per_client(alpha, t) for t in v]
         differences = [t - w[name] for name, t in zip(stack.leaves, v, strict=True)]
+        mixtures = []
+        for own, share, difference in zip(v, alphas, differences, strict=True):
+            mixtures.append(own + (share - 1) * difference)
         with torch.no_grad():
-            torch._foreach_copy_(
-                leaves, [t + (a - 1) * d for t, a, d in zip(v, alphas, differences, strict=True)]
-            )
+            torch._foreach_copy_(leaves, mixtures)
         grads = list(stack.gradients(objective()).values())
         with torch.no_grad():
             torch._foreach_copy_(leaves, v)
@@ -67,10 +70,10 @@ class APFL(SecondModel):
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
         states = super().on_clients_end(stack, download)
         alpha = stack.prepared[self][ALPHA]
+        mixtures = {}
         for name in self.trained_names:
             w = stack.full[name]
             v = states["second_model"][name]
-            stack.personal = stack.personal | {
-                name: torch.lerp(w, v, per_client(alpha, w).to(w.dtype))
-            }
+            mixtures[name] = torch.lerp(w, v, per_client(alpha, w).to(w.dtype))
+        stack.personal = stack.personal | mixtures
         return {**states, "apfl": {ALPHA: alpha - self.alpha}}

@@ -1,13 +1,12 @@
 """A personal model beside the global one, drawn towards it: Ditto (Li et al., ICML 2021, Algorithm
 1).
 
-    local step     v ← v − η (∇F_k(v) + λ (v − w₀)),   and FedAvg's on w, both on the same
-    mini-batch
+    local step     v ← v − η (∇F_k(v) + λ (v − w₀)),   and FedAvg's step on w
 
-w₀ is the broadcast model. A client keeps v, with its own running statistics; it starts at the w₀ of
-the client's first round, in the paper at a given v⁰. v's steps are SGD with the clients' learning
-rate and weight decay. Losses of other methods count for v too; what they add to gradients, gradient
-clipping and Local GC are for w only.
+Both are on the same mini-batch. w₀ is the broadcast model. A client keeps v, with its own running
+statistics; it starts at the w₀ of the client's first round, in the paper at a given v⁰. v's steps
+are SGD with the clients' learning rate and weight decay. Losses of other methods count for v too;
+what they add to gradients, gradient clipping and Local GC are for w only.
 
 Which model is tested: ``test/*`` is the global model. ``personal/local_*`` (``metrics=personal``)
 is each client's v after local training, on its own test split; ``personal/global_*`` is w₀ there.
@@ -61,9 +60,8 @@ class SecondModel(ClientPart):
         """Makes v's step: the network has v's tensors meanwhile, and then w's again."""
         stack.settle()
         w = {name: t[: stack.active].clone() for name, t in stack.full.items()}
-        here, there = (
-            [t[name][: stack.active] for name in w] for t in (stack.full, stack.prepared[self])
-        )
+        here = [stack.full[name][: stack.active] for name in w]
+        there = [stack.prepared[self][name][: stack.active] for name in w]
         torch._foreach_copy_(here, there)
         stack.count_from_full()
         grads = self.gradients(stack, objective, w)

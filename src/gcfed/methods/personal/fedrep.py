@@ -68,10 +68,11 @@ class InTurn(Private):
     def before_step(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
     ) -> None:
-        of_head = stack.prepared[self]["left"][: stack.active] > 0
-        self._frozen = {
-            n: per_client(of_head != (n in self.kept), leaf) for n, leaf in stack.leaves.items()
-        }
+        trains_head = stack.prepared[self]["left"][: stack.active] > 0
+        self._frozen = {}
+        for name, leaf in stack.leaves.items():
+            is_head = name in self.kept
+            self._frozen[name] = per_client(trains_head != is_head, leaf)
         self._before = {name: leaf.detach().clone() for name, leaf in stack.leaves.items()}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

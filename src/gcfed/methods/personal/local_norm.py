@@ -23,21 +23,24 @@ class LocalNorm(ClientPart):
     method = "model.norm_policy=local"
     keeps = {
         "batch_norm": Kept(
-            lambda part, download: {n: download.model[n] for n in part.kept}, starts_at_model=True
+            lambda part, download: {name: download.model[name] for name in part.kept},
+            starts_at_model=True,
         )
     }
     needs = [plain_server("the global model has the mean of the clients' batch norms")]
 
     def personal_tensors(self, setup: Setup) -> list[str]:
-        """The names of the tensors to keep. Those that do not travel are equal on all clients."""
+        """The names of the tensors to keep. Tensors that do not travel are equal on all clients."""
         layers = batch_norms(setup.module.net)
         return [name for name in setup.module.net.state_dict() if name.rpartition(".")[0] in layers]
 
     def validate(self, setup: Setup) -> None:
-        others = [part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts]
-        if others:
-            why = "compares a client with the broadcast model: clients start from other values"
-            raise Refusal(f"{self.title} does not combine with {others[0]}, which {why}.")
+        for part in setup.parts:
+            if {"corrects drift", "anchors"} & part.facts:
+                raise Refusal(
+                    f"{self.title} does not combine with {part.title}, which compares a client with"
+                    " the broadcast model: clients start from other values."
+                )
         self.kept = [name for name in self.personal_tensors(setup) if name in setup.module.travels]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:

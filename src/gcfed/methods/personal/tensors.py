@@ -71,21 +71,16 @@ class Private(LocalNorm):
 
     def personal_tensors(self, setup: Setup) -> list[str]:
         """Raises ValueError if a module of the head has no tensors, or the body none."""
-        order = setup.forward_order
+        modules = [_last_module(setup)] if self.head is None else self.head
         travels = setup.module.travels
-        last, parametrized, _ = (order.weights or order.names)[-1].partition(".parametrizations.")
-        modules = (
-            [last if parametrized else last.rpartition(".")[0] or last]
-            if self.head is None
-            else self.head
-        )
-        found = {
-            module: [name for name in travels if f"{name}.".startswith(f"{module}.")]
-            for module in modules
-        }
-        head = [name for names in found.values() for name in names]
+        head: list[str] = []
+        has_empty = False  # whether a module has no tensors
+        for module in modules:
+            found = [name for name in travels if f"{name}.".startswith(f"{module}.")]
+            has_empty |= not found
+            head += found
         body = [name for name in travels if name not in head]
-        if not (head and body and all(found.values())):
+        if has_empty or not (head and body):
             known = ", ".join(name for name, _ in setup.module.net.named_modules() if name)
             raise Refusal(
                 f"{self.title}: head={[*modules]} must be modules with tensors, and not all, of"
@@ -94,9 +89,18 @@ class Private(LocalNorm):
         return head if self.side == "head" else body
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        upload.delta |= {
-            name: upload.delta[name].new_empty(len(upload.clients), 0) for name in self.kept
-        }
+        for name in self.kept:
+            upload.delta[name] = upload.delta[name].new_empty(len(upload.clients), 0)
+
+
+def _last_module(setup: Setup) -> str:
+    """The last module with a weight in a forward pass."""
+    order = setup.forward_order
+    last = (order.weights or order.names)[-1]
+    module, is_parametrized, _ = last.partition(".parametrizations.")
+    if is_parametrized:
+        return module
+    return last.rpartition(".")[0] or last
 
 
 class Withheld(ServerPart):

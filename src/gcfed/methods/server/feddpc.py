@@ -1,12 +1,12 @@
 """Updates orthogonal to the server's last step: FedDPC (Sen and Nag 2025, arXiv 2512.20329),
 without its scaling.
 
-    Δ ← Δ − ⟨Δ, s⟩ s/‖s‖²    with s = w_t − w_{t−1}, over all tensors as one vector; s = 0 changes
-    nothing
+    Δ ← Δ − ⟨Δ, s⟩ s/‖s‖²    with s = w_t − w_{t−1}, over all tensors as one vector
 
-The paper projects each client's update, scales each residual adaptively, and averages. We could not
-confirm the formula of the scaling, so there is none. Then the mean's residual is the mean of the
-clients' residuals. s is the step that the server made, with its optimizer and Global GC.
+s = 0 changes nothing. The paper projects each client's update, scales each residual adaptively, and
+averages. We could not confirm the formula of the scaling, so there is none. Then the mean's
+residual is the mean of the clients' residuals. s is the step that the server made, with its
+optimizer and Global GC.
 """
 
 import torch
@@ -32,9 +32,8 @@ class FedDPC(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         deltas = [update[name] for name in self.trained_names]
-        delta_P, step_P = (
-            torch.cat([t.double().flatten() for t in ts]) for ts in (deltas, self.step)
-        )
+        delta_P = torch.cat([t.double().flatten() for t in deltas])
+        step_P = torch.cat([t.double().flatten() for t in self.step])
         share = (delta_P @ step_P) / (step_P @ step_P)
         # 0/0 without a last step
         torch._foreach_add_(deltas, self.step, alpha=-float(share.nan_to_num()))

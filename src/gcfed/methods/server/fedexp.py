@@ -1,13 +1,12 @@
 """A longer server step where clients disagree: FedExP (Jhunjhunwala et al., ICLR 2023, Algorithm
 1).
 
-    w⁺ = w + η Δ    with η = max(1, Σ_k ‖Δ_k‖² / (2 M (‖Δ‖² + ε))), for M clients with the mean
-    update Δ
+    w⁺ = w + η Δ    with η = max(1, Σ_k ‖Δ_k‖² / (2 M (‖Δ‖² + ε)))
 
-The global model, which is tested and saved, is the average θ = (w⁺ + w)/2 of the last two iterates,
-as in the paper: successive iterates may oscillate. Clients start at w = 2 θ − w_before. The server
-keeps w_before. The authors' code has M ε instead of ε and lowers it from round to round. Its first
-model is w⁺ without an average.
+M clients have the mean update Δ. The global model, which is tested and saved, is the average θ =
+(w⁺ + w)/2 of the last two iterates, as in the paper: successive iterates may oscillate. Clients
+start at w = 2 θ − w_before. The server keeps w_before. The authors' code has M ε instead of ε and
+lowers it from round to round. Its first model is w⁺ without an average.
 """
 
 import torch
@@ -45,28 +44,24 @@ class FedExP(ServerPart):
     def on_broadcast(self, download: Download, round: Round) -> None:
         theta = {name: round.start[name] for name in self.trained_names}
         self.before = list(self.server_state("before", theta, zeros=False).values())
-        self.iterate = torch._foreach_sub(
-            torch._foreach_mul(list(theta.values()), 2.0), self.before
-        )
+        doubled = torch._foreach_mul(list(theta.values()), 2.0)
+        self.iterate = torch._foreach_sub(doubled, self.before)
         download.model |= dict(zip(theta, self.iterate, strict=True))
 
     def sums(self, round: Round) -> Params:
         return {"squares": round.zeros()}  # Σ_k ‖Δ_k‖²
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
-        square_K = client_norms(
-            [upload.delta[name].double() for name in self.trained_names]
-        ).square()
+        deltas = [upload.delta[name].double() for name in self.trained_names]
+        square_K = client_norms(deltas).square()
         return {"squares": square_K.where(upload.finite, 0.0).sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         """Makes Δ the step of θ: (η Δ + w − w_before) / 2."""
         deltas = [update[name] for name in self.trained_names]
         square = client_norms([delta.double().unsqueeze(0) for delta in deltas]).square()
-        eta = (
-            round.sums[self]["squares"] / (2 * round.num_finite * (square + self.epsilon))
-        ).clamp(min=1.0)
-        torch._foreach_mul_(deltas, float(eta))
+        eta = round.sums[self]["squares"] / (2 * round.num_finite * (square + self.epsilon))
+        torch._foreach_mul_(deltas, float(eta.clamp(min=1.0)))
         torch._foreach_add_(deltas, torch._foreach_sub(self.iterate, self.before))
         torch._foreach_mul_(deltas, 0.5)
         torch._foreach_copy_(self.before, self.iterate)

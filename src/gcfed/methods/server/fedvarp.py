@@ -32,14 +32,12 @@ class FedVARP(ServerPart):
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Replaces Δ_k by Δ_k − y_k. A client whose numbers are not finite keeps its y_k."""
-        table = self.stores.read(
-            "fedvarp", upload.clients, {name: round.start[name] for name in self.trained_names}
-        )
-        new = {
-            n: torch.where(per_client(upload.finite, y), upload.delta[n], y)
-            for n, y in table.items()
-        }
+        like = {name: round.start[name] for name in self.trained_names}
+        table = self.stores.read("fedvarp", upload.clients, like)
+        new = {}
         for name, old in table.items():
+            is_finite = per_client(upload.finite, old)
+            new[name] = torch.where(is_finite, upload.delta[name], old)
             upload.delta[name] = new[name] - old
         self.stores.write("fedvarp", upload.clients, new, round.index)
 

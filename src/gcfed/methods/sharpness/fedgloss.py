@@ -1,10 +1,10 @@
 """SAM on the server: FedGloSS (Caldarola et al., CVPR 2025), with FedDyn's regularization.
 
-    clients' start    w̃ = w − ρ d/‖d‖, with the mean update d of the last round; in the first round
-    w̃ = w server's model    w⁺ = w + mean_{k∈S} (w_k − w̃) − h/α
+    clients' start    w̃ = w − ρ d/‖d‖
+    server's model    w⁺ = w + mean_{k∈S} (w_k − w̃) − h/α
 
-−d is the server's estimate of its gradient, so w̃ lies up the loss. Clients train from w̃ with
-FedDyn's terms, and with
+d is the mean update of the last round; in the first round w̃ = w. −d is the server's estimate of
+its gradient, so w̃ lies up the loss. Clients train from w̃ with FedDyn's terms, and with
 :class:`~gcfed.methods.sharpness.sam.Sam`. The authors' code raises both ρ from a small value over
 the first rounds, and divides the sum in h by the size of the cohort once more.
 """
@@ -44,9 +44,8 @@ class AscentSum(UpdateSum):
         model = {name: round.start[name] for name in self.trained_names}
         self.last = self.server_state("last", model)
         moves = along([t.unsqueeze(0) for t in self.last.values()], -self.rho)
-        download.model |= {
-            name: model[name] + move.squeeze(0) for name, move in zip(model, moves, strict=True)
-        }
+        for name, move in zip(model, moves, strict=True):
+            download.model[name] = model[name] + move.squeeze(0)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         torch._foreach_copy_(list(self.last.values()), [update[name] for name in self.last])

@@ -1,9 +1,10 @@
 """Clients that agree on the direction of SAM's move: FedSMOO (Sun et al., ICML 2023, Algorithm 1),
 without its FedDyn.
 
-    local step        ŝ = ρ d/‖d‖ with d = ∇F_k(w) − μ_k − s;   μ_k ← μ_k + ŝ − s;   w ← w − η
-    ∇F_k(w + ŝ) server's move     s⁺ = ρ m/‖m‖ with m = mean_{k∈S} (μ_k − ŝ), of each client's last
-    step
+    local step        ŝ = ρ d/‖d‖ with d = ∇F_k(w) − μ_k − s
+                      μ_k ← μ_k + ŝ − s
+                      w ← w − η ∇F_k(w + ŝ)
+    server's move     s⁺ = ρ m/‖m‖ with m = mean_{k∈S} (μ_k − ŝ), of each client's last step
 
 Clients send Δ_k and μ_k − ŝ, the server sends w and s. The authors' code leaves −ŝ out of m. The
 dynamic regularization of w is :class:`~gcfed.methods.correction.feddyn.FedDyn`, a method of its
@@ -50,11 +51,12 @@ class DualMove(Sam):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """The steps edit μ_k and ŝ, ``[K, *shape]``, and read s, ``[*shape]``."""
-        moves = {name: torch.zeros_like(dual) for name, dual in own["fedsmoo"].items()}
-        kinds = {"dual": own["fedsmoo"], "move": moves, "common": download.extra["fedsmoo"]}
-        return {
-            f"{kind} {name}": t for kind, tensors in kinds.items() for name, t in tensors.items()
-        }
+        found = {}
+        for name, dual in own["fedsmoo"].items():
+            found[f"dual {name}"] = dual
+            found[f"move {name}"] = torch.zeros_like(dual)
+            found[f"common {name}"] = download.extra["fedsmoo"][name]
+        return found
 
     def perturbation(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
@@ -93,6 +95,5 @@ class CommonMove(MeanVariate):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         mean = [round.received[self.message][name].unsqueeze(0) for name in self.control]
-        torch._foreach_copy_(
-            list(self.control.values()), [t.squeeze(0) for t in along(mean, self.rho)]
-        )
+        moves = [move.squeeze(0) for move in along(mean, self.rho)]
+        torch._foreach_copy_(list(self.control.values()), moves)

@@ -65,10 +65,9 @@ class OwnMomentum(ControlVariates, Sam):
         """(1 − α) Δ_k, α, and b/(1 − α), which each step increases."""
         alpha = download.extra["fedwmsam"]["alpha"]
         variates = super().prepare(stack, own, download)
-        mixed = {
-            name: (1 - alpha) * mean + alpha * variates[name]
-            for name, mean in download.extra["fedcm"].items()
-        }
+        mixed = {}
+        for name, mean in download.extra["fedcm"].items():
+            mixed[name] = (1 - alpha) * mean + alpha * variates[name]
         return mixed | {"/alpha": alpha, "/ahead": alpha.new_zeros(len(stack))}
 
     def perturbation(
@@ -76,12 +75,13 @@ class OwnMomentum(ControlVariates, Sam):
     ) -> Sequence[Tensor]:
         prepared = stack.prepared[self]
         ahead = prepared["/ahead"][: stack.active]
-        weights = {name: weight.detach() for name, weight in stack.leaves.items()}
-        targets = [
-            stack.start[name] + per_client(ahead, weight) * prepared[name][: stack.active]
-            for name, weight in weights.items()
-        ]
-        directions = torch._foreach_sub(targets, list(weights.values()))
+        weights = []
+        targets = []
+        for name, leaf in stack.leaves.items():
+            weights.append(leaf.detach())
+            move = per_client(ahead, leaf) * prepared[name][: stack.active]
+            targets.append(stack.start[name] + move)
+        directions = torch._foreach_sub(targets, weights)
         ahead.add_(1 / (1 - prepared["/alpha"]))
         return self.move(directions)
 
@@ -113,8 +113,9 @@ class WeightedMeanStep(MeanStep):
     def on_receive(self, upload: Upload, round: Round) -> Params:
         num_clients = len(upload.clients)
         deltas = [upload.delta[name].reshape(num_clients, -1) for name in self.direction]
+        delta_KP = torch.cat(deltas, 1)
         direction_P = torch.cat([step.flatten() for step in self.direction.values()])
-        cosine_K = torch.cosine_similarity(torch.cat(deltas, 1), direction_P.unsqueeze(0))
+        cosine_K = torch.cosine_similarity(delta_KP, direction_P.unsqueeze(0))
         value_K = (1 + cosine_K).where(direction_P.any() & upload.finite, 0.0)
         return super().on_receive(upload, round) | {"values": value_K.double().sum()}
 

@@ -1,15 +1,15 @@
 """How the server averages the factors of LoRA, W = W₀ + (α/r) BA: ``model.lora.average``.
 
-mean   FedAvg of A and of B, whose product is not the mean of the products. ffa    A keeps its
-random values and is not sent, so the mean of B gives the mean product (FFA-LoRA, arXiv 2403.12313).
-alternate  Odd rounds train and send B, even rounds A (RoLoRA, arXiv 2502.01755). The other factor
-is fixed. B begins:
-       while it is 0, A has no gradient. Clients receive both, because they may have missed a round.
-fedsa  A is averaged, each client keeps its B (FedSA-LoRA, arXiv 2410.01463). The tested global
-model has the initial B,
-       zero: measure the clients' models (metrics=personal).
-svd    mean_k B_k A_k = UΣVᵀ, B = U_r Σ_r, A = V_rᵀ (FlexLoRA, arXiv 2402.11505, with equal ranks
-and weights).
+- ``mean``: FedAvg of A and of B, whose product is not the mean of the products.
+- ``ffa``: A keeps its random values and is not sent, so the mean of B gives the mean product
+  (FFA-LoRA, arXiv 2403.12313).
+- ``alternate``: odd rounds train and send B, even rounds A (RoLoRA, arXiv 2502.01755). The other
+  factor is fixed. B begins: while it is 0, A has no gradient. Clients receive both, because they
+  may have missed a round.
+- ``fedsa``: A is averaged, each client keeps its B (FedSA-LoRA, arXiv 2410.01463). The tested
+  global model has the initial B, zero: measure the clients' models (``metrics=personal``).
+- ``svd``: mean_k B_k A_k = UΣVᵀ, B = U_r Σ_r, A = V_rᵀ (FlexLoRA, arXiv 2402.11505, with equal
+  ranks and weights).
 """
 
 from typing import Any
@@ -54,15 +54,11 @@ class OneFactor(ClientPart):
     recordable = "stack"
 
     def validate(self, setup: Setup) -> None:
-        others = [
-            p.title
-            for p in setup.parts
-            if p.order is Order.MOVES_WEIGHTS or "corrects drift" in p.facts
-        ]
-        if others:
-            raise Refusal(
-                f"{self.title} does not combine with {others[0]}, which moves both factors."
-            )
+        for part in setup.parts:
+            if part.order is Order.MOVES_WEIGHTS or "corrects drift" in part.facts:
+                raise Refusal(
+                    f"{self.title} does not combine with {part.title}, which moves both factors."
+                )
 
     def on_download(self, download: Download) -> None:
         self.fixed = [name for name in self.trained_names if FIXED[download.round % 2] in name]
@@ -72,9 +68,8 @@ class OneFactor(ClientPart):
             pl_module.clients.leaves[name].grad = None
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        upload.delta |= {
-            name: upload.delta[name].new_empty(len(upload.clients), 0) for name in self.fixed
-        }
+        for name in self.fixed:
+            upload.delta[name] = upload.delta[name].new_empty(len(upload.clients), 0)
 
 
 class OtherFactor(Withheld):
@@ -86,9 +81,8 @@ class OtherFactor(Withheld):
     def validate(self, setup: Setup) -> None: ...
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.kept = {
-            n: round.start[n].shape for n in self.trained_names if FIXED[round.index % 2] in n
-        }
+        fixed = FIXED[round.index % 2]
+        self.kept = {name: round.start[name].shape for name in self.trained_names if fixed in name}
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         for name in self.kept:
@@ -112,28 +106,30 @@ class MeanProduct(ServerPart):
         self.pairs = {name: name.replace(A, B) for name in self.trained_names if A in name}
 
     def sums(self, round: Round) -> Params:
-        return {
-            a: round.zeros(len(round.start[b]), round.start[a][0].numel())
-            for a, b in self.pairs.items()
-        }
+        sums = {}
+        for name_a, name_b in self.pairs.items():
+            outputs = len(round.start[name_b])
+            inputs = round.start[name_a][0].numel()
+            sums[name_a] = round.zeros(outputs, inputs)
+        return sums
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
         assert round.sent is not None
         start = round.sent.model  # of late clients, an older model than the round's
-        w_K = {
-            n: (start[n] + t).double().flatten(2) for n, t in upload.delta.items() if ".lora_" in n
-        }
-        products = {a: w_K[b] @ w_K[a] for a, b in self.pairs.items()}  # [K, out, in]
-        return {
-            a: torch.where(per_client(upload.finite, t), t, 0.0).sum(0) for a, t in products.items()
-        }
+        sums = {}
+        for name_a, name_b in self.pairs.items():
+            a = (start[name_a] + upload.delta[name_a]).double().flatten(2)
+            b = (start[name_b] + upload.delta[name_b]).double().flatten(2)
+            product = b @ a  # [K, out, in]
+            sums[name_a] = torch.where(per_client(upload.finite, product), product, 0.0).sum(0)
+        return sums
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        for a, b in self.pairs.items():
-            new = factors(round.sums[self][a] / round.num_finite, round.start[a], round.start[b])
-            update |= {
-                name: factor - round.start[name] for name, factor in zip((a, b), new, strict=True)
-            }
+        for name_a, name_b in self.pairs.items():
+            mean = round.sums[self][name_a] / round.num_finite
+            a, b = factors(mean, round.start[name_a], round.start[name_b])
+            update[name_a] = a - round.start[name_a]
+            update[name_b] = b - round.start[name_b]
 
 
 def _own_factors_b() -> list[Any]:

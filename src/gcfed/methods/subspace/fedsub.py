@@ -1,9 +1,13 @@
 """Dual variables in the subspace: FedSub (Zhang, Xu and Yuan 2025, arXiv 2509.05213), SSF's
 baseline.
 
-    local step   z ← z − η (Pᵀ∇F_k + λ_k/(ητ_k))                                  everything else:
-    see subspace.py up           b_k = z_τ − z₀ dual         λ_k⁺ = λ_k + b_k − b̄,   b̄ =
-    mean_{k∈S} b_k; the server sends it at the end of the round new P        λ_k ← P_newᵀ P_old λ_k
+    local step   z ← z − η (Pᵀ∇F_k + λ_k/(ητ_k))
+    up           b_k = z_τ − z₀
+    dual         λ_k⁺ = λ_k + b_k − b̄,   b̄ = mean_{k∈S} b_k
+    new P        λ_k ← P_newᵀ P_old λ_k
+
+The server sends b̄ at the end of the round. Everything else is as in
+:mod:`~gcfed.methods.subspace.random`.
 
 The rules are those of the authors' published code. With a constant P, full participation and equal
 numbers of steps, FedSub is SCAFFOLD in that subspace. But each new P loses the part of λ_k outside
@@ -55,7 +59,7 @@ class Duals(SubspaceClient):
     keeps = {
         "fedsub": Kept(
             lambda part, download: {
-                n: part.space[n].project(download.model[n]) for n in part.trained_names
+                name: part.space[name].project(download.model[name]) for name in part.trained_names
             }
         )
     }
@@ -66,19 +70,24 @@ class Duals(SubspaceClient):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         duals = own["fedsub"]
-        refresh = self.spaces.refresh
-        epochs = own.version // refresh  # −1 where there is no dual
-        # λ_k ← P_newᵀ P_old λ_k
-        for epoch in set(epochs.tolist()) - {-1, download.round // refresh}:
+        self._refresh(duals, own.version, download)
+        like = duals[self.trained_names[0]]
+        distance = download.lr * self._num_steps(stack.num_samples)  # ητ_k
+        scale = on_device(1 / distance, like.device, like.dtype)
+        return {name: dual * per_client(scale, dual) for name, dual in duals.items()}
+
+    def _refresh(self, duals: Params, version: np.ndarray, download: Download) -> None:
+        """λ_k ← P_newᵀ P_old λ_k in place, for duals of an earlier P.
+
+        Args:
+            version: the round of each client's dual, [K]; −1 where there is none.
+        """
+        epochs = version // self.spaces.refresh
+        for epoch in set(epochs.tolist()) - {-1, download.round // self.spaces.refresh}:
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
             for name, dual in duals.items():  # draws an old P again, for one tensor at a time
                 old = self.spaces.projector(download.seed, epoch, name, download.model[name])
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
-        first = duals[self.trained_names[0]]
-        scale = on_device(
-            1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype
-        )
-        return {name: dual * per_client(scale, dual) for name, dual in duals.items()}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """λ_k + b_k; ``hear`` subtracts b̄. A client whose numbers are not finite keeps its λ_k."""
@@ -88,9 +97,8 @@ class Duals(SubspaceClient):
         self, reply: Mapping[str, Params], own: Own, download: Download
     ) -> Mapping[str, Params]:
         """λ_k + b_k − b̄."""
-        return {
-            "fedsub": {name: dual - reply["fedsub"][name] for name, dual in own["fedsub"].items()}
-        }
+        mean = reply["fedsub"]
+        return {"fedsub": {name: dual - mean[name] for name, dual in own["fedsub"].items()}}
 
 
 class MeanDual(SubspaceServer):

@@ -7,9 +7,12 @@ PᵀP = I for the larger of its two axes, of length d. Its coordinates are W P, 
 ``[r, in·kh·kw]``. Vectors and buffers are sent whole. P is the Q of a Gaussian matrix drawn from
 (seed, layer, epoch) and is never sent; an epoch is ``refresh`` rounds. With Π = PPᵀ:
 
-    local step   z ← z − η (Pᵀ∇F_k(w_k) + correction),   w_k = Pz + (I − Π)w up           z_τ − z₀
-    down           z₀ = Pᵀw server       w ← w + γ P mean(z_τ − z₀), which leaves (I − Π)w as it is
-    (backfill); γ is ``server.lr``
+    down         z₀ = Pᵀw
+    local step   z ← z − η (Pᵀ∇F_k(w_k) + correction),   w_k = Pz + (I − Π)w
+    up           z_τ − z₀
+    server       w ← w + γ P mean(z_τ − z₀), which leaves (I − Π)w as it is (backfill)
+
+γ is ``server.lr``.
 
 Clients make steps on the model's weights: P lifts the projected gradient back, and torch's SGD then
 does the same iteration. Weight decay is part of ∇F_k. Terms of other methods and Local GC are
@@ -62,7 +65,9 @@ class Projector:
         if self.basis is None:
             return tensor
         matrix = tensor.flatten(tensor.dim() - len(self.shape) + 1)
-        return matrix @ self.basis if self.by_rows else self.basis.mT @ matrix
+        if self.by_rows:
+            return matrix @ self.basis
+        return self.basis.mT @ matrix
 
     def lift(self, z: Tensor) -> Tensor:
         """The tensor in the subspace that has these coordinates."""
@@ -78,8 +83,8 @@ def random_basis(seed: int, epoch: int, name: str, d: int, r: int, like: Tensor)
     """
     random = torch.Generator().manual_seed(torch_seed(seed, f"projector of {name}", epoch))
     gaussian = torch.randn(d, r, generator=random, dtype=torch.float64)
-    q, upper = torch.linalg.qr(gaussian.to(like.device, like.dtype))
-    return q * upper.diagonal().sign()  # QR does not fix the signs
+    orthonormal, upper = torch.linalg.qr(gaussian.to(like.device, like.dtype))
+    return orthonormal * upper.diagonal().sign()  # QR does not fix the signs
 
 
 class Subspaces:
@@ -108,12 +113,11 @@ class Subspaces:
         self, seed: int, round: int, model: Params, names: Sequence[str]
     ) -> dict[str, Projector]:
         """The projectors of a round, drawn once per epoch at the first call."""
-        wanted = (round // self.refresh, seed)
-        if wanted != self._drawn:
-            self._drawn, self._space = wanted, {}  # free the old projectors first
-            self._space = {
-                name: self.projector(seed, wanted[0], name, model[name]) for name in names
-            }
+        epoch = round // self.refresh
+        if self._drawn != (epoch, seed):
+            self._drawn = (epoch, seed)
+            self._space = {}  # frees the old projectors first
+            self._space = {name: self.projector(seed, epoch, name, model[name]) for name in names}
         return self._space
 
 
@@ -133,11 +137,9 @@ class SubspaceClient(ClientPart):
     def validate(self, setup: Setup) -> None:
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
-            why = (
-                f"would move {self.title} out of its subspace: weight decay is added after clipping"
-            )
             raise Refusal(
-                f"client.clip_norm={setup.solver.clip_norm} {why}. Set"
+                f"client.clip_norm={setup.solver.clip_norm} would move {self.title} out of its"
+                " subspace: weight decay is added after clipping. Set"
                 " client.optimizer.weight_decay=0."
             )
 
@@ -153,8 +155,9 @@ class SubspaceClient(ClientPart):
             # SGD adds it after the hooks: add its projection, subtract what SGD will add
             if self.weight_decay:
                 grad.add_(stack.leaves[name], alpha=self.weight_decay)
-            z = self.space[name].project(grad).add_(stack.prepared[self][name][: stack.active])
-            grad.copy_(self.space[name].lift(z))
+            correction = stack.prepared[self][name][: stack.active]
+            step = self.space[name].project(grad).add_(correction)
+            grad.copy_(self.space[name].lift(step))
             if self.weight_decay:
                 grad.sub_(stack.leaves[name], alpha=self.weight_decay)
 
@@ -196,6 +199,5 @@ class SubspaceServer(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         for name in self.trained_names:
-            update[name] = torch.empty_like(round.start[name]).copy_(
-                self.space[name].lift(update[name])
-            )
+            lifted = self.space[name].lift(update[name])
+            update[name] = torch.empty_like(round.start[name]).copy_(lifted)

@@ -1,12 +1,13 @@
 """SCAFFOLD in a random subspace: SSF (Zhu et al. 2026, arXiv 2604.25467, Section 3).
 
-    local step    z ← z − η (Pᵀ∇F_k − Pᵀc_k + Pᵀc)                               everything else:
-    see subspace.py up            z_τ − z₀ and ḡ_k − Pᵀc_k, where ḡ_k is the mean of the Pᵀ∇F_k
+    local step    z ← z − η (Pᵀ∇F_k − Pᵀc_k + Pᵀc)
+    up            z_τ − z₀ and ḡ_k − Pᵀc_k, where ḡ_k is the mean of the Pᵀ∇F_k
     backfill      c_k⁺ = (I − Π)c_k + Pḡ_k                                         equation 7
                   c⁺   = c + (|S|/N) · mean_{k∈S} (c_k⁺ − c_k)                     equation 6
 
-c_k and c keep their parts outside the subspace for later rounds. c is always the mean of all c_k. r
-= d is SCAFFOLD, option II. ḡ_k follows from z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
+Everything else is as in :mod:`~gcfed.methods.subspace.random`. c_k and c keep their parts outside
+the subspace for later rounds. c is always the mean of all c_k. r = d is SCAFFOLD, option II. ḡ_k
+follows from z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
 
 The full variates stay on the CPU. The device holds their projections and one full tensor at a time.
 Quantization applies to the first of the two uploads.
@@ -58,22 +59,22 @@ class ProjectedVariates(SubspaceClient):
     keeps = {"ssf": Kept(_on_cpu)}
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        control = download.extra["ssf"]
-        kept = own["ssf"]
-        return {n: c - self.space[n].project(kept[n].to(c.device)) for n, c in control.items()}
+        corrections = {}
+        for name, control in download.extra["ssf"].items():
+            variate = own["ssf"][name].to(control.device)
+            corrections[name] = control - self.space[name].project(variate)
+        return corrections
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         super().send(upload, own, download)
-        upload.send(
-            "ssf", gradients_beyond(download.extra["ssf"], upload, upload.num_steps * download.lr)
-        )
+        distance = upload.num_steps * download.lr
+        upload.send("ssf", gradients_beyond(download.extra["ssf"], upload, distance))
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """If the upload does not count, c_k does not change, so that c stays the mean."""
         for name, change in upload.extra["ssf"].items():
-            own["ssf"][name] += (
-                self.space[name].lift(change.where(per_client(upload.finite, change), 0.0)).cpu()
-            )
+            counted = change.where(per_client(upload.finite, change), 0.0)
+            own["ssf"][name] += self.space[name].lift(counted).cpu()
         return {"ssf": own["ssf"]}
 
 
@@ -84,9 +85,9 @@ class ProjectedMean(SubspaceServer):
         super().on_broadcast(download, round)
         self.control = self.server_state("c", _on_cpu(self, download))
         device = next(iter(download.model.values())).device
-        self._projected = {
-            name: self.space[name].project(c.to(device)) for name, c in self.control.items()
-        }
+        self._projected = {}
+        for name, control in self.control.items():
+            self._projected[name] = self.space[name].project(control.to(device))
         download.extra["ssf"] = self._projected
 
     def uploads(self, round: Round) -> dict[str, Params]:
@@ -96,4 +97,5 @@ class ProjectedMean(SubspaceServer):
         super().on_aggregate_end(update, round)
         share = round.num_finite / round.num_clients
         for name, control in self.control.items():
-            control.add_(self.space[name].lift(round.received["ssf"][name]).cpu(), alpha=share)
+            change = self.space[name].lift(round.received["ssf"][name])
+            control.add_(change.cpu(), alpha=share)

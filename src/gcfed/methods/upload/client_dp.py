@@ -67,11 +67,11 @@ class ClientDP(Method):
         delta: Inside = 1e-5,
     ) -> None:
         if (noise_multiplier is None) == (epsilon is None):
-            what = (
+            raise SettingError(
+                "epsilon",
                 f"={epsilon} and noise_multiplier={noise_multiplier}: set one of them, and leave"
-                " the other null."
+                " the other null.",
             )
-            raise SettingError("epsilon", what)
         super().__init__(ClipAll(max_norm), Noise(max_norm, noise_multiplier, epsilon, delta))
 
 
@@ -154,11 +154,9 @@ class Noise(ServerPart):
 
         if not self.sigma:
             return math.inf
-        return float(
-            get_privacy_spent(orders=self.orders, rdp=rounds * self.divergences, delta=self.delta)[
-                0
-            ]
-        )
+        divergences = rounds * self.divergences
+        epsilon, _ = get_privacy_spent(orders=self.orders, rdp=divergences, delta=self.delta)
+        return float(epsilon)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         random = torch.Generator(update[self.trained_names[0]].device)

@@ -31,7 +31,8 @@ class Quantization(ClientPart):
     order = Order.QUANTIZES
 
     def __init__(self, bits: Annotated[int, Field(ge=2, le=22)] = 8) -> None:
-        self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, the levels above 0
+        self.bits = bits
+        self.levels = 2 ** (bits - 1) - 1  # s, the levels above 0
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         # Not running statistics: a variance could become negative.
@@ -41,10 +42,8 @@ class Quantization(ClientPart):
             random = torch.Generator(tensors[0].device)
             random.manual_seed(torch_seed(download.seed, "quantization", download.round, client))
             norms.append(quantize_([t[row] for t in tensors], self.levels, random))
-        upload.levels |= {
-            n: Levels(self.bits, own)
-            for n, own in zip(self.trained_names, torch.stack(norms, 1), strict=True)
-        }
+        for name, norm_K in zip(self.trained_names, torch.stack(norms, 1), strict=True):
+            upload.levels[name] = Levels(self.bits, norm_K)
 
     def quantized(self, delta: Params) -> dict[str, int]:
         return dict.fromkeys(self.trained_names, self.bits)

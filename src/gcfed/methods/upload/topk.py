@@ -57,18 +57,17 @@ class TopK(ClientPart):
         """Also makes the new residuals, in ``own``."""
         for name, residual in own["topk"].items():
             delta = upload.delta[name]
-            if delta.numel():  # not of a tensor that stays on the client
-                flat = residual.add_(delta).reshape(len(delta), -1)
-                count = self._count(flat.shape[1])
-                # with GC, ±x are equal but for rounding
-                places = flat.abs().float().topk(count, 1).indices
-                sent = (
-                    torch.zeros_like(flat)
-                    .scatter_(1, places, flat.gather(1, places))
-                    .view(delta.shape)
-                )
-                delta.copy_(sent)
-                residual.sub_(sent)
+            if not delta.numel():  # the tensor stays on the client
+                continue
+            flat = residual.add_(delta).reshape(len(delta), -1)
+            count = self._count(flat.shape[1])
+            # with GC, ±x are equal but for rounding
+            places = flat.abs().float().topk(count, 1).indices
+            sent = torch.zeros_like(flat)
+            sent.scatter_(1, places, flat.gather(1, places))
+            sent = sent.view(delta.shape)
+            delta.copy_(sent)
+            residual.sub_(sent)
         upload.packed |= self.packed({name: t[0] for name, t in upload.delta.items()})
 
     def packed(self, delta: Params) -> dict[str, int]:
