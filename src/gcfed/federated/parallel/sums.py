@@ -226,7 +226,7 @@ class Grid:
     def total(self, reduce: Reduce) -> dict[str, Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``.
 
-        Called once, after the last term.
+        Called once, after the last term. It overwrites what ``reduce`` returns.
         """
         if not self.places:
             (total,) = reduce(self.totals)
@@ -237,11 +237,19 @@ class Grid:
         places = list(self.places)
         # On a GPU every process has one, and to ask would wait for the device.
         if has_coarse.device.type != "cpu" or int(has_coarse):
-            coarse = torch.zeros_like(self.totals[0]) if self._coarse is None else self._coarse
+            coarse = torch.zeros_like(parts[0]) if self._coarse is None else self._coarse
             parts += reduce([coarse])
             places.append(COARSE)
-        scaled = [part.double().mul_(2.0**-b) for part, b in zip(parts, places, strict=True)]
-        return self._by_name(sum(scaled[1:], scaled[0]))
+        total, *others = (self._to_floats(part, b) for part, b in zip(parts, places, strict=True))
+        for other in others:
+            total.add_(other)
+        return self._by_name(total)
+
+    def _to_floats(self, multiples: Tensor, b: int) -> Tensor:
+        """Turns integers, multiples of 2⁻ᵇ, into float64 in the same memory, ``[D]``."""
+        for piece in multiples.split(self._width):
+            piece.view(torch.float64).copy_(piece.double().mul_(2.0**-b))
+        return multiples.view(torch.float64)
 
     def _by_name(self, total: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._shapes, self._split(total), strict=True))
