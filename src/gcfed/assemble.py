@@ -298,12 +298,31 @@ def declared_result(cfg: DictConfig) -> str:
     return result_of(build_methods(cfg))
 
 
+def models_in_memory(callbacks: Sequence[Callback]) -> int:
+    """How many models of float32 parameters a process of this run holds at most.
+
+    Rounded up from what ``benchmarks/memory.py`` measured: the global model, the broadcast one, a
+    client's with gradients and momentum, the sum of updates, and what the allocator keeps.
+    """
+    models = 10
+    for part in callbacks:
+        if isinstance(part, ClientPart):  # the state as read, and its change
+            models += 3 * len(part.keeps)
+        if isinstance(part, ServerPart) and type(part).uploads is not ServerPart.uploads:
+            models += 5  # what clients send, its sum, and what the server keeps
+    return models
+
+
 def build_trainer(
     cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0
 ) -> Trainer:
     """The trainer with its loggers. It chooses the number of processes if the user has not."""
     layout = spread(
-        cfg.trainer, parts.loop.sampler.per_round, parts.module.net, parts.data.smallest_test
+        cfg.trainer,
+        parts.loop.sampler.per_round,
+        parts.module.net,
+        parts.data.smallest_test,
+        models_in_memory(callbacks),
     )
     if trains_on_cpu(cfg.trainer.accelerator):
         layout["accelerator"] = "cpu"  # Lightning's auto is mps on a Mac

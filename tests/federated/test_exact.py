@@ -79,7 +79,7 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(
             )
         others = []
         for sums in each[1:]:
-            sums.mean(lambda own, sent=(sent := []): sent.append(own) or own)
+            sums.mean(lambda own, sent=(sent := []): sent.append([t.clone() for t in own]) or own)
             others.append(iter(sent))
         found = each[0].mean(
             lambda own, others=others: list(map(sum, zip(own, *map(next, others), strict=True)))

@@ -14,8 +14,10 @@ from harness import final_weights
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 
+from gcfed.assemble import build_methods, models_in_memory
 from gcfed.federated.parallel import strategy as layout
 from gcfed.federated.parallel.strategy import CohortStrategy, ForkLauncher, can_fork
+from gcfed.models.vgg import VGG11
 from gcfed.run import train
 
 TINY = (
@@ -144,6 +146,8 @@ def spread(
     memory=64e9,
     accelerator="cpu",
     tested=100,
+    models=10,
+    net=None,
     **found,
 ):
     for key in ("LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_STEP_ID"):
@@ -151,10 +155,10 @@ def spread(
     for key, value in found.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(layout, "cores", lambda: cores)
-    monkeypatch.setattr(layout, "present_memory", lambda: memory)
+    monkeypatch.setattr(layout, "available_memory", lambda: memory)
     trainer = OmegaConf.create({"devices": devices, "accelerator": accelerator})
-    # a network of 4 MB
-    return layout.spread(trainer, per_round, torch.nn.Linear(1000, 1000), tested)
+    net = net or torch.nn.Linear(1000, 1000)  # of 4 MB
+    return layout.spread(trainer, per_round, net, tested, models)
 
 
 @linux
@@ -166,7 +170,8 @@ def spread(
         ({"cores": 1}, 1),
         ({"tested": 3}, 3),
         ({"accelerator": "gpu"}, 1),
-        ({"memory": 350e6}, 2),  # half of it is enough for two processes with 19 models each
+        ({"memory": 170e6}, 2),  # half of it is enough for two processes with 10 models each
+        ({"memory": 170e6, "models": 18}, 1),
         ({"devices": 9}, 5),
         ({"devices": 2}, 2),
         ({"devices": 1}, 1),
@@ -178,6 +183,23 @@ def test_the_number_of_processes_of_a_round(monkeypatch, settings, processes):
     found = spread(monkeypatch, **settings)
     assert found.pop("devices") == processes
     assert [type(strategy) for strategy in found.values()] == [CohortStrategy] * (processes > 1)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("overrides", "models"),
+    [((), 10), (("algorithm=feddyn",), 13), (("algorithm=scaffold",), 18)],
+)
+def test_two_processes_of_vgg11_fit_into_24_gigabytes(config, monkeypatch, overrides, models):
+    """Half of 22 GB that are free are enough for two processes without states."""
+    with torch.device("meta"):
+        net = VGG11(input_shape=(3, 64, 64), num_classes=200)
+    assert sum(parameter.numel() for parameter in net.parameters()) > 129e6
+    cfg = config(*overrides)
+    found = models_in_memory(build_methods(cfg))
+    assert found == models
+    found = spread(monkeypatch, cores=2, memory=22e9, models=found, net=net)
+    assert found["devices"] == (2 if models == 10 else 1)
 
 
 def test_gpus_that_the_user_names_are_used(monkeypatch):

@@ -263,3 +263,25 @@ def test_a_gpu_reads_the_file_of_a_client_that_does_not_count(on_gpu, tmp_path):
     assert stores.versions("c", [1]) == [0]
     assert resumed(tmp_path, state).read("c", ids(1), LIKE)["bias"].isfinite().all()
     assert stores.read("c", ids(1), LIKE)["bias"].isfinite().all()
+
+
+def test_states_are_written_and_read_in_one_piece_of_memory(monkeypatch):
+    """Larger, smaller and other states follow each other; earlier results keep their numbers."""
+    made, empty = [], np.empty
+    monkeypatch.setattr(np, "empty", lambda *args: made.append(args) or empty(*args))
+    stores = ClientStores()
+    stores.names = {"large", "small"}
+    large = {"w": torch.arange(12.0).view(2, 2, 3), "b": torch.ones(2, 2, dtype=torch.float64)}
+    small = {"n": torch.tensor([[7], [8]])}
+    clients = np.array([0, 1])
+    made.clear()
+    found = []
+    for round in (0, 1):
+        stores.write("large", clients, large, round)
+        stores.write("small", clients, small, round)
+        found.append(stores.read("large", clients, {name: t[0] for name, t in large.items()}))
+        found.append(stores.read("small", clients, {name: t[0] for name, t in small.items()}))
+    assert len(made) == 2  # a state, and the first file, which also has a checksum
+    for states, expected in zip(found, [large, small] * 2, strict=True):
+        for name, t in expected.items():
+            assert torch.equal(states[name], t)

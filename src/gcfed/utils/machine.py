@@ -49,12 +49,19 @@ def cores() -> int:
     return present
 
 
-def present_memory() -> int:
-    """Bytes of memory in this machine, or in this container (cgroup v2)."""
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):
-        return min(present, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return present
+def available_memory() -> int:
+    """Bytes that a new program may take in this machine, or in this container (cgroup v2)."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    with suppress(OSError):  # no such file
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):  # with the caches of files
+                available = 1024 * int(line.split()[1])
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        available = min(available, max(0, limit - used))
+    return available
 
 
 def in_sweep() -> bool:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from gcfed.utils.machine import cores, launched, present_memory
+from gcfed.utils.machine import available_memory, cores, launched
 from gcfed.utils.refusal import Refusal
 
 _STOP = signal.SIGUSR2  # nobody else sends it: a process that dies of another signal was killed
@@ -205,12 +205,17 @@ def trains_on_cpu(accelerator: str) -> bool:
     return accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
 
 
-def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -> dict[str, Any]:
+def spread(
+    trainer: DictConfig, per_round: int, net: nn.Module, num_test: int, models: int
+) -> dict[str, Any]:
     """The devices and the strategy of the trainer.
 
     ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory
     suffices: two processes of one thread are faster than one of two. No run on CPUs has more
     processes than clients in a round or test samples.
+
+    Args:
+        models: how many times the network's parameters a process holds in memory, at most.
 
     Raises:
         ValueError: several processes of a job would each train the whole run.
@@ -226,7 +231,7 @@ def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -
             )
         return {}
     if devices == "auto":
-        devices = _processes_on_cpu(net) if on_cpu else 1
+        devices = _processes_on_cpu(net, models) if on_cpu else 1
     if not on_cpu and devices != 1:
         is_one = OmegaConf.is_list(devices) and len(devices) == 1
         if is_one or has_strategy:
@@ -240,17 +245,16 @@ def spread(trainer: DictConfig, per_round: int, net: nn.Module, num_test: int) -
     return {"devices": processes, "strategy": strategy}
 
 
-def _processes_on_cpu(net: nn.Module) -> int:
-    """One process per core, as far as memory suffices; a single one where a run cannot fork."""
+def _processes_on_cpu(net: nn.Module, models: int) -> int:
+    """One process per core, as far as half of the free memory suffices; a single one where a run
+    cannot fork.
+    """
     # a script before its srun
     in_job = "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1
     if in_job or not can_fork():
         return 1
-    # A process needs the memory of up to 19 models (VGG11): the global model, the broadcast
-    # one, a client's with its gradients and momentum, the sums of updates (four models),
-    # activations, and what the allocator keeps.
-    needed = 19 * sum(parameter.nbytes for parameter in net.parameters())
-    return min(cores(), int(0.5 * present_memory() / needed))
+    needed = models * sum(parameter.nbytes for parameter in net.parameters())
+    return min(cores(), int(0.5 * available_memory() / needed))
 
 
 def rank_and_world() -> tuple[int, int]:

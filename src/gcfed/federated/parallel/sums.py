@@ -12,9 +12,9 @@ the first one. On a CPU, the first such term makes the coarse grid.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from math import inf
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import ceil, inf
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -87,6 +87,14 @@ class Sums:
         return {name: total[name].to(dtype) for name, dtype in self._dtypes.items()}
 
 
+class Segment(NamedTuple):
+    """Entries of a tensor that lie together in a piece of a sum."""
+
+    name: str
+    entries: slice | None  # in the order of memory; None: all
+    room: Tensor  # their place in the buffer
+
+
 class Grid:
     """The sums of a set of tensors on the grids ``NARROW`` or ``WIDE``; no grid for plain sums."""
 
@@ -99,8 +107,10 @@ class Grid:
         size = sum(self._sizes)
         dtype = torch.int64 if places else torch.float64
         self.totals = [torch.zeros(size, dtype=dtype, device=device) for _ in places or (0,)]
-        self._buffer = torch.empty(size, dtype=torch.float64, device=device)
-        self._views = self._split(self._buffer)
+        # A CPU adds a piece at a time, and needs memory for one only.
+        self._width = max(1, min(size, PIECE)) if device.type == "cpu" else max(1, size)
+        self._buffer = torch.empty(min(size, self._width), dtype=torch.float64, device=device)
+        self._pieces = self._cut()
         self._terms = 0
         self._magic = torch.full((1,), MAGIC, dtype=torch.float64, device=device)
         # Terms below it need no coarse grid.
@@ -112,6 +122,25 @@ class Grid:
         pieces = zip(flat.split(self._sizes), self._shapes.values(), strict=True)
         return [piece.as_strided(*layout, piece.storage_offset()) for piece, layout in pieces]
 
+    def _cut(self) -> list[list[Segment]]:
+        """Which entries of which tensors lie in each piece of the sum."""
+        num_pieces = ceil(sum(self._sizes) / self._width)
+        pieces: list[list[Segment]] = [[] for _ in range(num_pieces)]
+        first = 0  # the tensor's place in the sum
+        for (name, layout), size in zip(self._shapes.items(), self._sizes, strict=True):
+            for number in range(first // self._width, ceil((first + size) / self._width)):
+                origin = number * self._width
+                start = max(first, origin)
+                stop = min(first + size, origin + self._width)
+                room = self._buffer[start - origin : stop - origin]
+                if stop - start == size:
+                    whole = room.as_strided(*layout, room.storage_offset())
+                    pieces[number].append(Segment(name, None, whole))
+                else:
+                    pieces[number].append(Segment(name, slice(start - first, stop - first), room))
+            first += size
+        return pieces
+
     def add(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
         if weight_K.device.type == "cpu":
             self._add_on_cpu(values_K, weight_K)
@@ -122,12 +151,10 @@ class Grid:
         for row, weight in enumerate(weight_K.tolist()):
             if weight == 0:
                 continue
-            self._copy_row(values_K, row)
-            pieces = (t.split(PIECE) for t in (self._buffer, *self.totals))
-            for number, (piece, *totals) in enumerate(zip(*pieces, strict=True)):
+            for start, piece, totals in self._filled(values_K, row):
                 if self._has_large(piece):
                     piece.mul_(weight)
-                    self._move_large(piece, number * PIECE)
+                    self._move_large(piece, start)
                     self._add(piece, totals, 1.0)
                 else:
                     self._add(piece, totals, weight)
@@ -135,15 +162,31 @@ class Grid:
     def _add_on_gpu(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
         """Does not read the weights or the terms, which would wait for the device."""
         for row, weight in enumerate(weight_K):
-            self._copy_row(values_K, row)
-            self._buffer.mul_(weight).masked_fill_(weight == 0, 0.0)
-            if self.places:
-                self._move_large(self._buffer, 0)
-            self._add(self._buffer, self.totals, 1.0)
+            for start, piece, totals in self._filled(values_K, row):
+                piece.mul_(weight).masked_fill_(weight == 0, 0.0)
+                if self.places:
+                    self._move_large(piece, start)
+                self._add(piece, totals, 1.0)
 
-    def _copy_row(self, values_K: Mapping[str, Tensor], row: int) -> None:
-        torch._foreach_copy_(self._views, [values_K[name][row] for name in self._shapes])
+    def _filled(
+        self, values_K: Mapping[str, Tensor], row: int
+    ) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
+        """Copies a client's entries into the buffer, a piece at a time: its first entry, the piece,
+        and its totals.
+        """
         self._terms += 1
+        for number, segments in enumerate(self._pieces):
+            sources = []
+            for segment in segments:
+                t = values_K[segment.name][row]
+                if segment.entries is not None:
+                    _, strides = self._shapes[segment.name]
+                    t = _flat(t, strides)[segment.entries]
+                sources.append(t)
+            torch._foreach_copy_([segment.room for segment in segments], sources)
+            start = number * self._width
+            totals = [total[start : start + self._width] for total in self.totals]
+            yield start, self._buffer[: len(totals[0])], totals
 
     def _has_large(self, piece: Tensor) -> bool:
         """Whether a number of a piece needs the coarse grid. Weights are at most 1."""
@@ -183,7 +226,7 @@ class Grid:
     def total(self, reduce: Reduce) -> dict[str, Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``.
 
-        Called once, after the last term.
+        Called once, after the last term. It overwrites what ``reduce`` returns.
         """
         if not self.places:
             (total,) = reduce(self.totals)
@@ -194,14 +237,29 @@ class Grid:
         places = list(self.places)
         # On a GPU every process has one, and to ask would wait for the device.
         if has_coarse.device.type != "cpu" or int(has_coarse):
-            coarse = torch.zeros_like(self.totals[0]) if self._coarse is None else self._coarse
+            coarse = torch.zeros_like(parts[0]) if self._coarse is None else self._coarse
             parts += reduce([coarse])
             places.append(COARSE)
-        scaled = [part.double().mul_(2.0**-b) for part, b in zip(parts, places, strict=True)]
-        return self._by_name(sum(scaled[1:], scaled[0]))
+        total, *others = (self._to_floats(part, b) for part, b in zip(parts, places, strict=True))
+        for other in others:
+            total.add_(other)
+        return self._by_name(total)
+
+    def _to_floats(self, multiples: Tensor, b: int) -> Tensor:
+        """Turns integers, multiples of 2⁻ᵇ, into float64 in the same memory, ``[D]``."""
+        for piece in multiples.split(self._width):
+            piece.view(torch.float64).copy_(piece.double().mul_(2.0**-b))
+        return multiples.view(torch.float64)
 
     def _by_name(self, total: Tensor) -> dict[str, Tensor]:
         return dict(zip(self._shapes, self._split(total), strict=True))
+
+
+def _flat(t: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """All entries, ``[D]``, in the order that memory with these strides has."""
+    if t.stride() != strides:
+        t = torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
+    return t.as_strided((t.numel(),), (1,))
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

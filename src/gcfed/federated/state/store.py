@@ -66,6 +66,7 @@ class ClientStores:
         self.shared = False
         self._held: dict[Key, Tensor] = {}  # the present versions on a GPU, ``[P]``
         self._undecided: list[Undecided] = []
+        self._memory = np.empty(0, np.uint8)  # of the state that is being written or read
         self._version: dict[Key, int] = {}  # the present versions
         self._last: dict[Key, int] = {}  # the versions of the last checkpoint
 
@@ -143,16 +144,31 @@ class ClientStores:
                 the host reads it at the end of the round, so that it does not wait for each client.
         """
         for row, key in enumerate(self._keys(name, clients)):
-            vector = torch.cat([value[row].detach().reshape(-1) for value in values.values()])
+            parts = [value[row].detach().reshape(-1) for value in values.values()]
             row_counts = None if counts is None else counts[row]
-            if self._stays_on_gpu(key, vector):
-                self._hold(key, round, vector, row_counts)
+            if self._stays_on_gpu(key, parts[0].device):
+                self._hold(key, round, torch.cat(parts), row_counts)
             elif row_counts is None or bool(row_counts):
-                self._save(key, round, vector)
+                self._save(key, round, self._joined(parts))
                 self._mark_written(key, round)
 
-    def _stays_on_gpu(self, key: Key, vector: Tensor) -> bool:
-        return key in self._held or (not self.shared and _fits(vector.device))
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        """A client's state as a vector on the CPU, ``[P]``, in memory that the next one reuses."""
+        if parts[0].is_cuda:
+            parts = [torch.cat(parts).cpu()]
+        dtype = reduce(torch.promote_types, (part.dtype for part in parts))
+        size = sum(part.numel() for part in parts)
+        room = torch.from_numpy(self._room(size * dtype.itemsize)).view(dtype)
+        return torch.cat(parts, out=room)
+
+    def _room(self, size: int) -> np.ndarray:
+        """Memory for as many bytes, in which the last state lay that was written or read."""
+        if len(self._memory) < size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory[:size]
+
+    def _stays_on_gpu(self, key: Key, device: torch.device) -> bool:
+        return key in self._held or (not self.shared and _fits(device))
 
     def _hold(self, key: Key, round: int, vector: Tensor, counts: Tensor | None) -> None:
         """Replaces a state on a GPU if ``counts``, bool ``[]``; None stands for true."""
@@ -324,6 +340,7 @@ class ClientStores:
         """Frees the memory of a GPU. States that are in no checkpoint are lost."""
         self._decide()
         self._held.clear()
+        self._memory = np.empty(0, np.uint8)
 
     # ---------------------------------------------------------------------------------------- files
     def _save(self, key: Key, version: int, vector: Tensor) -> None:
@@ -334,10 +351,14 @@ class ClientStores:
             file.write(checksum)
 
     def _load(self, key: Key) -> np.ndarray:
-        """The bytes of a present version, without the checksum."""
+        """The bytes of a present version, without the checksum, until the next one is read or
+        written.
+        """
         version = self._version[key]
         try:
-            entries = np.fromfile(self.path(key, version), np.uint8)
+            with self.path(key, version).open("rb") as file:
+                entries = self._room(os.fstat(file.fileno()).st_size)
+                entries = entries[: file.readinto(entries.data)]
         except FileNotFoundError:
             raise self._lost(key, "not there") from None
         content, checksum = np.split(entries, [-4])
