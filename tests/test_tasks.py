@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import ArrayData, assert_near, make_net, random_federation, sgd, train_rounds
+from harness import ArrayData, Cohorts, assert_near, make_net, random_federation, sgd, train_rounds
 from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
@@ -188,7 +188,7 @@ def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
     # the probe would refuse the labels
     monkeypatch.setattr("gcfed.federated.engine.loop.set_traits", lambda *_: None)
     loop = FederatedLoop(
-        sampler=SimpleNamespace(validate=lambda n: None, per_round=2),
+        sampler=Cohorts(2),
         solver=sgd(),
         aggregator=MeanAggregator(),
         rounds=1,
