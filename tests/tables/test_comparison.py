@@ -9,7 +9,7 @@ import pytest
 from pretend import Trainer, go, plain
 from run_folders import accuracies, run_of, write_run
 
-from gcfed.tables.measures import measured
+from gcfed.tables.measures import less_is_better, measured
 
 TOY = {
     "paper": "Toy",
@@ -65,6 +65,22 @@ def test_measures_of_a_run_have_the_values_computed_by_hand(tmp_path, measure, e
     In round 4, the mean of two rounds has only the test of round 4.
     """
     assert measured(write_run(tmp_path, ROWS), measure) == (expected and pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("measure", "is_less"),
+    [
+        ("last:test/acc", False),
+        ("mean:personal/acc[10]", False),
+        ("rounds:test/acc>=0.8", True),
+        ("last:val/perplexity", True),
+        ("min:test/mae", True),
+        ("client_seconds", True),
+    ],
+)
+def test_the_better_run_of_each_measure(measure, is_less):
+    """A search minimises, and the best row is the smallest, where less is better."""
+    assert less_is_better(measure) is is_less
 
 
 def test_an_unknown_measure_is_refused():
@@ -259,6 +275,20 @@ def test_without_fedavg_differences_are_to_the_best_row(cells):
     )
     assert found["Other", "a"][2] == "+0.1 (0.1 to 0.1)"  # less is better, so GC-Fed is the best
     assert "Differences are to GC-Fed" in text
+
+
+def test_the_best_row_reaches_a_target_first(cells):
+    rows = [OWN["rows"][0], {"label": "Slow", "overrides": ["gc=none"]}]
+    late = [{"test/acc": 0.1}] * 3 + [{"test/acc": 0.9}]
+    early = [{"test/acc": 0.9}] * 4
+
+    def of(words, number):
+        return early if words["gc"] == "gcfed" else late
+
+    node = OWN | {"rows": rows, "cells": {}, "measure": "rounds:test/acc>=0.8", "seeds": [3, 5]}
+    found, text = cells(Trainer(of), name="target", **node)
+    assert "Differences are to GC-Fed" in text
+    assert found["Slow", "a"][2].startswith("+3 (")
 
 
 def test_one_seed_has_neither_an_interval_nor_a_difference(cells):

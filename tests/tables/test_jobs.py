@@ -36,8 +36,8 @@ def test_rows_columns_and_seeds_become_jobs_in_separate_folders():
     assert job.title == "GC-Fed, i.i.d., λ 0.1, seed 2"
     assert job.cell == "gc-fed_iid-lambda-0.1"
     assert job.seed == 2
-    # the row wins
-    assert job.overrides == ["partition.alpha=0.1", "rounds=8", "gc=gcfed", "rounds=9", "seed=2"]
+    # the last word wins: the row's over the column's, and the column's over the table's
+    assert job.overrides == ["rounds=8", "partition.alpha=0.1", "gc=gcfed", "rounds=9", "seed=2"]
 
 
 def test_a_scale_and_the_command_line_select_cells():

@@ -55,7 +55,7 @@ def test_finished_jobs_are_skipped_and_unfinished_jobs_continue(table, capsys):
     assert table(trainer) == 0
     folder = table.root / "try" / "full"
     assert trainer.folders == [folder / FEDAVG, folder / GCFED]
-    assert trainer.jobs[0] == ["partition.alpha=0.1", "rounds=4", "gc=none", "seed=1"]
+    assert trainer.jobs[0] == ["rounds=4", "partition.alpha=0.1", "gc=none", "seed=1"]
     said = capsys.readouterr().out
     assert "0 finished, 0 to continue, 2 to start" in said
     assert f"job 2 of 2, about 0 s left: GC-Fed, α 0.1, seed 1\n  {folder / GCFED}" in said
@@ -228,6 +228,8 @@ def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
     [
         (["gcfed_table5", "scale"], "scale: write key=value, such as scale=small"),
         (["gcfed_table5", "seeds=[1,1]"], "seeds=[1, 1] must be a list without repetitions"),
+        (["gcfed_table5", "dry_run=1"], "dry_run=1: write dry_run=true or false."),
+        (["gcfed_table5", "compare="], "compare=: write compare=true or false."),
         (["gcfed_table5", "seeds=[1"], "seeds=[1: the value of seeds is no YAML."),
         (
             ["gcfed_table5", "--config-dir", "nowhere"],

@@ -85,7 +85,7 @@ def request_of(words: Sequence[str]) -> Request:
         elif key == "scale":
             asked.scale = text
         elif key in ("dry_run", "compare"):
-            setattr(asked, key, _value(word) is True)
+            setattr(asked, key, _truth(word))
         else:
             asked.overrides.append(word)
     try:
@@ -102,6 +102,13 @@ def _value(word: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         raise Refusal(f"{word}: the value of {key} is no YAML.") from None
+
+
+def _truth(word: str) -> bool:
+    value = _value(word)
+    if not isinstance(value, bool):
+        raise Refusal(f"{word}: write {word.partition('=')[0]}=true or false.")
+    return value
 
 
 class WholeTable:

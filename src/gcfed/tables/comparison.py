@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from gcfed.folders.folder import DIVERGED, Run, read_run
-from gcfed.folders.measures import higher_is_better, parse
+from gcfed.folders.measures import parse
 from gcfed.folders.summary import rounds_in_words
 from gcfed.reporting.judged import judged
 from gcfed.reporting.verdict import interval, reference_of
@@ -25,6 +25,7 @@ from gcfed.tables.measures import (
     Unit,
     column_of,
     in_words,
+    less_is_better,
     measured,
     of_short_runs,
     unit_of,
@@ -158,7 +159,7 @@ def _with_gains(cells: Sequence[Compared]) -> list[Compared]:
         numbers = cell.numbers
         if numbers.mean is None or numbers.bound or cell.measure != cells[0].measure:
             continue
-        sign = -1 if higher_is_better(column_of(cell.measure or "")) else 1
+        sign = 1 if less_is_better(cell.measure or "") else -1
         ranked.append((sign * numbers.mean, cell.row.label))
         values[cell.row.label] = numbers.values
     reference = reference_of([label for _, label in sorted(ranked)])

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from gcfed.folders.folder import Run
-from gcfed.folders.measures import is_accuracy, smooth
+from gcfed.folders.measures import higher_is_better, is_accuracy, smooth
 from gcfed.reporting.verdict import TITLES
 from gcfed.utils.refusal import Refusal
 
@@ -89,6 +89,12 @@ def column_of(measure: str) -> str:
     Raises Refusal for a measure of another form.
     """
     return _form_of(measure)["column"]
+
+
+def less_is_better(measure: str) -> bool:
+    """Whether a run with a smaller value is the better one."""
+    match = _form_of(measure)
+    return match["how"] == "rounds" or not higher_is_better(match["column"])
 
 
 def unit_of(measure: str) -> Unit:

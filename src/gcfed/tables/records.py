@@ -186,7 +186,7 @@ class Table:
     def overrides_of(self, row: Axis, column: Axis) -> list[str] | None:
         """The overrides of the cell's run, except the seed; None if we cannot run it."""
         words: list[str] = []
-        for part in (column.overrides, self.overrides, row.overrides, row.at(column).overrides):
+        for part in (self.overrides, column.overrides, row.overrides, row.at(column).overrides):
             if part is None:
                 return None
             words += part

@@ -4,7 +4,6 @@ edge of stability.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.folders.lock import locked
 from gcfed.folders.measures import check_judges
 from gcfed.tables import running
-from gcfed.tables.measures import column_of, measured
+from gcfed.tables.measures import column_of, less_is_better, measured
 from gcfed.tables.plan import Job
 from gcfed.tables.records import Search
 from gcfed.utils.instantiate import installed
@@ -140,8 +139,7 @@ def run_trials(search: Search, one: CellSearch) -> None:
 
     A stopped trial continues with the values that it had drawn.
     """
-    less_is_better = re.search("loss|error|rmse|rounds", search.metric)
-    direction = "minimize" if less_is_better else "maximize"
+    direction = "minimize" if less_is_better(search.metric) else "maximize"
     with locked(one.folder / ".lock") as holder:
         if holder:
             raise Refusal(
