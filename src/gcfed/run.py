@@ -65,6 +65,8 @@ class RunResult:
         """The row of the last round, without empty cells."""
         last: Any = self.trainer.callback_metrics
         if not last:
+            if self.frame.empty:
+                return {}
             row = self.frame.reset_index().tail(1).dropna(axis=1)
             last = row.squeeze(axis=0)
         return {name: float(value) for name, value in last.items()}

@@ -202,7 +202,9 @@ class FederatedModule(LightningModule):
         sums = sum_over_processes(list(self.sums.values()))
         for column, (total, number) in zip(self.sums, sums, strict=True):
             mean = total / number
-            of_task = column.replace("val/", "test/")
+            of_task = column
+            if column.startswith("val/"):
+                of_task = "test/" + column.removeprefix("val/")
             if of_task in roots:
                 mean = mean.sqrt()
             if of_task in exponentials:
@@ -265,7 +267,7 @@ class FederatedModule(LightningModule):
             values = scores[column]
             weight = real.to(values.dtype)
             if dataloader_idx:
-                column = column.replace("test/", "val/")
+                column = "val/" + column.removeprefix("test/")
             sums = torch.stack([(values * weight).sum(), weight.sum()])
             self.sums[column] = self.sums.get(column, zeros) + sums
         return outputs, y
