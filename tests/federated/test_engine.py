@@ -159,7 +159,7 @@ class Counts(ArrayData):
 def test_a_steps_batch_does_not_depend_on_earlier_steps(monkeypatch, clients, ahead):
     data = random_federation(sizes=(3, 14, 9), features=5)
     data = Counts(data.x, data.y, data.clients)
-    monkeypatch.setattr(batches, "AHEAD", ahead)
+    monkeypatch.setattr(batches, "VALUES_AHEAD", ahead)
     plan = plan_of(data, clients)
     for step in [*range(8), *range(7, -1, -1), 0, 5, 2, 2, 7, 3]:
         n, size, _ = kind = plan.kinds[step]
@@ -181,7 +181,7 @@ def test_a_steps_batch_does_not_depend_on_earlier_steps(monkeypatch, clients, ah
 def test_a_client_fetches_no_value_beyond_its_plan(monkeypatch):
     data = random_federation(sizes=(3, 14, 2))
     data = Counts(data.x, data.y, data.clients)
-    monkeypatch.setattr(batches, "AHEAD", 100)
+    monkeypatch.setattr(batches, "VALUES_AHEAD", 100)
     for client, cut, expected in ((1, 8, [96, 96]), (1, 5, [96, 24]), (2, 6, [72])):
         plan = plan_of(data, [client], epochs=2 if client == 1 else 6).cut(np.array([cut]))
         data.values.clear()

@@ -133,6 +133,6 @@ def test_batches_are_drawn_for_several_stacks_before_the_first_trains(federation
             name,
             lambda *args, name=name, own=own: events.append(name) or own(*args),
         )
-    monkeypatch.setattr(client, "AHEAD", 2)
+    monkeypatch.setattr(client, "STACKS_AHEAD", 2)
     train_rounds(make_net(), federation, sgd(), rounds=1, cohort_of=5)
     assert events == ["plan", "plan", "train", "train"] * 2 + ["plan", "train"]

@@ -272,20 +272,20 @@ class Steps(ClientPart):
         ([Keeps(), KeepsToo()], r"methods: Keeps and KeepsToo both keep 'c': rename it"),
         (
             [OtherSide()],
-            r"OtherSide\.local_loss .*a ServerPart has no such hook; the other side has\.",
+            r"OtherSide\.local_loss .*a ServerPart has no such hook; it is a hook of ClientPart\.",
         ),
         (
             [HearsOfSteps()],
             (
-                r"HearsOfSteps\.on_after_backward .*a ServerPart has no such hook; the other side"
-                r" has\."
+                r"HearsOfSteps\.on_after_backward .*a ServerPart has no such hook; it is a hook"
+                r" of ClientPart\."
             ),
         ),
         (
             [Steps()],
             (
-                r"Steps\.on_before_optimizer_step .*a ClientPart has no such hook; the other side"
-                r" has\."
+                r"Steps\.on_before_optimizer_step .*a ClientPart has no such hook; it is a hook"
+                r" of ServerPart\."
             ),
         ),
     ],

@@ -62,12 +62,10 @@ class GradientCentralization(Method):
         if lora and not (local and server):
             raise SettingError("lora", f"={lora} needs local=true and server=true.")
         if local and server and lam is None and boundary is None:
-            what = (
-                " and lam are null, but Local and Global GC together need a borderline: set"
-                " boundary to a module, "
-            )
             raise SettingError(
-                "boundary", f"{what}set lam in [0, 1], or use gc=local or gc=global."
+                "boundary",
+                " and lam are null, but Local and Global GC together need a borderline: set"
+                " boundary to a module, set lam in [0, 1], or use gc=local or gc=global.",
             )
         least = 2 if tensors == "weights" else 1
         self.local = LocalGC(lam, boundary, local_rounds, least, lora is not None)

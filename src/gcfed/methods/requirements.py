@@ -1,9 +1,11 @@
 """Requirements that a part declares, each with a reason.
 
-A run that does not meet one is refused by name.
+A run that does not meet one is refused by name::
 
-needs = [local_sgd("it counts plain steps"), full_uploads("its variates would still travel in
-full")]
+    needs = [
+        local_sgd("it counts plain steps"),
+        full_uploads("its variates would still travel in full"),
+    ]
 """
 
 from collections.abc import Callable

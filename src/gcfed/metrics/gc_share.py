@@ -1,5 +1,6 @@
 """How much of a gradient, of an update and of the model gradient centralization removes."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -64,4 +65,4 @@ class GCShare(OwnNumbers):
 
     def _columns_of(self, kind: str, tensors: Params) -> dict[str, float]:
         shares = zip(self.weights, self.shares(tensors).tolist(), strict=True)
-        return {f"gc/share_{kind}/{name}": share for name, share in shares if share == share}
+        return {f"gc/share_{kind}/{name}": share for name, share in shares if not math.isnan(share)}

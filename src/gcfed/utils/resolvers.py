@@ -93,7 +93,7 @@ def _registering() -> Callable[..., None]:
     return OmegaConf.register_new_resolver
 
 
-def base_of(version: str) -> dict[str, None]:
+def base_of(version: str) -> dict[str, Any]:
     """The argument ``version_base`` of Hydra's functions for the behaviour of this version of
     Hydra: 1.3 needs it, and 1.4 warns of it.
     """

@@ -25,7 +25,7 @@ from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.utils.rng import seed_generators, torch_seed
 
-AHEAD = 8  # stacks whose batches are drawn at once on a CPU
+STACKS_AHEAD = 8  # stacks whose batches are drawn at once on a CPU
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
 
 
@@ -77,7 +77,7 @@ class ClientProgram:
         On a CPU it draws for several stacks before the first one trains, because code that has just
         run takes a third of the time. On a GPU the host draws while the device trains.
         """
-        ahead = AHEAD if self.module.device.type == "cpu" else 1
+        ahead = STACKS_AHEAD if self.module.device.type == "cpu" else 1
         for first in range(0, len(stacks), ahead):
             drawn = [self._drawn(download, clients) for clients in stacks[first : first + ahead]]
             yield from drawn

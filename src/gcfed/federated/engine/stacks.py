@@ -78,7 +78,7 @@ class Stacks(Transport):
     ) -> Iterator[Upload]:
         program = self.program
         if self.separate_clients:
-            raise Refusal("metrics=gap and metrics=leakage work with federation=none only.")
+            raise Refusal("A part rehearses, which works with federation=none only: leave it out.")
         parts = []
         for part in program.parts:
             if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:

@@ -69,5 +69,7 @@ def warn_of_row(row: dict[str, Any], large_statistics: int) -> None:
         )
     if row["train/refused_steps"]:
         log.warning(
-            "round %d: the server's step was not finite; the model stays as it was.", row["round"]
+            "round %d: the mean update or the server's step was not finite;"
+            " the model stays as it was.",
+            row["round"],
         )

@@ -240,7 +240,7 @@ class Passes:
         )
 
     def _note(self, seen: Tensor, x: Tensor, generators: dict[str, object]) -> None:
-        """Notes what a pass has done beside its result."""
+        """Notes what a pass has done besides its result."""
         self.edits_input |= seen._version > 0 or not are_equal(seen, x)
         for name, generator in GLOBAL.items():
             if mark(generator) != generators[name]:

@@ -110,9 +110,11 @@ class _Probe:
         is_own_task = not type(passes.task).__module__.startswith("gcfed.")
         state = self.hidden.in_task(first) if is_own_task else ""
         if is_own_task or not shows_all_at_once(self.net, stack):
-            hidden = self.look_again(first)
+            hidden = self.compare_later_passes(first)
             del first  # the memory of two models
-            functional, why = self.look_closer(hidden, averaged, trains_alone(stack, passes.x))
+            functional, why = self.compare_in_a_stack(
+                hidden, averaged, trains_alone(stack, passes.x)
+            )
             alone = alone or state or why
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
@@ -148,7 +150,7 @@ class _Probe:
             return f"{type(self.net).__name__} cannot train on a single sample ({why})"
         return ""
 
-    def look_again(self, first: Pass) -> str:
+    def compare_later_passes(self, first: Pass) -> str:
         """Passes in evaluation mode, and after others.
 
         Returns why clients cannot train in one stack; empty if they can.
@@ -166,11 +168,13 @@ class _Probe:
             )
         return self.hidden.in_network(first, test, trained)
 
-    def look_closer(self, hidden: str, averaged: Sequence[str], alone: bool) -> tuple[str, str]:
+    def compare_in_a_stack(
+        self, hidden: str, averaged: Sequence[str], alone: bool
+    ) -> tuple[str, str]:
         """Passes on other tensors and with other samples.
 
         Args:
-            hidden: what :meth:`look_again` found.
+            hidden: what :meth:`compare_later_passes` found.
             averaged: the constants that training changes.
             alone: whether clients train one by one in any case.
 

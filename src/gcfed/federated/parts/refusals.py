@@ -37,7 +37,8 @@ def check_hooks(cls: type[Part], title: str) -> None:
         if is_of_other_side or name.startswith(("on_", "before_", "after_")):
             hint = f": did you mean {near[0]}?" if near else "."
             if is_of_other_side:
-                hint = "; the other side has."
+                other = ClientPart if sides[0] is ServerPart else ServerPart
+                hint = f"; it is a hook of {other.__name__}."
             raise Refusal(
                 f"{title}.{name} is never called: a {sides[0].__name__} has no such hook{hint}"
             )
@@ -112,7 +113,7 @@ def _check_part(part: Part, setup: Setup) -> None:
     simulated = {"sees the cohort", "rehearses"} & part.facts
     if setup.transport.remote and simulated:
         raise Refusal(
-            f"{part.title} {simulated.pop()}, which works in simulations only (federation=none):"
+            f"{part.title} {min(simulated)}, which works in simulations only (federation=none):"
             " leave it out."
         )
     if setup.transport.separate_clients and "rehearses" in part.facts:

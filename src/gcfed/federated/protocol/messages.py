@@ -49,7 +49,7 @@ class Download(Message):
         lr: η_l, the clients' learning rate in this round.
         model: where clients start, name → ``[*shape]``; ``on_broadcast`` may replace tensors, but
             must not edit them.
-        cohort: ids of the clients that receive it and will answer, ``[K]``, sorted.
+        cohort: ids of the clients whose answers the round uses, ``[K]``, sorted.
         extra: what methods send in addition to the model, by name: name → ``[*shape]``.
         packed: size in bytes of entries of ``model`` and ``extra`` that are sent in fewer bytes
             than tensors have.

@@ -26,8 +26,8 @@ class Round:
         seed: the run's seed; every draw derives from it.
         scheduled: ids of the clients whose uploads this round uses, ``[K]``, sorted; rows of a
             round's tables have this order.
-        cohort: ids of those that take part, sorted: all that are scheduled, and after the uploads
-            those that answered.
+        cohort: ids of those that take part, sorted. In a Round these are all that are scheduled, in
+            a Received those that answered.
         num_clients: N, the size of the population.
         start: the broadcast model, name → ``[*shape]``: the download's ``model``, in which parts
             may replace entries.
@@ -61,7 +61,8 @@ class Round:
         return np.searchsorted(self.scheduled, clients)
 
     def by_version(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The scheduled clients that have one version of the model, ``[K]``, the oldest first.
+        """Yields (version, clients ``[K]``): the scheduled clients, grouped by the version of the
+        model that they have, the oldest first.
 
         The last group is that of this round. It may be empty.
         """

@@ -20,7 +20,7 @@ from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 
 # values of samples that a single client fetches at once; they stay in a core's cache
-AHEAD = 1 << 18
+VALUES_AHEAD = 1 << 18
 
 
 class Kind(NamedTuple):
@@ -136,7 +136,7 @@ class BatchPlan:
     def _fetch(self, data: FederatedDataModule, step: int) -> None:
         """Fetches a single client's batches from this step on."""
         width = int(self.counts.max())
-        num_steps = max(1, AHEAD // (width * prod(data.input_shape)))
+        num_steps = max(1, VALUES_AHEAD // (width * prod(data.input_shape)))
         span = slice(step, step + num_steps)
         draws = None if self.augment is None else self.augment[:, span, :width]
         x, y = data.fetch(self.index[:, span, :width], draws)

@@ -227,8 +227,8 @@ class LocalSolver:
         """
         samples = [data.client(client) for client in clients.tolist()]
         steps = self.num_steps(np.array([len(own) for own in samples])).tolist()
-        # The plan is dense: a batch has room for a million samples at most, or for the largest
-        # client's.
+        # The plan is a dense array. Places beyond a million, or beyond the largest client, would
+        # only be empty.
         width = min(self.batch_size, max(1_000_000, *map(len, samples)))
         index = np.empty((len(clients), max(steps), width), np.int64)
         counts = np.zeros(index.shape[:2], np.int64)

@@ -49,7 +49,7 @@ READS = ("uploads", "notes", "on_receive", "on_aggregate_end", "decode")
 @checked
 class ClientDP(Method):
     """Clips updates and adds noise to their sum. Each row has ``privacy/epsilon_rdp``, the ε so
-    far; the last row also has ``privacy/epsilon_prv``.
+    far; the last row also has ``privacy/epsilon_prv`` if ε is below 100.
 
     Args:
         max_norm: C.
