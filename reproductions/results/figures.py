@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gcfed.folders.measures import smooth  # noqa: E402
-from gcfed.plots.style import GREY, VERMILION, looks, save, styled  # noqa: E402
+from gcfed.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, looks, save, styled  # noqa: E402
 from gcfed.reporting.verdict import interval  # noqa: E402
-from reproductions.results import printed  # noqa: E402
+from reproductions.results import late_updates, printed  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -251,6 +251,60 @@ def gc_share(figure: Figure) -> None:
     figure.supylabel("share that P removes", fontsize=10)
 
 
+SECONDS = (1, 2, 5, 10, 20, 50, 100, 200)  # ticks of an axis
+LATE_COLORS = {
+    "FedAvg": GREY,
+    "SCAFFOLD": GREEN,
+    "FedBuff": BLUE,
+    "FedAsync": VERMILION,
+    "CA²FL": PURPLE,
+}
+
+
+def late_curves(figure: Figure) -> None:
+    """Mean accuracies over the seeds, over uploads and over seconds."""
+    runs = stored_runs("late-updates")
+    panels = figure.subplots(2, 2, sharey=True)
+    for row, spread in zip(panels, late_updates.SPREADS, strict=True):
+        for name, method in late_updates.METHODS.items():
+            color = LATE_COLORS[name]
+            for gc, label, dash in (("none", name, ":"), ("gcfed", f"{name} + GC-Fed", "-")):
+                seeds = late_updates.SEEDS[spread]
+                own = [method.run(runs, gc, spread, seed) for seed in seeds]
+                curves = [100 * run.curve(printed.ACCURACY) for run in own]
+                mean = pd.concat(curves, axis=1).mean(axis=1)
+                seconds = late_updates.mean_seconds(method, spread, mean.index)
+                uploads = mean.index * method.per_round
+                row[0].plot(uploads, mean, color=color, linestyle=dash, label=label)
+                row[1].plot(seconds, mean, color=color, linestyle=dash)
+        row[0].set(ylabel=f"σ {spread}: test accuracy (%)")
+        row[1].set_xscale("log")
+        row[1].set_xticks(SECONDS, map(str, SECONDS))
+        row[1].minorticks_off()
+        row[1].set_xlim(SECONDS[0], SECONDS[-1])
+    panels[1][0].set(xlabel="uploads")
+    panels[1][1].set(xlabel="simulated seconds, mean over the seeds")
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+
+
+def late_shares(figure: Figure) -> None:
+    """The share of the uploads of each quarter of the clients by speed."""
+    names = ("FedAvg", "FedBuff", "FedAsync")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, spread in zip(panels, late_updates.SPREADS, strict=True):
+        for place, name in enumerate(names):
+            of_uploads, _ = late_updates.by_quarter(late_updates.METHODS[name], spread)
+            middle = [quarter + 0.27 * (place - 1) for quarter in range(len(of_uploads))]
+            label = "synchronous" if name == "FedAvg" else name
+            axes.bar(middle, of_uploads, width=0.25, color=LATE_COLORS[name], label=label)
+        axes.axhline(25, color=GREY, lw=1, ls=":")
+        labels = [quarter.replace(" ", "\n") for quarter in late_updates.QUARTERS]
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set(title=f"σ {spread}")
+    panels[0].set(ylabel="share of uploads (%)")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+
+
 if __name__ == "__main__":
     matplotlib.use("agg")
     printed.update()
@@ -269,6 +323,8 @@ if __name__ == "__main__":
         "gc_warmup": (gc_warmup, 12, 3),
         "every_method": (every_method, 8, 6.5),
         "gc_share": (gc_share, 12, 4.4),
+        "late_curves": (late_curves, 11, 7),
+        "late_shares": (late_shares, 9, 3),
         "today": (partial(gains, page="today.md", tables={"": 0}, least=3), 8, 10),
     }
     for name, drawing in drawings.items():

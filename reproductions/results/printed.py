@@ -7,7 +7,7 @@ without stored runs stay as they are written.
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -16,25 +16,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gcfed.folders.measures import first_round, smooth  # noqa: E402
+from reproductions.results import late_updates  # noqa: E402
+from reproductions.results.cells import Cells, Runs, number, signed  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
 HERE = Path(__file__).parent
-Runs = Mapping[str, StoredRun]
-#: The first cells of a row → its other cells; None: a cell that the data do not give.
-Cells = dict[tuple[str, ...], list[str | None]]
 
 ACCURACY = "test/acc"
 PAPER = {"GC-Fed": 72.44, "FedAvg": 66.44}  # Table 5, CIFAR-10, 5/100, α 0.1
 CLIPPED = "client.clip_norm=10"
 GC = {"GC-Fed": "gc=gcfed", "Global GC": "gc=global", "FedAvg": "gc=none"}
-
-
-def number(value: float, digits: int = 2) -> str:
-    return f"{value:.{digits}f}".replace("-", "−")
-
-
-def signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
 
 
 def last(run: StoredRun, rounds: int) -> float:
@@ -229,6 +220,12 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("gcfed-table5", "clipped rounds"): clipped_rounds,
     ("coherence", "agreement"): agreement,
     ("every-method", "digits"): digits,
+    ("late-updates", "equal uploads"): late_updates.at_equal_uploads,
+    ("late-updates", "equal time"): late_updates.at_equal_time,
+    ("late-updates", "comparisons"): late_updates.comparisons,
+    ("late-updates", "shares"): late_updates.shares,
+    ("late-updates", "lateness"): late_updates.lateness,
+    ("late-updates", "search"): late_updates.search,
 }
 
 

@@ -90,6 +90,18 @@ def first_search(kind):
     return signed(row("tuned.md", 2, kind)[:6])
 
 
+def late_updates(letter):
+    """The numbers of the three seeds in a planned comparison of late updates."""
+    return signed(row("late-updates.md", 2, letter)[1].split(", "))
+
+
+LATE = {
+    "GC-Fed − none, three late methods, equal uploads": "A",
+    "GC-Fed − none, two synchronous methods, equal uploads": "B",
+    "GC-Fed's gain, late − synchronous methods, equal uploads": "C",
+    "GC-Fed's gain, FedAsync − FedBuff": "E",
+    "GC-Fed − none, late and synchronous methods, equal time": "F",
+}
 DPC = "FedDPC with Global GC"
 COMPUTED = {
     "GC-Fed − FedAvg at equal rate": lambda: of_means(equal_rate()),
@@ -131,6 +143,8 @@ for rounds in (10, 50):
         ("clipped − unclipped GC-Fed", "clipping adds"),
     ):
         COMPUTED[f"{text}, {end}"] = lambda name=name, rounds=rounds: of_means(table5(name, rounds))
+for text, letter in LATE.items():
+    COMPUTED[text] = lambda letter=letter: of_means(late_updates(letter))
 
 
 def family():

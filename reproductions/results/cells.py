@@ -1,0 +1,17 @@
+"""What the tables of the pages have in common: their runs, their cells, and how numbers look."""
+
+from collections.abc import Mapping
+
+from reproductions.stored import StoredRun
+
+Runs = Mapping[str, StoredRun]
+#: The first cells of a row → its other cells; None: a cell that the data do not give.
+Cells = dict[tuple[str, ...], list[str | None]]
+
+
+def number(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
