@@ -61,7 +61,7 @@ class FederatedDataModule(LightningDataModule):
         limit_train, limit_test: number of samples to keep, drawn by the seed, for quick tests;
             None: all.
         client_test: share of each client's samples that is held out for its own test.
-        validation: share of the training samples held out before the partition, for tests too; the
+        validation: share of all training samples held out before the partition, for tests too; the
             same for all seeds.
         standardize: scale float vectors and regression targets by the mean and deviation of the
             training samples.

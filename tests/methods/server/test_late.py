@@ -592,3 +592,10 @@ def test_a_forgotten_message_stays_until_there_is_a_newer_checkpoint(tmp_path):
     stores.forget("sent", set())
     assert stores.path(("sent", 3), 3).read_bytes().startswith(b"message")
     assert stores.rotate() == [stores.path(("sent", 3), 3)]
+
+
+@pytest.mark.parametrize(("words", "warns"), [(["participation.per_round=2"], True), ([], False)])
+def test_a_mean_of_several_models_in_fedasync_is_named(config, tmp_path, caplog, words, warns):
+    """An experiment's ``participation.per_round`` wins over the algorithm's."""
+    train(config("data=digits", "algorithm=fedasync", "rounds=1", *words, folder=tmp_path))
+    assert ("FedAsync's paper mixes one model per step" in caplog.text) is warns

@@ -14,6 +14,7 @@ Other public code differs from the printed rules: NVFlare halves fresh updates, 
 against the present model, Plato and FLGo have no such weight in FedBuff.
 """
 
+import logging
 from typing import Literal
 
 from gcfed.data.sampling import Buffered
@@ -21,6 +22,8 @@ from gcfed.federated.parts import Order, Params, Round, ServerPart, Setup, Uploa
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import PositiveShare, Weight, Whole, checked
 from gcfed.utils.refusal import Refusal
+
+log = logging.getLogger(__name__)
 
 Rule = Literal["constant", "polynomial", "hinge"]
 
@@ -86,6 +89,16 @@ class FedAsync(FedBuff):
     ) -> None:
         super().__init__(weight, a, b)
         self.mixing = mixing
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        num_uploads = setup.sampler.most
+        if num_uploads > 1:
+            log.warning(
+                "participation.per_round=%d: FedAsync's paper mixes one model per step, and here"
+                " their mean is mixed. Set participation.per_round=1 for the paper's rule.",
+                num_uploads,
+            )
 
     def on_receive(self, upload: Upload, round: Round) -> Params | None:
         assert round.sent is not None
