@@ -213,6 +213,14 @@ def wrong_command(folder, *words):
         ({"columns": None}, "columns: Input should be a valid list"),
         ({"seeds": [1, 1]}, "seeds=[1, 1] must be a list without repetitions"),
         ({"overrides": ["client.epoch=3"]}, "did you mean client.epochs?"),
+        ({"overrides": ["seed=7"]}, "FedAvg, α 0.1: seed=7 is set by the command: write seeds="),
+        ({"seeds": -2}, "seeds=-2 must be at least 1"),
+        ({"unit": "furlong"}, "unit=furlong must be percent, points, rounds"),
+        ({"measure": "median:test/acc"}, "measure=median:test/acc must be max:test/acc"),
+        (
+            {"search": {"metric": "last:val/acc", "n_trials": 0, "params": {}}},
+            "search: n_trials=0 must be at least 1",
+        ),
     ],
 )
 def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
@@ -235,6 +243,9 @@ def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
             ["gcfed_table5", "--config-dir", "nowhere"],
             "config_dir=nowhere: there is no such folder",
         ),
+        (["gcfed_table5", "rows=FedAvg"], "rows: Input should be a valid list."),
+        (["gcfed_table5", "search.n_trials=3"], "gcfed_table5 has no search that it could change"),
+        (["gcfed_table5", "paths.log_dir=it's"], "paths.log_dir=it's: "),
         (["gcfed_table55"], "There is no table gcfed_table55; the package has fedacg_dirichlet"),
     ],
 )
