@@ -8,11 +8,13 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from conftest import forked, run_script
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from pretend import Trainer, composed, finish, go, plain
 
 import gcfed.run  # noqa: F401  (forked processes have it)
@@ -188,6 +190,22 @@ def test_hours_are_steps_times_seconds(monkeypatch):
     assert 0 < cost.seconds_a_round(cfg, {}) < 36
     monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 1800.0)
     assert cost.estimate([(cfg, 3), (cfg, 1)]).startswith("about 2.0 h ")
+
+
+def test_a_path_with_an_apostrophe_is_one_value_of_the_runs_command_line(monkeypatch):
+    """Hydra's quotes end at an apostrophe that is not escaped."""
+    commands_of_runs = []
+
+    def start(words):
+        commands_of_runs.append(words)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(running.subprocess, "run", start)
+    folder = Path("/nowhere/it's a = b, c")
+    assert not running.train(["rounds=1"], folder)
+    word = commands_of_runs[0][-1]
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert override.value() == str(folder)
 
 
 def run_command(*words):
