@@ -173,6 +173,12 @@ def test_own_files_are_found_and_read_again(tmp_path, monkeypatch, by):
         ),
         (lambda: gcfed.compare({"a": 3}), TypeError, "compare: 'a' is 3, which is no config"),
         (lambda: gcfed.compare({"a": {"rounds": 3}}), TypeError, "which is no config"),
+        (
+            lambda: gcfed.compare({"a": "gc=none"}, seeds=3),
+            TypeError,
+            "seeds=3 is no list of seeds",
+        ),
+        (lambda: gcfed.compare({"a": "gc=none"}, seeds="12"), TypeError, "write seeds="),
         (lambda: gcfed.compare({(1, 2): "seed=1"}), TypeError, "must be a text or a number"),
         (lambda: gcfed.compare(["a"]), TypeError, "compare takes a dict"),
         (lambda: gcfed.compare({"a": SMALL}, jobs=0), ValueError, "jobs=0 must be"),

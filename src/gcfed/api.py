@@ -127,8 +127,8 @@ def compare(
         quiet: as in :func:`gcfed.train`.
 
     Raises ValueError before any run if names or seeds are missing or equal, a setting cannot work
-    or a folder is taken; TypeError if a config is none. Raises RuntimeError if the process of a run
-    fails; ``ckpt_path=last`` continues the comparison.
+    or a folder is taken; TypeError if a config or the seeds are none. Raises RuntimeError if the
+    process of a run fails; ``ckpt_path=last`` continues the comparison.
     """
     import pandas as pd
 
@@ -136,6 +136,8 @@ def compare(
 
     if not isinstance(configs, Mapping):
         raise TypeError('compare takes a dict: {"FedAvg": gcfed.configure("gc=none"), …}.')
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise TypeError(f"compare: seeds={seeds!r} is no list of seeds: write seeds=(1, 2, 3).")
     seeds = [*seeds]
     names = _folder_names(configs, seeds)
     composed_configs = {method: _config(method, given) for method, given in configs.items()}

@@ -83,6 +83,11 @@ def test_the_better_run_of_each_measure(measure, is_less):
     assert less_is_better(measure) is is_less
 
 
+def test_a_test_that_is_not_finite_reaches_no_target(tmp_path):
+    run = write_run(tmp_path, accuracies(0.1, math.inf, 0.2))
+    assert measured(run, "rounds:test/acc>=0.5") == math.inf
+
+
 def test_an_unknown_measure_is_refused():
     with pytest.raises(ValueError, match=r"measure=most:test/acc must be max:test/acc"):
         measured(run_of(), "most:test/acc")

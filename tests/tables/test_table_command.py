@@ -8,11 +8,13 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from conftest import forked, run_script
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from pretend import Trainer, composed, finish, go, plain
 
 import gcfed.run  # noqa: F401  (forked processes have it)
@@ -190,6 +192,22 @@ def test_hours_are_steps_times_seconds(monkeypatch):
     assert cost.estimate([(cfg, 3), (cfg, 1)]).startswith("about 2.0 h ")
 
 
+def test_a_path_with_an_apostrophe_is_one_value_of_the_runs_command_line(monkeypatch):
+    """Hydra's quotes end at an apostrophe that is not escaped."""
+    commands_of_runs = []
+
+    def start(words):
+        commands_of_runs.append(words)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(running.subprocess, "run", start)
+    folder = Path("/nowhere/it's a = b, c")
+    assert not running.train(["rounds=1"], folder)
+    word = commands_of_runs[0][-1]
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert override.value() == str(folder)
+
+
 def run_command(*words):
     """Runs ``gcfed-table <words>`` in this process and its terminal."""
     sys.argv = ["gcfed-table", *words]
@@ -213,6 +231,14 @@ def wrong_command(folder, *words):
         ({"columns": None}, "columns: Input should be a valid list"),
         ({"seeds": [1, 1]}, "seeds=[1, 1] must be a list without repetitions"),
         ({"overrides": ["client.epoch=3"]}, "did you mean client.epochs?"),
+        ({"overrides": ["seed=7"]}, "FedAvg, α 0.1: seed=7 is set by the command: write seeds="),
+        ({"seeds": -2}, "seeds=-2 must be at least 1"),
+        ({"unit": "furlong"}, "unit=furlong must be percent, points, rounds"),
+        ({"measure": "median:test/acc"}, "measure=median:test/acc must be max:test/acc"),
+        (
+            {"search": {"metric": "last:val/acc", "n_trials": 0, "params": {}}},
+            "search: n_trials=0 must be at least 1",
+        ),
     ],
 )
 def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
@@ -235,6 +261,9 @@ def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
             ["gcfed_table5", "--config-dir", "nowhere"],
             "config_dir=nowhere: there is no such folder",
         ),
+        (["gcfed_table5", "rows=FedAvg"], "rows: Input should be a valid list."),
+        (["gcfed_table5", "search.n_trials=3"], "gcfed_table5 has no search that it could change"),
+        (["gcfed_table5", "paths.log_dir=it's"], "paths.log_dir=it's: "),
         (["gcfed_table55"], "There is no table gcfed_table55; the package has fedacg_dirichlet"),
     ],
 )

@@ -35,7 +35,7 @@ from gcfed.jobs import in_words
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.plan import Plan, plan
-from gcfed.tables.reading import heading, load, names
+from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Part, Table
 from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
 from gcfed.utils.compose import searchpath
@@ -92,7 +92,7 @@ def request_of(words: Sequence[str]) -> Request:
         asked.part = Part(**part)
     except ValueError as error:
         (found,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
-        raise Refusal(found["msg"].removeprefix("Value error, ") + ".") from None
+        raise Refusal(f"{reason(found)}.") from None
     return asked
 
 

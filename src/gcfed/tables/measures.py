@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from gcfed.folders.folder import Run
-from gcfed.folders.measures import higher_is_better, is_accuracy, smooth
+from gcfed.folders.measures import first_round, higher_is_better, is_accuracy, smooth
 from gcfed.reporting.verdict import TITLES
 from gcfed.utils.refusal import Refusal
 
@@ -150,8 +150,8 @@ def _rounds_to(curve: pd.Series, target: float, window: str | None) -> float:
     """The first round at the target; with a window, of the mean of the tests in so many rounds."""
     if window:
         curve = smooth(curve, int(window))
-    reached = curve.index[curve >= target]
-    return float(reached[0]) if len(reached) else math.inf
+    reached = first_round(curve, target)
+    return math.inf if reached is None else float(reached)
 
 
 def _finite(value: Any) -> float | None:

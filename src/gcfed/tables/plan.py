@@ -12,9 +12,11 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from gcfed.folders.identity import counted, digest, key_of
 from gcfed.tables.records import Axis, Part, Table
+from gcfed.utils.compose import explained
 from gcfed.utils.refusal import Refusal
 
 Place = tuple[str, str]  # the labels of a row and a column
@@ -72,6 +74,7 @@ def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) ->
     for seed in part.seeds or usual.seeds or table.own_seeds:
         for row, column in cells:
             own = table.overrides_of(row, column) or []
+            _check_overrides(f"{row.label}, {column.label}", [*own, *usual.overrides])
             cell = names[_effect(own)]
             job = Job(
                 title=f"{row.label}, {column.label}, seed {seed}",
@@ -86,12 +89,24 @@ def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) ->
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    for override in OverridesParser.create().parse_overrides([*arguments]):
+    try:
+        overrides = OverridesParser.create().parse_overrides([*arguments])
+    except HydraException as error:
+        raise Refusal(explained(error, arguments)) from None
+    for override in overrides:
         why = REMEDIES.get(override.key_or_group)
         if override.is_sweep_override():
             why = "a table sweeps over its rows, columns and seeds only"
         if why:
             raise Refusal(f"{override.input_line}: {why}.")
+
+
+def _check_overrides(cell: str, overrides: Iterable[str]) -> None:
+    """Raises Refusal for a key of a cell's overrides that the command sets itself."""
+    for override in overrides:
+        why = REMEDIES.get(key_of(override))
+        if why:
+            raise Refusal(f"{cell}: {override} is set by the command: {why}.")
 
 
 def _suffix(arguments: Sequence[str]) -> str:
@@ -124,7 +139,7 @@ def slug(label: str) -> str:
     text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
     # only dots within numbers stay
     text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))
-    return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
+    return re.sub(r"[^\w.]+|_+", "-", text).strip("-")
 
 
 def choose(key: str, words: Sequence[Any] | None, axes: Sequence[Axis]) -> set[str]:

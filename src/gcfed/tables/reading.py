@@ -53,15 +53,24 @@ def load(name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
     try:
         raw = _with_shared({"name": path.stem} | read_yaml(path))
         for key, value in (changes or {}).items():
-            group, _, last = key.rpartition(".")
-            (raw[group] if group else raw)[last] = value
+            _change(raw, key, value)
         return Table(**raw)
+    except Refusal:
+        raise
     except ValidationError as error:
-        reasons = "; ".join(_reason(found) for found in error.errors())
+        reasons = "; ".join(reason(found) for found in error.errors())
         raise Refusal(f"{path} is no table: {reasons}") from None
     except (OSError, TypeError, AttributeError, KeyError, ValueError, yaml.YAMLError) as error:
         text = " ".join(str(error).split())
         raise Refusal(f"{path} is no table: {type(error).__name__}: {text}") from None
+
+
+def _change(raw: dict[str, Any], key: str, value: Any) -> None:
+    group, _, last = key.rpartition(".")
+    node = raw.get(group) if group else raw
+    if not isinstance(node, dict):
+        raise Refusal(f"{key}={value}: {raw['name']} has no {group} that it could change.")
+    node[last] = value
 
 
 def _with_shared(raw: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def _axis(one: Any, known: Mapping[str, Any]) -> Any:
     return {"label": one} | known[one] if isinstance(one, str) else one
 
 
-def _reason(found: ErrorDetails) -> str:
+def reason(found: ErrorDetails) -> str:
     """Pydantic's finding in words, with the key."""
     place = [str(part) for part in found["loc"]]
     key = ".".join(place)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from gcfed.tables.measures import UNITS, column_of
+
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -83,6 +85,10 @@ class Search:
     # of the trials: a validation split, a seed that no job has
     overrides: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if self.n_trials < 1:
+            raise ValueError(f"n_trials={self.n_trials} must be at least 1")
+
 
 @dataclass(config=RULES, frozen=True, kw_only=True)
 class Table:
@@ -119,10 +125,25 @@ class Table:
             raise ValueError(f"each label must occur once: rows {rows}, columns {columns}")
         if isinstance(self.seeds, list):
             _check_list("seeds", self.seeds)
+        elif self.seeds is not None and self.seeds < 1:
+            raise ValueError(f"seeds={self.seeds} must be at least 1, or a list such as [1,2,3]")
+        self._check_measures()
         if self.cells and {*self.cells} != {*rows}:
             raise ValueError(f"cells must have each row once: {[*self.cells]} instead of {rows}")
         for row in self.rows:
             self._check_row(row, columns)
+
+    def _check_measures(self) -> None:
+        """Raises ValueError for a measure or unit that the comparison could not show."""
+        axes = [*self.rows, *self.columns]
+        for row in self.rows:
+            axes += row.by_column.values()
+        for measure in (self.measure, *(axis.measure for axis in axes)):
+            if measure is not None:
+                column_of(measure)
+        for unit in (self.unit, *(axis.unit for axis in axes)):
+            if unit is not None and unit not in UNITS:
+                raise ValueError(f"unit={unit} must be {', '.join(UNITS)} or null")
 
     def _check_row(self, row: Axis, columns: Sequence[str]) -> None:
         unknown = row.by_column.keys() - {*columns}

@@ -35,14 +35,20 @@ def train(overrides: Sequence[str], folder: Path) -> str:
 
     Returns why it failed, or "".
     """
-    command = [sys.executable, "-c", CODE, *overrides, f"hydra.run.dir='{folder}'"]
+    command = [sys.executable, "-c", CODE, *overrides, f"hydra.run.dir={_quoted(folder)}"]
     if (folder / CHECKPOINT).is_file():
-        command.append(f"ckpt_path='{folder / CHECKPOINT}'")
+        command.append(f"ckpt_path={_quoted(folder / CHECKPOINT)}")
     code = subprocess.run(command).returncode
     if not code:
         return ""
     note = read_run(folder).note if folder.is_dir() else ""
     return note or f"it ended with code {code}; see above"
+
+
+def _quoted(path: Path) -> str:
+    """A path as a value of Hydra's command line."""
+    text = str(path).replace("'", r"\'")
+    return f"'{text}'"
 
 
 @dataclass
