@@ -141,6 +141,18 @@ def paper_of_table5(axes: Axes) -> None:
         )
 
 
+def vgg11(figure: Figure) -> None:
+    """Every test of both methods on 50 classes of TinyImageNet."""
+    axes = figure.subplots()
+    stored = stored_runs("tinyimagenet-vgg11")
+    for method in ("GC-Fed", "FedAvg"):
+        (run,) = chosen(stored, printed.GC[method])
+        axes.plot(100 * run.curve(printed.ACCURACY), **looks([method])[method], label=method)
+    axes.axhline(2, color=GREY, lw=1, ls=":", label="chance")
+    axes.set(xlabel="communication round", ylabel="test accuracy (%)", ylim=(0, None))
+    axes.legend(loc="upper left")
+
+
 def equal_rate(figure: Figure) -> None:
     axes, seeds = figure.subplots(), range(11, 21)
     fedavg, gcfed = ([numbers(cell)[0] for cell in row[1:11]] for row in table("equal-rate.md", 0))
@@ -316,6 +328,7 @@ if __name__ == "__main__":
         "robust": (robust, 12, 2.8),
         "gcfed_table8": (table8, 10, 3.2),
         "equal_rate": (equal_rate, 7, 3),
+        "tinyimagenet_vgg11": (vgg11, 7, 3),
         "coherence": (coherence, 8, 2.8),
         "tuned_cifar10_gains": (partial(gains, page="tuned.md", tables={"": 0}), 7, 2.6),
         "tuned_tasks_gains": (partial(gains, page="tuned-tasks.md", tables=tasks), 11, 2.6),
