@@ -281,8 +281,7 @@ def late_curves(figure: Figure) -> None:
         for name, method in late_updates.METHODS.items():
             color = LATE_COLORS[name]
             for gc, label, dash in (("none", name, ":"), ("gcfed", f"{name} + GC-Fed", "-")):
-                seeds = late_updates.SEEDS[spread]
-                own = [method.run(runs, gc, spread, seed) for seed in seeds]
+                own = [method.run(runs, gc, spread, seed) for seed in late_updates.SEEDS]
                 curves = [100 * run.curve(printed.ACCURACY) for run in own]
                 mean = pd.concat(curves, axis=1).mean(axis=1)
                 seconds = late_updates.mean_seconds(method, spread, mean.index)

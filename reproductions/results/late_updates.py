@@ -4,6 +4,7 @@ A client makes the same number of steps each time, so the timetable of a run dep
 sampler, its clock and its seed.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,11 +27,10 @@ TESTS = 3  # an accuracy is the mean of so many tests
 CLIENTS = 100
 CONCURRENCY = 10
 STEPS = 5  # of a client
-#: σ → the seeds that have all runs.
-SEEDS = {"0.7": (1, 2, 3), "1.4": (1, 2)}
-SPREADS = tuple(SEEDS)
-TESTED = "0.7"  # the σ of the planned comparisons
-UNTESTED = 1  # D needs both σ; it counts in Holm's correction
+SEEDS = (1, 2, 3)
+SPREADS = ("0.7", "1.4")  # σ
+IN_TIME = ("0.7",)  # the σ that the plan's rule leaves
+PLANNED = 6  # comparisons; D needs both σ
 QUARTERS = ("fastest quarter", "second quarter", "third quarter", "slowest quarter")
 
 
@@ -109,7 +109,7 @@ def timetable(per_round: int, late: bool, spread: float, seed: int) -> tuple[Tur
 
 def mean_seconds(method: Method, spread: str, rounds: Iterable[int]) -> list[float]:
     """The time at the end of each of these rounds, mean over the seeds."""
-    of_seeds = [method.turns(spread, seed) for seed in SEEDS[spread]]
+    of_seeds = [method.turns(spread, seed) for seed in SEEDS]
     return [fmean(turns[round - 1].seconds for turns in of_seeds) for round in rounds]
 
 
@@ -133,7 +133,7 @@ def accuracies(runs: Runs, name: str, gc: str, spread: str, point: Point) -> np.
     """By seed, ``[seeds]``, in percent."""
     method = METHODS[name]
     values = []
-    for seed in SEEDS[spread]:
+    for seed in SEEDS:
         run = method.run(runs, gc, spread, seed)
         values.append(method.accuracy(run, point(method, spread, seed)))
     return np.array(values)
@@ -145,9 +145,12 @@ def gains(runs: Runs, name: str, spread: str, point: Point) -> np.ndarray:
     return centralized - accuracies(runs, name, "none", spread, point)
 
 
-def mean_gains(runs: Runs, names: Sequence[str], point: Point) -> np.ndarray:
-    """The mean gain over methods at the tested σ, by seed, ``[seeds]``."""
-    return np.mean([gains(runs, name, TESTED, point) for name in names], axis=0)
+def mean_gains(
+    runs: Runs, names: Sequence[str], spreads: Sequence[str], point: Point
+) -> np.ndarray:
+    """The mean gain over methods and σ, by seed, ``[seeds]``."""
+    cells = itertools.product(names, spreads)
+    return np.mean([gains(runs, name, spread, point) for name, spread in cells], axis=0)
 
 
 def seeds_text(values: np.ndarray) -> str:
@@ -166,9 +169,7 @@ def gain_cells(runs: Runs, name: str, spread: str, point: Point) -> list[str | N
 
 
 def interval_text(values: np.ndarray) -> str:
-    """The 95 % interval of the mean of at least three seeds."""
-    if len(values) < 3:
-        return "–"
+    """The 95 % interval of the mean over the seeds."""
     low, high = interval(values)
     return f"{number(low, 1)} to {number(high, 1)}"
 
@@ -193,26 +194,29 @@ def at_equal_time(runs: Runs) -> Cells:
     cells: Cells = {}
     for name, method in METHODS.items():
         for spread in SPREADS:
-            uploads = [equal_time(method, spread, seed) for seed in SEEDS[spread]]
+            uploads = [equal_time(method, spread, seed) for seed in SEEDS]
             texts = ", ".join(str(count) for count in uploads)
             cells[name, spread] = [texts, *gain_cells(runs, name, spread, equal_time)]
     return cells
 
 
 # ----------------------------------------------------------------------------------- comparisons
-def differences(runs: Runs) -> dict[str, np.ndarray]:
-    """The planned comparisons at the tested σ, each by seed, ``[seeds]``, in points."""
-    late = mean_gains(runs, LATE, equal_uploads)
-    synchronous = mean_gains(runs, SYNCHRONOUS, equal_uploads)
-    fedasync = mean_gains(runs, ["FedAsync"], equal_uploads)
-    fedbuff = mean_gains(runs, ["FedBuff"], equal_uploads)
-    return {
-        "A": late,
-        "B": synchronous,
-        "C": late - synchronous,
-        "E": fedasync - fedbuff,
-        "F": mean_gains(runs, [*METHODS], equal_time),
-    }
+def differences(runs: Runs, spreads: Sequence[str] = SPREADS) -> dict[str, np.ndarray]:
+    """The planned comparisons over these σ, each by seed, ``[seeds]``, in points.
+
+    D compares both σ, so it needs them.
+    """
+    late = mean_gains(runs, LATE, spreads, equal_uploads)
+    synchronous = mean_gains(runs, SYNCHRONOUS, spreads, equal_uploads)
+    fedasync = mean_gains(runs, ["FedAsync"], spreads, equal_uploads)
+    fedbuff = mean_gains(runs, ["FedBuff"], spreads, equal_uploads)
+    found = {"A": late, "B": synchronous, "C": late - synchronous}
+    if len(spreads) == 2:
+        of_spreads = [mean_gains(runs, LATE, [spread], equal_uploads) for spread in spreads]
+        found["D"] = of_spreads[1] - of_spreads[0]
+    found["E"] = fedasync - fedbuff
+    found["F"] = mean_gains(runs, [*METHODS], spreads, equal_time)
+    return found
 
 
 def p_of(values: np.ndarray) -> float:
@@ -221,23 +225,33 @@ def p_of(values: np.ndarray) -> float:
     return two_sided_p(fmean(values) / error, len(values) - 1)
 
 
-def holm(ps: dict[str, float]) -> dict[str, float]:
-    """Holm's corrected p of each comparison (Holm 1979).
+def holm(ps: dict[str, float], planned: int) -> dict[str, float]:
+    """Holm's corrected p of each comparison (Holm 1979), for so many planned ones.
 
-    A comparison without runs counts as the one with the largest p.
+    A comparison without runs counts as one with the largest p.
     """
     corrected: dict[str, float] = {}
     largest = 0.0
     for place, name in enumerate(sorted(ps, key=ps.__getitem__)):
-        largest = max(largest, (len(ps) + UNTESTED - place) * ps[name])
+        largest = max(largest, (planned - place) * ps[name])
         corrected[name] = min(1.0, largest)
     return corrected
 
 
 def comparisons(runs: Runs) -> Cells:
-    found = differences(runs)
+    """Of all runs."""
+    return comparison_cells(differences(runs))
+
+
+def comparisons_in_time(runs: Runs) -> Cells:
+    """Of the runs that the plan's rule leaves."""
+    return comparison_cells(differences(runs, IN_TIME))
+
+
+def comparison_cells(found: dict[str, np.ndarray]) -> Cells:
+    """The row of each comparison, from its numbers by seed."""
     ps = {name: p_of(values) for name, values in found.items()}
-    corrected = holm(ps)
+    corrected = holm(ps, PLANNED)
     cells: Cells = {}
     for name, values in found.items():
         cells[name,] = [
@@ -249,6 +263,62 @@ def comparisons(runs: Runs) -> Cells:
             f"{corrected[name]:.2g}",
         ]
     return cells
+
+
+# ----------------------------------------------------------------------------------- predictions
+def predictions(runs: Runs) -> Cells:
+    """The outcome of each prediction, of all runs and of those that the plan's rule leaves."""
+    complete = outcomes(runs, SPREADS)
+    in_time = outcomes(runs, IN_TIME)
+    return {
+        (number,): [None, complete[number], in_time.get(number, "not tested")]
+        for number in complete
+    }
+
+
+def outcomes(runs: Runs, spreads: Sequence[str]) -> dict[str, str]:
+    """By the prediction's number in the plan: its verdict and what it is about, in points."""
+    found = differences(runs, spreads)
+    of_methods = [mean_gains(runs, [name], spreads, equal_uploads) for name in METHODS]
+    least = fmean(min(of_methods, key=fmean))
+    late = fmean(found["A"])
+    positive = bool((found["A"] > 0).all())
+    outcome = {
+        "1": verdict(least > 0, f"smallest gain {signed(least)}"),
+        "2": verdict(positive and 1 <= late <= 8, f"mean {signed(late)}"),
+        "3": near_zero(found["C"]),
+    }
+    if "D" in found:
+        outcome["4"] = near_zero(found["D"])
+    leads = [smallest_lead_in_time(runs, spread) for spread in spreads]
+    outcome["5"] = verdict(min(leads) > 0, f"smallest lead {signed(min(leads))}")
+    ahead = [lead_of_ca2fl(runs, spread) for spread in spreads]
+    outcome["6"] = verdict(min(ahead) > 0, ", ".join(signed(lead) for lead in ahead))
+    return outcome
+
+
+def near_zero(values: np.ndarray) -> str:
+    """The verdict of "between −2 and 2 points on average"."""
+    mean = fmean(values)
+    return verdict(-2 <= mean <= 2, f"mean {signed(mean)}")
+
+
+def verdict(holds: bool, numbers: str) -> str:
+    return f"holds ({numbers})" if holds else f"fails ({numbers})"
+
+
+def smallest_lead_in_time(runs: Runs, spread: str) -> float:
+    """How far every late method is at least ahead of FedAvg without GC at equal time, in means over
+    the seeds.
+    """
+    fedavg = fmean(accuracies(runs, "FedAvg", "none", spread, equal_time))
+    return min(fmean(accuracies(runs, name, "none", spread, equal_time)) for name in LATE) - fedavg
+
+
+def lead_of_ca2fl(runs: Runs, spread: str) -> float:
+    """How far it is ahead of FedBuff without GC at equal uploads, mean over the seeds."""
+    ca2fl = accuracies(runs, "CA²FL", "none", spread, equal_uploads)
+    return fmean(ca2fl - accuracies(runs, "FedBuff", "none", spread, equal_uploads))
 
 
 # ---------------------------------------------------------------------------------- participation
@@ -266,7 +336,7 @@ def by_quarter(method: Method, spread: str) -> tuple[np.ndarray, np.ndarray]:
     """
     shares = []
     lateness = []
-    for seed in SEEDS[spread]:
+    for seed in SEEDS:
         uploads = np.zeros(CLIENTS)
         steps_late = np.zeros(CLIENTS)
         for t, turn in enumerate(method.turns(spread, seed)):
@@ -303,7 +373,7 @@ def lateness(runs: Runs) -> Cells:
         if name == "CA²FL":
             continue  # its timetable is FedBuff's
         for spread in SPREADS:
-            own = [method.turns(spread, seed) for seed in SEEDS[spread]]
+            own = [method.turns(spread, seed) for seed in SEEDS]
             seconds = ", ".join(number(turns[-1].seconds, 1) for turns in own)
             late = [_steps_late(turns) for turns in own]
             mean = fmean(values.mean() for values in late)

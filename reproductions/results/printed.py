@@ -239,6 +239,8 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("late-updates", "equal uploads"): late_updates.at_equal_uploads,
     ("late-updates", "equal time"): late_updates.at_equal_time,
     ("late-updates", "comparisons"): late_updates.comparisons,
+    ("late-updates", "comparisons in time"): late_updates.comparisons_in_time,
+    ("late-updates", "predictions"): late_updates.predictions,
     ("late-updates", "shares"): late_updates.shares,
     ("late-updates", "lateness"): late_updates.lateness,
     ("late-updates", "search"): late_updates.search,

@@ -99,6 +99,7 @@ LATE = {
     "GC-Fed − none, three late methods, equal uploads": "A",
     "GC-Fed − none, two synchronous methods, equal uploads": "B",
     "GC-Fed's gain, late − synchronous methods, equal uploads": "C",
+    "GC-Fed's gain with late methods, σ 1.4 − σ 0.7": "D",
     "GC-Fed's gain, FedAsync − FedBuff": "E",
     "GC-Fed − none, late and synchronous methods, equal time": "F",
 }
@@ -169,6 +170,13 @@ def test_a_p_follows_from_its_page(name):
     """The pages print rounded numbers, so that the last digit may differ by one or two."""
     printed = family()[name][0]
     assert COMPUTED[name]() == pytest.approx(float(printed), rel=0.06)
+
+
+def test_the_index_gives_the_p_of_late_updates_by_the_rule_of_their_plan():
+    (sentence,) = re.findall(r"By the plan's time rule .*", FAMILY)
+    found = {name: cells for name, *cells in table("late-updates.md", 3)}
+    expected = [found[letter][4] for letter in "ACEF"]
+    assert re.findall(r"0\.\d\d", sentence) == expected
 
 
 def test_holms_correction_leaves_the_bold_answers_and_five_stand_alone():

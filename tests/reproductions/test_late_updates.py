@@ -49,7 +49,7 @@ def test_accuracies_at_a_point_are_the_last_three_tests_up_to_it():
 
 def test_equal_time_is_the_end_of_fedbuffs_run():
     for spread in SPREADS:
-        for seed in SEEDS[spread]:
+        for seed in SEEDS:
             end = METHODS["FedBuff"].turns(spread, seed)[-1].seconds
             for method in METHODS.values():
                 uploads = late_updates.equal_time(method, spread, seed)
@@ -62,9 +62,71 @@ def test_equal_time_is_the_end_of_fedbuffs_run():
 def test_p_and_holms_correction_are_those_of_scipy():
     values = np.array([1.0, 2.5, 0.7])
     assert late_updates.p_of(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-4)
-    # the fourth comparison has no runs
-    corrected = late_updates.holm({"a": 0.04, "b": 0.01, "c": 0.03})
-    assert corrected == pytest.approx({"b": 0.04, "c": 0.09, "a": 0.09})
+    ps = {"a": 0.04, "b": 0.01, "c": 0.03}
+    assert late_updates.holm(ps, 3) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
+    # a fourth comparison has no runs
+    assert late_updates.holm(ps, 4) == pytest.approx({"b": 0.04, "c": 0.09, "a": 0.09})
+
+
+def last_three(algorithm, gc, spread, seed):
+    """The mean of a run's last three tests in percent, without the page's functions."""
+    words = {f"algorithm={algorithm}", f"gc={gc}", f"seed={seed}"}
+    words.add(f"participation.clock.spread={spread}")
+    (run,) = [run for run in FINAL.values() if words <= {*run.overrides}]
+    return 100 * run.metrics["test/acc"].dropna().tail(3).mean()
+
+
+def gains_of(algorithms, spread):
+    """The mean gain over algorithms at the end of the runs, by seed."""
+    gains = []
+    for seed in (1, 2, 3):
+        centralized = [last_three(name, "gcfed", spread, seed) for name in algorithms]
+        plain = [last_three(name, "none", spread, seed) for name in algorithms]
+        gains.append(np.mean(centralized) - np.mean(plain))
+    return np.array(gains)
+
+
+def test_all_planned_runs_are_stored():
+    """Two synchronous methods at one σ and three late ones at two, with two GCs and three seeds."""
+    assert len(FINAL) == 6 * 2 + 6 * 3 * 2
+
+
+def test_the_comparisons_average_over_both_spreads_and_by_the_rule_over_one():
+    late = ("fedbuff", "fedasync", "ca2fl")
+    small = gains_of(late, "0.7")
+    large = gains_of(late, "1.4")
+    synchronous = gains_of(("fedavg", "scaffold"), "0.7")
+    both = (small + large) / 2
+    found = late_updates.differences(RUNS)
+    assert [*found] == ["A", "B", "C", "D", "E", "F"]
+    assert found["A"] == pytest.approx(both)
+    assert found["B"] == pytest.approx(synchronous)
+    assert found["C"] == pytest.approx(both - synchronous)
+    assert found["D"] == pytest.approx(large - small)
+    differences = [gains_of(["fedasync"], s) - gains_of(["fedbuff"], s) for s in SPREADS]
+    assert found["E"] == pytest.approx(np.mean(differences, axis=0))
+    in_time = late_updates.differences(RUNS, late_updates.IN_TIME)
+    assert [*in_time] == ["A", "B", "C", "E", "F"]
+    assert in_time["A"] == pytest.approx(small)
+    assert in_time["C"] == pytest.approx(small - synchronous)
+
+
+def test_a_prediction_of_no_difference_holds_up_to_two_points():
+    assert late_updates.near_zero(np.array([1.0, 2.0, 3.0])) == "holds (mean +2.00)"
+    assert late_updates.near_zero(np.array([-1.0, -2.0, -3.1])) == "fails (mean −2.03)"
+
+
+def test_the_page_and_the_index_count_the_predictions_that_hold():
+    cells = [*late_updates.predictions(RUNS).values()]
+    counts = [sum(row[column].startswith("holds") for row in cells) for column in (1, 2)]
+    text = (figures.HERE / "late-updates.md").read_text()
+    names = ("none", "one", "two", "three", "four", "five", "six")
+    complete, in_time = (names[count] for count in counts)
+    assert f"With all runs {complete} of six predictions hold" in text
+    assert f"by the plan's rule {in_time}" in text
+    index = (figures.HERE / "README.md").read_text()
+    assert f"{complete} of six predictions hold" in index
+    assert f"without them {in_time} prediction holds" in index
 
 
 @pytest.mark.parametrize("spread", SPREADS)
@@ -96,11 +158,11 @@ def test_the_answer_states_the_smallest_and_the_largest_gain_without_divergence(
     for name in late_updates.LATE:
         for spread in SPREADS:
             own = late_updates.gains(RUNS, name, spread, late_updates.equal_uploads)
-            for seed, gain in zip(SEEDS[spread], own, strict=True):
+            for seed, gain in zip(SEEDS, own, strict=True):
                 run = METHODS[name].run(RUNS, "gcfed", spread, seed)
                 if run.metrics["train/nonfinite_clients"].sum() == 0:
                     values.append(gain)
-    assert len(values) == 13
+    assert len(values) == 14
     text = (figures.HERE / "late-updates.md").read_text()
     assert f"it gains {min(values):.1f} to {max(values):.1f} points" in text
 
@@ -109,10 +171,10 @@ def test_the_curves_are_those_of_the_stored_data():
     figures.late_curves(figure := Figure())
     above = figure.axes[0]
     (line,) = [line for line in above.lines if line.get_label() == "FedAvg + GC-Fed"]
-    runs = [METHODS["FedAvg"].run(RUNS, "gcfed", "0.7", seed) for seed in SEEDS["0.7"]]
+    runs = [METHODS["FedAvg"].run(RUNS, "gcfed", "0.7", seed) for seed in SEEDS]
     ends = [100 * run.metrics["test/acc"].loc[20] for run in runs]
     assert line.get_xdata()[-1] == late_updates.UPLOADS
     assert line.get_ydata()[-1] == pytest.approx(np.mean(ends))
     in_time = figure.axes[1].lines[[*above.lines].index(line)]
-    seconds = [METHODS["FedAvg"].turns("0.7", seed)[-1].seconds for seed in SEEDS["0.7"]]
+    seconds = [METHODS["FedAvg"].turns("0.7", seed)[-1].seconds for seed in SEEDS]
     assert in_time.get_xdata()[-1] == pytest.approx(np.mean(seconds))
