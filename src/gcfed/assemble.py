@@ -58,7 +58,9 @@ class Parts:
     def __str__(self) -> str:
         """The first line of a run: network, clients, methods, aggregator."""
         net = self.module.net
-        trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+        trained = sum(
+            parameter.numel() for parameter in net.parameters() if parameter.requires_grad
+        )
         titles = list(dict.fromkeys(part.title for part in self.methods))
         return (
             f"{type(net).__name__} with {trained:,} trained parameters; {self.data.num_clients:,}"
@@ -188,7 +190,7 @@ def build_module(cfg: DictConfig, data: FederatedDataModule | None = None) -> Fe
     """
     seed_generators(torch.device("cpu"), torch_seed(cfg.seed, "initialisation") % 2**32)
     net = build_net(cfg, None if data is None else data.two_samples())
-    if not any(p.requires_grad for p in net.parameters()):
+    if not any(parameter.requires_grad for parameter in net.parameters()):
         raise Refusal(
             f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be"
             " trained."

@@ -20,10 +20,15 @@ def first_weight(net: nn.Module) -> Tensor:
 
     The inputs have its type and device.
     """
-    floats = [p for p in net.parameters() if p.is_floating_point()]
-    types = dict.fromkeys(p.dtype for p in floats)
-    most = max(types, key=lambda dtype: sum(p.numel() for p in floats if p.dtype == dtype))
-    return next(p for p in floats if p.dtype == most)
+    floats = [parameter for parameter in net.parameters() if parameter.is_floating_point()]
+    types = dict.fromkeys(parameter.dtype for parameter in floats)
+    most = max(
+        types,
+        key=lambda dtype: sum(
+            parameter.numel() for parameter in floats if parameter.dtype == dtype
+        ),
+    )
+    return next(parameter for parameter in floats if parameter.dtype == most)
 
 
 def two_zeros(net: nn.Module, input_shape: Sequence[int]) -> Tensor:

@@ -90,14 +90,14 @@ class ForwardOrder:
         # memory that depends on parameters alone → which
         self._made: dict[int, set[str]] = defaultdict(set)
         self._alive: list[Tensor] = []  # keeps memory from being used twice
-        names = {id(p): name for name, p in self.params.items()}
+        names = {id(parameter): name for name, parameter in self.params.items()}
         self._owners: dict[str, list[int]] = defaultdict(list)
         for module in net.modules():
-            for p in module.parameters(recurse=False):
-                self._owners[names[id(p)]].append(id(module))
+            for parameter in module.parameters(recurse=False):
+                self._owners[names[id(parameter)]].append(id(module))
         self._spans: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
-        for name, p in self.params.items():
-            self._spans[_memory(p)].append((name, *_span(p)))
+        for name, parameter in self.params.items():
+            self._spans[_memory(parameter)].append((name, *_span(parameter)))
 
     @property
     def names(self) -> list[str]:
@@ -267,7 +267,7 @@ class ForwardOrder:
             return t is args[1]
         return len(shape) == 2 and torch.Tag.pointwise not in func.tags
 
-    def _is_matrix(self, func: Any, args: Sequence[Any], p: Tensor, t: Tensor) -> bool:
+    def _is_matrix(self, func: Any, args: Sequence[Any], parameter: Tensor, t: Tensor) -> bool:
         """Whether an operation uses ``t``, computed from the parameter, as a layer's matrix of
         outputs and inputs.
         """
@@ -276,8 +276,8 @@ class ForwardOrder:
         kind = _kind(func)
         if kind.endswith("convolution"):
             return t is args[1]
-        if kind in PRODUCTS and p.dim() > 2:  # a convolution as a product with patches
-            return sorted(t.shape[-2:]) == sorted((len(p), p[0].numel()))
+        if kind in PRODUCTS and parameter.dim() > 2:  # a convolution as a product with patches
+            return sorted(t.shape[-2:]) == sorted((len(parameter), parameter[0].numel()))
         return True  # layers in one operation, such as an LSTM or attention
 
     def _orient(
@@ -285,18 +285,18 @@ class ForwardOrder:
     ) -> None:
         """Notes on which axis a weight has its outputs, at its last use."""
         kind = _kind(func)
-        p = self.params[name]
-        if kind.endswith("convolution") and t is args[1] and t.shape == p.shape:
+        parameter = self.params[name]
+        if kind.endswith("convolution") and t is args[1] and t.shape == parameter.shape:
             is_transposed = args[6]
             groups = args[8]
         elif kind in ("mm", "addmm", "bmm", "baddbmm"):
-            if not meets_data or sorted(t.shape[-2:]) != sorted(p.shape):
+            if not meets_data or sorted(t.shape[-2:]) != sorted(parameter.shape):
                 return
             outputs = -1 if t is args[-1] else -2  # of x @ w, or of w @ x
-            if p.shape[0] != p.shape[1]:
-                is_transposed = t.shape[outputs] == p.shape[1]
+            if parameter.shape[0] != parameter.shape[1]:
+                is_transposed = t.shape[outputs] == parameter.shape[1]
             else:
-                is_transposed = t.stride()[outputs] == p.stride()[1]
+                is_transposed = t.stride()[outputs] == parameter.stride()[1]
             groups = 1
         else:
             return

@@ -25,7 +25,9 @@ def direct_step(optimizer: Optimizer, own_step: Step) -> Step | None:
     if kernel is None or others or not group["fused"]:
         return None
     params = group["params"]
-    if len({p.dtype for p in params}) > 1 or any(p.device.type != "cpu" for p in params):
+    types = {parameter.dtype for parameter in params}
+    devices = {parameter.device.type for parameter in params}
+    if len(types) > 1 or devices - {"cpu"}:
         return None
     if kernel is AdamKernel and (group["amsgrad"] or isinstance(group["lr"], Tensor)):
         return None
@@ -75,7 +77,7 @@ class FusedKernel:
     ) -> list[Tensor] | None:
         """The gradients of the step; None if one is missing or sparse."""
         grads = []
-        for grad in [p.grad for p in params] if given is None else given:
+        for grad in [parameter.grad for parameter in params] if given is None else given:
             if grad is None or grad.is_sparse:
                 return None
             grads.append(grad)
@@ -97,11 +99,11 @@ class FusedKernel:
         if given is None:
             self.own_step()
             return
-        for p, grad in zip(params, given, strict=True):
-            p.grad = None if grad is None else grad.view_as(p)
+        for parameter, grad in zip(params, given, strict=True):
+            parameter.grad = None if grad is None else grad.view_as(parameter)
         self.own_step()
-        for p in params:
-            p.grad = None
+        for parameter in params:
+            parameter.grad = None
 
     def _collect(self, params: list[Tensor], grads: list[Tensor]) -> bool:
         """Lists the tensors of these parameters. Returns False if states are missing."""
@@ -122,7 +124,7 @@ class FusedKernel:
     def _states(self, name: str, params: list[Tensor]) -> list[Tensor]:
         """Those states of this name that exist."""
         # the dictionary would make an empty entry for a missing key
-        states = [self.optimizer.state.get(p, {}).get(name) for p in params]
+        states = [self.optimizer.state.get(parameter, {}).get(name) for parameter in params]
         return [t for t in states if t is not None]
 
 
@@ -137,8 +139,10 @@ class SGDKernel(FusedKernel):
     def _collect(self, params: list[Tensor], grads: list[Tensor]) -> bool:
         if self.names and not self._states("momentum_buffer", params):
             self._first = True
-            for p, grad in zip(params, grads, strict=True):
-                self.optimizer.state[p]["momentum_buffer"] = torch.empty_like(grad.view_as(p))
+            for parameter, grad in zip(params, grads, strict=True):
+                self.optimizer.state[parameter]["momentum_buffer"] = torch.empty_like(
+                    grad.view_as(parameter)
+                )
         return super()._collect(params, grads)
 
     def run(self, grads: list[Tensor], first: bool) -> None:
