@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from gcfed.utils.layout import in_memory_order
+from gcfed.utils.layout import have_same_order, in_memory_order
 
 Step = Callable[[], object]
 
@@ -32,6 +32,34 @@ def direct_step(optimizer: Optimizer, own_step: Step) -> Step | None:
     if kernel is AdamKernel and (group["amsgrad"] or isinstance(group["lr"], Tensor)):
         return None
     return kernel(optimizer, own_step)
+
+
+def ordered_step(optimizer: Optimizer, own_step: Step) -> Step:
+    """A step of torch's fused optimizers that first puts gradients in order: see
+    :func:`gradient_in_order`.
+    """
+
+    def step() -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient_in_order(parameter)
+        own_step()
+
+    return step
+
+
+def gradient_in_order(parameter: Tensor) -> Tensor | None:
+    """A parameter's gradient, with its entries in the parameter's order in memory.
+
+    Autograd makes it so, but a hook or a method may assign another one. torch's fused kernels would
+    read its memory in the wrong order, and move the wrong weights.
+    """
+    grad = parameter.grad
+    if grad is None or grad.is_sparse or grad.stride() == parameter.stride():
+        return grad
+    if not have_same_order(grad, parameter):
+        parameter.grad = torch.empty_like(parameter).copy_(grad)
+    return parameter.grad
 
 
 class FusedKernel:
@@ -76,8 +104,10 @@ class FusedKernel:
         params: list[Tensor], given: Sequence[Tensor | None] | None
     ) -> list[Tensor] | None:
         """The gradients of the step; None if one is missing or sparse."""
+        if given is None:
+            given = [gradient_in_order(parameter) for parameter in params]
         grads = []
-        for grad in [parameter.grad for parameter in params] if given is None else given:
+        for grad in given:
             if grad is None or grad.is_sparse:
                 return None
             grads.append(grad)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 
-from gcfed.optim.kernels import direct_step
+from gcfed.optim.kernels import direct_step, ordered_step
 from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import BuildError
 from gcfed.utils.refusal import Refusal
@@ -100,7 +100,12 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
     """
     step = inspect.unwrap(type(optimizer).step, stop=lambda f: not hasattr(f, "hooked"))
     own_step = partial(step, optimizer)
-    return direct_step(optimizer, own_step) or own_step
+    direct = direct_step(optimizer, own_step)
+    if direct is not None:
+        return direct
+    if any(group.get("fused") for group in optimizer.param_groups):
+        return ordered_step(optimizer, own_step)
+    return own_step
 
 
 def starts_at_zero(optimizer: Optimizer) -> bool:

@@ -23,6 +23,15 @@ def in_memory_order(*sets: Sequence[Tensor]) -> list[list[Tensor]]:
     return ordered
 
 
+def have_same_order(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape have their entries in the same order in memory.
+
+    The stride of an axis of size 1 does not matter.
+    """
+    strides = zip(one.stride(), other.stride(), one.shape, strict=True)
+    return all(own == others or size == 1 for own, others, size in strides)
+
+
 def _is_dense(t: Tensor) -> bool:
     """Whether the entries fill a piece of memory, each once."""
     expected = 1
