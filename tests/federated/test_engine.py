@@ -2,6 +2,7 @@
 and of processes.
 """
 
+import copy
 from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
@@ -112,6 +113,49 @@ def test_convolutions_train_alike_in_stacks_for_every_batch_size(last, batch_siz
         net(x[:1].float())
         found.append(train_rounds(net.double(), data, solver(batch_size=batch_size), rounds=2, k=k))
     assert_near(found[1], found[0], 1e-9)
+
+
+class Sometimes(nn.Module):
+    """Its second layer has a gradient in steps with a large first number only."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 4)
+
+    def forward(self, x):
+        hidden = self.first(x).tanh()
+        if x[:, 0].max() > 1:
+            hidden = hidden + self.second(hidden)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(torch.optim.SGD, momentum=0.9),
+        partial(torch.optim.SGD, momentum=0.9, dampening=0.5),
+        partial(torch.optim.Adam, weight_decay=0.1),
+        torch.optim.AdamW,
+    ],
+)
+def test_a_gradient_that_comes_late_moves_a_parameter_as_in_torch(optimizer):
+    x = torch.zeros(6, 6, dtype=torch.float64)
+    x[:, 1:] = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[3, 0] = 2.0
+    data = ArrayData(x, torch.arange(6) % 4, [np.arange(6)])
+    torch.manual_seed(0)
+    net = Sometimes().double()
+    expected = copy.deepcopy(net)
+    steps = LocalSolver(partial(optimizer, lr=0.1), epochs=4, batch_size=1)
+    plan = plan_of(data, [0], seed=5, epochs=4, batch_size=1)
+    assert plan.index[0, 0, 0] != 3
+    plain = optimizer(expected.parameters(), lr=0.1)
+    for sample in plan.index[0]:
+        plain.zero_grad()
+        nn.functional.cross_entropy(expected(x[sample]), data.y[sample]).backward()
+        plain.step()
+    found = train_rounds(net, data, steps, rounds=1, cohort_of=1)
+    assert_near(found, weights(expected), 1e-12)
 
 
 def test_a_users_own_optimizer_steps_as_torchs(federation):

@@ -82,13 +82,18 @@ def is_elementwise(optimizer: MakeOptimizer) -> bool:
 
 
 def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
-    """The same optimizer in its fused form, if torch has one and the user chose no other form."""
+    """The same optimizer in its fused form, if torch has one and the user chose no other form.
+
+    SGD with dampening stays as it is: the fused form needs a momentum for parameters that had no
+    gradient yet, and a momentum of zero would dampen their first gradient.
+    """
     made, given = (
         (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
     )
     if (
         "fused" not in inspect.signature(made).parameters
         or {"fused", "foreach", "differentiable"} & given.keys()
+        or given.get("dampening")
     ):
         return optimizer
     return partial(optimizer, fused=True)
