@@ -51,8 +51,8 @@ def trained(config, tmp_path):
     return run
 
 
-# The two algorithms whose messages belong to one round.
-REFUSED = {"fedsub", "ssf"}
+# The algorithms whose messages belong to one round.
+REFUSED = {"fedsub", "ssf", "fedcurv"}
 LIMITS = sorted({*ALGORITHMS} - REFUSED - {*LATE})
 
 
@@ -516,6 +516,7 @@ def test_equal_clients_make_synchronous_rounds(algorithm, trained):
         (["privacy=client_dp", "privacy.epsilon=8"], "participation=poisson"),
         (["algorithm=fedsub"], "one round"),
         (["algorithm=ssf"], "one round"),
+        (["algorithm=fedcurv"], "one round"),
         (["attack=alie"], "one round"),
         (["metrics=gap"], "one round"),
         (["algorithm=fedcm", "client.lr_decay=0.99"], "earlier rate"),

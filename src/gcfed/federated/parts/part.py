@@ -58,7 +58,7 @@ FACTS = {
     ),
     "rehearses": "it asks the transport what clients would send",
     "one round's messages": (
-        "the server understands only answers to its present download, so no client may be late"
+        "server and clients understand only messages of the same round, so no client may be late"
     ),
     "one rate": (
         "it divides by the learning rate of the round, and a late client has had an earlier one"

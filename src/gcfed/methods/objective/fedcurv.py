@@ -66,7 +66,8 @@ class FedCurv(Method):
 
 class CurvaturePenalty(ClientPart):
     recordable = "stack"
-    facts = {"anchors"}
+    # a client finds its own part in the sums by the index of their round
+    facts = {"anchors", "one round's messages"}
     needs = [
         full_uploads("its Fisher information would still be sent in full"),
         functional_network("it computes its Fisher information with torch.func"),
