@@ -4,7 +4,6 @@ Trial passes before the first round find out how the engine must treat a network
 shares no code with the restore.
 """
 
-import copy
 import random
 from types import CellType, FunctionType, MethodType, SimpleNamespace
 
@@ -12,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import users_states
-from omegaconf import open_dict
-from test_users_networks import EQUAL, IMAGES, NETWORKS, SETTING, find, fresh
+from test_users_networks import EQUAL, NETWORKS
 from torch import nn
+from users_plain import composed, fresh
 
 from gcfed.assemble import assemble
 from gcfed.models.unchanged import hand_copies
@@ -86,19 +85,13 @@ def describe(thing, seen=None, place="net"):
 def test_assembling_a_run_changes_nothing_in_a_network(config, tmp_path, name, clients):
     if name in REFUSED or (clients == 3 and name in TRAINED and NETWORKS[name][1] is None):
         return
-    images = IMAGES if getattr(find(name), "images", False) else ()
     words = (
-        f"participation.per_round={clients}",
         "gc=gcfed",
         "gc.boundary=head",
         f"precision={32 if name == 'DoubleInside' else 64}-true",
         "channels_last=false",
     )
-    cfg = copy.deepcopy(config("model._target_=users_networks.Small", *SETTING, *images, *words))
-    with open_dict(cfg):
-        cfg.model._target_ = f"{find(name).__module__}.{name}"
-        cfg.paths.output_dir = str(tmp_path)
-        cfg.data.dataset.clients, cfg.data.dataset.images = clients, bool(images)
+    cfg = composed(config, tmp_path, name, *words, clients=clients)
     expected = dict(describe(fresh(name).train()))
     found = dict(describe(assemble(cfg).module.net.train()))
     places = expected.keys() | found.keys()
