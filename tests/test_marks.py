@@ -16,7 +16,10 @@ from torch import nn
 from users_plain import composed, fresh
 
 from gcfed.assemble import assemble
+from gcfed.federated.network.probe import probe
+from gcfed.models.order import forward_order
 from gcfed.models.unchanged import hand_copies
+from gcfed.tasks import CLASSIFICATION
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STATES = [
@@ -99,3 +102,43 @@ def test_assembling_a_run_changes_nothing_in_a_network(config, tmp_path, name, c
         places = {place for place in places if "fc3" not in place}
     differ = sorted(key for key in places if expected.get(key) != found.get(key))
     assert not differ
+
+
+class Remembers(nn.Module):
+    """Changes all that it can in a forward pass: attributes, buffers, generators and its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 3), nn.BatchNorm1d(6).eval()
+        self.calls, self.plain, self.own = 0, torch.ones(6), torch.Generator().manual_seed(3)
+        self.register_buffer("assigned", torch.zeros(6))
+        self.register_buffer("moved", torch.zeros(6))
+        self.register_buffer("expanded", torch.zeros(1).expand(6))
+
+    def forward(self, x):
+        self.calls += 1
+        self.first = getattr(self, "first", x.mean())
+        self.assigned = 0.9 * self.assigned + x.mean(0)
+        self.moved.add_(x.mean(0))
+        self.plain.add_(1)
+        noise = torch.rand(6) + torch.rand(6, generator=self.own)
+        return self.layer(self.norm(x.mul_(2) + noise))
+
+
+def probed(net, x):
+    return probe(net, x, torch.arange(8) % 3, CLASSIFICATION)
+
+
+@pytest.mark.parametrize("look", [forward_order, probed])
+def test_a_trial_pass_changes_neither_values_nor_memory_nor_modes(look):
+    net, x = Remembers(), torch.randn(8, 6)
+    before = dict(describe(net))
+    buffers = {name: (buffer, buffer.data_ptr()) for name, buffer in net.named_buffers()}
+    sample, seed = x.clone(), torch.get_rng_state()
+    look(net, x)
+    assert dict(describe(net)) == before
+    assert torch.equal(x, sample)
+    assert torch.equal(torch.get_rng_state(), seed)
+    for name, buffer in net.named_buffers():
+        assert buffer is buffers[name][0]
+        assert buffer.data_ptr() == buffers[name][1]
