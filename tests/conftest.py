@@ -169,6 +169,11 @@ def read_rows(path: str | Path) -> list[dict[str, float]]:
     return [{key: value for key, value in row.items() if value == value} for row in rows]
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The bytes of each file below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
 def federation():
     from harness import random_federation

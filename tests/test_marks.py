@@ -18,6 +18,7 @@ from users_plain import composed, fresh
 from gcfed.assemble import assemble
 from gcfed.federated.network.probe import probe
 from gcfed.models.order import forward_order
+from gcfed.models.own import fitted
 from gcfed.models.unchanged import hand_copies
 from gcfed.tasks import CLASSIFICATION
 
@@ -129,7 +130,11 @@ def probed(net, x):
     return probe(net, x, torch.arange(8) % 3, CLASSIFICATION)
 
 
-@pytest.mark.parametrize("look", [forward_order, probed])
+def fits(net, x):
+    assert fitted(net, (6,), 3) is net
+
+
+@pytest.mark.parametrize("look", [forward_order, probed, fits])
 def test_a_trial_pass_changes_neither_values_nor_memory_nor_modes(look):
     net, x = Remembers(), torch.randn(8, 6)
     before = dict(describe(net))

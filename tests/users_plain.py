@@ -83,9 +83,14 @@ def centralised(net, name, t):
     """P t: subtracts each output's mean over its inputs, except for vectors and tensors [1, …]
     (tokens, positions).
     """
-    of_outputs = int(isinstance(net.get_submodule(name.rpartition(".")[0]), nn.ConvTranspose2d))
-    mean = t.mean([axis for axis in range(t.dim()) if axis != of_outputs] or 0, keepdim=True)
-    return t - mean if t.dim() > 1 and len(t) > 1 and mean.numel() < t.numel() else t
+    layer = net.get_submodule(name.rpartition(".")[0])
+    if t.dim() < 2 or len(t) == 1:
+        return t
+    if isinstance(layer, nn.ConvTranspose2d):
+        t_GIOHW = t.unflatten(0, (layer.groups, -1))
+        return (t_GIOHW - t_GIOHW.mean((1, 3, 4), keepdim=True)).flatten(0, 1)
+    mean = t.mean([*range(1, t.dim())], keepdim=True)
+    return t - mean if mean.numel() < t.numel() else t
 
 
 def mean_loss(task, outputs, y):
