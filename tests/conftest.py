@@ -13,7 +13,8 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache
+from copy import deepcopy
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,11 +169,20 @@ def read_rows(path: str | Path) -> list[dict[str, float]]:
     return [{key: value for key, value in row.items() if value == value} for row in rows]
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    """The bytes of each file below a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
 def federation():
     from harness import random_federation
 
     return random_federation()
+
+
+#: Parsing the overrides again would take five times as long as a copy.
+composed_once = lru_cache(64)(composer)
 
 
 @pytest.fixture
@@ -183,7 +193,7 @@ def config(tmp_path):
 
     def make(*overrides: str, folder: Path | None = None) -> DictConfig:
         GlobalHydra.instance().clear()
-        cfg = composer(overrides)
+        cfg = deepcopy(composed_once(overrides))
         with open_dict(cfg):
             cfg.paths.output_dir = str(folder or tmp_path / "run")
             cfg.extras.figures = "extras.figures=true" in overrides

@@ -11,6 +11,7 @@ from types import FunctionType
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import contents
 from run_folders import write_run
 from safetensors.torch import load_file
 
@@ -90,10 +91,6 @@ def test_a_run_from_python_and_its_folder_agree(tmp_path):
     assert gcfed.configure(*SMALL, "name=mine", log_dir).paths.output_dir != str(result.folder)
 
 
-def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def numbers(result):
     return result.frame.loc[:, ["train/loss", "test/loss"]].to_numpy().tolist()
 
@@ -162,7 +159,7 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
     cfg = gcfed.configure(SMALL, folder=tmp_path / "mine")
     assert gcfed.configure(SMALL, f"paths.output_dir={tmp_path}/mine") == cfg
     gcfed.train(cfg)
-    before = files(tmp_path)
+    before = contents(tmp_path)
     with pytest.raises(
         ValueError, match=r"/mine holds this run already: continue it with ckpt_path=last, or name"
     ):
@@ -180,7 +177,7 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
     with pytest.raises(ValueError, match=r"belongs to another run: seed is 1 there, 2 here"):
         gcfed.train(cfg)
     assert {
-        path: content for path, content in files(tmp_path).items() if "other" not in str(path)
+        path: content for path, content in contents(tmp_path).items() if "other" not in str(path)
     } == before
     cfg.seed, cfg.rounds = 1, 3
     assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3]
@@ -252,13 +249,13 @@ def test_a_comparison_equals_single_runs(tmp_path):
         line.get_ydata().tolist() for line in axes.lines
     ]
 
-    before = files(tmp_path / "runs")
+    before = contents(tmp_path / "runs")
     with pytest.raises(
         ValueError,
         match=r"runs/FedAvg_seed1 holds this run already: continue it with ckpt_path=last",
     ):
         gcfed.compare(configs, seeds=[1, 2], folder=tmp_path / "runs")
-    assert files(tmp_path / "runs") == before  # refused before any run
+    assert contents(tmp_path / "runs") == before  # refused before any run
     fedavg.ckpt_path = "last"
     again = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
     # equal seconds: no run trained again

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from harness import assert_near, final_weights
 from omegaconf import OmegaConf
-from plain import draw
-from test_users_networks import LR, MOMENTUM, ROUNDS, STEPS, WEIGHT_DECAY, fresh, run
 from users_networks import load
+from users_plain import fresh, plain, run
 
 from gcfed.run import evaluate
 
@@ -38,19 +37,11 @@ def test_a_network_with_autocast_trains_as_with_plain_pytorch(config, tmp_path):
     result = run(config, tmp_path / "run", "Autocast", *FLOAT32)
     data = load()
     x, y, x_test, y_test = (torch.from_numpy(data[key]) for key in ("x", "y", "x_test", "y_test"))
-    net = fresh("Autocast").float()
-    for t in range(ROUNDS):
-        optimizer = torch.optim.SGD(
-            net.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
-        )
-        for batch in draw("shuffle", t, 0).permuted([np.arange(len(y))] * STEPS, axis=1):
-            optimizer.zero_grad()
-            F.cross_entropy(net(x[batch]), y[batch]).backward()
-            optimizer.step()
+    net = plain(lambda: fresh("Autocast").float(), x, y, [np.arange(len(y))], x_test)
     ours = result.module.net.state_dict()
     for name, value in net.state_dict().items():  # a rounding of bfloat16 may turn
         assert_near(ours[name], value, 2e-3)
-    loss = F.cross_entropy(net.eval()(x_test), y_test).item()
+    loss = F.cross_entropy(net(x_test), y_test).item()
     assert result.metrics["test/loss"] == pytest.approx(loss, abs=5e-3)
     cfg = OmegaConf.load(result.folder / "config.yaml")
     cfg.ckpt_path = str(result.folder / "global_model.safetensors")

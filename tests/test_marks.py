@@ -4,7 +4,6 @@ Trial passes before the first round find out how the engine must treat a network
 shares no code with the restore.
 """
 
-import copy
 import random
 from types import CellType, FunctionType, MethodType, SimpleNamespace
 
@@ -12,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 import users_states
-from omegaconf import open_dict
-from test_users_networks import EQUAL, IMAGES, NETWORKS, SETTING, find, fresh
+from test_users_networks import EQUAL, NETWORKS
 from torch import nn
+from users_plain import composed, fresh
 
 from gcfed.assemble import assemble
+from gcfed.federated.network.probe import probe
+from gcfed.models.order import forward_order
+from gcfed.models.own import fitted
 from gcfed.models.unchanged import hand_copies
+from gcfed.tasks import CLASSIFICATION
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 STATES = [
@@ -86,19 +89,13 @@ def describe(thing, seen=None, place="net"):
 def test_assembling_a_run_changes_nothing_in_a_network(config, tmp_path, name, clients):
     if name in REFUSED or (clients == 3 and name in TRAINED and NETWORKS[name][1] is None):
         return
-    images = IMAGES if getattr(find(name), "images", False) else ()
     words = (
-        f"participation.per_round={clients}",
         "gc=gcfed",
         "gc.boundary=head",
         f"precision={32 if name == 'DoubleInside' else 64}-true",
         "channels_last=false",
     )
-    cfg = copy.deepcopy(config("model._target_=users_networks.Small", *SETTING, *images, *words))
-    with open_dict(cfg):
-        cfg.model._target_ = f"{find(name).__module__}.{name}"
-        cfg.paths.output_dir = str(tmp_path)
-        cfg.data.dataset.clients, cfg.data.dataset.images = clients, bool(images)
+    cfg = composed(config, tmp_path, name, *words, clients=clients)
     expected = dict(describe(fresh(name).train()))
     found = dict(describe(assemble(cfg).module.net.train()))
     places = expected.keys() | found.keys()
@@ -106,3 +103,47 @@ def test_assembling_a_run_changes_nothing_in_a_network(config, tmp_path, name, c
         places = {place for place in places if "fc3" not in place}
     differ = sorted(key for key in places if expected.get(key) != found.get(key))
     assert not differ
+
+
+class Remembers(nn.Module):
+    """Changes all that it can in a forward pass: attributes, buffers, generators and its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 3), nn.BatchNorm1d(6).eval()
+        self.calls, self.plain, self.own = 0, torch.ones(6), torch.Generator().manual_seed(3)
+        self.register_buffer("assigned", torch.zeros(6))
+        self.register_buffer("moved", torch.zeros(6))
+        self.register_buffer("expanded", torch.zeros(1).expand(6))
+
+    def forward(self, x):
+        self.calls += 1
+        self.first = getattr(self, "first", x.mean())
+        self.assigned = 0.9 * self.assigned + x.mean(0)
+        self.moved.add_(x.mean(0))
+        self.plain.add_(1)
+        noise = torch.rand(6) + torch.rand(6, generator=self.own)
+        return self.layer(self.norm(x.mul_(2) + noise))
+
+
+def probed(net, x):
+    return probe(net, x, torch.arange(8) % 3, CLASSIFICATION)
+
+
+def fits(net, x):
+    assert fitted(net, (6,), 3) is net
+
+
+@pytest.mark.parametrize("look", [forward_order, probed, fits])
+def test_a_trial_pass_changes_neither_values_nor_memory_nor_modes(look):
+    net, x = Remembers(), torch.randn(8, 6)
+    before = dict(describe(net))
+    buffers = {name: (buffer, buffer.data_ptr()) for name, buffer in net.named_buffers()}
+    sample, seed = x.clone(), torch.get_rng_state()
+    look(net, x)
+    assert dict(describe(net)) == before
+    assert torch.equal(x, sample)
+    assert torch.equal(torch.get_rng_state(), seed)
+    for name, buffer in net.named_buffers():
+        assert buffer is buffers[name][0]
+        assert buffer.data_ptr() == buffers[name][1]

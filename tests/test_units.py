@@ -1,7 +1,7 @@
 """Units of the inputs before a batch normalisation: equal results, or the tensor is named."""
 
 import pytest
-from test_users_networks import run
+from users_plain import run
 
 WORDS = ("gc=none", "precision=32-true", "rounds=4")
 USUAL = {}  # the metrics of a run in another unit, which all tests share

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from conftest import composer
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.assemble import assemble, build_trainer
 from gcfed.check import check
@@ -38,10 +38,13 @@ def dicts(cfg: DictConfig) -> list[str]:
     return found
 
 
-def refusal(words: list[str], folder: Path) -> str:
-    """Why a run with these words is refused; "" if it would begin."""
+def refusal(words: list[str], folder: Path, without: str = "") -> str:
+    """Why a run with these words, and without a group, is refused; "" if it would begin."""
     try:
         cfg = composer([*SMALL, *words, f"paths.output_dir={folder}"])
+        with open_dict(cfg):
+            if without:
+                cfg[without] = None
         check(cfg)
         parts = assemble(cfg)
         build_trainer(cfg, parts, parts.callbacks)
@@ -62,6 +65,17 @@ def test_an_unknown_key_in_any_dict_of_a_run_is_refused(tmp_path, place):
     key = f"{place}.qvx".lstrip(".")
     # of an object's argument the section is enough
     assert (place or key) in refusal([*words, f"+{key}=3"], tmp_path)
+
+
+def test_a_run_works_without_a_group_or_names_it(tmp_path):
+    """This also builds the default option of each group."""
+    for entry in OmegaConf.load(CONFIGS / "train.yaml").defaults:
+        if entry == "_self_":
+            continue
+        for group, option in entry.items():
+            if option and group not in ("hydra", "algorithm"):
+                said = refusal(["algorithm=fedadam", "gc=gcfed"], tmp_path, without=group)
+                assert said == "" or group in said, (group, said)
 
 
 @pytest.mark.parametrize("group", [g for g in GROUPS if not g.startswith("hydra")])

@@ -3,7 +3,6 @@
 The user's own traceback stays.
 """
 
-import copy
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 import users_broken
 from omegaconf import open_dict
 from torch import nn
+from users_plain import SETTING
 
 from gcfed.run import train
 from gcfed.tasks import Task
@@ -33,28 +33,19 @@ LOSSES = [
     for name, thing in vars(users_broken).items()
     if isclass(thing) and issubclass(thing, Task) and thing.__module__ == users_broken.__name__
 ]
-SETTING = (
-    "data=own",
-    "data.dataset._target_=users_networks.load",
-    "data.standardize=false",
+OF_ERRORS = (
+    *SETTING,
     "+data.dataset.clients=3",
-    "partition=natural",
-    "participation.num_clients=null",
     "participation.per_round=3",
-    "model=own",
     "algorithm=fedavg",
     "gc=none",
     "rounds=3",
     "client.steps=2",
-    "logger=none",
 )
-COMPOSED = {}  # the config, once
 
 
-def composed(config, **targets):
-    if not COMPOSED:
-        COMPOSED[""] = config("model._target_=users_networks.Small", *SETTING)
-    cfg = copy.deepcopy(COMPOSED[""])
+def composed(config, folder, **targets):
+    cfg = config("model._target_=users_networks.Small", *OF_ERRORS, folder=folder)
     with open_dict(cfg):
         cfg.callbacks = {"arm": {"_target_": "users_broken.Arm"}}
         for group, name in targets.items():
@@ -79,10 +70,9 @@ def last_line(text):
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_last_line_of_an_error_names_the_network(config, tmp_path, name, stack):
-    cfg = composed(config, model=name)
-    cfg.paths.output_dir, cfg.client.stack = str(tmp_path / "run"), stack
+    cfg = composed(config, tmp_path / "run", model=name)
+    cfg.client.stack = stack
     text = failure(cfg)
-    print(text)
     shown = "Sequential" if isfunction(getattr(users_broken, name)) else name
     assert re.search(rf"\bmodel\b.*\b{shown}\b", last_line(text))
 
@@ -95,11 +85,10 @@ def test_the_last_line_of_an_error_names_the_network(config, tmp_path, name, sta
     ],
 )
 def test_texts_that_do_not_fit_a_network_are_named(config, tmp_path, name, words):
-    cfg = composed(config, model=name)
+    cfg = composed(config, tmp_path / "run", model=name)
     with open_dict(cfg):
         cfg.data.dataset._target_ = "users_more.load"
         cfg.data.dataset.kind = "sequences"
-    cfg.paths.output_dir = str(tmp_path / "run")
     assert re.search(rf"Refusal: model: {name} .*{words}", last_line(failure(cfg)))
 
 
@@ -110,7 +99,7 @@ def test_the_last_line_on_the_screen_names_the_network(tmp_path):
         words += ["model._target_=users_broken.LateError", f"trainer.devices={devices}"]
         words += [f"paths.output_dir={tmp_path}/{devices}", f"hydra.run.dir={tmp_path}/{devices}"]
         done = subprocess.run(
-            [sys.executable, ROOT / "src/train.py", *SETTING, *words],
+            [sys.executable, ROOT / "src/train.py", *OF_ERRORS, *words],
             cwd=ROOT / "tests",
             capture_output=True,
             text=True,
@@ -123,8 +112,7 @@ def test_the_last_line_on_the_screen_names_the_network(tmp_path):
 @pytest.mark.parametrize("stack", [1, 3])
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_last_line_of_an_error_names_the_loss(config, tmp_path, name, stack):
-    cfg = composed(config, task=name)
-    cfg.paths.output_dir, cfg.client.stack = str(tmp_path / "run"), stack
+    cfg = composed(config, tmp_path / "run", task=name)
+    cfg.client.stack = stack
     text = failure(cfg)
-    print(text)
     assert re.search(rf"\btask\b.*\b{name}\b", last_line(text))

@@ -5,7 +5,6 @@ Each trains for two rounds of three steps in float64: one client, three clients 
 and three in a stack, whose batches of 5, 8 and 11 samples have padding.
 """
 
-import copy
 import re
 from inspect import isclass
 
@@ -14,37 +13,22 @@ import pytest
 import torch
 import users_more
 from omegaconf import open_dict
-from plain import draw, seeds
 from torch import nn
+from users_plain import PLAIN, SETTING, fresh, plain
 
 from gcfed.run import train
 from gcfed.tasks import Classification, SquaredError, Task
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ROUNDS, STEPS, LR = 2, 3, 0.2
-SETTING = (
-    "data=own",
+OF_MORE = (
+    *SETTING,
     "data.dataset._target_=users_more.load",
     "+data.dataset.clients=3",
     "+data.dataset.kind=classes",
-    "data.standardize=false",
-    "partition=natural",
-    "participation.num_clients=null",
     "participation.per_round=3",
-    "model=own",
     "algorithm=fedavg",
-    "gc=none",
-    "seed=4",
-    "precision=64-true",
-    f"rounds={ROUNDS}",
-    f"client.steps={STEPS}",
-    "client.batch_size=24",
-    f"client.optimizer.lr={LR}",
-    "client.optimizer.momentum=0.6",
-    "client.optimizer.weight_decay=0",
-    "logger=none",
+    *PLAIN,
 )
-COMPOSED = {}  # the config, once
 
 
 def classes(kind):
@@ -62,11 +46,9 @@ def kind_of(loss):
 
 
 def ours(config, folder, net, loss, clients, stack):
-    if not COMPOSED:
-        COMPOSED[""] = config("model._target_=users_networks.Small", *SETTING)
-    cfg = copy.deepcopy(COMPOSED[""])
+    cfg = config("model._target_=users_networks.Small", *OF_MORE, folder=folder)
     with open_dict(cfg):
-        cfg.paths.output_dir, cfg.client.stack = str(folder), stack
+        cfg.client.stack = stack
         cfg.callbacks = {}
         cfg.participation.sampler.per_round = clients
         cfg.data.dataset.clients, cfg.data.dataset.kind = clients, kind_of(loss)
@@ -75,45 +57,9 @@ def ours(config, folder, net, loss, clients, stack):
     return train(cfg)
 
 
-def fresh(net):
-    torch.manual_seed(int(seeds("initialisation").generate_state(1, np.uint64)[0] >> 1) % 2**32)
-    return net().double()
-
-
-def mean_loss(task, outputs, y):
-    real = task.real(y)
-    return (task.losses(outputs, y) * real).sum() / real.sum()
-
-
 def typed(array):
     t = torch.from_numpy(array)
     return t.double() if t.is_floating_point() else t.long()
-
-
-def plain(net, loss, x, y, clients, x_test):
-    """Federated averaging with a test after each round. With one client it is plain training."""
-    model, task = fresh(net), loss()
-    for t in range(ROUNDS):
-        start, ends = copy.deepcopy(model.state_dict()), []
-        for k, own in enumerate(clients):
-            w, criterion = (model, task) if len(clients) == 1 else (fresh(net), loss())
-            w.load_state_dict(start)
-            optimizer = torch.optim.SGD(
-                [p for p in w.train().parameters() if p.requires_grad], lr=LR, momentum=0.6
-            )
-            torch.manual_seed(int(seeds("dropout", t, k).generate_state(1, np.uint64)[0] >> 1))
-            torch.set_default_dtype(torch.float64)  # as in the run
-            for batch in draw("shuffle", t, k).permuted([own] * STEPS, axis=1):
-                optimizer.zero_grad()
-                mean_loss(criterion, w(x[batch]), y[batch]).backward()
-                optimizer.step()
-            torch.set_default_dtype(torch.float32)
-            ends.append(copy.deepcopy(w.state_dict()))
-        for name, value in model.state_dict().items():
-            value.copy_(sum(end[name] for end in ends) / len(ends))
-        with torch.no_grad():
-            model.eval()(x_test)
-    return model
 
 
 def outcome(config, folder, net, loss, clients, stack):
@@ -125,7 +71,7 @@ def outcome(config, folder, net, loss, clients, stack):
     data = users_more.load(clients, kind_of(loss))
     x, x_test, y = (typed(data[key]) for key in ("x", "x_test", "y"))
     parts = np.split(np.arange(len(y)), np.cumsum(users_more.SIZES[clients])[:-1])
-    expected = plain(net, loss, x, y, parts, x_test).state_dict()
+    expected = plain(lambda: fresh(net.__name__), x, y, parts, x_test, task=loss).state_dict()
     state = result.module.net.state_dict()
     assert state.keys() == expected.keys()
     worst = max(

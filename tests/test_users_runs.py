@@ -12,9 +12,9 @@ from harness import assert_near, final_weights
 from lightning.pytorch import Callback
 from plain import FirstWeights
 from safetensors.torch import load_file, save_file
-from test_users_networks import PLAIN, find, run
 from torch import nn
 from users_networks import Small, load
+from users_plain import PLAIN, find, run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecated and slow operations
 

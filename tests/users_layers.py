@@ -162,7 +162,7 @@ weight_normalised = around_linear(parametrizations.weight_norm)
 instance_norm = unflattened((6, 6), lambda: nn.InstanceNorm1d(6, affine=True), out=36)
 spectrally_normalised = around_linear(parametrizations.spectral_norm)
 spectrally_normalised_old = around_linear(spectral_norm)
-transposed = unflattened((4, 3, 3), lambda: nn.ConvTranspose2d(4, 2, 2), out=32)
+transposed = unflattened((4, 3, 3), lambda: nn.ConvTranspose2d(4, 2, 2, groups=2), out=32)
 
 
 sequence_first = unflattened(

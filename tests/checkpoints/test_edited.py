@@ -3,11 +3,13 @@
 import copy
 import pickle
 import random
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import contents
 from safetensors.torch import save_file
 
 from gcfed.folders.folder import CHECKPOINT
@@ -25,10 +27,12 @@ FAST = (
     "callbacks=best",
     "extras.figures=false",
 )
+# A setting of another run, and a part of the sentence about its checkpoint.
 OTHER = {
-    "another method": ("algorithm=scaffold",),
-    "another network": ("model.hidden=[9]",),
-    "another seed": ("seed=2",),
+    "algorithm=scaffold": "belongs to another run: ",
+    "model.hidden=[9]": "holds another model than MLP: .*model=…",
+    "model=fedgc_cnn": "holds another model than MLP: .*model=…",
+    "seed=2": "belongs to another run: seed is 2 there, 1 here",
 }
 CALLED: list[str] = []
 
@@ -175,11 +179,15 @@ def test_other_contents_are_refused(config, copied, kind):
     refuse_in_one_line(outcome(config, copied), copied)
 
 
-@pytest.mark.parametrize("kind", OTHER)
-def test_the_checkpoint_of_another_run_is_refused(config, copied, tmp_path, kind):
-    train(config(*FAST, *OTHER[kind], folder=tmp_path / "other"))
+@pytest.mark.parametrize("word", OTHER)
+def test_the_checkpoint_of_another_run_is_refused(config, copied, tmp_path, word):
+    train(config(*FAST, word, folder=tmp_path / "other"))
     shutil.copy(tmp_path / "other" / CHECKPOINT, copied)
-    refuse_in_one_line(outcome(config, copied), copied)
+    before = contents(tmp_path)
+    error = outcome(config, copied)
+    refuse_in_one_line(error, copied)
+    assert re.search(OTHER[word], str(error))
+    assert contents(tmp_path) == before
 
 
 def test_an_exported_model_is_no_checkpoint(config, copied):

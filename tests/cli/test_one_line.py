@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from gcfed import commands
+from gcfed.data.base import FederatedDataset, Split
 from gcfed.utils.resolvers import CONFIGS
 
 SMALL = (
@@ -108,7 +109,39 @@ WRONG = {
     "paths=null": "paths",
     "hparams_search=digits_optuna": "-m",
     "hydra.run.dir={folder}/text.npz/run": "text.npz",
+    "participation=dynamic participation.per_round=2": "participation.sampler.live=250 exceeds",
+    "gc.boundary=null": "gc.boundary and lam are null",
+    f"data=tiny_shakespeare data.dataset._target_={__name__}.play": "MLP cannot read: take model=",
+    "data=matrix_regression model=lstm": "CharLSTM cannot read: take model=mlp",
+    "data.num_classes=7": "data.num_classes=7",
+    "+client.optimizer.foo=1": "client.optimizer",
+    "task._target_=gcfed.nowhere.Task": "task: ImportError",
+    "+data.dataset.download=false": "data.dataset.download",
+    "+callbacks.x._target_=gcfed.methods.correction.scaffold.Scaffold": "callbacks: Scaffold is",
+    "+logger.x._target_=torch.nn.ReLU": "logger: ReLU is not a Logger of Lightning",
+    "algorithm=feddyn aggregator=median": "FedDyn needs",
+    "data.dataset.data_dir=3": "data.dataset.data_dir",
+    "algorithm=fedadam server.tau=1e30": "server.tau",
+    "data.transform.flip=3": "data.transform.flip",
+    "partition.min_size=1.5": "partition.min_size",
+    "gc.boundary=3": "gc.boundary",
+    "trainer.accelerator=mps": "trainer.accelerator",
+    "trainer.precision=bf16-mixed": "trainer.precision",
+    "name=../../escape": "name",
+    "participation.faults.dropout=1": "participation.faults.dropout",
+    "optimized_metric=3": "optimized_metric",
+    "client_store.folder=''": "client_store.folder",
+    "participation.num_clients=0": "participation.num_clients",
+    "callbacks.checkpoint.every=1.5": "callbacks.checkpoint.every",
+    "participation.per_round=2.5": "participation.per_round",
+    "data.input_shape=[1,9,9]": "data.input_shape",
 }
+
+
+def play(data_dir, download):
+    """A user's own text as the data set."""
+    split = Split(np.zeros((598, 80), np.uint8), np.arange(598) % 6, np.arange(598) % 299)
+    return FederatedDataset("a play", 6, split, split)
 
 
 def options(group: str) -> list[str]:

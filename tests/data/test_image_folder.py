@@ -184,7 +184,5 @@ def test_invalid_folders_are_named(tmp_path):
     refused(
         r"rose/more/0\.png is 3×3, .*|0\.png is 6×5.* 3×3: give all one size, as by data\.size=64"
     )
-    (tmp_path / "flowers/train/tulip/more/0.png").write_bytes(b"no image")
-    refused(r"tulip/more/0\.png is no readable image .*: put a sound one")
     Image.new("I;16", (6, 5)).save(tmp_path / "flowers/train/tulip/more/0.png")
     refused(r"tulip/more/0\.png is no readable .*Pillow's mode I;16 has more than 8")

@@ -4,16 +4,17 @@ and each row is read or counted in the log.
 
 import gzip
 import io
-import json
 import os
 import re
 import shutil
 import unicodedata
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from test_leaf import write as write_leaf
 
 from gcfed.data.sets.datasets import hwdigits
 from gcfed.data.sets.files import Keep
@@ -85,22 +86,45 @@ def rows_of(names):
     return [(i, name) for i, name in enumerate(names * PER_NAME)]
 
 
+def first_numbers(split):
+    """The first number of each sample, which tells it from all others."""
+    return split.x.reshape(len(split.x), -1)[:, 0]
+
+
+def classes_in(dataset):
+    """The number of classes, and the sample and the class of each row."""
+    return dataset.num_classes, first_numbers(dataset.train), dataset.train.y
+
+
+def clients_in(dataset):
+    """The number of clients, and the sample and the client of each row."""
+    groups = dataset.train.groups
+    return len(np.unique(groups)), first_numbers(dataset.train), groups
+
+
+def read_csv(folder, names, **options):
+    """Reads a table in two files. The first name has a file of its own, whose column may look like
+    one of another type.
+    """
+    (folder / "x").mkdir()
+    for file, has_first in (("a", True), ("b", False)):
+        rows = [
+            f"{i},{name},{i % 2}" for i, name in rows_of(names) if (name == names[0]) == has_first
+        ]
+        (folder / "x" / f"{file}.csv").write_text("\n".join(["n,name,y", *rows]) + "\n", "utf-8")
+    return csv(str(folder / "x"), **options)
+
+
 def as_csv_target(folder, names):
-    lines = [f"{i},{name},{i % 2}" for i, name in rows_of(names)]
-    (folder / "x.csv").write_text("\n".join(["n,name,y", *lines]) + "\n", "utf-8")
-    dataset = csv(str(folder / "x.csv"), target="name", ignore=["y"])
-    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
+    return classes_in(read_csv(folder, names, target="name", ignore=["y"]))
 
 
 def as_csv_clients(folder, names):
-    as_csv_target(folder, names)
-    dataset = csv(str(folder / "x.csv"), target="y", groups="name")
-    return len(np.unique(dataset.train.groups)), dataset.train.x[:, 0], dataset.train.groups
+    return clients_in(read_csv(folder, names, target="y", groups="name"))
 
 
 def as_csv_categories(folder, names):
-    as_csv_target(folder, names)
-    train = csv(str(folder / "x.csv"), target="y", categorical=["name"]).train
+    train = read_csv(folder, names, target="y", categorical=["name"]).train
     return train.x.shape[1] - 1, train.x[:, 0], train.x[:, 1:].argmax(1)
 
 
@@ -111,8 +135,7 @@ def as_csv_files(folder, names):
         mine = [i for i, other in rows_of(names) if cleaned(other) == cleaned(name)]
         lines = [f"{i},{i % 2}" for i in mine]
         (place / f"{name}.csv").write_text("\n".join(["n,y", *lines]) + "\n")
-    dataset = csv(str(place), target="y")
-    return len(np.unique(dataset.train.groups)), dataset.train.x[:, 0], dataset.train.groups
+    return clients_in(csv(str(place), target="y"))
 
 
 def vectors(names):
@@ -121,33 +144,23 @@ def vectors(names):
 
 def as_array_of_classes(folder, names):
     np.savez(folder / "x.npz", x=vectors(names), y=np.array(names * PER_NAME))
-    dataset = arrays(str(folder / "x.npz"))
-    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
+    return classes_in(arrays(str(folder / "x.npz")))
 
 
 def as_array_of_clients(folder, names):
     y = np.arange(PER_NAME * len(names)) % 2
     np.savez(folder / "x.npz", x=vectors(names), y=y, groups=np.array(names * PER_NAME))
-    train = arrays(str(folder / "x.npz")).train
-    return len(np.unique(train.groups)), train.x[:, 0], train.groups
+    return clients_in(arrays(str(folder / "x.npz")))
 
 
-def as_texts_of_any_length(folder, names):
-    texts = np.array(names * PER_NAME, np.dtypes.StringDType())
-    dataset = from_arrays({"x": vectors(names), "y": texts}, "mine.py", 0.2)
-    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
+def as_array(make):
+    """Classes in an array that ``make`` makes of a list of texts."""
 
+    def read(folder, names):
+        content = {"x": vectors(names), "y": make(names * PER_NAME)}
+        return classes_in(from_arrays(content, "mine.py", 0.2))
 
-def as_bytes(folder, names):
-    texts = np.char.encode(np.array(names * PER_NAME), "utf-8")
-    dataset = from_arrays({"x": vectors(names), "y": texts}, "mine.py", 0.2)
-    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
-
-
-def as_objects(folder, names):
-    content = {"x": vectors(names), "y": np.array(names * PER_NAME, object)}
-    dataset = from_arrays(content, "mine.py", 0.2)
-    return dataset.num_classes, dataset.train.x[:, 0], dataset.train.y
+    return read
 
 
 def save_image(path: Path, number: int, size=(4, 4)) -> None:
@@ -158,30 +171,30 @@ def save_image(path: Path, number: int, size=(4, 4)) -> None:
 def as_folders_of_classes(folder, names):
     for i, name in rows_of(names):
         save_image(folder / "images" / name / f"{i}.png", i)
-    dataset = image_folder(str(folder / "images"), str(folder))
-    return dataset.num_classes, dataset.train.x[:, 0, 0, 0], dataset.train.y
+    return classes_in(image_folder(str(folder / "images"), str(folder)))
 
 
 def as_folders_of_clients(folder, names):
     for i, name in rows_of(names):
         for kind in ("cat", "dog"):
             save_image(folder / "images" / name / kind / f"{i}.png", i)
-    train = image_folder(str(folder / "images"), str(folder), clients=True).train
-    return len(np.unique(train.groups)), train.x[:, 0, 0, 0], train.groups
+    return clients_in(image_folder(str(folder / "images"), str(folder), clients=True))
+
+
+def write_users(folder, reader, users, listed=None):
+    """Writes users for a reader of LEAF's files, the same to train on and to test."""
+    files = {"train/all": users, "test/all": users}
+    write_leaf(folder, reader.__name__, files, listed)
 
 
 def as_leaf_users(folder, names):
-    users = list(dict.fromkeys(names))
-    data = {}
-    for user in users:
-        mine = [i for i, name in rows_of(names) if name == user]
-        data[user] = {"x": [[i / 255] * 784 for i in mine], "y": [i % 2 for i in mine]}
-    for part in ("train", "test"):
-        path = folder / "femnist/data" / part / "all.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"users": users, "user_data": data}))
-    train = femnist(str(folder)).train
-    return len(np.unique(train.groups)), train.x[:, 0, 0, 0], train.groups
+    users = {}
+    for i, name in rows_of(names):
+        x, y = users.setdefault(name, ([], []))
+        x.append([i / 255] * 784)
+        y.append(i % 2)
+    write_users(folder, femnist, users)
+    return clients_in(femnist(str(folder)))
 
 
 def as_hub_columns(key):
@@ -193,9 +206,8 @@ def as_hub_columns(key):
         dataset = huggingface(
             str(folder / "mine"), str(folder), input="text", label="kind", groups="who", length=1
         )
-        if key == "classes":
-            return dataset.num_classes, None, None
-        return len(np.unique(dataset.train.groups)), None, None
+        count, *_ = classes_in(dataset) if key == "classes" else clients_in(dataset)
+        return count, None, None
 
     return read
 
@@ -207,9 +219,9 @@ READERS = {
     "csv files": as_csv_files,
     "array of classes": as_array_of_classes,
     "array of clients": as_array_of_clients,
-    "objects": as_objects,
-    "texts of any length": as_texts_of_any_length,
-    "bytes": as_bytes,
+    "objects": as_array(partial(np.array, dtype=object)),
+    "texts of any length": as_array(partial(np.array, dtype=np.dtypes.StringDType())),
+    "bytes": as_array(lambda texts: np.char.encode(texts, "utf-8")),
     "folders of classes": as_folders_of_classes,
     "folders of clients": as_folders_of_clients,
     "leaf users": as_leaf_users,
@@ -373,11 +385,7 @@ def test_each_entry_of_a_folder_is_read_or_counted(tmp_path, caplog, make):
 def test_users_and_labels_that_leaf_leaves_out_are_counted(tmp_path, caplog):
     text = "a" * LENGTH
     users = {"HAMLET": ([text] * 3, ["a", "$", "b"]), "GHOST": ([text], ["$"]), "NOBODY": ([], [])}
-    for part in ("train", "test"):
-        data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
-        path = tmp_path / "shakespeare/data" / part / "all.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"users": [*users], "user_data": data}))
+    write_users(tmp_path, shakespeare, users)
     for _ in range(2):  # the second time from the cache
         caplog.clear()
         dataset = shakespeare(str(tmp_path))
@@ -387,41 +395,37 @@ def test_users_and_labels_that_leaf_leaves_out_are_counted(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("user", "words"),
+    ("x", "y", "words"),
     [
-        (([[2.0] * 784], [1]), r"a pixel is outside 0 … 1"),
-        (([[0.0] * 784] * 2, [1]), "user a has not as many samples as labels"),
-        (([[0.0] * 784], [0.5]), "a label is no whole number"),
+        ([[2.0] * 784], [1], "a pixel is outside 0 … 1"),
+        ([[0.0] * 784] * 2, [1], "user a has not as many samples as labels"),
+        ([[0.0] * 784], [0.5], "a label is no whole number"),
+        ([[0.0] * 784, [0.0] * 783], [1, 2], "inhomogeneous.*: make it again"),
     ],
 )
-def test_leaf_files_that_do_not_fit_are_refused(tmp_path, user, words):
-    for part in ("train", "test"):
-        path = tmp_path / "femnist/data" / part / "all.json"
-        path.parent.mkdir(parents=True)
-        data = {"a": {"x": user[0], "y": user[1]}}
-        path.write_text(json.dumps({"users": ["a"], "user_data": data}))
+def test_leaf_files_that_do_not_fit_are_refused(tmp_path, x, y, words):
+    write_users(tmp_path, femnist, {"a": (x, y)})
     with pytest.raises(ValueError, match=rf"all\.json is not what LEAF's .*{words}"):
         femnist(str(tmp_path))
 
 
-@pytest.mark.parametrize(("reader", "label"), [(femnist, None), (shakespeare, "$")])
-def test_leaf_files_without_a_sample_are_refused(tmp_path, reader, label):
-    data = {"x": ["a" * LENGTH], "y": [label]} if label else {"x": [], "y": []}
-    for part in ("train", "test"):
-        path = tmp_path / reader.__name__ / "data" / part / "all.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"users": ["a"], "user_data": {"a": data}}))
+@pytest.mark.parametrize(
+    ("reader", "user"), [(femnist, ([], [])), (shakespeare, (["a" * LENGTH], ["$"]))]
+)
+def test_leaf_files_without_a_sample_are_refused(tmp_path, reader, user):
+    write_users(tmp_path, reader, {"a": user})
     with pytest.raises(ValueError, match=r"data/train has no user with a sample: make its files"):
         reader(str(tmp_path))
 
 
-def test_a_user_that_leaf_does_not_list_is_refused(tmp_path):
-    user = {"x": [[0.5] * 784], "y": [1]}
-    for part in ("train", "test"):
-        path = tmp_path / "femnist/data" / part / "all.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"users": ["a"], "user_data": {"a": user, "b": user}}))
-    with pytest.raises(ValueError, match="users does not list b"):
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [("a", "users does not list b"), ("abc", r"all\.json is not what LEAF's preprocessing writes")],
+)
+def test_leaf_files_list_the_users_that_they_have(tmp_path, listed, words):
+    users = dict.fromkeys("ab", ([[0.5] * 784], [1]))
+    write_users(tmp_path, femnist, users, [*listed])
+    with pytest.raises(ValueError, match=words):
         femnist(str(tmp_path))
 
 
@@ -507,5 +511,7 @@ def test_broken_images_are_named(tmp_path):
             save_image(folder / kind / "1.png", 1, (40, 40))
             save_image(folder / kind / "2.png", 1, (40, 40))
         (folder / "cat/broken.png").write_bytes(content)
-        with pytest.raises(ValueError, match=r"cat/broken\.png is no readable image"):
+        with pytest.raises(
+            ValueError, match=r"cat/broken\.png is no readable image .*: put a sound"
+        ):
             image_folder(str(folder), str(tmp_path))

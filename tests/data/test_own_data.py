@@ -19,6 +19,11 @@ IMAGES = RNG.integers(0, 256, (N, 3, 6, 5), np.uint8)
 CLASSES = np.arange(N) % 4
 
 
+def read(**content):
+    """The data set of these arrays of a file ``mine.npz``."""
+    return from_arrays(content, "mine.npz", 0.2)
+
+
 # ------------------------------------------------------------------------------------------- arrays
 @pytest.mark.parametrize(
     ("x", "shape"),
@@ -32,9 +37,7 @@ CLASSES = np.arange(N) % 4
     ],
 )
 def test_samples_of_every_shape(x, shape):
-    dataset = from_arrays(
-        {"x": x, "y": CLASSES, "x_test": x[:8], "y_test": CLASSES[:8]}, "mine.npz", 0.2
-    )
+    dataset = read(x=x, y=CLASSES, x_test=x[:8], y_test=CLASSES[:8])
     assert dataset.name == "mine"
     assert dataset.train.x.shape == (N, *shape)
     assert dataset.test.x.shape == (8, *shape)
@@ -49,9 +52,7 @@ def test_classes_are_numbered_in_their_order():
         (CLASSES * 10 - 3, ("-3", "7", "17", "27"), [0, 1, 2, 3]),
         (np.array(list("dacb"))[CLASSES], ("a", "b", "c", "d"), [3, 0, 2, 1]),
     ):
-        dataset = from_arrays(
-            {"x": IMAGES, "y": y, "x_test": IMAGES[:4], "y_test": y[:4]}, "mine.npz", 0.2
-        )
+        dataset = read(x=IMAGES, y=y, x_test=IMAGES[:4], y_test=y[:4])
         np.testing.assert_array_equal(dataset.train.y, np.array(order)[CLASSES])
         assert dataset.test.y.tolist() == order
         assert dataset.num_classes == 4
@@ -100,7 +101,7 @@ def test_natural_clients_that_are_mixed_are_named(config, tmp_path, caplog, part
 
 def test_labels_of_tokens_and_targets():
     tokens = IMAGES[:, 0, 0] % 7
-    dataset = from_arrays({"x": tokens, "y": tokens.astype(int) - 1}, "mine.npz", 0.2)
+    dataset = read(x=tokens, y=tokens.astype(int) - 1)
     assert dataset.num_classes == 6
     assert dataset.train.y.shape == (32, 5)
     assert dataset.train.y.min() == -100
@@ -109,8 +110,8 @@ def test_labels_of_tokens_and_targets():
         (np.float32, np.float32),
         (np.float64, np.float64),
     ):
-        content = {"x": (IMAGES[:, 0, 0] / 2).astype(dtype), "y": (CLASSES / 2).astype(dtype)}
-        train = from_arrays(content, "mine.npz", 0.2).train
+        x = (IMAGES[:, 0, 0] / 2).astype(dtype)
+        train = read(x=x, y=(CLASSES / 2).astype(dtype)).train
         assert train.y.shape == (32, 1)
         assert train.x.dtype == kept
         assert train.y.dtype == kept
@@ -118,12 +119,12 @@ def test_labels_of_tokens_and_targets():
 
 def test_the_test_split_is_drawn_once_and_groups_follow():
     groups = np.array(["b", "a"])[CLASSES % 2]
-    dataset = from_arrays({"x": IMAGES, "y": CLASSES, "groups": groups}, "mine.npz", 0.2)
+    dataset = read(x=IMAGES, y=CLASSES, groups=groups)
     assert np.bincount(dataset.test.y).tolist() == [2, 2, 2, 2]
     np.testing.assert_array_equal(dataset.train.groups, 1 - dataset.train.y % 2)
     whole = {x.tobytes() for split in (dataset.train, dataset.test) for x in split.x}
     assert whole == {x.tobytes() for x in IMAGES}
-    again = from_arrays({"x": IMAGES, "y": CLASSES}, "mine.npz", 0.2)
+    again = read(x=IMAGES, y=CLASSES)
     np.testing.assert_array_equal(again.test.x, dataset.test.x)
 
 
@@ -133,22 +134,14 @@ def test_columns_of_pandas_are_arrays():
     )
     frame["flag"] = frame.a % 3 == 0
     for kind in (frame.kind.astype(object), frame.kind.astype("category"), frame.kind):
-        content = {
-            "x": frame[["a", "b", "flag"]],
-            "y": kind,
-            "x_test": frame[["a", "b", "flag"]],
-            "y_test": kind,
-        }
-        dataset = from_arrays(content | {"groups": kind}, "mine.py", 0.2)
+        x = frame[["a", "b", "flag"]]
+        dataset = read(x=x, y=kind, x_test=x, y_test=kind, groups=kind)
         assert dataset.class_names == ("a", "b", "c", "d")
         assert dataset.train.y.tolist() == dataset.train.groups.tolist() == [3, 0, 2, 1] * 10
         np.testing.assert_array_equal(
             dataset.train.x, np.stack([frame.a, frame.a / 2, frame.a % 3 == 0], 1)
         )
-    assert from_arrays({"x": frame[["b"]], "y": frame.flag}, "mine.py", 0.2).class_names == (
-        "False",
-        "True",
-    )
+    assert read(x=frame[["b"]], y=frame.flag).class_names == ("False", "True")
 
 
 @pytest.mark.parametrize(

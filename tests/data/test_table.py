@@ -89,30 +89,6 @@ def test_one_file_per_client_and_one_file_of_tests(tmp_path):
     np.testing.assert_array_equal(owned.train.groups, (owned.train.x[:, 0] - 20) % 3)
 
 
-def test_codes_keep_their_leading_zeros(tmp_path):
-    """A code may be a feature, the target or the client.
-
-    Only one file need have codes with zeros.
-    """
-    values = ("01234", "1234", "02345", "2345", "X9")
-    codes = [values[i % 5] if i < 20 else "1234" for i in range(60)]
-    for k in range(3):
-        rows = [(i, codes[i], "ab"[i % 2]) for i in range(20 * k, 20 * (k + 1))]
-        write(tmp_path / "zips" / f"{k}.csv", rows, "age,zip,y")
-    named = {"path": str(tmp_path / "zips"), "categorical": ["zip"]}
-    dataset = csv(**named, target="y")
-    seen = {
-        (codes[int(x[0])], tuple(x[1:])) for split in (dataset.train, dataset.test) for x in split.x
-    }
-    assert len(seen) == len({row for _, row in seen}) == 5
-    assert csv(**named, target="zip", ignore=["y"]).class_names == tuple(sorted(values))
-    owners = csv(**named, target="y", groups="zip").train
-    assert (
-        len({(codes[int(x[0])], owner) for x, owner in zip(owners.x, owners.groups, strict=True)})
-        == 5
-    )
-
-
 @pytest.mark.parametrize(
     "form", [{"sep": "semicolon", "decimal": ","}, {"sep": "tab", "encoding": "utf-16"}]
 )

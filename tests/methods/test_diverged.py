@@ -4,6 +4,7 @@ Methods do not change statistics.
 """
 
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from gcfed.methods.momentum.fedmuon import FedMuon
 from gcfed.methods.objective.fedcurv import FedCurv
 from gcfed.methods.objective.moon import Moon
 from gcfed.methods.personal.local_norm import LocalNorm
+from gcfed.methods.server.fedexp import FedExP
 from gcfed.methods.server.fedvarp import FedVARP
 from gcfed.methods.sharpness.fedgloss import FedGloSS
 from gcfed.methods.sharpness.fedsmoo import DualSam
@@ -36,22 +38,54 @@ FedLESAM = partial(Sam, direction="last_update")
 
 
 class Diverges(ClientPart):
-    """Makes the weights of client 2 infinite in the second round."""
+    """Makes the weights of some clients infinite in the second round."""
 
     order = Order.MEASURES
 
+    def __init__(self, clients):
+        self.clients = clients
+
     def prepare(self, stack, own, download):
         if download.round == 1:
-            next(iter(stack.full.values()))[stack.clients == 2] = torch.inf
+            lost = np.isin(stack.clients, self.clients)
+            next(iter(stack.full.values()))[lost] = torch.inf
 
 
-class DropsOut(Faults):
-    """Lets client 2 drop out of the second round."""
+class DropOut(Faults):
+    """Lets these clients drop out of the second round."""
+
+    lost: ClassVar = []
 
     def answers(self, clients, steps, round, seed, clock, message_bytes):
-        return (round != 1) | (clients != 2), np.zeros(len(clients))
+        return (round != 1) | ~np.isin(clients, self.lost), np.zeros(len(clients))
 
 
+def diverged_and_dropped(monkeypatch, net, data, cls, clients, k):
+    """The final weights of a run in which clients diverge, and of one in which they drop out.
+
+    Both have one more round afterwards.
+    """
+    monkeypatch.setattr(DropOut, "lost", clients)
+    ends, lost = [], []
+    for other, faults in (([Diverges(clients)], None), ([], DropOut(dropout=0.5))):
+        end = train_rounds(
+            net(),
+            data,
+            sgd(),
+            rounds=3,
+            cohort_of=4,
+            k=k,
+            methods=[cls(), *other],
+            faults=faults,
+            on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
+        )
+        ends.append(end)
+    assert lost == [0, len(clients), 0] + [0] * 3
+    assert ends[0].isfinite().all()
+    return ends
+
+
+@pytest.mark.parametrize("clients", [[2], [0, 1, 2, 3]])
 @pytest.mark.parametrize(
     "cls",
     [
@@ -61,6 +95,7 @@ class DropsOut(Faults):
         FedCurv,
         FedDC,
         FedDyn,
+        FedExP,
         FedGC,
         FedGloSS,
         FedLESAM,
@@ -72,44 +107,16 @@ class DropsOut(Faults):
         SSF,
     ],
 )
-def test_a_client_that_diverges_equals_one_that_drops_out(cls):
-    """Its next round is the same in both cases."""
-    runs, lost = [], []
-    for other, faults in (([Diverges()], None), ([], DropsOut(dropout=0.5))):
-        runs.append(
-            train_rounds(
-                Net(),
-                random_federation(sizes=(7, 12, 5, 9)),
-                sgd(),
-                rounds=3,
-                cohort_of=4,
-                k=3,
-                methods=[cls(), *other],
-                faults=faults,
-                on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
-            )
-        )
-    assert lost == [0, 1, 0] + [0] * 3
-    torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
-    assert runs[0].isfinite().all()
+def test_clients_that_diverge_equal_clients_that_drop_out(monkeypatch, cls, clients):
+    data = random_federation(sizes=(7, 12, 5, 9))
+    ends = diverged_and_dropped(monkeypatch, Net, data, cls, clients, k=3)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
 
 
-def test_a_client_that_diverges_keeps_its_own_batch_norms():
-    data, runs = random_federation(sizes=(8, 12, 4, 8)), []
-    for other, faults in (([Diverges()], None), ([], DropsOut(dropout=0.5))):
-        methods = [LocalNorm(), *other]
-        runs.append(
-            train_rounds(
-                with_batch_norm(),
-                data,
-                sgd(),
-                rounds=3,
-                cohort_of=4,
-                methods=methods,
-                faults=faults,
-            )
-        )
-    torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
+def test_a_client_that_diverges_keeps_its_own_batch_norms(monkeypatch):
+    data = random_federation(sizes=(8, 12, 4, 8))
+    ends = diverged_and_dropped(monkeypatch, with_batch_norm, data, LocalNorm, [2], k=1)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-12)
 
 
 class Statistics(Spy):

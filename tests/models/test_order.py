@@ -261,36 +261,6 @@ def test_unused_and_unseen_parameters():
     assert ForwardOrder(Net("cab"), declared=True).names[0] == "c.weight"
 
 
-def test_finding_the_order_does_not_change_the_network():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.calls = nn.Linear(8, 8), 0
-            self.norm = nn.BatchNorm1d(8).eval()
-            self.register_buffer("assigned", torch.zeros(8))
-            self.register_buffer("moved", torch.zeros(8))
-            self.register_buffer("expanded", torch.zeros(1).expand(8))
-
-        def forward(self, x):
-            self.calls, self.first = self.calls + 1, getattr(self, "first", x.mean())
-            self.assigned = 0.9 * self.assigned + x.mean(0)
-            self.moved.add_(x.mean(0))
-            return self.norm(self.layer(x.mul_(2) + torch.rand(8)))
-
-    net, x = Net(), X.clone()
-    buffers, seed = {name: (b, b.clone()) for name, b in net.named_buffers()}, torch.get_rng_state()
-    forward_order(net, x)
-    assert net.calls == 0
-    assert not hasattr(net, "first")
-    assert torch.equal(x, X)
-    assert torch.equal(seed, torch.get_rng_state())
-    assert net.training
-    assert not net.norm.training
-    for name, buffer in net.named_buffers():
-        assert buffer is buffers[name][0]
-        assert torch.equal(buffer, buffers[name][1])
-
-
 class Experts(nn.Module):
     """A gate and stacked experts, ``[E, in, out]``."""
 

@@ -67,16 +67,6 @@ def test_pretrained_weights_are_used_except_for_a_new_head(monkeypatch, caplog):
     assert "classifier.1.weight, classifier.1.bias start at random" in caplog.text
 
 
-def test_a_network_that_fits_is_not_changed():
-    """The check with two samples changes no statistics and draws no random numbers."""
-    net, state = nn.Sequential(Net(), nn.Dropout()), torch.random.get_rng_state()
-    before = {name: t.clone() for name, t in net.state_dict().items()}
-    assert fitted(net, (3, 8, 8), 8) is net
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
-    assert net.training
-
-
 def test_timms_layers_keep_their_activation_under_a_policy():
     pytest.importorskip("timm")
     net = timm_net(name="test_efficientnet", input_shape=(1, 32, 32), num_classes=7)

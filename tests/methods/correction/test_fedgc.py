@@ -275,23 +275,3 @@ def test_a_multiplier_outside_the_grid_makes_the_step_nan():
         update = {"w": torch.zeros(2)}
         add_weighted_(update, [upload], torch.tensor(weighting, dtype=torch.float64), round)
         torch.testing.assert_close(update["w"], torch.full((2,), expected), equal_nan=True)
-
-
-def test_a_round_without_any_finite_client_changes_and_constrains_nothing(federation):
-    """Only client 2 takes part in round 1, so the model of round 2 is that of round 1."""
-    assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
-    models, data = [], broken(federation, 2)
-    train_rounds(
-        make_net(),
-        data,
-        sgd(),
-        rounds=4,
-        methods=[FedGC()],
-        cohort_of=1,
-        on_round=lambda r, _: models.append(r.start),
-    )
-    assert all(torch.equal(models[2][name], t) for name, t in models[1].items())
-    assert all(
-        not torch.equal(models[3][name], t) and models[3][name].isfinite().all()
-        for name, t in models[2].items()
-    )
