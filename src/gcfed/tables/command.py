@@ -31,7 +31,7 @@ import yaml
 from omegaconf import DictConfig
 
 from gcfed.folders.identity import leaves
-from gcfed.jobs import in_words
+from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gathered
@@ -258,8 +258,7 @@ def _train(left: Sequence[Work], root: Path) -> None:
     for done, work in enumerate(left):
         number = f"{done + 1} of {len(left)}"
         if done:
-            each = (time.monotonic() - started) / done
-            number += f", about {in_words(each * (len(left) - done))} left"
+            number += f", {time_left(time.monotonic() - started, done, len(left) - done)}"
         running.run(work, number, root)
 
 
