@@ -30,7 +30,7 @@ from gcfed.folders.measures import (
 )
 from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW, column
 from gcfed.utils.files import replacing
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 from gcfed.utils.stopped import Stopped
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
 
 def headline(error: BaseException) -> str:
     """An error in one line: ``Type: message``; the message alone if it says all."""
-    message = " ".join(str(error).split()) or "no message"
+    message = message_of(error) or "no message"
     if isinstance(error, Refusal | Stopped):
         return message
     return f"{type(error).__name__}: {message}"

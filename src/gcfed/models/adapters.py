@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gcfed.utils.checked import Count, SettingError, ShareBelow1, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import message_of
 
 # In the names of the factors.
 A = ".lora_A."  # ``[r, in, …]``
@@ -71,7 +72,7 @@ def with_adapters(
             warnings.simplefilter("ignore")  # the layers of GPT-2 are transposed
             inject_adapter_in_model(config, inner)
     except ValueError as error:
-        reason = " ".join(str(error).split())
+        reason = message_of(error)
         raise SettingError(
             "target", f"={target or 'null'}: {reason}; there are {', '.join(known)}."
         ) from None

@@ -28,8 +28,3 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def in_words(error: BaseException) -> str:
-    """An error in one line, with its notes."""
-    return " ".join([*str(error).split(), *getattr(error, "__notes__", ())])

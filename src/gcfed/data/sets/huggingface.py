@@ -32,7 +32,7 @@ from gcfed.data.sets.leaf import ALPHABET, LENGTH, PAD, encode, sequences
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.instantiate import installed
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -181,7 +181,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
         try:
             found = datasets.load_from_disk(name)
         except Exception as error:  # of any type, for a folder with any content
-            text = " ".join(str(error).split())
+            text = message_of(error)
             raise Refusal(
                 f"data.name={name} is no folder of save_to_disk, or has a split without rows"
                 f" ({text}): write it again, or take data=csv or image_folder."
@@ -306,7 +306,7 @@ def _encoder(tokenizer: str | None) -> _Encoder:
         if len(tokens) < 2:  # transformers makes an empty one for a folder with a model only
             raise Refusal("there is no tokenizer")
     except Exception as error:  # of any type, for a folder with any content
-        raise SettingError("tokenizer", f"={tokenizer}: {' '.join(str(error).split())}") from None
+        raise SettingError("tokenizer", f"={tokenizer}: {message_of(error)}") from None
 
     def encoded(text: str, length: int | None) -> np.ndarray:
         cut = {} if length is None else {"truncation": True, "max_length": length}

@@ -18,7 +18,7 @@ from gcfed.data.sets.files import TESTS, entries, listing, report_unread, why_un
 from gcfed.data.sets.names import clean, numbered
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
-from gcfed.utils.refusal import MissingFile, Refusal
+from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 log = getLogger(__name__)
 MOST = 20  # the largest number of values of a column of text that data.categorical does not name
@@ -169,7 +169,7 @@ def _read(path: str | None, form: _Form) -> _Table:
                 "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first"
                 " line"
             )
-            text = " ".join(str(error).split())
+            text = message_of(error)
             raise Refusal(f"{file} cannot be read as a CSV file: {text}: {remedy}.") from error
     names = np.repeat([*files], [len(table) for table in tables])
     is_test = np.array([name == test_name for name in names.tolist()])
