@@ -29,7 +29,7 @@ from gcfed.folders.measures import (
     smooth,
 )
 from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW, column
-from gcfed.utils.files import replacing
+from gcfed.utils.files import write_text
 from gcfed.utils.refusal import Refusal, message_of
 from gcfed.utils.stopped import Stopped
 
@@ -58,8 +58,7 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
             plain[name] = None
     ended = datetime.now().astimezone().isoformat(timespec="seconds")
     plain |= {**about, "ended": ended}
-    with replacing(folder / SUMMARY) as temporary:
-        temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
+    write_text(folder / SUMMARY, json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
 
 def summary_of(
@@ -297,8 +296,8 @@ def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
         if write:
             details = "".join(traceback.format_exception(error))
             # a full disk must not hide the error itself
-            with suppress(OSError), replacing(path) as temporary:
-                temporary.write_text(f"{headline(error)}\n\n{details}")
+            with suppress(OSError):
+                write_text(path, f"{headline(error)}\n\n{details}")
         raise
 
 

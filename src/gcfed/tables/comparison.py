@@ -21,7 +21,7 @@ from gcfed.tables.plan import Place
 from gcfed.tables.ranking import Gain, gains_of, tested
 from gcfed.tables.records import Cell, Table
 from gcfed.tables.welch import Difference
-from gcfed.utils.files import replacing
+from gcfed.utils.files import write_text
 
 
 def write_comparison(
@@ -40,9 +40,8 @@ def write_comparison(
     title = _title(table, scale, cells)
     notes = _notes(table, cells, gains)
     text = "\n\n".join([title, _markdown(table, frame), *notes, f"Made by: {command}"]) + "\n"
-    for suffix, content in (("md", text), ("csv", frame.to_csv(index=False))):
-        with replacing(root / f"comparison.{suffix}") as temporary:
-            temporary.write_text(content, encoding="utf-8")
+    write_text(root / "comparison.md", text)
+    write_text(root / "comparison.csv", frame.to_csv(index=False))
     return text
 
 
