@@ -58,15 +58,17 @@ class Parts:
     def __str__(self) -> str:
         """The first line of a run: network, clients, methods, aggregator."""
         net = self.module.net
-        trained = sum(
-            parameter.numel() for parameter in net.parameters() if parameter.requires_grad
-        )
-        titles = list(dict.fromkeys(part.title for part in self.methods))
-        return (
-            f"{type(net).__name__} with {trained:,} trained parameters; {self.data.num_clients:,}"
-            f" clients; {self.loop.sampler}; methods: {', '.join(titles) or 'none'};"
-            f" aggregator: {self._aggregator()}"
-        )
+        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        number = sum(parameter.numel() for parameter in trained)
+        titles = dict.fromkeys(part.title for part in self.methods)
+        clauses = [
+            f"{type(net).__name__} with {number:,} trained parameters",
+            f"{self.data.num_clients:,} clients",
+            str(self.loop.sampler),
+            f"methods: {', '.join(titles) or 'none'}",
+            f"aggregator: {self._aggregator()}",
+        ]
+        return "; ".join(clauses)
 
     def _aggregator(self) -> str:
         """Names the aggregator.

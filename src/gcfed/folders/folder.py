@@ -150,28 +150,31 @@ def _check_types(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
     """Raises ValueError if a value that reports compute with is of another type."""
     from gcfed.utils.checked import validated  # late: Hydra asks for folders at its start
 
-    for key, kind in _rules()[CONFIG].items():
+    for key, kind in _types_in_config().items():
         validated(key, config.get(key), kind)
-    for key, kind in _rules()[SUMMARY].items():
+    for key, kind in _types_in_summary().items():
         validated(f"{key} in {SUMMARY}", summary.get(key), kind)
 
 
 @cache
-def _rules() -> dict[str, dict[str, TypeAdapter]]:
-    """The types of the values that reports compute with, by file and key."""
+def _types_in_config() -> dict[str, TypeAdapter]:
+    from gcfed.utils.checked import Number, Whole, rule
+
+    return {
+        "rounds": rule(Whole),
+        "seed": rule(Whole | None),
+        "eval_every": rule(Whole | None),
+        "targets": rule(Sequence[Number] | None),
+    }
+
+
+@cache
+def _types_in_summary() -> dict[str, TypeAdapter]:
     from gcfed.utils.checked import Number, Whole, rule
 
     texts = dict.fromkeys(("ended", "result", "stopped"), rule(str | None))
     skews = dict.fromkeys((*LABEL_SKEW, FEATURE_SKEW), rule(Number | None))
-    return {
-        CONFIG: {
-            "rounds": rule(Whole),
-            "seed": rule(Whole | None),
-            "eval_every": rule(Whole | None),
-            "targets": rule(Sequence[Number] | None),
-        },
-        SUMMARY: {"rounds": rule(Whole | None), **texts, **skews},
-    }
+    return {"rounds": rule(Whole | None), **texts, **skews}
 
 
 def ending(

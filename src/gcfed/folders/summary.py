@@ -56,7 +56,6 @@ def summary_of(
         processes: the number of processes that trained the clients.
         result: the column that the methods declare as their result; "": the global model's test.
     """
-    client_seconds = metrics["time/train_s"] * processes / metrics["train/clients"]
     return {
         "rounds": int(metrics.index[-1]),
         "result": result or global_test(metrics),
@@ -64,24 +63,32 @@ def summary_of(
         **_errors(metrics),
         **_last_values(metrics, ("personal/", "privacy/")),
         **_to_targets(metrics, targets),
-        "client_seconds": float(client_seconds.median()),
-        "comm/down_bytes": int(metrics["comm/down_bytes"].sum()),
-        "comm/up_bytes": int(metrics["comm/up_bytes"].sum()),
-        "time/round_s": float(metrics["time/round_s"].median()),
-        "train/nonfinite_clients": int(metrics["train/nonfinite_clients"].sum()),
+        **_costs(metrics, processes),
     }
+
+
+def _costs(metrics: pd.DataFrame, processes: int) -> dict[str, float]:
+    """Seconds, bytes, and updates that did not count."""
+    client_seconds = metrics["time/train_s"] * processes / metrics["train/clients"]
+    costs: dict[str, float] = {"client_seconds": float(client_seconds.median())}
+    for name in ("comm/down_bytes", "comm/up_bytes"):
+        costs[name] = int(metrics[name].sum())
+    costs["time/round_s"] = float(metrics["time/round_s"].median())
+    costs["train/nonfinite_clients"] = int(metrics["train/nonfinite_clients"].sum())
+    return costs
 
 
 def _accuracies(acc: pd.Series) -> dict[str, Any]:
     """The figures of the tests' accuracies; NaN without a test."""
+    # eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ (FedACG)
+    average = acc.ewm(alpha=1 - DECAY, adjust=False).mean()
     change = acc.diff().dropna()
     return {
         "test/acc": _last(acc),
         "test/acc_best": float(acc.max()),
         "best_round": int(acc.idxmax()) if len(acc) else None,
         "test/acc_smooth10": _last(smooth(acc)),
-        # eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ (FedACG)
-        "test/acc_ema": _last(acc.ewm(alpha=1 - DECAY, adjust=False).mean()),
+        "test/acc_ema": _last(average),
         "acc_diff/mean": float(change.mean()),
         "acc_diff/std": float(change.std(ddof=0)),
         "acc_diff/min": float(change.min()),

@@ -285,12 +285,11 @@ def _reached(runs: pd.Series) -> list[str]:
 def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
     """Every run with its folder; failed and unfinished ones first."""
     rows = rows.sort_values("state", key=lambda s: -s.map(STATES.index), kind="stable")
-    frame = rows[["state", "method", "place", "seed"]]
-    return frame.assign(
-        rounds=[f"{run.rounds} of {run.planned}" for run in rows["run"]],
-        folder=[relpath(run.folder) for run in rows["run"]],
-        note=[run.note for run in rows["run"]],
-    )
+    frame = rows[["state", "method", "place", "seed"]].copy()
+    frame["rounds"] = [f"{run.rounds} of {run.planned}" for run in rows["run"]]
+    frame["folder"] = [relpath(run.folder) for run in rows["run"]]
+    frame["note"] = [run.note for run in rows["run"]]
+    return frame
 
 
 def harmless(frame: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from gcfed.folders.folder import DIVERGED
 from gcfed.folders.summary import rounds_in_words
-from gcfed.tables.gathering import Compared, Numbers
+from gcfed.tables.gathering import Compared
 from gcfed.tables.measures import in_words
 from gcfed.tables.plan import Place
 from gcfed.tables.ranking import Gain, gains_of, tested
@@ -46,25 +46,32 @@ def write_comparison(
 
 
 def _line(table: Table, cell: Compared, gains: Mapping[Place, Gain]) -> dict[str, Any]:
-    """A cell: our mean over the finished runs, the printed number, and their difference, as numbers
-    and as text.
+    """A cell: our mean over the finished runs, the printed number, and their difference, as text
+    and as numbers.
     """
-    ours = cell.numbers
     printed = table.cell(cell.row, cell.column)
     against_paper = None
     if "rounds" not in cell.differences:
-        against_paper = tested(ours, printed, table.printed_seeds)
+        against_paper = tested(cell.numbers, printed, table.printed_seeds)
     digits = cell.unit.digits
     if table.cells:
         difference = _text_of_difference(against_paper, digits)
     else:
         difference = _text_of_gain(gains.get(cell.place), digits)
-    return {
+    texts = {
         "row": cell.row.label,
         "column": cell.heading,
-        "ours": _text_of_ours(ours, cell, with_interval=not table.cells),
+        "ours": _text_of_ours(cell, with_interval=not table.cells),
         "paper": _text_of_paper(printed, digits),
         "difference": difference,
+    }
+    return texts | _numbers(cell, printed, against_paper)
+
+
+def _numbers(cell: Compared, printed: Cell, against_paper: Difference | None) -> dict[str, Any]:
+    """The numbers of a cell, with all their digits."""
+    ours = cell.numbers
+    return {
         "mean": ours.mean,
         "std": ours.std,
         "seeds": " ".join(map(str, ours.values)),
@@ -78,11 +85,12 @@ def _line(table: Table, cell: Compared, gains: Mapping[Place, Gain]) -> dict[str
     }
 
 
-def _text_of_ours(ours: Numbers, cell: Compared, with_interval: bool) -> str:
+def _text_of_ours(cell: Compared, with_interval: bool) -> str:
     if not cell.runs:
         return "no run"
     if cell.apart:
         return "not compared"
+    ours = cell.numbers
     digits = cell.unit.digits
     diverged = any(run.state == DIVERGED for run in cell.runs)
     if ours.mean is None:

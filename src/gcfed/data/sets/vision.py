@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,14 +32,24 @@ from gcfed.utils.refusal import Refusal
 MNIST = "ossci-datasets.s3.amazonaws.com/mnist/"
 CIFAR = "www.cs.toronto.edu/~kriz/cifar.html"
 EMNIST = "www.nist.gov/itl/products-and-services/emnist-dataset"
-# name → torchvision's class, the official page, the class's further arguments
-SETS: dict[str, tuple[str, str, dict[str, str]]] = {
-    "cifar10": ("CIFAR10", CIFAR, {}),
-    "cifar100": ("CIFAR100", CIFAR, {}),
-    "mnist": ("MNIST", MNIST, {}),
-    "fashion_mnist": ("FashionMNIST", "github.com/zalandoresearch/fashion-mnist", {}),
-    "emnist_byclass": ("EMNIST", EMNIST, {"split": "byclass"}),
-    "emnist_balanced": ("EMNIST", EMNIST, {"split": "balanced"}),
+FASHION = "github.com/zalandoresearch/fashion-mnist"
+
+
+class Published(NamedTuple):
+    """A data set of torchvision."""
+
+    class_name: str
+    page: str  # the official one
+    split: str = ""  # an argument of the class, if it has several splits of its own
+
+
+SETS = {
+    "cifar10": Published("CIFAR10", CIFAR),
+    "cifar100": Published("CIFAR100", CIFAR),
+    "mnist": Published("MNIST", MNIST),
+    "fashion_mnist": Published("FashionMNIST", FASHION),
+    "emnist_byclass": Published("EMNIST", EMNIST, "byclass"),
+    "emnist_balanced": Published("EMNIST", EMNIST, "balanced"),
 }
 
 TINY = "tiny-imagenet-200"
@@ -58,11 +68,11 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
         raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        class_name, page, options = SETS[name]
+        class_name, page, split_of_class = SETS[name]
+        options: dict[str, Any] = {"split": split_of_class} if split_of_class else {}
         for part in ("train", "test"):
-            split = published(
-                name, class_name, Path(data_dir), page, download, train=part == "train", **options
-            )
+            options["train"] = part == "train"
+            split = published(name, class_name, Path(data_dir), page, download, **options)
             x = np.asarray(split.data)
             images = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
             keep(part, images, np.asarray(split.targets, np.int64))
