@@ -112,7 +112,7 @@ def _with_measures(table: Table, cells: Sequence[Compared]) -> list[Compared]:
     decision = judged({cell.row.label: cell.runs for cell in cells})
     result = parse(decision.measure)[1]
     rounds = [run.rounds for cell in cells for run in cell.runs]
-    found = []
+    measured_cells = []
     for cell in cells:
         measure = table.measure_of(cell.row, cell.column)
         apart = ""
@@ -125,8 +125,8 @@ def _with_measures(table: Table, cells: Sequence[Compared]) -> list[Compared]:
             measure = of_short_runs(measure, rounds)
         name = table.unit_of(cell.row, cell.column)
         unit = UNITS[name] if name else unit_of(measure or "")
-        found.append(replace(cell, measure=measure, unit=unit, apart=apart))
-    return found
+        measured_cells.append(replace(cell, measure=measure, unit=unit, apart=apart))
+    return measured_cells
 
 
 def _differences(

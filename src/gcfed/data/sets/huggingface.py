@@ -472,17 +472,17 @@ class _Reader:
         """The sequences of all texts, [n, length], and the next tokens as their labels."""
         tokens = [self.encoder.encode(text, None) for text in texts]
         self._note_unknown(tokens, split)
-        xs = []
-        ys = []
+        inputs = []
+        labels = []
         for of_text in tokens:
             x, y = sequences(of_text, self.length, self.encoder.padding)
-            xs.append(x)
-            ys.append(y)
-        sizes = [len(x) for x in xs]
+            inputs.append(x)
+            labels.append(y)
+        sizes = [len(x) for x in inputs]
         if 0 in sizes:
             text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
             self.note(logging.WARNING, f"{text} than two tokens")
-        found = {"x": np.concatenate(xs), "y": np.concatenate(ys)}
+        found = {"x": np.concatenate(inputs), "y": np.concatenate(labels)}
         for key, values in content.items():
             found[key] = np.repeat(values, sizes, axis=0)
         return found

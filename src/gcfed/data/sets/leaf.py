@@ -77,10 +77,12 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     folder = Path(data_dir)
     obtain(folder / TINY, MD5, URL, "tiny_shakespeare", download)
     said = speeches((folder / TINY).read_text(encoding="utf-8")).values()
-    xs, ys = zip(*(sequences(encode(text)) for text in said), strict=True)
-    sizes = [len(x) for x in xs]
+    inputs, labels = zip(*(sequences(encode(text)) for text in said), strict=True)
+    sizes = [len(x) for x in inputs]
     is_train = np.concatenate([np.arange(size) < max(1, size * 9 // 10) for size in sizes])
-    whole = Split(np.concatenate(xs), np.concatenate(ys), np.repeat(np.arange(len(xs)), sizes))
+    whole = Split(
+        np.concatenate(inputs), np.concatenate(labels), np.repeat(np.arange(len(inputs)), sizes)
+    )
     train = whole.subset(is_train)
     test = whole.subset(~is_train)
     return FederatedDataset("tiny_shakespeare", len(ALPHABET), train, test, tuple(ALPHABET))
