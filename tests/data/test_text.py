@@ -13,7 +13,8 @@ from harness import weights
 from gcfed.assemble import build_module
 from gcfed.data.augment import PlainTransform
 from gcfed.data.sets import leaf
-from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
+from gcfed.data.sets.text import ALPHABET, PAD, encode, sequences
+from gcfed.data.sets.tiny_shakespeare import tiny_shakespeare
 from gcfed.run import train
 from gcfed.tasks import IGNORE
 
