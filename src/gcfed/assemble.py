@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.callbacks.monitored import check_monitors
+from gcfed.data.checks import check_labels, check_samples
 from gcfed.data.clock import Clock
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
@@ -99,9 +100,9 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data: FederatedDataModule = require(cfg, "data")
     data.setup()
     if not clients_only:
-        data.check_samples()
+        check_samples(data)
     module = build_module(described(cfg, data), data)
-    data.check_labels(module.net, module.task)
+    check_labels(data, module.net, module.task)
     if not clients_only:
         _warn_of_long_steps(module.server)
     loop = build_loop(cfg, data.num_clients)
