@@ -31,7 +31,7 @@ from omegaconf import DictConfig, open_dict
 from omegaconf._utils import get_omega_conf_dumper
 from omegaconf.base import Box
 
-import gcfed.folders.folder  # noqa: F401
+import gcfed.folders.place  # noqa: F401
 from gcfed.folders.reading import read_metrics
 from gcfed.utils.compose import composed as composer
 from gcfed.utils.compose import shorthand

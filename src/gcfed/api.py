@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.folders.folder import CHECKPOINT, METRICS, Run, check_folder, find_runs, read_run
+from gcfed.folders.folder import CHECKPOINT, METRICS, Run, find_runs, read_run
 from gcfed.folders.measures import is_accuracy, parse, smooth, value
+from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand

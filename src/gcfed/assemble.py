@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.callbacks.monitored import check_monitors
+from gcfed.data.checks import check_labels, check_samples
 from gcfed.data.clock import Clock
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
@@ -58,15 +59,17 @@ class Parts:
     def __str__(self) -> str:
         """The first line of a run: network, clients, methods, aggregator."""
         net = self.module.net
-        trained = sum(
-            parameter.numel() for parameter in net.parameters() if parameter.requires_grad
-        )
-        titles = list(dict.fromkeys(part.title for part in self.methods))
-        return (
-            f"{type(net).__name__} with {trained:,} trained parameters; {self.data.num_clients:,}"
-            f" clients; {self.loop.sampler}; methods: {', '.join(titles) or 'none'};"
-            f" aggregator: {self._aggregator()}"
-        )
+        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        number = sum(parameter.numel() for parameter in trained)
+        titles = dict.fromkeys(part.title for part in self.methods)
+        clauses = [
+            f"{type(net).__name__} with {number:,} trained parameters",
+            f"{self.data.num_clients:,} clients",
+            str(self.loop.sampler),
+            f"methods: {', '.join(titles) or 'none'}",
+            f"aggregator: {self._aggregator()}",
+        ]
+        return "; ".join(clauses)
 
     def _aggregator(self) -> str:
         """Names the aggregator.
@@ -97,9 +100,9 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data: FederatedDataModule = require(cfg, "data")
     data.setup()
     if not clients_only:
-        data.check_samples()
+        check_samples(data)
     module = build_module(described(cfg, data), data)
-    data.check_labels(module.net, module.task)
+    check_labels(data, module.net, module.task)
     if not clients_only:
         _warn_of_long_steps(module.server)
     loop = build_loop(cfg, data.num_clients)

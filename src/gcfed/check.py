@@ -12,7 +12,7 @@ from pydantic import Field
 
 from gcfed.utils.checked import Count, Share, Whole, validated
 from gcfed.utils.machine import in_sweep
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 from gcfed.utils.unread import refuse_unread
 
 Devices = Annotated[str, Field(pattern=r"^(auto|-1|\d+(,\d+)*)$")]  # as Lightning reads a text
@@ -45,7 +45,7 @@ def check(cfg: DictConfig) -> None:
     try:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
-        raise Refusal(" ".join(str(error).split())) from None
+        raise Refusal(message_of(error)) from None
     for group in SECTIONS:
         if not OmegaConf.is_dict(cfg.get(group)):
             raise Refusal(f"{group}={cfg.get(group)} must be a group of settings.")

@@ -70,7 +70,7 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from gcfed.folders.folder import run_config  # its resolvers name the folders of runs
+    from gcfed.folders.place import run_config  # its resolvers name the folders of runs
     from gcfed.utils.compose import (
         explained,
         is_override,
@@ -136,7 +136,7 @@ def _end(error: BaseException, debug: bool) -> NoReturn:
 
 
 def _in_one_line(error: BaseException) -> str:
-    from gcfed.folders.summary import headline
+    from gcfed.folders.failure import headline
 
     return headline(error)
 
@@ -150,7 +150,7 @@ def _end_stopped(signalled: KeyboardInterrupt | Stopped) -> NoReturn:
 
 def _train(cfg: DictConfig) -> None:
     """Trains one run: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``."""
-    from gcfed.folders.folder import remove_refused
+    from gcfed.folders.place import remove_refused
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
     from gcfed.utils.refusal import Refusal
 

@@ -53,11 +53,20 @@ class Progress:
         self.done += 1
         if self.quiet:
             return
-        left = ""
+        line = f"run {self.done} of {self.total}: {name}"
         if self.done < self.total:
-            each = (time.monotonic() - self.started) / self.done
-            left = f"; about {in_words(each * (self.total - self.done))} left"
-        print(f"run {self.done} of {self.total}: {name}{left}", flush=True)
+            passed = time.monotonic() - self.started
+            line += f"; {time_left(passed, self.done, self.total - self.done)}"
+        print(line, flush=True)
+
+
+def time_left(passed: float, done: int, left: int) -> str:
+    """``about 12 min left``, if each job takes as long as those that are done.
+
+    Args:
+        passed: seconds of the jobs that are done, at least one.
+    """
+    return f"about {in_words(passed / done * left)} left"
 
 
 def in_words(seconds: float) -> str:
@@ -106,8 +115,7 @@ class SweepProgress(Callback):
         line = f"job {number + 1} of {self.total}"
         if not self.times:
             return line
-        mean = sum(self.times) / len(self.times)
-        return f"{line}, about {in_words(mean * (self.total - number))} left"
+        return f"{line}, {time_left(sum(self.times), len(self.times), self.total - number)}"
 
 
 def jobs_of_sweep(config: DictConfig) -> int | None:

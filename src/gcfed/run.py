@@ -25,17 +25,14 @@ from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
 from gcfed.federated.parallel.strategy import trains_on_cpu
-from gcfed.folders.folder import CHECKPOINT, METRICS, check_folder, with_folder
+from gcfed.folders.failure import failure_recorded, headline
+from gcfed.folders.folder import CHECKPOINT, METRICS
 from gcfed.folders.identity import hyperparameters
 from gcfed.folders.lock import taken
+from gcfed.folders.place import check_folder, with_folder
+from gcfed.folders.printing import print_summary
 from gcfed.folders.reading import column, read_metrics
-from gcfed.folders.summary import (
-    failure_recorded,
-    headline,
-    print_summary,
-    summary_of,
-    write_summary,
-)
+from gcfed.folders.summary import summary_of, write_summary
 from gcfed.folders.writing import Held, begin, export
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated

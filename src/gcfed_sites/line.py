@@ -253,20 +253,11 @@ def provision(folder: Path, sites: list[str]) -> Path:
         port = free.getsockname()[1]
     example = Path(nvflare.lighter.__file__).with_name("dummy_project.yml")
     project: Any = OmegaConf.to_container(OmegaConf.load(example))
-    project |= {
-        "name": "gcfed",
-        "participants": [
-            {
-                "name": SERVER,
-                "type": "server",
-                "org": "local",
-                "fed_learn_port": port,
-                "admin_port": port,
-            },
-            *({"name": site, "type": "client", "org": "local"} for site in sites),
-            {"name": ADMIN, "type": "admin", "org": "local", "role": "project_admin"},
-        ],
-    }
+    server = {"name": SERVER, "type": "server", "fed_learn_port": port, "admin_port": port}
+    clients = [{"name": site, "type": "client"} for site in sites]
+    admin = {"name": ADMIN, "type": "admin", "role": "project_admin"}
+    participants = [{"org": "local"} | own for own in (server, *clients, admin)]
+    project |= {"name": "gcfed", "participants": participants}
     with redirect_stdout(StringIO()):
         maker = Provisioner(str(folder), prepare_builders(project), prepare_packager(project))
         kits = Path(maker.provision(prepare_project(project))["current_prod_dir"])

@@ -29,8 +29,7 @@ from gcfed.federated.state.store import NONE, Key
 from gcfed.folders.identity import digest
 from gcfed.utils.checked import Count, Weight, Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
-from gcfed.utils.files import in_words
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 from gcfed_sites.agreement import adopted, clients_config, frozen_checksum
 from gcfed_sites.answers import About
 
@@ -98,7 +97,9 @@ class Site:
                 )
             return pack(verbs[verb](asked, message))
         except Exception as error:
-            return pack({"failure": f"{type(error).__name__}: {in_words(error)}"})
+            notes = getattr(error, "__notes__", ())
+            words = [f"{type(error).__name__}: {message_of(error)}", *notes]
+            return pack({"failure": " ".join(words)})
 
     def configure(self, about: About, message: bytes) -> About:
         """Builds the clients of a run.

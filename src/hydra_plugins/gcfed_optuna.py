@@ -17,7 +17,7 @@ from hydra.core.utils import JobStatus
 from hydra.plugins.sweeper import Sweeper
 from hydra.utils import instantiate
 
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 
 
 class OptunaSweeper(Sweeper):
@@ -118,9 +118,7 @@ class OptunaSweeper(Sweeper):
             found = value(run, metric) if run.has_ended else None
             if found is None:
                 error = job._return_value if job.status == JobStatus.FAILED else run.note
-                trial.set_user_attr(
-                    "reason", " ".join(str(error).split()) or f"{metric} has no finite value"
-                )
+                trial.set_user_attr("reason", message_of(error) or f"{metric} has no finite value")
             column = column_of(metric)
             check_judges(column, run.result, f"optimized_metric={metric}")
             if run.has_ended and column not in run.metrics:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gcfed.data.sets.files import MANIFEST, cached
+from gcfed.data.sets.cache import MANIFEST, cached
 
 
 class Build:

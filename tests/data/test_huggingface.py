@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from gcfed.data.sets.huggingface import huggingface
-from gcfed.data.sets.leaf import ALPHABET, PAD
+from gcfed.data.sets.text import ALPHABET, PAD
 from gcfed.run import train
 
 datasets = pytest.importorskip("datasets")

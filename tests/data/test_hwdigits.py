@@ -12,7 +12,7 @@ from test_datasets import NOWHERE, idx, put
 from torchvision.datasets import SVHN
 
 from gcfed.data.partition import ByGroup
-from gcfed.data.sets.vision import hwdigits
+from gcfed.data.sets.hwdigits import hwdigits
 
 RNG = np.random.default_rng(0)
 SIZES = {"train": 14, "test": 12}

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcfed.data.sets.leaf import ALPHABET, PAD, celeba, femnist, shakespeare
+from gcfed.data.sets.leaf import celeba, femnist, shakespeare
+from gcfed.data.sets.text import ALPHABET, PAD
 
 RNG = np.random.default_rng(0)
 

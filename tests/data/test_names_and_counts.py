@@ -16,13 +16,14 @@ import pytest
 from PIL import Image
 from test_leaf import write as write_leaf
 
+from gcfed.data.sets.cache import Keep
 from gcfed.data.sets.datasets import hwdigits
-from gcfed.data.sets.files import Keep
 from gcfed.data.sets.huggingface import huggingface
 from gcfed.data.sets.images import image_folder
-from gcfed.data.sets.leaf import LENGTH, femnist, shakespeare
+from gcfed.data.sets.leaf import femnist, shakespeare
 from gcfed.data.sets.own import arrays, from_arrays
 from gcfed.data.sets.table import csv
+from gcfed.data.sets.text import LENGTH
 
 PER_NAME = 5  # samples
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from gcfed.assemble import assemble
+from gcfed.data.noise import noisy_labels, noisy_samples
 from gcfed.data.partition import Partition
-from gcfed.data.skews import noisy_labels, noisy_samples
 from gcfed.folders.identity import identity, leaves
 from gcfed.utils.instantiate import build
 from gcfed.utils.rng import generator

@@ -12,8 +12,9 @@ from harness import weights
 
 from gcfed.assemble import build_module
 from gcfed.data.augment import PlainTransform
-from gcfed.data.sets import leaf
-from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
+from gcfed.data.sets import tiny_shakespeare as tiny
+from gcfed.data.sets.text import ALPHABET, PAD, encode, sequences
+from gcfed.data.sets.tiny_shakespeare import tiny_shakespeare
 from gcfed.run import train
 from gcfed.tasks import IGNORE
 
@@ -54,7 +55,7 @@ def play(tmp_path, monkeypatch):
     path = tmp_path / "shakespeare" / "input.txt"
     path.parent.mkdir()
     path.write_bytes(content)
-    monkeypatch.setattr(leaf, "MD5", hashlib.md5(content).hexdigest())
+    monkeypatch.setattr(tiny, "MD5", hashlib.md5(content).hexdigest())
     return tmp_path
 
 
@@ -67,8 +68,8 @@ def test_tiny_shakespeare_trains_on_the_first_nine_tenths_of_each_speaker(play):
 
 
 @pytest.mark.skipif(
-    not (DATA_DIR / leaf.TINY).exists(),
-    reason=f"{leaf.TINY} is not in {DATA_DIR} (DATA_DIR moves it)",
+    not (DATA_DIR / tiny.TINY).exists(),
+    reason=f"{tiny.TINY} is not in {DATA_DIR} (DATA_DIR moves it)",
 )
 def test_the_real_text():
     dataset = tiny_shakespeare(str(DATA_DIR), download=False)

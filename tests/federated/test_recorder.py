@@ -16,7 +16,7 @@ from benchmarks.tape import Tape
 from gcfed.federated.training import recorder
 from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.folders.folder import new_folder
+from gcfed.folders.place import new_folder
 from gcfed.methods.objective.proximal import Proximal
 
 TINY = (

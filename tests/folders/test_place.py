@@ -11,7 +11,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from gcfed.folders.folder import check_folder, job_dir, new_folder, read_run, run_dir, sweep_dir
+from gcfed.folders.folder import read_run
+from gcfed.folders.place import check_folder, job_dir, new_folder, run_dir, sweep_dir
 from gcfed.run import train
 
 FAST = (

@@ -9,7 +9,8 @@ from torch import nn
 
 from gcfed.assemble import assemble
 from gcfed.folders.folder import read_run
-from gcfed.folders.summary import print_summary, summary_of
+from gcfed.folders.printing import print_summary
+from gcfed.folders.summary import summary_of
 from gcfed.run import train
 from gcfed.utils.compose import shorthand
 

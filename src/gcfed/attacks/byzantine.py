@@ -75,11 +75,8 @@ class Attack(ClientPart, ServerPart):
 @lru_cache(maxsize=8)
 def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
     """Ids of a run's hostile clients, ascending. Each upload needs them, so they are cached."""
-    ids = np.sort(
-        generator(seed, "hostile").choice(
-            num_clients, int(share * num_clients + 0.5), replace=False
-        )
-    )
+    count = int(share * num_clients + 0.5)
+    ids = np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
     ids.flags.writeable = False
     return ids
 
@@ -88,12 +85,10 @@ def messages(upload: Upload) -> list[Tensor]:
     """All floating-point tensors that clients send, ``[K, *shape]``: Δ and the
     messages of methods.
     """
-    return [
-        t
-        for ts in (upload.delta, *upload.extra.values())
-        for t in ts.values()
-        if t.is_floating_point()
-    ]
+    found = []
+    for tensors in (upload.delta, *upload.extra.values()):
+        found += [t for t in tensors.values() if t.is_floating_point()]
+    return found
 
 
 @checked

@@ -26,7 +26,7 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.folders.folder import CHECKPOINT, EXPORT
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.utils.machine import in_sweep, leads
-from gcfed.utils.refusal import MissingFile, Refusal
+from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 log = logging.getLogger(__name__)
 PARTS = {"state_dict", "global_step", "gcfed", "loops", "optimizer_states", "callbacks"}
@@ -145,7 +145,7 @@ def _brief(error: Exception) -> str:
     """An error in some words. torch explains at length why it does not load a pickle."""
     if isinstance(error, UnpicklingError):
         return "it holds more than tensors and plain values, and nothing of it was executed"
-    message = " ".join(str(error).split())[:200]
+    message = message_of(error)[:200]
     if isinstance(error, ValueError):
         return message
     return f"{type(error).__name__}: {message}"

@@ -17,7 +17,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.folders.folder import CHECKPOINT, METRICS
 from gcfed.utils.checked import Count, checked
-from gcfed.utils.files import in_words, replacing
+from gcfed.utils.files import replacing
+from gcfed.utils.refusal import message_of
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             self.wait()
         except OSError as error:
-            log.error("%s", in_words(error))
+            log.error("%s", message_of(error))
         self._thread.shutdown()
 
 

@@ -16,16 +16,17 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from pydantic import BeforeValidator, Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gcfed.data.augment import AutoTransform
-from gcfed.data.base import FLOATS, FederatedDataset, Split, label_fix
+from gcfed.data.base import FLOATS, FederatedDataset, Split
 from gcfed.data.dealing import held_out
 from gcfed.data.distances import feature_distance
+from gcfed.data.noise import noisy_labels, noisy_samples
 from gcfed.data.partition import Partition
-from gcfed.data.skews import Shift, noisy_labels, noisy_samples
-from gcfed.tasks import Task
+from gcfed.data.scaling import standardized
+from gcfed.data.skews import Shift
 from gcfed.utils.checked import Count, Inside, SettingError, Share, Weight, Whole, checked
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
@@ -120,10 +121,40 @@ class FederatedDataModule(LightningDataModule):
         """
         if self._tests:
             return
+        self.dataset = self._loaded()
+        train, *tests = self._limited()
+        self._fit(train, tests[0])
+        names = ("training", "test", "validation")
+        self.splits = dict(zip(names, (train, *tests), strict=False))
+        whole = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
+        self.partition = whole
+        self._warn_of_mixed_groups(train)
+        train, tests = self._shifted(train, tests)
+        aside = np.zeros(0, np.int64)  # samples of the clients' own tests
+        if self.client_test:
+            self.partition, self.tests_of_clients = whole.parted(self.client_test, self.seed)
+            aside = self.tests_of_clients.indices
+        if isinstance(self.transform, AutoTransform):
+            self.transform = self.transform(train.x, aside)
+        self.transform.check(self.input_shape)
+        if self.standardize:
+            (train, *tests), self.scaling = standardized([train, *tests], aside)
+        train = self._with_noise(train, whole)
+        self.labels = train.y
+        self.num_clients = self.partition.num_clients
+        self.test_labels = tests[0].y
+        self.num_test = len(tests[0])
+        self.smallest_test = min(map(len, tests))
+        self._train, *self._tests = map(_tensors, (train, *tests))
+
+    def _loaded(self) -> FederatedDataset:
         try:
-            self.dataset = self.load()
+            return self.load()
         except SettingError as error:
             raise Refusal(f"data.dataset.{error.name}{error.rest}") from None
+
+    def _limited(self) -> list[Split]:
+        """The training samples, the test split, and the validation split if there is one."""
         train = self.dataset.train
         held = []
         if self.validation:
@@ -132,34 +163,21 @@ class FederatedDataModule(LightningDataModule):
             train = train.subset(~chosen)
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
-        self._fit(train, test)
-        tests = [test, *held]
-        self.splits = dict(zip(("training", "test", "validation"), (train, *tests), strict=False))
-        self.partition = self.partitioner(
-            train.y, self.num_clients, seed=self.seed, groups=train.groups
-        )
-        self._warn_of_mixed_groups(train)
-        train, tests = self._shifted(train, tests)
-        whole = self.partition
-        aside = np.zeros(0, np.int64)
-        if self.client_test:
-            self.partition, self.tests_of_clients = whole.parted(self.client_test, self.seed)
-            aside = self.tests_of_clients.indices
-        if isinstance(self.transform, AutoTransform):
-            self.transform = self.transform(train.x, aside)
-        self.transform.check(self.input_shape)
-        train, *tests = self._standardized([train, *tests], aside)
+        return [train, test, *held]
+
+    def _with_noise(self, train: Split, whole: Partition) -> Split:
+        """The training samples with the noise of features and labels that the settings ask for.
+
+        Args:
+            whole: the partition before the clients' own tests are taken out.
+        """
         if self.feature_noise:
-            train = replace(train, x=noisy_samples(train.x, whole, self.feature_noise, self.seed))
+            x = noisy_samples(train.x, whole, self.feature_noise, self.seed)
+            train = replace(train, x=x)
         if self.label_noise:
             y = noisy_labels(train.y, self.num_classes, self.partition, self.label_noise, self.seed)
             train = replace(train, y=y)
-        self.labels = train.y
-        self.num_clients = self.partition.num_clients
-        self.test_labels = tests[0].y
-        self.num_test = len(tests[0])
-        self.smallest_test = min(map(len, tests))
-        self._train, *self._tests = map(_tensors, (train, *tests))
+        return train
 
     def _shifted(self, train: Split, tests: list[Split]) -> tuple[Split, list[Split]]:
         """Changes the images of groups of clients, if the partition does so."""
@@ -218,91 +236,10 @@ class FederatedDataModule(LightningDataModule):
             return f"labels run from 0 to {last}", key
         return None
 
-    def check_samples(self) -> None:
-        """Refuses data from which nothing can be learned, and warns of classes that are tested but
-        not trained.
-        """
-        empty = np.flatnonzero(self.partition.sizes == 0)
-        if len(empty):
-            raise Refusal(
-                f"partition: {type(self.partitioner).__name__} leaves {len(empty)} of"
-                f" {self.num_clients} clients without a sample, such as client {empty[0]}: give it"
-                " one, or lower num_clients."
-            )
-        if self.labels.dtype.kind == "i":
-            self._check_classes()
-
-    def _check_classes(self) -> None:
-        trained = np.unique(self.labels[self.labels >= 0])
-        if len(trained) < 2:
-            raise Refusal(
-                f"data={self.dataset.name}: all training samples are of class {trained.tolist()}."
-            )
-        strange = np.setdiff1d(self.test_labels[self.test_labels >= 0], trained)
-        # some characters are rare
-        if len(strange) and self.labels.ndim == 1:
-            names = self.dataset.class_names or range(self.num_classes)
-            log.warning(
-                "%d classes, such as %s, are tested and have no training sample",
-                len(strange),
-                names[strange[0]],
-            )
-
-    def check_labels(self, net: nn.Module, task: Task) -> None:
-        """Refuses inputs that the network cannot read, and labels that the task cannot use."""
-        name = f"data ({self.dataset.name})"
-        model = type(net).__name__
-        is_text = len(self.input_shape) == 1 and self.dataset.train.x.dtype.kind in "iu"
-        if is_text and not hasattr(net, "last_only"):
-            raise Refusal(
-                f"{name} is text, which {model} cannot read: take model=lstm or gpt, or make them"
-                " floats."
-            )
-        if not is_text and hasattr(net, "last_only"):
-            raise Refusal(f"{name} is no text, which {model} cannot read: take model=mlp.")
-        known = getattr(net, "num_tokens", None)
-        if is_text and known is not None:
-            most = max(int(split.x.max(initial=0)) for split in self.splits.values())
-            if most >= known:
-                raise Refusal(
-                    f"{name} has the token {most}, and {model} knows the tokens 0 to {known - 1}:"
-                    " take its own tokenizer."
-                )
-        if task.has_classes != (self.labels.dtype.kind == "i"):
-            kinds = (
-                "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes,"
-                " which are integers"
-            )
-            fix = label_fix(self.dataset.train.y)
-            if not task.has_classes:
-                fix = ": y.astype(float), or data.regression=true, makes numbers of whole numbers"
-            raise Refusal(
-                f"task: {type(task).__name__} is not for labels of {self.labels.dtype}:"
-                f" {kinds}{fix}."
-            )
-
-    def _standardized(self, splits: list[Split], aside: np.ndarray) -> list[Split]:
-        """Scales float samples and targets by the mean and deviation of the first split, without
-        the rows ``aside``.
-
-        Columns of 0 and 1 stay as they are; constant columns get a deviation of 1.
-        """
-        if not self.standardize:
-            return splits
-        for key in ("x", "y"):
-            values = getattr(splits[0], key)
-            if values.dtype not in FLOATS:
-                continue
-            values = np.delete(values, aside, 0)
-            are_switches = ((values == 0) | (values == 1)).all(0)
-            are_constant = np.ptp(values, 0) == 0
-            mean = np.where(are_switches, 0.0, values.mean(0, np.float64))
-            std = np.where(are_switches | are_constant, 1.0, values.std(0, np.float64))
-            self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
-            for i, split in enumerate(splits):
-                scaled = ((getattr(split, key) - mean) / std).astype(values.dtype)
-                splits[i] = replace(split, **{key: scaled})
-        return splits
+    @property
+    def is_text(self) -> bool:
+        """Whether the samples are tokens."""
+        return len(self.input_shape) == 1 and self.dataset.train.x.dtype.kind in "iu"
 
     def to_device(
         self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format
@@ -338,8 +275,7 @@ class FederatedDataModule(LightningDataModule):
         None for texts. See :func:`gcfed.data.distances.feature_distance`.
         """
         x, _ = self._train
-        is_text = x.dim() == 2 and not x.is_floating_point()
-        return None if is_text else feature_distance(x.cpu().numpy(), self.partition)
+        return None if self.is_text else feature_distance(x.cpu().numpy(), self.partition)
 
     def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:
         """Changes the training labels of these clients from now on."""

@@ -44,20 +44,20 @@ _ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
 
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:
     """Name, and column or target. Raises ValueError, which names ``key``, for anything else."""
-    name, colon, of = measure.partition(":")
+    name, colon, subject = measure.partition(":")
     if not colon:
         name = "final"
-        of = measure
-    of_target = name in TO_TARGET and re.fullmatch(r"\d*\.?\d+", of)
-    if not of_target and not (name in OF_COLUMNS and of):
+        subject = measure
+    of_target = name in TO_TARGET and re.fullmatch(r"\d*\.?\d+", subject)
+    if not of_target and not (name in OF_COLUMNS and subject):
         raise Refusal(f"{key}={measure!r} is not understood. {FORMS}")
-    return name, of
+    return name, subject
 
 
 def column_of(measure: str) -> str:
     """The column of ``metrics.csv`` from which a measure is computed."""
-    name, of = parse(measure)
-    return "test/acc" if name in TO_TARGET else of
+    name, subject = parse(measure)
+    return "test/acc" if name in TO_TARGET else subject
 
 
 def is_to_target(measure: str) -> bool:
@@ -66,8 +66,8 @@ def is_to_target(measure: str) -> bool:
 
 
 def higher_is_better(measure: str) -> bool:
-    name, of = parse(measure)
-    return name not in TO_TARGET and not _LOWER.search(of)
+    name, subject = parse(measure)
+    return name not in TO_TARGET and not _LOWER.search(subject)
 
 
 def is_accuracy(column: str) -> bool:
@@ -108,13 +108,13 @@ def value(run: Run, measure: str) -> float | None:
     """The measure in the run's own unit (accuracies 0 to 1); None if it was not measured or is not
     finite.
     """
-    name, of = parse(measure)
+    name, subject = parse(measure)
     if name in TO_TARGET:
-        reached = first_round(run.curve("test/acc"), float(of))
+        reached = first_round(run.curve("test/acc"), float(subject))
         if reached is None or name == "rounds":
             return reached
         return seconds_at(run, reached)
-    curve = run.curve(of)
+    curve = run.curve(subject)
     if name == "last10":
         curve = curve[curve.index > run.rounds - WINDOW]
     if curve.empty:

@@ -19,7 +19,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.folders.folder import CONFIG, EXPORT, METRICS
 from gcfed.folders.reading import FEATURE_SKEW, label_skew
 from gcfed.models.adapters import save_adapters
-from gcfed.utils.files import replacing
+from gcfed.utils.files import replacing, write_text
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ def begin(
         known: whether the server knows the clients' data.
         resumed: whether the run continues after a checkpoint.
     """
-    with replacing(folder / CONFIG) as temporary:
-        temporary.write_text(f"# {_origin()}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
+    write_text(folder / CONFIG, f"# {_origin()}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
     if known:
         held = {"indices": data.partition.indices, "offsets": data.partition.offsets}
         _save_arrays(folder / "partition.npz", held)

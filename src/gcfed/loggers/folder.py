@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
-from gcfed.utils.files import replacing
+from gcfed.utils.files import replacing, whole_lines
 
 FIRST = ("gc", "method", "model", "rounds", "seed")  # columns of TensorBoard's HParams tab
 
@@ -57,11 +57,7 @@ class RoundCSVLogger(Logger):
             csv.DictWriter(file, self.columns).writerow(metrics)
 
     def _read(self) -> list[dict[str, str]]:
-        if not self.path.is_file():
-            return []
-        text = self.path.read_text()
-        whole_lines = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
-        return list(csv.DictReader(whole_lines.splitlines()))
+        return list(csv.DictReader(whole_lines(self.path)))
 
     def _write(self, rows: list[dict[str, str]], new: Iterable[str]) -> None:
         before = rows[0].keys() if rows else ()

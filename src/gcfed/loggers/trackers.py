@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from gcfed.utils.files import replacing
+from gcfed.utils.files import write_text
 
 WANDB_ID = "wandb_id.txt"
 MLFLOW_ID = "mlflow_id.txt"
@@ -31,7 +31,7 @@ class RunWandbLogger(WandbLogger):
     def log_hyperparams(self, params: Any) -> None:
         """Starts the run at W&B, and keeps its id."""
         super().log_hyperparams(params)
-        write_id(self.id_file, self.experiment.id)
+        write_text(self.id_file, f"{self.experiment.id}\n")
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -63,14 +63,9 @@ class RunMLFlowLogger(MLFlowLogger):
         """
         if not self.goes_on:
             super().log_hyperparams(params)
-        write_id(self.id_file, str(self.run_id))
+        write_text(self.id_file, f"{self.run_id}\n")
 
 
 def read_id(file: Path) -> str | None:
     """The id in a file; None if there is no such file."""
     return file.read_text().strip() or None if file.is_file() else None
-
-
-def write_id(file: Path, id: str) -> None:
-    with replacing(file) as temporary:
-        temporary.write_text(f"{id}\n")

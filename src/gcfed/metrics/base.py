@@ -28,7 +28,7 @@ from gcfed.federated.parts import (
 )
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, checked
-from gcfed.utils.files import replacing
+from gcfed.utils.files import whole_lines, write_text
 from gcfed.utils.refusal import Refusal
 
 AT_ONCE = 500  # samples per forward pass
@@ -269,20 +269,18 @@ class RoundTable(ServerMetric):
         number = round.index + 1
         if not self._started:
             self._started = True
-            kept = _lines_before(path, number)
-            with replacing(path) as temporary:
-                temporary.write_text(",".join(["round", *self.header]) + "\n" + "".join(kept))
+            header = ",".join(["round", *self.header])
+            write_text(path, "\n".join([header, *_lines_before(path, number), ""]))
         with path.open("a", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerows((number, *line) for line in lines)
 
 
 def _lines_before(path: Path, number: int) -> list[str]:
-    """The complete lines of a table, except for its header, of rounds before this one."""
-    if number == 1 or not path.exists():
+    """The lines of a table, except for its header, of rounds before this one."""
+    if number == 1:
         return []
-    lines = path.read_text().splitlines(keepends=True)[1:]
-    return [line for line in lines if line.endswith("\n") and int(line.split(",")[0]) < number]
+    return [line for line in whole_lines(path)[1:] if int(line.split(",")[0]) < number]
 
 
 def now(device: torch.device) -> float:

@@ -195,14 +195,14 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     x = x.flatten(1) - x.flatten(1).mean(0)
     y = y.flatten(1) - y.flatten(1).mean(0)
     if max(x.shape[1], y.shape[1]) > len(x):  # ‖XᵀY‖² = ⟨XXᵀ, YYᵀ⟩: the smaller matrices
-        xx = x @ x.T
-        yy = y @ y.T
-        cross = (xx * yy).sum()
+        products_x = x @ x.T
+        products_y = y @ y.T
+        cross = (products_x * products_y).sum()
     else:
-        xx = x.T @ x
-        yy = y.T @ y
+        products_x = x.T @ x
+        products_y = y.T @ y
         cross = (x.T @ y).square().sum()
-    return cross / (xx.norm() * yy.norm())
+    return cross / (products_x.norm() * products_y.norm())
 
 
 @checked

@@ -155,12 +155,14 @@ class Drift(ClientMetric):
         update = {name: sums[f"update {name}"] for name in self.names}
         direction = {name: sums[f"direction {name}"] for name in self.names}
         start = self.params(round.start)
+        client_norm = norm / clients
         update_norm = dot(update, update).sqrt() / clients
+        variance = square / clients - update_norm**2
         values = {
-            "drift/client_norm": norm / clients,
-            "drift/relative": norm / clients / dot(start, start).sqrt(),
+            "drift/client_norm": client_norm,
+            "drift/relative": client_norm / dot(start, start).sqrt(),
             "drift/update_norm": update_norm,
-            "drift/divergence": (square / clients - update_norm**2).clamp(min=0).sqrt(),
+            "drift/divergence": variance.clamp(min=0).sqrt(),
             "drift/cosine": dot(direction, update) / clients**2 / update_norm,
         }
         return floats(values)

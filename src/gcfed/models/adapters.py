@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gcfed.utils.checked import Count, SettingError, ShareBelow1, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import message_of
 
 # In the names of the factors.
 A = ".lora_A."  # ``[r, in, …]``
@@ -71,7 +72,7 @@ def with_adapters(
             warnings.simplefilter("ignore")  # the layers of GPT-2 are transposed
             inject_adapter_in_model(config, inner)
     except ValueError as error:
-        reason = " ".join(str(error).split())
+        reason = message_of(error)
         raise SettingError(
             "target", f"={target or 'null'}: {reason}; there are {', '.join(known)}."
         ) from None
@@ -120,12 +121,13 @@ def centre_a(net: nn.Module) -> bool:
 
     Returns whether there are such factors.
     """
-    found = [p.data for name, p in net.named_parameters() if A in name]
-    for t in found:
-        mean = t.double().mean(tuple(range(1, t.dim())), keepdim=True)
-        if mean.abs().max() > 1e-7 * t.abs().max():  # else it is centred, and must keep its bits
-            t.copy_(t.double() - mean)
-    return bool(found)
+    factors_a = [parameter.data for name, parameter in net.named_parameters() if A in name]
+    for factor in factors_a:
+        mean = factor.double().mean(tuple(range(1, factor.dim())), keepdim=True)
+        # a centred factor must keep its bits
+        if mean.abs().max() > 1e-7 * factor.abs().max():
+            factor.copy_(factor.double() - mean)
+    return bool(factors_a)
 
 
 def factors(product: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,12 +136,12 @@ def factors(product: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     The largest entry of each row of A is positive. If the rank is larger than the layer's, the rest
     is zero.
     """
-    u, s, v = torch.linalg.svd(product, full_matrices=False)
-    rank = min(len(a), len(s))
-    rows = v[:rank]
+    left, lengths, right = torch.linalg.svd(product, full_matrices=False)
+    rank = min(len(a), len(lengths))
+    rows = right[:rank]
     sign = rows.gather(1, rows.abs().argmax(1, keepdim=True)).sign()
     new_a = torch.zeros_like(a.flatten(1))
     new_b = torch.zeros_like(b.flatten(1))
     new_a[:rank] = rows * sign
-    new_b[:, :rank] = u[:, :rank] * s[:rank] * sign.T
+    new_b[:, :rank] = left[:, :rank] * lengths[:rank] * sign.T
     return new_a.view(a.shape), new_b.view(b.shape)

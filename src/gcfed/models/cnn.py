@@ -43,12 +43,12 @@ class CNN(Staged, nn.Module):
         if init == "kaiming":
             self.apply(init_kaiming)
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
         if not name.startswith("conv"):
-            return super().stage(name, h)
+            return super().stage(name, hidden)
         # ReLU is monotone, so it commutes with the pooling, gradients included. After the pooling
         # it has a quarter of the work.
-        return F.max_pool2d(self.get_submodule(name)(h), 2).relu()
+        return F.max_pool2d(self.get_submodule(name)(hidden), 2).relu()
 
     def features(self, x_BCHW: Tensor) -> Tensor:
         """The flattened output of the convolutions, h_BF."""
@@ -89,9 +89,9 @@ class CelebACNN(Staged, nn.Module):
         self.fc = nn.Linear(32 * height * width, num_classes)
         self.apply(init_kaiming)
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
         if name == "fc":
-            return super().stage(name, h)
+            return super().stage(name, hidden)
         conv = self.get_submodule(name)
         norm = self.get_submodule(name.replace("conv", "norm"))
-        return F.max_pool2d(norm(conv(h)), 2, ceil_mode=True).relu()
+        return F.max_pool2d(norm(conv(hidden)), 2, ceil_mode=True).relu()

@@ -38,7 +38,7 @@ def two_zeros(net: nn.Module, input_shape: Sequence[int]) -> Tensor:
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:
-    return any(isinstance(m, kind) for m in net.modules())
+    return any(isinstance(layer, kind) for layer in net.modules())
 
 
 uses_batch_statistics = partial(has_layers, kind=nn.modules.batchnorm._BatchNorm)
@@ -79,7 +79,7 @@ def is_graphable(net: nn.Module) -> bool:
     """Whether a CUDA graph can record a forward pass; a user's module must declare it: ``graphable
     = True``.
     """
-    return all(is_known(m) or getattr(m, "graphable", False) for m in net.modules())
+    return all(is_known(layer) or getattr(layer, "graphable", False) for layer in net.modules())
 
 
 def cannot_stack(net: nn.Module) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gcfed.models.own import fitted
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import installed
+from gcfed.utils.refusal import message_of
 
 
 class Logits(nn.Module):
@@ -142,7 +143,7 @@ def huggingface_net(
     try:
         net, report = _loaded(folder, last_only, attention, settings)
     except Exception as error:  # of any type, for a folder with any content
-        raise SettingError("folder", f"={folder}: {' '.join(str(error).split())}") from None
+        raise SettingError("folder", f"={folder}: {message_of(error)}") from None
     _refuse_random_weights(folder, net, report, new_head=last_only)
     positions = getattr(net.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and 0 < positions < input_shape[0]:

@@ -50,13 +50,13 @@ class CharLSTM(Staged, nn.Module):
         self.lstm2 = nn.LSTM(hidden, hidden, batch_first=True)
         self.fc = nn.Linear(hidden, num_classes)
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
         if name == "embedding":
-            h = h.remainder(self.embedding.num_embeddings)
-        h = self.get_submodule(name)(h)
+            hidden = hidden.remainder(self.embedding.num_embeddings)
+        hidden = self.get_submodule(name)(hidden)
         if not name.startswith("lstm"):
-            return h
-        h_BTH, _ = h
+            return hidden
+        h_BTH, _ = hidden
         if name == "lstm2" and self.last_only:
             return h_BTH[:, -1]
         return h_BTH

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from gcfed.models.facts import first_weight
 from gcfed.models.unchanged import unchanged
+from gcfed.utils.refusal import message_of
 
 log = logging.getLogger(__name__)
 
@@ -342,7 +343,7 @@ def order_for_gc(net: nn.Module, x_2: Tensor) -> ForwardOrder:
         order = forward_order(net, x)
     except Exception as error:  # the network's own, or a mode that it does not support
         order = ForwardOrder(net, declared=True)
-        reason = " ".join(str(error).split())
+        reason = message_of(error)
         log.warning(
             "gc takes the order of declaration: it could not watch the network's forward pass (%s)",
             reason,

@@ -17,7 +17,7 @@ from gcfed.models.facts import two_zeros
 from gcfed.models.unchanged import unchanged
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import installed
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 
 log = logging.getLogger(__name__)
 NormPolicy = Literal["average", "local", "fixed", "group"]
@@ -93,7 +93,7 @@ def timm_net(
     try:
         net = timm.create_model(str(name), pretrained=pretrained, **settings)
     except (RuntimeError, OSError) as error:
-        raise SettingError("name", f"={name}: {' '.join(str(error).split())}") from None
+        raise SettingError("name", f"={name}: {message_of(error)}") from None
     return fitted(net, input_shape, num_classes)
 
 
@@ -140,7 +140,7 @@ def fitted(
 
 def reason(error: BaseException, x: Tensor | None = None) -> str:
     """Why a network failed on inputs x, as a sentence without its full stop."""
-    first_sentence = " ".join(str(error).split()).split(". ")[0].rstrip(".")
+    first_sentence = message_of(error).split(". ")[0].rstrip(".")
     text = shorten(first_sentence, 300) or type(error).__name__
     if x is None or x.is_floating_point():
         return text
@@ -241,7 +241,7 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
     except RuntimeError as error:  # names all tensors that differ
         text = _renamed(theirs, known | net.state_dict().keys())
         if not text:
-            text = f"is of another network: {' '.join(str(error).split())}"
+            text = f"is of another network: {message_of(error)}"
         raise SettingError("start", f"={start} {text}") from None
     return apply_policy(net, norm_policy)
 

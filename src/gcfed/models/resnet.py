@@ -44,14 +44,14 @@ class ResNet18(Staged, ResNet):
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
         """FedMLB's six blocks. The pooling belongs to ``layer4``."""
-        h = self.get_submodule(name)(h)
+        hidden = self.get_submodule(name)(hidden)
         if name == "conv1":
-            return self.relu(self.bn1(h))
+            return self.relu(self.bn1(hidden))
         if name == "layer4":
-            return self.avgpool(h).flatten(1)
-        return h
+            return self.avgpool(hidden).flatten(1)
+        return hidden
 
 
 class Shortcut(nn.Module):
@@ -114,14 +114,14 @@ class ResNetCIFAR(Staged, nn.Module):
             if isinstance(module, BasicBlock):
                 nn.init.zeros_(module.bn2.weight)
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
         """The pooling belongs to ``layer3``."""
-        h = self.get_submodule(name)(h)
+        hidden = self.get_submodule(name)(hidden)
         if name == "conv1":
-            return self.norm1(h).relu()
+            return self.norm1(hidden).relu()
         if name == "layer3":
-            return h.mean((2, 3))
-        return h
+            return hidden.mean((2, 3))
+        return hidden
 
 
 def scalar(value: float) -> nn.Parameter:
@@ -218,9 +218,9 @@ class ResNet9(Staged, nn.Module):
         nn.init.zeros_(self.fc.weight)
         nn.init.zeros_(self.fc.bias)
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
         """One per child. The global pooling belongs to ``layer3``."""
-        h = self.get_submodule(name)(h)
+        hidden = self.get_submodule(name)(hidden)
         if name == "layer3":
-            return F.max_pool2d(h, h.shape[-2:]).flatten(1)
-        return h
+            return F.max_pool2d(hidden, hidden.shape[-2:]).flatten(1)
+        return hidden

@@ -309,19 +309,19 @@ def _state_of(generator: Any) -> Any:
     return generator.get_state()
 
 
-def _have_same_memory(a: Tensor, b: Tensor) -> bool:
-    places = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (a, b)]
+def _have_same_memory(one: Tensor, other: Tensor) -> bool:
+    places = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (one, other)]
     return places[0] == places[1]
 
 
-def have_same_bits(a: Tensor, b: Tensor) -> bool:
+def have_same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have equal bits. NaN equals NaN, and −0 does not equal 0.
 
     True for tensors without a dense memory, which cannot be compared.
     """
-    if a.layout != torch.strided or a.is_meta:
+    if one.layout != torch.strided or one.is_meta:
         return True
-    return torch.equal(_bits(a), _bits(b))
+    return torch.equal(_bits(one), _bits(other))
 
 
 def _bits(t: Tensor) -> Tensor:

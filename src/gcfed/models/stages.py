@@ -24,15 +24,15 @@ class Staged:
     names: Sequence[str]
     """The names of the stages, in order, which are names of layers."""
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
         """Applies a stage to the output of the previous one.
 
         By default: a linear layer, and ReLU unless it is last.
         """
-        h = self.get_submodule(name)(h.flatten(1))  # type: ignore[attr-defined]
+        hidden = self.get_submodule(name)(hidden.flatten(1))  # type: ignore[attr-defined]
         if name == self.names[-1]:
-            return h
-        return h.relu()
+            return hidden
+        return hidden.relu()
 
     def stages(self) -> dict[str, Stage]:
         return {name: partial(self.stage, name) for name in self.names}
@@ -43,9 +43,9 @@ class Staged:
             x = self.stage(name, x)
         return x
 
-    def head(self, h: Tensor) -> Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Features h_BF to logits_BC."""
-        return self.stage(self.names[-1], h)
+        return self.stage(self.names[-1], hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))

@@ -84,7 +84,7 @@ class Block(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         for norm, layer in (
             (self.norm1, self.attn),
-            (self.norm2, lambda h: self.fc2(F.gelu(self.fc1(h)))),
+            (self.norm2, lambda hidden: self.fc2(F.gelu(self.fc1(hidden)))),
         ):
             x_BTD = (
                 x_BTD + self.drop(layer(norm(x_BTD)))
@@ -143,15 +143,14 @@ class Transformer(Staged, nn.Module):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
-        h = self.get_submodule(name)(h)
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
+        hidden = self.get_submodule(name)(hidden)
         if name != "norm":
-            return h
-        return (
-            h[:, self.at]
-            if self.score is None
-            else (self.score(h).softmax(1).transpose(1, 2) @ h).squeeze(1)
-        )
+            return hidden
+        if self.score is None:
+            return hidden[:, self.at]
+        weights_BT1 = self.score(hidden).softmax(1)
+        return (weights_BT1.transpose(1, 2) @ hidden).squeeze(1)
 
 
 class Tokens(nn.Module):
@@ -170,8 +169,8 @@ class Tokens(nn.Module):
         self.position = nn.Parameter(0.02 * torch.randn(1, length + token, width))
         self.linear = nn.Linear(features, width) if features else nn.Identity()
 
-    def forward(self, h: Tensor) -> Tensor:
-        h_BTD = self.linear(h.flatten(2).transpose(1, 2) if h.dim() == 4 else h)
+    def forward(self, hidden: Tensor) -> Tensor:
+        h_BTD = self.linear(hidden.flatten(2).transpose(1, 2) if hidden.dim() == 4 else hidden)
         if self.token is not None:
             h_BTD = torch.cat([self.token.expand(len(h_BTD), -1, -1), h_BTD], 1)
         return h_BTD + self.position[:, : h_BTD.shape[1]]
@@ -266,6 +265,6 @@ class GPT(Transformer):
         super().__init__(embed, num_classes, pool=pool, width=width, causal=True, **settings)
         self.last_only, self.tokens = last_only, token.num_embeddings
 
-    def stage(self, name: str, h: Tensor) -> Tensor:
+    def stage(self, name: str, hidden: Tensor) -> Tensor:
         """−1, the padding of tokenizers, has the last embedding."""
-        return super().stage(name, h.remainder(self.tokens) if name == "embed" else h)
+        return super().stage(name, hidden.remainder(self.tokens) if name == "embed" else hidden)

@@ -50,17 +50,19 @@ class _FedOpt(Optimizer):
             lr = group["lr"]
             betas = group["betas"]
             tau = group["tau"]
-            for p in (p for p in group["params"] if p.grad is not None):
-                if not self.state[p]:
-                    self.state[p] = {
-                        "exp_avg": torch.zeros_like(p),
-                        "v": torch.full_like(p, tau**2),
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if not self.state[parameter]:
+                    self.state[parameter] = {
+                        "exp_avg": torch.zeros_like(parameter),
+                        "v": torch.full_like(parameter, tau**2),
                     }
-                exp_avg = self.state[p]["exp_avg"]
-                v = self.state[p]["v"]
-                exp_avg.lerp_(p.grad, 1 - betas[0])
-                self._update_v(v, p.grad, *betas)
-                p.addcdiv_(exp_avg, v.sqrt().add_(tau), value=-lr)
+                exp_avg = self.state[parameter]["exp_avg"]
+                v = self.state[parameter]["v"]
+                exp_avg.lerp_(parameter.grad, 1 - betas[0])
+                self._update_v(v, parameter.grad, *betas)
+                parameter.addcdiv_(exp_avg, v.sqrt().add_(tau), value=-lr)
         return loss
 
 

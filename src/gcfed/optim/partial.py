@@ -63,21 +63,20 @@ def is_elementwise(optimizer: MakeOptimizer) -> bool:
     entries are chosen so that rules are noticed that depend on norms, on the number of axes, on
     their sizes, or on angles (here 90°).
     """
-    start, grad = (
-        torch.linspace(a, b, 2048, dtype=torch.double).repeat_interleave(4)
-        for a, b in ((-1, 5), (3, -2))
-    )
-    start[::4], grad[::4] = 2 * start[::4], -1.5 * grad[::4]
+    start = torch.linspace(-1, 5, 2048, dtype=torch.double).repeat_interleave(4)
+    grad = torch.linspace(3, -2, 2048, dtype=torch.double).repeat_interleave(4)
+    start[::4] *= 2
+    grad[::4] *= -1.5
     moves = []
-    for n, shape in ((8192, (2, 64, 64)), (4096, (4096,))):
-        t = start[:n].clone().view(shape).requires_grad_()
-        made = optimizer([t])
+    for size, shape in ((8192, (2, 64, 64)), (4096, (4096,))):
+        weight = start[:size].clone().view(shape).requires_grad_()
+        made = optimizer([weight])
         with torch.random.fork_rng(devices=()):  # a step may add noise
             for _ in range(3):
                 torch.default_generator.manual_seed(0)  # torch.manual_seed would format a traceback
-                t.grad = grad[:n].clone().view(shape)
+                weight.grad = grad[:size].clone().view(shape)
                 made.step()
-        moves.append(t.detach().flatten()[:4096] - start[:4096])
+        moves.append(weight.detach().flatten()[:4096] - start[:4096])
     return torch.allclose(moves[0], moves[1], rtol=1e-4, atol=1e-12)
 
 
@@ -87,14 +86,15 @@ def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
     SGD with dampening stays as it is: the fused form needs a momentum for parameters that had no
     gradient yet, and a momentum of zero would dampen their first gradient.
     """
-    made, given = (
-        (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
-    )
-    if (
-        "fused" not in inspect.signature(made).parameters
-        or {"fused", "foreach", "differentiable"} & given.keys()
-        or given.get("dampening")
-    ):
+    made: Callable[..., object] = optimizer
+    given: dict[str, object] = {}
+    if isinstance(optimizer, partial):
+        made = optimizer.func
+        given = optimizer.keywords
+    has_form = not given.keys().isdisjoint({"fused", "foreach", "differentiable"})
+    if has_form or given.get("dampening"):
+        return optimizer
+    if "fused" not in inspect.signature(made).parameters:
         return optimizer
     return partial(optimizer, fused=True)
 
@@ -103,7 +103,7 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
     """``optimizer.step`` without its profiler hook, or its kernel alone
     (:mod:`~gcfed.optim.kernels`).
     """
-    step = inspect.unwrap(type(optimizer).step, stop=lambda f: not hasattr(f, "hooked"))
+    step = inspect.unwrap(type(optimizer).step, stop=lambda step: not hasattr(step, "hooked"))
     own_step = partial(step, optimizer)
     direct = direct_step(optimizer, own_step)
     if direct is not None:
@@ -119,7 +119,6 @@ def starts_at_zero(optimizer: Optimizer) -> bool:
     This holds for Adam, and for SGD without dampening.
     """
     kind = type(optimizer)
-    sgd = torch.optim.SGD
-    return kind in (torch.optim.Adam, torch.optim.AdamW) or (
-        kind is sgd and not optimizer.defaults["dampening"]
-    )
+    if kind is torch.optim.SGD:
+        return not optimizer.defaults["dampening"]
+    return kind in (torch.optim.Adam, torch.optim.AdamW)

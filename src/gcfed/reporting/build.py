@@ -19,7 +19,7 @@ from gcfed.folders.measures import parse, value
 from gcfed.reporting.frame import frame_of, search_of
 from gcfed.reporting.tables import Table, all_runs, comparison, harmless, targets
 from gcfed.reporting.verdict import Verdict, verdict
-from gcfed.utils.files import replacing
+from gcfed.utils.files import write_text
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
 
@@ -188,9 +188,3 @@ def _page(
         pictures=pictures,
         embed=lambda file: base64.b64encode(file.read_bytes()).decode(),
     )
-
-
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        # a folder may have any name
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")

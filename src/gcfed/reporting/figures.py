@@ -64,9 +64,9 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
     """Writes all figures as PNG and PDF."""
     shades = looks(frame["method"])
     pictures: list[Picture] = []
-    for number, (place, found) in enumerate([*verdicts.items()][:PLACES], start=1):
-        rows = _drawn_rows(frame, place, found)
-        for plan in _plans(rows, found):
+    for number, (place, verdict) in enumerate([*verdicts.items()][:PLACES], start=1):
+        rows = _drawn_rows(frame, place, verdict)
+        for plan in _plans(rows, verdict):
             file = folder / f"{plan.name}_{number}.png"
             figure = curves(rows, plan.column, shades, plan.smoothed, over=plan.over)
             save(figure, file)
@@ -75,24 +75,24 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
     return pictures
 
 
-def _drawn_rows(frame: pd.DataFrame, place: str, found: Verdict) -> pd.DataFrame:
+def _drawn_rows(frame: pd.DataFrame, place: str, verdict: Verdict) -> pd.DataFrame:
     """The rows of a place's first methods, in the order of its table."""
-    methods = [*found.table.index[:METHODS]]
+    methods = [*verdict.table.index[:METHODS]]
     rows = frame[(frame["place"] == place) & frame["method"].isin(methods)]
     return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
 
 
-def _plans(rows: pd.DataFrame, found: Verdict) -> list[Plan]:
+def _plans(rows: pd.DataFrame, verdict: Verdict) -> list[Plan]:
     """The figures of a place: the column of the verdict comes first, also over bytes and time."""
     plans: list[Plan] = []
-    _, first = parse(found.measure)
+    _, first = parse(verdict.measure)
     measured = {name for run in rows["run"] for name in run.metrics}
     for column in sorted(measured & {*LABELS}, key=lambda name: (name != first, name)):
-        smoothed = column == first and found.measure.startswith("last10")
-        caption = _caption(rows, found)
+        smoothed = column == first and verdict.measure.startswith("last10")
+        caption = _caption(rows, verdict)
         if smoothed:
             caption += " Each point is the mean of the tests in 10 rounds."
-        if found.declared and column.startswith("test/"):
+        if verdict.declared and column.startswith("test/"):
             caption += " This is the global model."
         name = column.replace("/", "_")
         title = LABELS[column].capitalize()
@@ -107,14 +107,14 @@ def _plans(rows: pd.DataFrame, found: Verdict) -> list[Plan]:
     return plans
 
 
-def _caption(rows: pd.DataFrame, found: Verdict) -> str:
+def _caption(rows: pd.DataFrame, verdict: Verdict) -> str:
     """What the curves of a place show."""
     caption = ""
-    if found.table["n"].max() > 1:
+    if verdict.table["n"].max() > 1:
         caption += " Mean and standard deviation over the seeds that finished."
     if any(state != FINISHED for state in rows["state"]):
         caption += " Dotted: a run that did not finish."
-    if len(found.table) > METHODS:
+    if len(verdict.table) > METHODS:
         caption += f" The first {METHODS} methods of the table."
     return caption
 

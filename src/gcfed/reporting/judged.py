@@ -51,12 +51,12 @@ def judged(methods: Mapping[str, Sequence[Run]]) -> Judged:
 
 def _declared(methods: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     """The columns that methods declare as their result, if it is not the global model's test."""
-    found: dict[str, str] = {}
+    declared: dict[str, str] = {}
     for method, runs in methods.items():
         results = [run.result for run in runs if run.result]
         if results:
-            found[method] = results[-1]
-    return found
+            declared[method] = results[-1]
+    return declared
 
 
 def _judged_by(
@@ -64,12 +64,12 @@ def _judged_by(
 ) -> list[str]:
     """The methods that have this column and declare no other."""
     usual = column if column not in GLOBAL_TESTS else ""
-    found = []
+    fitting = []
     for method, runs in methods.items():
         fits = declared.get(method, usual) == usual
         if fits and _has(column, runs):
-            found.append(method)
-    return found
+            fitting.append(method)
+    return fitting
 
 
 def _has(column: str, runs: Sequence[Run]) -> bool:

@@ -81,19 +81,19 @@ class Table:
         return cells.rename(columns=lambda name: name.translate(marks))
 
 
-def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
+def measured(verdict: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """A row per method and a column per measure that any run has, with cells such as ``61.20 ±
     0.80``.
 
     The mean of a ranked method is over the shared seeds, that of another method over its own.
     Methods that the verdict's measure does not judge have no cell of it.
     """
-    texts: dict[str, list[str]] = {"method": [*found.table.index]}
+    texts: dict[str, list[str]] = {"method": [*verdict.table.index]}
     for measure in measures:
         values = per_seed(rows, measure)
-        numbers_of = {method: _counted(method, found, values) for method in found.table.index}
-        if measure == found.measure:
-            for method in found.apart:
+        numbers_of = {method: _counted(method, verdict, values) for method in verdict.table.index}
+        if measure == verdict.measure:
+            for method in verdict.apart:
                 numbers_of[method] = numbers_of[method][:0]
         means = [abs(numbers.mean()) for numbers in numbers_of.values() if len(numbers)]
         if not means:
@@ -107,13 +107,13 @@ def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.
     return pd.DataFrame(texts, dtype=object)
 
 
-def _counted(method: str, found: Verdict, values: pd.DataFrame) -> pd.Series:
+def _counted(method: str, verdict: Verdict, values: pd.DataFrame) -> pd.Series:
     """The values of a method that count, by seed. ``values``: [seeds, methods]."""
     if method not in values:
         return pd.Series(dtype=float)
     numbers = values[method]
-    if method in found.ranked:
-        numbers = numbers.reindex(found.seeds)
+    if method in verdict.ranked:
+        numbers = numbers.reindex(verdict.seeds)
     return numbers.dropna()
 
 
@@ -141,33 +141,33 @@ def _cell(numbers: pd.Series, scale: Scale, measure: str, missed: Set[int]) -> s
 
 
 def comparison(
-    found: Verdict, rows: pd.DataFrame, measures: Sequence[str], name: str, place: str
+    verdict: Verdict, rows: pd.DataFrame, measures: Sequence[str], name: str, place: str
 ) -> Table:
     """A row per method, the best first. ``measures`` are further columns."""
-    frame = measured(found, rows, [found.measure, *measures])
+    frame = measured(verdict, rows, [verdict.measure, *measures])
     methods = frame["method"]
-    heading = found.scale.heading
-    columns = {heading: _main_column(found, rows, frame)}
-    if found.ranked:
-        is_compared = methods.isin(found.ranked) & (methods != found.reference)
-        differences = methods.map(found.difference)
-        columns[f"against {found.reference}"] = differences.where(is_compared, "–")
+    heading = verdict.scale.heading
+    columns = {heading: _main_column(verdict, rows, frame)}
+    if verdict.ranked:
+        is_compared = methods.isin(verdict.ranked) & (methods != verdict.reference)
+        differences = methods.map(verdict.difference)
+        columns[f"against {verdict.reference}"] = differences.where(is_compared, "–")
     printed = 1 + len(columns)
-    columns["seeds"] = found.table["n"].to_numpy()
+    columns["seeds"] = verdict.table["n"].to_numpy()
     others = frame.drop(columns=["method", heading], errors="ignore")
     others = others.drop(columns=_equal_bytes(others))
     cells = pd.concat([methods, pd.DataFrame(columns, frame.index), others], axis=1)
-    bold = [method in found.leaders for method in methods]
-    title = f"{found.direction}: {place}"
-    return Table(name, title, cells, bold, _notes(found, rows), printed)
+    bold = [method in verdict.leaders for method in methods]
+    title = f"{verdict.direction}: {place}"
+    return Table(name, title, cells, bold, _notes(verdict, rows), printed)
 
 
-def _main_column(found: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:
+def _main_column(verdict: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:
     """The measure of the verdict, or why a method has no number. † marks a diverged run."""
     states = rows.groupby("method")["state"].agg(lambda own: ", ".join(dict.fromkeys(own)))
     states = frame["method"].map(states)
-    cells = frame.get(found.scale.heading, pd.Series("–", frame.index))
-    cells = cells.mask(frame["method"].isin([*found.apart]), "not compared")
+    cells = frame.get(verdict.scale.heading, pd.Series("–", frame.index))
+    cells = cells.mask(frame["method"].isin([*verdict.apart]), "not compared")
     cells = cells.where(cells != "–", states)
     return cells.mask(states.str.contains(DIVERGED), cells + " †")
 
@@ -179,14 +179,14 @@ def _equal_bytes(cells: pd.DataFrame) -> list[str]:
     return [name for name in cells if name.endswith("(MB)") and cells[name].nunique() == 1]
 
 
-def _notes(found: Verdict, rows: pd.DataFrame) -> list[str]:
-    notes = [_reading(found, rows)]
-    notes += [f"Not compared: {why}." for why in found.apart.values()]
-    if found.declared and not parse(found.measure)[1].startswith("test/"):
-        notes.append(f"Test accuracies are the global model's, not those of {_whose(found)}.")
-    judged = {*found.ranked, *found.apart}
-    below = [method for method in found.table.index if method not in judged]
-    if found.ranked and below:
+def _notes(verdict: Verdict, rows: pd.DataFrame) -> list[str]:
+    notes = [_reading(verdict, rows)]
+    notes += [f"Not compared: {why}." for why in verdict.apart.values()]
+    if verdict.declared and not parse(verdict.measure)[1].startswith("test/"):
+        notes.append(f"Test accuracies are the global model's, not those of {_whose(verdict)}.")
+    judged = {*verdict.ranked, *verdict.apart}
+    below = [method for method in verdict.table.index if method not in judged]
+    if verdict.ranked and below:
         notes.append(f"Not ranked, with fewer than {FEWEST} common seeds: {', '.join(below)}.")
     if rows["repeated"].any():
         names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])
@@ -209,19 +209,19 @@ def _skews(rows: pd.DataFrame) -> list[str]:
     return notes
 
 
-def _whose(found: Verdict) -> str:
-    return f"the models that clients of {listed([*found.declared])} use"
+def _whose(verdict: Verdict) -> str:
+    return f"the models that clients of {listed([*verdict.declared])} use"
 
 
-def _reading(found: Verdict, rows: pd.DataFrame) -> str:
+def _reading(verdict: Verdict, rows: pd.DataFrame) -> str:
     """How to read the numbers of a comparison."""
     sentences = []
-    if found.table["n"].max() > 1:
+    if verdict.table["n"].max() > 1:
         sentences.append("Mean ± standard deviation over seeds.")
     if DIVERGED in {*rows["state"]}:
         sentences.append("†: a run diverged.")
-    if found.ranked:
-        seeds = ", ".join(map(str, found.seeds))
+    if verdict.ranked:
+        seeds = ", ".join(map(str, verdict.seeds))
         sentences.append(f"Seeds {seeds}, which all ranked methods share.")
         sentences.append("Bold: methods that are not clearly worse than any other.")
         sentences.append(
@@ -247,20 +247,20 @@ def _different_clients(rows: pd.DataFrame) -> list[str]:
     return notes
 
 
-def targets(found: Verdict, rows: pd.DataFrame, name: str, place: str) -> Table | None:
+def targets(verdict: Verdict, rows: pd.DataFrame, name: str, place: str) -> Table | None:
     """Rounds to the highest targets that a run reached, and seconds if all runs have a clock; None
     if no run reached one.
 
     Targets are accuracies of the global model, so methods whose clients use others are left out.
     """
-    rows = rows[~rows["method"].isin([*found.declared])]
+    rows = rows[~rows["method"].isin([*verdict.declared])]
     reached = _reached(rows["run"])[-TARGETS:]
     if not reached:
         return None
     if all(len(run.curve(CLOCK)) for run in rows["run"]):
         reached += [measure.replace("rounds:", "seconds:") for measure in reached]
-    frame = measured(found, rows, reached)
-    frame = frame[~frame["method"].isin([*found.declared])]
+    frame = measured(verdict, rows, reached)
+    frame = frame[~frame["method"].isin([*verdict.declared])]
     notes = []
     if any("+" in cell for cell in frame.iloc[:, 1:].to_numpy().flat):
         notes.append(
@@ -285,12 +285,11 @@ def _reached(runs: pd.Series) -> list[str]:
 def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
     """Every run with its folder; failed and unfinished ones first."""
     rows = rows.sort_values("state", key=lambda s: -s.map(STATES.index), kind="stable")
-    frame = rows[["state", "method", "place", "seed"]]
-    return frame.assign(
-        rounds=[f"{run.rounds} of {run.planned}" for run in rows["run"]],
-        folder=[relpath(run.folder) for run in rows["run"]],
-        note=[run.note for run in rows["run"]],
-    )
+    frame = rows[["state", "method", "place", "seed"]].copy()
+    frame["rounds"] = [f"{run.rounds} of {run.planned}" for run in rows["run"]]
+    frame["folder"] = [relpath(run.folder) for run in rows["run"]]
+    frame["note"] = [run.note for run in rows["run"]]
+    return frame
 
 
 def harmless(frame: pd.DataFrame) -> pd.DataFrame:

@@ -61,16 +61,15 @@ def scale_of(measure: str, largest: float = 1.0) -> Scale:
 
     Errors and bytes show four digits of it.
     """
-    name, of = parse(measure)
-    if name == "rounds":
-        return Scale(f"rounds to {100 * float(of):g}\u00a0%", "", 1.0, 0)
-    if name == "seconds":
-        return Scale(f"seconds to {100 * float(of):g}\u00a0%", "", 1.0, 0 if largest >= 100 else 2)
+    name, subject = parse(measure)
+    if is_to_target(measure):
+        digits = 2 if name == "seconds" and largest < 100 else 0
+        return Scale(f"{name} to {100 * float(subject):g}\u00a0%", "", 1.0, digits)
     suffixes = {"last10": f", last {WINDOW} rounds", "best": ", best"}
-    title = TITLES.get(of, of) + suffixes.get(name, "")
-    if is_accuracy(of):
+    title = TITLES.get(subject, subject) + suffixes.get(name, "")
+    if is_accuracy(subject):
         return Scale(title, "%", 100.0, 2)
-    unit = "MB" if of.endswith("_bytes") else ""
+    unit = "MB" if subject.endswith("_bytes") else ""
     factor = 1e-6 if unit else 1.0
     size = abs(factor * largest)
     digits = 2

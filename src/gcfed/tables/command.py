@@ -31,9 +31,10 @@ import yaml
 from omegaconf import DictConfig
 
 from gcfed.folders.identity import leaves
-from gcfed.jobs import in_words
+from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
+from gcfed.tables.gathering import gathered
 from gcfed.tables.plan import Plan, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Part, Table
@@ -257,8 +258,7 @@ def _train(left: Sequence[Work], root: Path) -> None:
     for done, work in enumerate(left):
         number = f"{done + 1} of {len(left)}"
         if done:
-            each = (time.monotonic() - started) / done
-            number += f", about {in_words(each * (len(left) - done))} left"
+            number += f", {time_left(time.monotonic() - started, done, len(left) - done)}"
         running.run(work, number, root)
 
 
@@ -270,4 +270,5 @@ def _comparison(table: Table, request: Request, planned: Plan, state: State, roo
         works[place] = [state.found[name] for name in folders if name in state.found]
     command = f"gcfed-table {shlex.join(request.words)}"
     whole = WholeTable(table, request)
-    return write_comparison(table, request.scale, works, root, command, whole.values)
+    cells = gathered(table, works, whole.values)
+    return write_comparison(table, request.scale, cells, root, command)

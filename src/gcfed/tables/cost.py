@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig, open_dict
 
 from gcfed.assemble import assemble
+from gcfed.utils.refusal import message_of
 
 
 def estimate(left: Sequence[tuple[DictConfig, int]]) -> str:
@@ -30,7 +31,7 @@ def estimate(left: Sequence[tuple[DictConfig, int]]) -> str:
             try:
                 rounds_of[id(cfg)] = seconds_a_round(cfg, steps)
             except Exception as error:
-                text = " ".join(str(error).split())[:150]
+                text = message_of(error)[:150]
                 unknown[f"\n  not counted: {cfg.tags.data}, {cfg.tags.model}: {text}"] = None
                 rounds_of[id(cfg)] = 0.0
         hours += rounds * rounds_of[id(cfg)] / 3600

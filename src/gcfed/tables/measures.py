@@ -61,16 +61,16 @@ def measured(run: Run, measure: str) -> float | None:
     Infinite: it did not reach the target. None: there is no finite number.
     """
     match = _form_of(measure)
-    how = match["how"]
-    if not how:
+    statistic = match["how"]
+    if not statistic:
         return _finite(run.summary.get(match["column"]))
     curve = run.curve(match["column"])
     if curve.empty:
         return None
-    if how == "rounds":
+    if statistic == "rounds":
         return _rounds_to(curve, float(match["number"]), match["window"])
     number = float(match["number"] or math.inf)
-    if how == "@":
+    if statistic == "@":
         before = curve[curve.index <= number]
         if run.rounds < number or before.empty:
             return None
@@ -78,9 +78,9 @@ def measured(run: Run, measure: str) -> float | None:
     last = curve[curve.index > run.rounds - number]
     if last.empty:
         return None
-    if how == "last":
+    if statistic == "last":
         return _finite(last.iloc[-1])
-    return _finite(getattr(last, how)())
+    return _finite(getattr(last, statistic)())
 
 
 def column_of(measure: str) -> str:
@@ -117,22 +117,22 @@ def of_short_runs(measure: str, rounds: Sequence[int]) -> str:
 def in_words(measure: str) -> str:
     """``test accuracy, mean of the tests in the last 10 rounds``."""
     match = _form_of(measure)
-    how = match["how"]
+    statistic = match["how"]
     name = TITLES.get(match["column"], match["column"])
-    if not how:
+    if not statistic:
         return name
-    if how == "@":
+    if statistic == "@":
         return f"{name} at round {match['number']}"
-    if how == "rounds":
+    if statistic == "rounds":
         window = match["window"]
         mean = f", mean of the tests in the last {window} rounds" if window else ""
         return f"rounds until {name}{mean} is at least {match['number']}"
-    if how == "last":
+    if statistic == "last":
         return f"{name}, last test"
     which = "tests"
     if match["number"]:
         which += f" in the last {match['number']} rounds"
-    return f"{name}, {HOW[how]} {which}"
+    return f"{name}, {HOW[statistic]} {which}"
 
 
 def _form_of(measure: str) -> re.Match[str]:

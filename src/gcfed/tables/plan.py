@@ -61,14 +61,14 @@ def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) ->
     columns = choose("columns", part.columns or usual.columns, table.columns)
     names = _names_of_cells(table)
     suffix = _suffix(arguments)
-    found = Plan()
+    planned = Plan()
     cells = []
     for row, column in product(table.rows, table.columns):
         if row.label not in rows or column.label not in columns:
             continue
         gap = table.gap(row, column)
         if gap:
-            found.gaps[gap] += 1
+            planned.gaps[gap] += 1
         else:
             cells.append((row, column))
     for seed in part.seeds or usual.seeds or table.own_seeds:
@@ -83,9 +83,9 @@ def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) ->
                 cell=f"{cell}{suffix}",
                 seed=seed,
             )
-            found.jobs.setdefault(job.folder, job)
-            found.places.setdefault((row.label, column.label), []).append(job.folder)
-    return found
+            planned.jobs.setdefault(job.folder, job)
+            planned.places.setdefault((row.label, column.label), []).append(job.folder)
+    return planned
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
@@ -136,10 +136,16 @@ def slug(label: str) -> str:
     """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` →
     ``cifar-10-5-100-alpha-0.05``.
     """
-    text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
+    text = re.sub("[α-ω]", _name_of_letter, label).lower()
     # only dots within numbers stay
     text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))
     return re.sub(r"[^\w.]+|_+", "-", text).strip("-")
+
+
+def _name_of_letter(letter: re.Match[str]) -> str:
+    """`` ALPHA `` for α."""
+    name = unicodedata.name(letter[0]).split()[-1]
+    return f" {name} "
 
 
 def choose(key: str, words: Sequence[Any] | None, axes: Sequence[Axis]) -> set[str]:
@@ -149,13 +155,13 @@ def choose(key: str, words: Sequence[Any] | None, axes: Sequence[Axis]) -> set[s
     known = _short_names(key, axes)
     chosen = set()
     for word in map(str, words or ["*"]):
-        found = matching(known, word.lower() if "*" in word else slug(word))
-        if not found:
+        matches = matching(known, word.lower() if "*" in word else slug(word))
+        if not matches:
             listed = "; ".join(f"{label} ({name})" for name, label in known.items())
             raise Refusal(
                 f"{key}: there is no {word!r}. There are, with their short names: {listed}."
             )
-        chosen |= {known[name] for name in found}
+        chosen |= {known[name] for name in matches}
     return chosen
 
 

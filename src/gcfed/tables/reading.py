@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from gcfed.folders.reading import read_yaml
 from gcfed.tables.records import Axis, Part, Search, Table
 from gcfed.utils.compose import suggestion
-from gcfed.utils.refusal import MissingFile, Refusal
+from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 #: The package's own tables: a YAML each. ``setting/`` has what several of them share.
 CATALOG = Path(__file__).parent / "catalog"
@@ -61,7 +61,7 @@ def load(name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
         reasons = "; ".join(reason(found) for found in error.errors())
         raise Refusal(f"{path} is no table: {reasons}") from None
     except (OSError, TypeError, AttributeError, KeyError, ValueError, yaml.YAMLError) as error:
-        text = " ".join(str(error).split())
+        text = message_of(error)
         raise Refusal(f"{path} is no table: {type(error).__name__}: {text}") from None
 
 

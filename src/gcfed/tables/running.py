@@ -17,7 +17,7 @@ from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
 from gcfed.tables.plan import Job
 from gcfed.utils.compose import composed
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 
 STOP = "callbacks.early_stopping"
 FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be run"
@@ -155,7 +155,7 @@ def _work(job: Job, folder: Path) -> Work:
         cfg = compose(job.overrides)
         return Work(job, cfg, leaves(cfg), folder)
     except (ValueError, OmegaConfBaseException) as error:
-        raise Refusal(f"{job.title}: {' '.join(str(error).split())}") from None
+        raise Refusal(f"{job.title}: {message_of(error)}") from None
 
 
 def _take_twin(work: Work, twins: Sequence[Run]) -> None:

@@ -46,7 +46,7 @@ def compare_means(ours: Sample, theirs: Sample) -> Difference | None:
     return Difference(value, error, two_sided_p(value / error, freedom))
 
 
-def _freedom(a: float, n: int, b: float, m: int) -> float:
-    """Degrees of freedom by Welch and Satterthwaite; ``a`` and ``b`` are variances of means."""
-    spread = a**2 / (n - 1) + b**2 / (m - 1)
-    return (a + b) ** 2 / spread if spread else 1.0
+def _freedom(our_part: float, our_seeds: int, their_part: float, their_seeds: int) -> float:
+    """Degrees of freedom by Welch and Satterthwaite; the parts are variances of means."""
+    spread = our_part**2 / (our_seeds - 1) + their_part**2 / (their_seeds - 1)
+    return (our_part + their_part) ** 2 / spread if spread else 1.0

@@ -317,13 +317,14 @@ def _sets(group: str, option: str, key: str, words: Sequence[str]) -> bool:
         return False
     node: Any = OmegaConf.to_container(OmegaConf.load(file))
     # a file may begin at the root, or in its group
-    if key in {*_keys(node), *_keys(node, f"{group}.")}:
+    if key in {*keys_of(node), *keys_of(node, f"{group}.")}:
         return True
     others = [name for name in node.get("defaults", ()) if isinstance(name, str)]
     return any(_sets(group, other, key, words) for other in others if other != "_self_")
 
 
-def _keys(tree: Any, prefix: str = "") -> list[str]:
+def keys_of(tree: Any, prefix: str = "") -> list[str]:
+    """All dotted keys of a tree."""
     return [key for key, _ in _values(tree, prefix)]
 
 

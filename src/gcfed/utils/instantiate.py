@@ -14,7 +14,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.utils.checked import SettingError
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 
 _HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
 
@@ -46,7 +46,7 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         raise BuildError(f"{node._get_full_key(error.name)}{error.rest}") from error
     except Exception as error:
         _explain_arguments(node, target, given, error)
-        message = " ".join(str(error).split())
+        message = message_of(error)
         if not isinstance(error, ValueError):
             message = f"{type(error).__name__}: {message}"
         raise BuildError(f"{node._get_full_key(None)}: {message}") from error

@@ -18,6 +18,11 @@ class MissingFile(Refusal, FileNotFoundError):
     """A file or folder that is not there; names the key."""
 
 
+def message_of(error: BaseException | str) -> str:
+    """The message of an error in one line."""
+    return " ".join(str(error).split())
+
+
 def says_all(error: BaseException) -> bool:
     """True if the message of an error is enough: the traceback shows no code of the user's own."""
     if isinstance(error, Refusal):

@@ -7,8 +7,10 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.leaf import celeba, femnist, shakespeare, tiny_shakespeare  # noqa: F401
-from gcfed.data.sets.vision import hwdigits, tiny_imagenet, torchvision_set  # noqa: F401
+from gcfed.data.sets.hwdigits import hwdigits  # noqa: F401
+from gcfed.data.sets.leaf import celeba, femnist, shakespeare  # noqa: F401
+from gcfed.data.sets.tiny_shakespeare import tiny_shakespeare  # noqa: F401
+from gcfed.data.sets.vision import tiny_imagenet, torchvision_set  # noqa: F401
 from gcfed.utils.checked import Count, SettingError, Weight, Whole, checked
 from gcfed.utils.rng import generator
 

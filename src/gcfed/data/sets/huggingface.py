@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,23 +14,15 @@ import numpy as np
 from PIL import Image
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.files import (
-    TESTS,
-    Keep,
-    Note,
-    cached,
-    entries,
-    listing,
-    report_unread,
-    why_unread,
-    written,
-)
-from gcfed.data.sets.images import Side, decode, open_image
-from gcfed.data.sets.leaf import ALPHABET, LENGTH, PAD, encode, sequences
+from gcfed.data.sets.cache import Keep, cache_name, cached
+from gcfed.data.sets.files import TESTS, Note, Unread, entries, listing, written
+from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
+from gcfed.data.sets.pixels import decode, open_image
+from gcfed.data.sets.text import LENGTH, Encoder, encoder_of, sequences
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.instantiate import installed
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -143,9 +133,7 @@ class _Request:
 
     def cache_name(self) -> str:
         place = Path(self.name).resolve() if Path(self.name).is_dir() else self.name
-        settings = vars(self) | {"name": str(place), "data_dir": None}
-        digest = hashlib.sha256(repr(settings).encode()).hexdigest()
-        return f"huggingface_{digest[:12]}"
+        return cache_name("huggingface", vars(self) | {"name": str(place), "data_dir": None})
 
 
 def _build(request: _Request, keep: Keep) -> tuple[int, Sequence[str]]:
@@ -158,8 +146,8 @@ def _build(request: _Request, keep: Keep) -> tuple[int, Sequence[str]]:
     if not len(train):
         raise Refusal(f"{request.key}: the split train has no row.")
     columns = _columns(train, request)
-    encoder = _encoder(request.tokenizer)
-    reader = _Reader(columns, request.size, request.length, encoder, keep.note, request.folder)
+    encoder = encoder_of(request.tokenizer)
+    reader = _Reader(request, columns, encoder, keep.note)
     content = reader.arrays(train, "train")
     used = ["train", *reader.add_test(splits, content)]
     _report_left(request, splits, used, columns, keep)
@@ -181,7 +169,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
         try:
             found = datasets.load_from_disk(name)
         except Exception as error:  # of any type, for a folder with any content
-            text = " ".join(str(error).split())
+            text = message_of(error)
             raise Refusal(
                 f"data.name={name} is no folder of save_to_disk, or has a split without rows"
                 f" ({text}): write it again, or take data=csv or image_folder."
@@ -234,14 +222,14 @@ def _report_left(
     if not folder.is_dir():
         return
     arrow = {Path(file["filename"]) for split in used for file in splits[split].cache_files}
-    left: defaultdict[str, list[Path]] = defaultdict(list)
+    unread = Unread(folder)
     for path in entries(folder):
         if path in arrow or path.name in METADATA:
             continue
         split = path.relative_to(folder).parts[0]
         reason = f"of the split {split}" if split in splits else "not part of the data set"
-        left[why_unread(path, folder) or reason].append(path)
-    report_unread(folder, left, keep.note)
+        unread.leaves_out(path, reason)
+    unread.report(keep.note)
 
 
 def _refuse_outside(folder: Path, path: str, what: str) -> None:
@@ -275,44 +263,6 @@ def _opener(rows: Dataset, input: str, folder: Path) -> Callable[[int], Image.Im
         return image.convert(mode) if mode else image
 
     return opened
-
-
-@dataclass(frozen=True)
-class _Encoder:
-    """Makes tokens of texts.
-
-    encode: takes a text and its largest number of tokens, or None, and returns its tokens.
-    num_tokens: the number of different tokens.
-    padding: the token of padding.
-    """
-
-    encode: Callable[[str, int | None], np.ndarray]
-    num_tokens: int
-    padding: int
-
-
-def _encoder(tokenizer: str | None) -> _Encoder:
-    """LEAF's characters, or a tokenizer of transformers with its own special tokens.
-
-    No code of its folder is run.
-    """
-    if tokenizer is None:
-        return _Encoder(lambda text, length: encode(text[:length]), len(ALPHABET), PAD)
-    installed("transformers", "data.tokenizer", "huggingface")
-    from transformers import AutoTokenizer  # takes seconds
-
-    try:
-        tokens = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-        if len(tokens) < 2:  # transformers makes an empty one for a folder with a model only
-            raise Refusal("there is no tokenizer")
-    except Exception as error:  # of any type, for a folder with any content
-        raise SettingError("tokenizer", f"={tokenizer}: {' '.join(str(error).split())}") from None
-
-    def encoded(text: str, length: int | None) -> np.ndarray:
-        cut = {} if length is None else {"truncation": True, "max_length": length}
-        return np.array(tokens(text, verbose=False, **cut)["input_ids"], np.int32)
-
-    return _Encoder(encoded, len(tokens), -1)
 
 
 @dataclass(frozen=True)
@@ -370,19 +320,12 @@ def _has_texts(rows: Dataset, column: str) -> bool:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Makes arrays of the columns of a split, for :func:`from_arrays`.
+    """Makes arrays of the columns of a split, for :func:`from_arrays`."""
 
-    size: side of the square to which images are resized, or None.
-    length: tokens of a text.
-    folder: contains all files of the data set.
-    """
-
+    request: _Request
     columns: _Columns
-    size: int | None
-    length: int
-    encoder: _Encoder
+    encoder: Encoder
     note: Note
-    folder: Path
 
     def arrays(
         self, rows: Dataset, split: str, grey: bool | None = None, with_groups: bool = True
@@ -444,9 +387,9 @@ class _Reader:
         blocks = decode(
             range(len(rows)),
             f"images of {split}",
-            opened=_opener(rows, input, self.folder),
+            opened=_opener(rows, input, self.request.folder),
             named=lambda row: f"data.input={input} of row {row}",
-            size=self.size,
+            size=self.request.size,
             grey=grey,
             note=self.note,
         )
@@ -454,15 +397,16 @@ class _Reader:
 
     def _texts(self, texts: list[str], split: str) -> np.ndarray:
         """One row of tokens for each text, padded on the left, [n, length]."""
-        x = np.full((len(texts), self.length), self.encoder.padding, np.int32)
-        tokens = [self.encoder.encode(text, self.length) for text in texts]
+        length = self.request.length
+        x = np.full((len(texts), length), self.encoder.padding, np.int32)
+        tokens = [self.encoder.encode(text, length) for text in texts]
         self._note_unknown(tokens, split)
         num_full = 0
         for row, of_text in zip(x, tokens, strict=True):
-            row[self.length - len(of_text) :] = of_text
-            num_full += len(of_text) == self.length
+            row[length - len(of_text) :] = of_text
+            num_full += len(of_text) == length
         if num_full:
-            text = f"{split}: {num_full} of {len(texts)} texts fill data.length={self.length}"
+            text = f"{split}: {num_full} of {len(texts)} texts fill data.length={length}"
             self.note(logging.INFO, f"{text} tokens, and are cut if they are longer")
         return x.astype(tokens[0].dtype)
 
@@ -472,17 +416,17 @@ class _Reader:
         """The sequences of all texts, [n, length], and the next tokens as their labels."""
         tokens = [self.encoder.encode(text, None) for text in texts]
         self._note_unknown(tokens, split)
-        xs = []
-        ys = []
+        inputs = []
+        labels = []
         for of_text in tokens:
-            x, y = sequences(of_text, self.length, self.encoder.padding)
-            xs.append(x)
-            ys.append(y)
-        sizes = [len(x) for x in xs]
+            x, y = sequences(of_text, self.request.length, self.encoder.padding)
+            inputs.append(x)
+            labels.append(y)
+        sizes = [len(x) for x in inputs]
         if 0 in sizes:
             text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
             self.note(logging.WARNING, f"{text} than two tokens")
-        found = {"x": np.concatenate(xs), "y": np.concatenate(ys)}
+        found = {"x": np.concatenate(inputs), "y": np.concatenate(labels)}
         for key, values in content.items():
             found[key] = np.repeat(values, sizes, axis=0)
         return found

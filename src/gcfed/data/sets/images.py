@@ -1,153 +1,28 @@
-"""Images as arrays, and data sets of the user's own folders of images."""
+"""Data sets of the user's own folders of images."""
 
-import hashlib
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from PIL import Image, ImageOps
-from PIL.Image import Resampling
 from pydantic import Field
-from tqdm import tqdm
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.files import (
-    TESTS,
-    TRAINS,
-    Keep,
-    Note,
-    cached,
-    entries,
-    listing,
-    report_unread,
-    why_unread,
-    written,
-)
+from gcfed.data.sets.cache import Keep, cache_name, cached
+from gcfed.data.sets.files import TESTS, TRAINS, Unread, entries, listing, written
 from gcfed.data.sets.names import announce, clean, numbered
+from gcfed.data.sets.pixels import decode
 from gcfed.utils.checked import Inside, checked
 from gcfed.utils.refusal import MissingFile, Refusal
 
 log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
-# not EPS, for which Pillow starts a program
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-open_image = partial(Image.open, formats=FORMATS)  # does not decode the pixels yet
-GREY_MODES = ("1", "L")
 
 
-# ---------------------------------------------------------------------------------------- decoding
-def decode(
-    images: Sequence[Any],
-    what: str,
-    *,
-    opened: Callable[[Any], Image.Image] = open_image,
-    named: Callable[[Any], str] = str,
-    size: int | None = None,
-    bicubic: bool = False,
-    grey: bool | None = False,
-    note: Note = log.log,
-) -> Iterator[np.ndarray]:
-    """Yields each image as uint8 [1, C, H, W] and shows a progress bar with the title ``what``.
-
-    Images are turned upright by their EXIF data. Transparency, all frames but the first, and the
-    lower 8 of 16 bits are dropped; ``note`` gets the number of such images.
-
-    Args:
-        images: paths, or objects from which ``opened`` makes images and ``named`` makes names for
-            errors.
-        size: side of the square to which images are resized, bilinearly or ``bicubic``; None: all
-            must have one size.
-        grey: one channel instead of three; None: if the first image has no colours.
-
-    Raises ValueError with the name of a file that is no image, has over 8 bits in its only
-    channel, or another size or colours.
-    """
-    how = Resampling.BICUBIC if bicubic else Resampling.BILINEAR
-    dropped: defaultdict[str, list[str]] = defaultdict(list)
-    first = ""  # the name of the first image
-    first_size = (0, 0)
-    for entry in tqdm(images, desc=what, unit="image", disable=None):
-        name = named(entry)
-        try:
-            source = opened(entry)
-            for loss in _losses(source):
-                dropped[loss].append(name)
-            image = ImageOps.exif_transpose(source)
-            if _is_transparent(image):
-                dropped["are transparent, and their transparency is dropped"].append(name)
-            if grey is None:
-                grey = image.mode in GREY_MODES
-            image = _converted(image, grey)
-        except Exception as error:  # Pillow raises many types for broken images
-            raise Refusal(
-                f"{name} is no readable image ({error}): put a sound one in its place."
-            ) from error
-        if size:
-            image = image.resize((size, size), how)
-        if not first:
-            first = name
-            first_size = image.size
-        if image.size != first_size:
-            raise Refusal(
-                f"{name} is {_sides(image.size)}, {first} is {_sides(first_size)}: give all one"
-                " size, as by data.size=64."
-            )
-        yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
-    for loss, names in dropped.items():
-        note(logging.WARNING, f"{what}: {len(names)} {loss}: {listing(names)}")
-
-
-def _sides(size: tuple[int, int]) -> str:
-    width, height = size
-    return f"{width}×{height}"
-
-
-def _losses(image: Image.Image) -> Iterator[str]:
-    """What the array of an image that is not yet decoded will lack."""
-    if getattr(image, "is_animated", False):
-        yield "have several frames, and only the first is read"
-    if any(map(_has_16_bits, getattr(image, "tile", ()))):
-        yield "have 16 bits a channel, and the lower 8 are dropped"
-
-
-def _has_16_bits(tile: Any) -> bool:
-    """Whether Pillow's description of the pixels in a file names 16 bits a channel."""
-    codec, _, _, options, *_ = tile
-    return ";16" in str(options) or (codec == "ppm" and options[1] > 255)
-
-
-def _is_transparent(image: Image.Image) -> bool:
-    """Whether a pixel is not opaque."""
-    if not image.has_transparency_data or image.mode[0] in "IF":
-        return False
-    alpha = np.asarray(image.convert("RGBA").getchannel("A"))
-    return bool(alpha.min() < 255)
-
-
-def _converted(image: Image.Image, grey: bool) -> Image.Image:
-    """The image with 8 bits in one channel (``grey``) or in three.
-
-    Raises ValueError if this would change what it shows.
-    """
-    if image.mode[0] in "IF":
-        raise Refusal(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
-    if grey and image.mode not in GREY_MODES:
-        raise Refusal(
-            "it has colours, or is transparent, and the first one is grey: convert one of them"
-        )
-    if "transparency" in image.info:  # Pillow would warn about a palette
-        image = image.convert("RGBA")
-    return image.convert("L" if grey else "RGB")
-
-
-# ----------------------------------------------------------------------------------------- folders
 @dataclass
 class Listed:
     """The images of one split: path, class and client of each."""
@@ -199,8 +74,9 @@ def image_folder(
         raise MissingFile(
             f"data.root={root} is no folder: give the one with a folder of images for each class."
         )
-    found, left = _listed(folder, clients)
-    report_unread(folder, left)
+    unread = Unread(folder)
+    found = _listed(folder, clients, unread)
+    unread.report()
     train = found["train"]
     _require_classes(f"data.root={root}", train, found.get("test"), clients)
     class_of_n, classes = numbered(np.array(train.classes))
@@ -222,16 +98,15 @@ def image_folder(
             keep(part, pixels, np.searchsorted(classes, images.classes), groups)
         return len(classes), classes
 
-    settings = repr((str(folder), size, test, clients))
-    key = hashlib.sha256(settings.encode()).hexdigest()[:12]
+    name = cache_name("image_folder", (str(folder), size, test, clients))
     files = [path for images in found.values() for path in images.paths]
-    dataset = cached(data_dir, f"image_folder_{key}", build, written(files))
+    dataset = cached(data_dir, name, build, written(files))
     return replace(dataset, name=folder.name)
 
 
-def _listed(folder: Path, clients: bool) -> tuple[dict[str, Listed], dict[str, list[Path]]]:
-    """The images of ``train``, and of ``test`` if there is such a folder; and all other entries, by
-    the reason why they are not read.
+def _listed(folder: Path, clients: bool, unread: Unread) -> dict[str, Listed]:
+    """The images of ``train``, and of ``test`` if there is such a folder. ``unread`` gets all other
+    entries.
 
     Raises ValueError if there is a folder of tests, and none to train on.
     """
@@ -239,21 +114,18 @@ def _listed(folder: Path, clients: bool) -> tuple[dict[str, Listed], dict[str, l
     outside = f"not in the folder {' or '.join(place.name for place in places.values())}"
     depth = 2 if clients else 1
     found = {part: Listed() for part in places}
-    left: defaultdict[str, list[Path]] = defaultdict(list)
     for path in entries(folder):
         part = next((part for part, place in places.items() if path.is_relative_to(place)), None)
         if part is None:
-            left[why_unread(path, folder) or outside].append(path)
+            unread.leaves_out(path, outside)
             continue
         below = path.relative_to(places[part]).parts
-        reason = why_unread(path, folder) or _why_no_image(below, depth)
-        if reason:
-            left[reason].append(path)
+        if unread.leaves_out(path, _why_no_image(below, depth)):
             continue
         found[part].paths.append(path)
         found[part].classes.append(clean(below[depth - 1]))
         found[part].clients.append(clean(below[0]))
-    return found, left
+    return found
 
 
 def _places(folder: Path) -> dict[str, Path]:

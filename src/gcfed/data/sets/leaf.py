@@ -1,5 +1,4 @@
-"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files that its preprocessing writes, and
-TinyShakespeare.
+"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files that its preprocessing writes.
 
 "LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). The files are
 ``femnist/data/{train,test}/*.json`` (and so on) in the data folder, which may be LEAF's folder
@@ -8,8 +7,6 @@ TinyShakespeare.
 
 import json
 import logging
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,21 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.files import (
-    Keep,
-    cached,
-    counted,
-    entries,
-    listing,
-    obtain,
-    report_unread,
-    why_unread,
-    written,
-)
-from gcfed.data.sets.images import decode
+from gcfed.data.base import FederatedDataset
+from gcfed.data.sets.cache import Keep, cached
+from gcfed.data.sets.files import Unread, counted, entries, listing, written
 from gcfed.data.sets.names import announce, numbered
-from gcfed.tasks import IGNORE
+from gcfed.data.sets.pixels import decode
+from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 from gcfed.utils.refusal import MissingFile, Refusal
 
 # From LEAF's pages: the whole data set, with each user's samples split into training and test.
@@ -47,75 +35,7 @@ FACES = "raw/img_align_celeba"  # CelebA's images
 Samples = tuple[np.ndarray, np.ndarray]
 """x [n, …] and y int64 [n] of one user."""
 
-ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's 80 characters. A token is the index of a character."""
-PAD = len(ALPHABET)  # the token of padding and of other characters; it is no class
-LENGTH = 80  # characters of a sequence
 
-TINY = "shakespeare/input.txt"
-URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
-MD5 = "6fb458f1232090904fb40fe944165e91"
-
-_TOKEN_OF_CODE = np.full(128, PAD, np.uint8)
-_TOKEN_OF_CODE[[ord(character) for character in ALPHABET]] = np.arange(PAD)
-
-
-def encode(text: str) -> np.ndarray:
-    """The token of each character, uint8 [len(text)]."""
-    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-    return _TOKEN_OF_CODE[np.minimum(codes, 127)]  # 127 is no printable character
-
-
-def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
-    """A million characters of Shakespeare by 299 speakers: tokens [n, 80].
-
-    The label of each is the next character.
-
-    The text of a speaker is cut into sequences; the last one is padded. The first 90 % of them, at
-    least one, are the training split. Groups are the speakers in the order of their appearance.
-    """
-    folder = Path(data_dir)
-    obtain(folder / TINY, MD5, URL, "tiny_shakespeare", download)
-    said = speeches((folder / TINY).read_text(encoding="utf-8")).values()
-    xs, ys = zip(*(sequences(encode(text)) for text in said), strict=True)
-    sizes = [len(x) for x in xs]
-    is_train = np.concatenate([np.arange(size) < max(1, size * 9 // 10) for size in sizes])
-    whole = Split(np.concatenate(xs), np.concatenate(ys), np.repeat(np.arange(len(xs)), sizes))
-    train = whole.subset(is_train)
-    test = whole.subset(~is_train)
-    return FederatedDataset("tiny_shakespeare", len(ALPHABET), train, test, tuple(ALPHABET))
-
-
-def speeches(play: str) -> dict[str, str]:
-    """The text of each speaker, by name. A speech is a paragraph under a line ``Name:``."""
-    said: dict[str, str] = {}
-    for paragraph in re.split(r"\n{2,}", play.strip("\n")):
-        name, colon, speech = paragraph.partition(":\n")
-        if colon:
-            said[name] = said.get(name, "") + speech + "\n"
-    return said
-
-
-def sequences(
-    tokens: np.ndarray, length: int = LENGTH, pad: int = PAD
-) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts tokens, [m], into sequences, [n, length].
-
-    The label of each token is the next one, int64 [n, length].
-
-    The last sequence is padded with ``pad``. The label is −100 if the next token is ``pad`` or
-    missing.
-    """
-    n = max(0, -(-(len(tokens) - 1) // length))
-    padded = np.full(n * length + 1, pad, tokens.dtype)
-    padded[: len(tokens)] = tokens[: len(padded)]
-    x = padded[:-1].reshape(n, length)
-    y = padded[1:].reshape(n, length).astype(np.int64)
-    y[y == pad] = IGNORE
-    return x, y
-
-
-# --------------------------------------------------------------------------------------------- LEAF
 def femnist(data_dir: str) -> FederatedDataset:
     """Handwritten characters by writer, [n, 1, 28, 28], 62 classes.
 
@@ -219,17 +139,15 @@ def _report_left(root: Path, read: set[Path], keep: Keep) -> None:
     count as one entry.
     """
     folders = {path.relative_to(root).parts[0] for path in read}
-    left: defaultdict[str, list[Path]] = defaultdict(list)
+    unread = Unread(root)
     for place in sorted(root.iterdir()):
         if place.name not in folders:
-            left["beside the folders of samples"].append(place)
+            unread.paths_of["beside the folders of samples"].append(place)
             continue
         for path in entries(place):
             if path not in read:
-                left[
-                    why_unread(path, root) or "neither a JSON file of a split nor a user's face"
-                ].append(path)
-    report_unread(root, left, keep.note)
+                unread.leaves_out(path, "neither a JSON file of a split nor a user's face")
+    unread.report(keep.note)
 
 
 @dataclass

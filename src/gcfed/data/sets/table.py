@@ -1,7 +1,6 @@
 """The user's own tables: one CSV file, or a folder with one file per client."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
@@ -14,11 +13,11 @@ from pandas import DataFrame, Series
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.files import TESTS, entries, listing, report_unread, why_unread
+from gcfed.data.sets.files import TESTS, Unread, entries, listing
 from gcfed.data.sets.names import clean, numbered
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
-from gcfed.utils.refusal import MissingFile, Refusal
+from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 log = getLogger(__name__)
 MOST = 20  # the largest number of values of a column of text that data.categorical does not name
@@ -169,7 +168,7 @@ def _read(path: str | None, form: _Form) -> _Table:
                 "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first"
                 " line"
             )
-            text = " ".join(str(error).split())
+            text = message_of(error)
             raise Refusal(f"{file} cannot be read as a CSV file: {text}: {remedy}.") from error
     names = np.repeat([*files], [len(table) for table in tables])
     is_test = np.array([name == test_name for name in names.tolist()])
@@ -191,22 +190,17 @@ def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
     if path and place.is_file():
         return {place.stem: place}, None
     files: dict[str, Path] = {}
-    left: defaultdict[str, list[Path]] = defaultdict(list)
+    unread = Unread(place)
     for file in entries(place) if path and place.is_dir() else ():
-        match = FILE_NAME.fullmatch(file.name)
-        reason = why_unread(file, place)
-        if not reason and file.parent != place:
-            reason = "in a subfolder"
-        if reason or match is None:
-            left[reason or "its name does not end in .csv"].append(file)
+        if unread.leaves_out(file, _why_no_table(file, place)):
             continue
-        other = files.setdefault(clean(match["name"]), file)
+        other = files.setdefault(_name_of(file), file)
         if other != file:
             raise Refusal(f"{other} and {file} have the same name: take one of them away.")
     tests = [name for wanted in TESTS for name in files if name.lower() == wanted]
     for name in tests[1:]:
-        left[f"{files[tests[0]].name} is the test split"].append(files.pop(name))
-    report_unread(place, left)
+        unread.leaves_out(files.pop(name), f"{files[tests[0]].name} is the test split")
+    unread.report()
     if not files:
         what = (
             "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv"
@@ -214,6 +208,19 @@ def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
         )
         raise MissingFile(f"data.path={path or 'null'} {what}.")
     return files, tests[0] if tests else None
+
+
+def _why_no_table(file: Path, place: Path) -> str:
+    """Why a file in the folder is not read; empty if it is."""
+    if file.parent != place:
+        return "in a subfolder"
+    return "" if _name_of(file) else "its name does not end in .csv"
+
+
+def _name_of(file: Path) -> str:
+    """The name of a file without ``.csv``; empty if it has another ending."""
+    match = FILE_NAME.fullmatch(file.name)
+    return clean(match["name"]) if match else ""
 
 
 def _texts(file: Path, form: _Form) -> DataFrame:

@@ -1,0 +1,71 @@
+"""Compares our numbers: with the printed ones, or with those of the reference row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from gcfed.reporting.verdict import interval, reference_of
+from gcfed.tables.gathering import Compared, Numbers
+from gcfed.tables.measures import less_is_better
+from gcfed.tables.plan import Place
+from gcfed.tables.records import Cell
+from gcfed.tables.welch import Difference, Sample, compare_means
+
+
+class Gain(NamedTuple):
+    """A row's mean difference to the reference of its column over their common seeds, and the 95 %
+    interval.
+    """
+
+    reference: str
+    value: float
+    low: float
+    high: float
+
+
+def gains_of(cells: Sequence[Compared]) -> dict[Place, Gain]:
+    """The difference of each cell to FedAvg in its column, or to the best row."""
+    columns: dict[str, list[Compared]] = {}
+    for cell in cells:
+        columns.setdefault(cell.column.label, []).append(cell)
+    gains: dict[Place, Gain] = {}
+    for column, own in columns.items():
+        for row, gain in _gains_in_column(own).items():
+            gains[row, column] = gain
+    return gains
+
+
+def _gains_in_column(cells: Sequence[Compared]) -> dict[str, Gain]:
+    """By row. Only rows with the measure of the first one are compared."""
+    ranked: list[tuple[float, str]] = []
+    values: dict[str, Mapping[int, float]] = {}
+    for cell in cells:
+        numbers = cell.numbers
+        if numbers.mean is None or numbers.bound or cell.measure != cells[0].measure:
+            continue
+        sign = 1 if less_is_better(cell.measure or "") else -1
+        ranked.append((sign * numbers.mean, cell.row.label))
+        values[cell.row.label] = numbers.values
+    reference = reference_of([row for _, row in sorted(ranked)])
+    gains: dict[str, Gain] = {}
+    for row, own in values.items():
+        theirs = values[reference]
+        common = [seed for seed in own if seed in theirs]
+        if row == reference or len(common) < 2:
+            continue
+        gaps = [own[seed] - theirs[seed] for seed in common]
+        gains[row] = Gain(reference, fmean(gaps), *interval(gaps))
+    return gains
+
+
+def tested(ours: Numbers, printed: Cell, seeds: int) -> Difference | None:
+    """Ours less the paper's; p is NaN if the paper has no deviation or does not say its seeds."""
+    if ours.mean is None or ours.bound or printed.mean is None or printed.note == "+":
+        return None
+    found = compare_means(
+        Sample(ours.mean, ours.std, len(ours.values)), Sample(printed.mean, printed.std, seeds)
+    )
+    return found or Difference(ours.mean - printed.mean, math.nan, math.nan)
