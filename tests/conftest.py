@@ -13,6 +13,7 @@ import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -35,6 +36,7 @@ import gcfed.folders.place  # noqa: F401
 from gcfed.folders.reading import read_metrics
 from gcfed.utils.compose import composed as composer
 from gcfed.utils.compose import shorthand
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
 
 
@@ -167,6 +169,11 @@ def read_rows(path: str | Path) -> list[dict[str, float]]:
     """The rows of a ``metrics.csv``, without empty cells."""
     rows = read_metrics(Path(path)).reset_index().to_dict("records")
     return [{key: value for key, value in row.items() if value == value} for row in rows]
+
+
+def refuses(sentence: str) -> AbstractContextManager[pytest.ExceptionInfo[Refusal]]:
+    """Expects an error that is meant for a user, whose message matches this pattern."""
+    return pytest.raises(Refusal, match=sentence)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -11,7 +11,7 @@ from types import FunctionType
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import contents
+from conftest import contents, refuses
 from run_folders import write_run
 from safetensors.torch import load_file
 
@@ -160,21 +160,17 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
     assert gcfed.configure(SMALL, f"paths.output_dir={tmp_path}/mine") == cfg
     gcfed.train(cfg)
     before = contents(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"/mine holds this run already: continue it with ckpt_path=last, or name"
-    ):
+    with refuses(r"/mine holds this run already: continue it with ckpt_path=last, or name"):
         gcfed.train(cfg)
     cfg.seed = 2
-    with pytest.raises(
-        ValueError, match=r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"
-    ):
+    with refuses(r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"):
         gcfed.train(cfg)
     other = gcfed.train(gcfed.configure(SMALL, "seed=2", folder=tmp_path / "other"))
     cfg.ckpt_path = str(other.folder / "checkpoints/last.ckpt")  # the checkpoint of another run
-    with pytest.raises(ValueError, match=r"/mine holds another run: seed is 1 there, 2 here"):
+    with refuses(r"/mine holds another run: seed is 1 there, 2 here"):
         gcfed.train(cfg)
     cfg.ckpt_path = "last"
-    with pytest.raises(ValueError, match=r"belongs to another run: seed is 1 there, 2 here"):
+    with refuses(r"belongs to another run: seed is 1 there, 2 here"):
         gcfed.train(cfg)
     assert {
         path: content for path, content in contents(tmp_path).items() if "other" not in str(path)
@@ -241,7 +237,7 @@ def test_a_comparison_equals_single_runs(tmp_path):
     figure = comparison.figure()
     (axes,) = figure.axes
     assert figure.get_layout_engine() is not None  # the legend lies below the axes
-    with pytest.raises(ValueError, match=r"column=test/ac: GC, Fed has none; there are .*test/acc"):
+    with refuses(r"column=test/ac: GC, Fed has none; there are .*test/acc"):
         comparison.figure("test/ac")
     assert axes.get_ylabel() == "test accuracy (%)"
     assert [line.get_label() for line in axes.lines] == [*configs]
@@ -250,9 +246,8 @@ def test_a_comparison_equals_single_runs(tmp_path):
     ]
 
     before = contents(tmp_path / "runs")
-    with pytest.raises(
-        ValueError,
-        match=r"runs/FedAvg_seed1 holds this run already: continue it with ckpt_path=last",
+    with refuses(
+        r"runs/FedAvg_seed1 holds this run already: continue it with ckpt_path=last",
     ):
         gcfed.compare(configs, seeds=[1, 2], folder=tmp_path / "runs")
     assert contents(tmp_path / "runs") == before  # refused before any run
@@ -281,7 +276,7 @@ def test_a_comparison_equals_single_runs(tmp_path):
 )
 def test_an_invalid_comparison_is_refused(tmp_path, more, seeds, sentence):
     configs = {"one": gcfed.configure(SMALL, more), "two": gcfed.configure(SMALL)}
-    with pytest.raises(ValueError, match=sentence):
+    with refuses(sentence):
         gcfed.compare(configs, seeds, tmp_path / "runs")
     assert [*tmp_path.rglob("metrics.csv")] == []
 

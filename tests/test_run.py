@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import read_rows
+from conftest import read_rows, refuses
 from harness import assert_near, final_weights
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
@@ -75,9 +75,7 @@ def test_a_finished_run_can_be_extended(config, tmp_path, caplog):
     extended = run(config, tmp_path, "extended", *FAST, "rounds=3", "ckpt_path=last")
     assert torch.equal(final_weights(extended), final_weights(straight))
     assert [r["round"] for r in read_rows(tmp_path / "extended" / "metrics.csv")] == [1, 2, 3]
-    with pytest.raises(
-        ValueError, match=r"rounds=2: .*extended/checkpoints/last\.ckpt has 3 already"
-    ):
+    with refuses(r"rounds=2: .*extended/checkpoints/last\.ckpt has 3 already"):
         run(config, tmp_path, "extended", *FAST, "rounds=2", "ckpt_path=last")
     with caplog.at_level("INFO"):
         again = run(config, tmp_path, "extended", *FAST, "rounds=3", "ckpt_path=last")
@@ -99,7 +97,7 @@ def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_pat
     once = train(config(*settings, "rounds=2", folder=tmp_path / "b"))
     assert torch.equal(final_weights(longer), final_weights(once))
     (tmp_path / "a").rename(tmp_path / "c")
-    with pytest.raises(ValueError, match=r"not there.*client_store\.folder"):
+    with refuses(r"not there.*client_store\.folder"):
         train(config(*settings, "rounds=3", "ckpt_path=last", folder=tmp_path / "c"))
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import refuses
 from harness import make_download, make_upload
 
 from gcfed.attacks.byzantine import Scale, hostile
@@ -61,7 +62,7 @@ def test_colluding_clients_send_a_function_of_the_honest_updates():
 
 
 def test_colluding_clients_need_the_whole_cohort_in_one_stack():
-    with pytest.raises(ValueError, match=r"client\.stack=10 or more, trainer\.devices=1"):
+    with refuses(r"client\.stack=10 or more, trainer\.devices=1"):
         attacked(ALIE(), clients=[1, 2, 3])
 
     def validate(stack, sampler=None):
@@ -70,7 +71,7 @@ def test_colluding_clients_need_the_whole_cohort_in_one_stack():
 
     for stack in ("auto", 5, 1000):  # auto: as many as fit into the device's memory
         validate(stack)
-    with pytest.raises(ValueError, match=r"client\.stack=5 or more"):
+    with refuses(r"client\.stack=5 or more"):
         validate(4)
-    with pytest.raises(ValueError, match="attack=ALIE needs participation=uniform"):
+    with refuses("attack=ALIE needs participation=uniform"):
         validate(1000, PoissonSampler(5))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from conftest import forked, run_script
+from conftest import forked, refuses, run_script
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
@@ -171,11 +171,11 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
             "params.gc.lam is .*low=0.0.* there, .*low=0.5",
         ),
     ):
-        with pytest.raises(ValueError, match=f"holds another search: {message}"):
+        with refuses(f"holds another search: {message}"):
             go(tmp_path, Launcher(), *arguments)
     with (
         locked(tmp_path / ".lock"),
-        pytest.raises(ValueError, match=r"process \d+ on .* is at the search in"),
+        refuses(r"process \d+ on .* is at the search in"),
     ):
         go(tmp_path, Launcher(), "rounds=2")
 
@@ -213,7 +213,7 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
 )
 def test_invalid_searches_are_refused(tmp_path, words, settings, message):
     launcher = Launcher()
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         go(tmp_path, launcher, *words, **settings)
     assert len(launcher.jobs) == ("acd" in message)  # measures are known after the first run
 
@@ -235,7 +235,7 @@ def test_a_personal_method_is_not_searched_by_the_global_model(tmp_path, metric)
         " personal/local_acc: choose by final:personal/local_acc, with metrics=personal"
         " data.client_test=0.2."
     )
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with refuses(re.escape(message)):
         go(tmp_path, launcher, metric=metric, direction=direction, load=with_ditto)
     assert not launcher.jobs
 
@@ -252,7 +252,7 @@ def test_a_personal_method_is_searched_by_its_result(tmp_path):
 def test_a_search_over_algorithms_stops_at_the_first_personal_one(tmp_path):
     """Only the run's summary says that it is one."""
     launcher = Launcher(summary={"rounds": 1, "result": "personal/local_acc"})
-    with pytest.raises(ValueError, match="the result of this method is personal/local_acc"):
+    with refuses("the result of this method is personal/local_acc"):
         go(tmp_path, launcher)
     assert len(launcher.jobs) == 1
 

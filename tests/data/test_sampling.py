@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from conftest import refuses
 
 from gcfed.assemble import build_loop
 from gcfed.data.sampling import (
@@ -44,7 +45,7 @@ def test_a_huge_population_is_never_listed():
     ],
 )
 def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):
-    with pytest.raises(ValueError, match=words):
+    with refuses(words):
         sampler.validate(num_clients)
 
 
@@ -58,7 +59,7 @@ def test_a_share_of_all_clients_is_at_least_one(per_round, size):
 @pytest.mark.parametrize("per_round", [1.0, 0.0, 0, -1, 2.5, True, "all", None])
 def test_a_number_that_is_no_number_of_clients_is_refused_with_that_of_all(per_round):
     """1.0 could mean one client, or all of them."""
-    with pytest.raises(ValueError, match=r"neither .* set participation.per_round=40 for all"):
+    with refuses(r"neither .* set participation.per_round=40 for all"):
         number_of_clients(per_round, 40, "participation.per_round")
 
 
@@ -70,7 +71,7 @@ def test_a_number_that_is_no_number_of_clients_is_refused_with_that_of_all(per_r
     ],
 )
 def test_the_refusal_of_a_number_of_clients_names_its_key(config, word, key):
-    with pytest.raises(ValueError, match=f"^{key}=1.0 is neither .* set {key}=20 for all clients"):
+    with refuses(f"^{key}=1.0 is neither .* set {key}=20 for all clients"):
         build_loop(config("algorithm=fedbuff", word), 20)
 
 

@@ -6,6 +6,7 @@ import unicodedata
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import refuses
 
 from gcfed.data.sets.table import csv
 from gcfed.run import train
@@ -120,7 +121,7 @@ def test_texts_that_are_no_categories_are_refused(tmp_path, cell):
         r"has (28|320) texts in 320 rows, such as"
         r" .*data\.categorical=\[text\].*data\.ignore=\[text\]"
     )
-    with pytest.raises(ValueError, match=rf"^column text {words}"):
+    with refuses(rf"^column text {words}"):
         csv(path, target="y")
     assert csv(path, target="y", categorical=["text"]).train.x.shape[1] > 20
 
@@ -133,7 +134,7 @@ def test_empty_cells_are_refused(tmp_path):
         words = (
             rf"^column {column} has 1 empty cells \(or NA, .* of 20: .*data\.ignore=\[{column}\]"
         )
-        with pytest.raises(ValueError, match=words):
+        with refuses(words):
             csv(path, target="paid", ignore=others)
     assert csv(path, target="paid", ignore=["work", "rate"]).train.x.shape == (16, 2)
 
@@ -191,9 +192,7 @@ def test_a_nul_character_is_refused(tmp_path, use):
     """NumPy drops it at the end of a text, so that two texts would be one."""
     rows = [(i / 3, ("a", "a\0")[i % 2], i % 2) for i in range(30)]
     path = write(tmp_path / "x.csv", rows, "a,kind,y")
-    with pytest.raises(
-        ValueError, match=r"^column kind holds a NUL character: write the file again"
-    ):
+    with refuses(r"^column kind holds a NUL character: write the file again"):
         csv(path, **use)
 
 
@@ -211,7 +210,7 @@ def test_texts_of_one_number_are_different_classes_with_a_warning(tmp_path, capl
 @pytest.mark.parametrize("cell", ["inf", "-Infinity", "1e999"])
 def test_infinite_numbers_are_named(tmp_path, cell):
     rows = [(cell if i == 3 else i / 3, i % 2) for i in range(30)]
-    with pytest.raises(ValueError, match=rf"^column rate holds '{cell}', which is no finite"):
+    with refuses(rf"^column rate holds '{cell}', which is no finite"):
         csv(write(tmp_path / "x.csv", rows, "rate,y"), target="y")
 
 
@@ -231,10 +230,10 @@ def test_compressed_tables_are_read(tmp_path, suffix):
     assert csv(str(tmp_path / "s"), target="y").train.groups.max() == 1
     assert len(csv(str(tmp_path / "s" / f"a.csv.{suffix}"), target="y").train) == 24
     (tmp_path / "s" / f"b.csv.{suffix}").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match=rf"b\.csv\.{suffix} cannot be read as a CSV file: "):
+    with refuses(rf"b\.csv\.{suffix} cannot be read as a CSV file: "):
         csv(str(tmp_path / "s"), target="y")
     frame.to_csv(tmp_path / "s" / "b.csv", index=False)
-    with pytest.raises(ValueError, match="have the same name: take one of them away"):
+    with refuses("have the same name: take one of them away"):
         csv(str(tmp_path / "s"), target="y")
 
 
@@ -257,7 +256,7 @@ def test_compressed_tables_are_read(tmp_path, suffix):
     ],
 )
 def test_invalid_settings_are_named(tmp_path, options, words):
-    with pytest.raises(ValueError, match=words):
+    with refuses(words):
         csv(write(tmp_path / "x.csv"), **{"target": "paid"} | options)
 
 
@@ -273,7 +272,7 @@ def test_invalid_settings_are_named(tmp_path, options, words):
 def test_invalid_files_are_named(tmp_path, content, words):
     path = tmp_path / "a.csv"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=words):
+    with refuses(words):
         csv(str(path), target="b")
 
 
@@ -284,9 +283,7 @@ def test_invalid_folders_are_named(tmp_path):
         csv(None, target="paid")
     write(tmp_path / "s" / "a.csv")
     write(tmp_path / "s" / "b.csv", head="age,job,code,paid,rate")
-    with pytest.raises(
-        ValueError, match=r"b\.csv .* has no row, or other columns than .*a\.csv: age, job, code"
-    ):
+    with refuses(r"b\.csv .* has no row, or other columns than .*a\.csv: age, job, code"):
         csv(str(tmp_path / "s"), target="paid")
 
 

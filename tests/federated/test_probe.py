@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import refuses
 from torch import nn
 
 from gcfed.federated.network import closeness, stackable
@@ -158,7 +159,7 @@ def test_the_probe_finds_a_networks_features(net, expected):
     ],
 )
 def test_networks_that_cannot_be_trained_correctly_are_refused_by_name(net, message):
-    with pytest.raises(ValueError, match=message):
+    with refuses(message):
         traits(net)
 
 
@@ -210,14 +211,12 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
         finally:
             stack.lent.end()
 
-    with pytest.raises(ValueError, match="forward changes its input in some steps only"):
+    with refuses("forward changes its input in some steps only"):
         train(Late(in_place))
-    with pytest.raises(
-        ValueError, match=r"forward changes requires_grad of hidden.weight: set it in __init__"
-    ):
+    with refuses(r"forward changes requires_grad of hidden.weight: set it in __init__"):
         train(Late(lambda net, x: net.hidden.weight.requires_grad_(False)))
     net = Late(follow, teacher=frozen())
-    with pytest.raises(ValueError, match=r"forward changes teacher.weight in some steps only"):
+    with refuses(r"forward changes teacher.weight in some steps only"):
         train(net)
 
 
@@ -227,9 +226,7 @@ def test_a_teacher_that_would_read_the_students_weights_is_refused():
     stack = ClientStack(
         net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net, traits(net))
     )
-    with pytest.raises(
-        ValueError, match="needs a teacher, and Net has weights that forward reaches other than"
-    ):
+    with refuses("needs a teacher, and Net has weights that forward reaches other than"):
         stack.reference(X.unsqueeze(0))
     stack.lent.end()
 

@@ -220,8 +220,8 @@ def make_contiguous(tensors: Iterable[Tensor]) -> None:
         t.data = t.data.clone(memory_format=torch.contiguous_format)
 
 
-def new_memory(name: str) -> ValueError:
-    return ValueError(
+def new_memory(name: str) -> Refusal:
+    return Refusal(
         f"model: forward gives the trained parameter {name} new memory (`.data = …`, or a new"
         " Parameter), which its optimizer does not know. Change it in place:"
         f" self.{name}.data.copy_(…)."
