@@ -14,8 +14,8 @@ from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.own import Own
 from gcfed.tasks import Batch
 
-#: What a part prepares for the local steps of a stack, by name: ``[K, *shape]``, or ``[*shape]``
-#: for all clients.
+#: What a part prepares for the local steps of a stack: tensors, or mappings of them, by name. They
+#: are ``[K, *shape]``, or ``[*shape]`` for all clients.
 Prepared = Mapping[str, Any]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Download
@@ -112,7 +113,7 @@ class RecordedSteps(Steps):
         self._tables: list[Tensor] = []
         # of the optimizer: each parameter's, of all K clients
         self._state: list[dict[str, Any]] = []
-        self._prepared: dict[int, dict[str, Tensor]] = {}  # by part
+        self._prepared: dict[int, Mapping[str, Any]] = {}  # by part
         self._plan = [table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables]
         self._place(plan)
 
@@ -146,12 +147,14 @@ class RecordedSteps(Steps):
         if not self.lasts:
             return prepared
         kept = self._prepared.get(id(part), {})
-        if _shapes(kept) != _shapes(prepared):
+        old, old_layout = tree_flatten(kept)
+        new, layout = tree_flatten(dict(prepared))
+        if layout != old_layout or [t.shape for t in new] != [t.shape for t in old]:
             self._recordings.clear()
-            kept = {name: t.clone() for name, t in prepared.items()}
+            kept = tree_unflatten([t.clone() for t in new], layout)
             self._prepared[id(part)] = kept
-        elif kept:
-            torch._foreach_copy_(list(kept.values()), [prepared[name] for name in kept])
+        elif old:
+            torch._foreach_copy_(old, new)
         return kept
 
     def run(self, step: Callable[[int | Tensor, Kind], None], t: int, kind: Kind) -> None:
@@ -193,7 +196,3 @@ class RecordedSteps(Steps):
         losses_TK = losses[:num_steps]
         labels_TK = labels[:num_steps]
         return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: t.shape for name, t in tensors.items()}

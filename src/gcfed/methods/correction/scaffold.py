@@ -21,6 +21,7 @@ from gcfed.federated.parts import (
     Method,
     Own,
     Params,
+    Prepared,
     ServerPart,
     Setup,
     like_trained,
@@ -61,7 +62,7 @@ class ControlVariates(ClientPart):
     def validate(self, setup: Setup) -> None:
         self.count = step_counter(setup.solver.optimizer)
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         kept = own["scaffold"]
         return {name: mean - kept[name] for name, mean in download.extra["scaffold"].items()}
 
