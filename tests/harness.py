@@ -71,8 +71,9 @@ class ArrayData(LightningDataModule):
     def client(self, client: int) -> np.ndarray:
         return self.clients[client]
 
-    def sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.array([len(self.clients[k]) for k in clients])
+    def sizes(self, clients: np.ndarray | None = None) -> np.ndarray:
+        sizes = np.array([len(client) for client in self.clients])
+        return sizes if clients is None else sizes[clients]
 
     def draw(self, rng, shape):
         return None

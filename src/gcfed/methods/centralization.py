@@ -126,12 +126,11 @@ class LocalGC(ClientPart):
             return names
         if self.boundary != "auto":
             return order.before(_place(setup, "boundary", self.boundary))
-        last = (order.weights or order.names)[-1]
-        module = last.rpartition(".")[0] or last
-        if ".parametrizations." in last:
-            module = last.partition(".parametrizations.")[0]
-        log.info("gc.boundary=%s, the last module with a weight: no Local GC from here on", module)
-        return order.before(order.place.get(last, 0))
+        log.info(
+            "gc.boundary=%s, the last module with a weight: no Local GC from here on",
+            order.last_module,
+        )
+        return order.before(order.place.get(order.last, 0))
 
     def on_download(self, download: Download) -> None:
         self._now = self.rounds is None or download.round < self.rounds

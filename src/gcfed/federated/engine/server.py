@@ -16,7 +16,7 @@ from gcfed.federated.engine.too_large import Explanations
 from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, upload_shapes
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.parts.transport import Outcome
-from gcfed.federated.protocol.checks import overflowed, refuse_misfit, sendable
+from gcfed.federated.protocol.checks import are_finite, refuse_misfit, sendable
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.downloads import keep_download, kept_download
@@ -153,7 +153,8 @@ class Server:
         totals = sums.totals(round)
         losses = {} if totals.losses is None else losses_by_client(totals.losses, round)
         # The round waits for the device, once.
-        *numbers, overflows = torch.cat([totals.counts, overflowed(means.values())]).tolist()
+        is_finite = are_finite(t for mean in means.values() for t in mean.values())
+        *numbers, has_update = torch.cat([totals.counts, is_finite.view(1)]).tolist()
         counts = Counts(*numbers)
         has_step = counts.num_finite > 0 or self._steps_without_clients
         return Received.of(
@@ -169,8 +170,8 @@ class Server:
             samples=int(counts.samples),
             steps=int(counts.steps),
             large_statistics=int(counts.large_statistics),
-            overflowed=overflows > 0,
-            usable=has_step and not overflows,
+            overflowed=not has_update,
+            usable=has_step and bool(has_update),
         )
 
     @cached_property

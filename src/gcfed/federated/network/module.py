@@ -21,6 +21,7 @@ from gcfed.federated.network.lent import (
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import dense_buffers
 from gcfed.federated.parallel.sums import sum_over_processes
+from gcfed.federated.protocol.checks import are_finite
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
@@ -235,10 +236,10 @@ class FederatedModule(LightningModule):
         if update is None:
             return True
         model = {name: t for name, t in self._tensors() if name in before}
-        numbers: list[object] = list(model.values())
+        numbers = list(model.values())
         for own in state.values():
-            numbers += own.values()
-        if _all_finite(numbers):
+            numbers += [value for value in own.values() if isinstance(value, Tensor)]
+        if are_finite(numbers):  # waits for the device, which has nothing else to do
             restore_unit_norms(self.net)
             return True
         with torch.no_grad():
@@ -286,16 +287,3 @@ def hears_of_steps(callback: Callback) -> bool:
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state of a parameter, with copies of its tensors."""
     return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
-
-
-def _all_finite(values: Iterable[object]) -> bool:
-    """Whether all tensors are finite.
-
-    Waits for the device, which has only the server's step left to do.
-    """
-    sums = []
-    for t in values:
-        if isinstance(t, Tensor) and t.is_floating_point():
-            sums.append(t.detach().sum())
-    together = torch.stack([total.to(sums[0].device, torch.float64) for total in sums])
-    return bool(together.isfinite().all())

@@ -30,6 +30,7 @@ from gcfed.models.facts import (
 from gcfed.models.own import reason
 from gcfed.models.unchanged import hand_copies, unchanged
 from gcfed.tasks import Task
+from gcfed.utils.ours import is_ours
 
 log = logging.getLogger(__name__)
 SAMPLES = 8
@@ -52,7 +53,7 @@ def _two_batches(data: Any) -> tuple[np.ndarray, np.ndarray]:
     """Indices of samples of the largest client, ``[B]``, and of as many other samples ``[B]``, of
     other clients if there are any.
     """
-    sizes = data.sizes(np.arange(data.num_clients))
+    sizes = data.sizes()
     largest, *rest = np.argsort(-sizes, kind="stable")[: SAMPLES + 1].tolist()
     own = data.client(largest)
     of_others = [data.client(client)[:SAMPLES] for client in rest]
@@ -107,9 +108,9 @@ class _Probe:
         single = self.fails_on_one()
         functional = ""
         alone = cannot_stack(self.net)
-        is_own_task = not type(passes.task).__module__.startswith("gcfed.")
-        state = self.hidden.in_task(first) if is_own_task else ""
-        if is_own_task or not shows_all_at_once(self.net, stack):
+        is_users_task = not is_ours(type(passes.task).__module__)
+        state = self.hidden.in_task(first) if is_users_task else ""
+        if is_users_task or not shows_all_at_once(self.net, stack):
             hidden = self.compare_later_passes(first)
             del first  # the memory of two models
             functional, why = self.compare_in_a_stack(

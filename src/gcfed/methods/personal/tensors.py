@@ -71,7 +71,7 @@ class Private(LocalNorm):
 
     def personal_tensors(self, setup: Setup) -> list[str]:
         """Raises ValueError if a module of the head has no tensors, or the body none."""
-        modules = [_last_module(setup)] if self.head is None else self.head
+        modules = [setup.forward_order.last_module] if self.head is None else self.head
         travels = setup.module.travels
         head: list[str] = []
         has_empty = False  # whether a module has no tensors
@@ -91,16 +91,6 @@ class Private(LocalNorm):
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         for name in self.kept:
             upload.delta[name] = upload.delta[name].new_empty(len(upload.clients), 0)
-
-
-def _last_module(setup: Setup) -> str:
-    """The last module with a weight in a forward pass."""
-    order = setup.forward_order
-    last = (order.weights or order.names)[-1]
-    module, is_parametrized, _ = last.partition(".parametrizations.")
-    if is_parametrized:
-        return module
-    return last.rpartition(".")[0] or last
 
 
 class Withheld(ServerPart):
