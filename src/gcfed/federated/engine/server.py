@@ -47,7 +47,7 @@ class Server:
             start=dict(model),
             model=model,
             lr=setup.solver.lr(t),
-            server=setup.module.trainer.optimizers[0],
+            optimizer=setup.module.trainer.optimizers[0],
             versions=turn.versions if self.schedule.late else None,
         )
 

@@ -94,9 +94,9 @@ class RoundSums:
 
     def _note_losses(self, table: Tensor, upload: Upload, round: Round) -> None:
         counts_K = upload.finite & upload.loss.isfinite()
-        places_K = on_device(round.places(upload.clients), table.device)
-        table[0, places_K] = upload.loss.where(counts_K, 0.0).to(table)
-        table[1, places_K] = counts_K.to(table)
+        rows_K = on_device(round.rows(upload.clients), table.device)
+        table[0, rows_K] = upload.loss.where(counts_K, 0.0).to(table)
+        table[1, rows_K] = counts_K.to(table)
 
     def add_terms(self, part: ServerPart, terms: Params) -> None:
         """Adds the terms that a part's ``on_receive`` has returned."""
@@ -113,10 +113,10 @@ class RoundSums:
 
     def totals(self, round: Round) -> Totals:
         """All other sums over all processes, in one exchange."""
-        own = [self._counts(), *tensors_of(self.parts)]
+        sums = [self._counts(), *tensors_of(self.parts)]
         if self.loss_table is not None:
-            own.append(self.loss_table)
-        counts, *others = round.reduce(own)
+            sums.append(self.loss_table)
+        counts, *others = round.reduce(sums)
         losses = None if self.loss_table is None else others.pop()
         return Totals(counts, split_by_part(self.parts, others), losses)
 

@@ -44,7 +44,8 @@ class FederatedModule(LightningModule):
     which callbacks receive as ``outputs``.
 
     Args:
-        server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
+        server: makes the server's optimizer: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is
+            FedAvg.
         channels_last: store convolution weights and images in channels_last, the faster layout.
         eval_precision: of tests: ``bf16-mixed``, or None for the run's.
 
@@ -72,7 +73,8 @@ class FederatedModule(LightningModule):
         self.net = net.to(memory_format=self.memory_format)
         self.travels = travelling(self.net)  # before statistics may become infinite
         self.lent = Lent(self.net)
-        self.server = try_optimizer(validated("server", server, Callable[..., Any]), "server")
+        server = validated("server", server, Callable[..., Any])
+        self.make_optimizer = try_optimizer(server, "server")
         self.clients: ClientStack | None = None
         self.run: Callable[[int], dict[str, Any]]  # the loop's round; see ``FederatedLoop.bind``
         self.task = task
@@ -98,7 +100,7 @@ class FederatedModule(LightningModule):
         self.lent = Lent(self.net, traits, self.task)
 
     def configure_optimizers(self) -> Optimizer:
-        return self.server(self.net.parameters())
+        return self.make_optimizer(self.net.parameters())
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.net(x)
@@ -229,7 +231,7 @@ class FederatedModule(LightningModule):
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         state = optimizer.optimizer.state
-        state_before = {parameter: copied(own) for parameter, own in state.items()}
+        state_before = {parameter: copied(entries) for parameter, entries in state.items()}
         # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
         optimizer.step()
         self.net.zero_grad()
@@ -237,8 +239,8 @@ class FederatedModule(LightningModule):
             return True
         model = {name: t for name, t in self._tensors() if name in before}
         numbers = list(model.values())
-        for own in state.values():
-            numbers += [value for value in own.values() if isinstance(value, Tensor)]
+        for entries in state.values():
+            numbers += [value for value in entries.values() if isinstance(value, Tensor)]
         if are_finite(numbers):  # waits for the device, which has nothing else to do
             restore_unit_norms(self.net)
             return True

@@ -192,8 +192,8 @@ class Passes:
         if not loss.requires_grad:
             raise self._no_gradient(out)
         loss.backward()
-        own = {id(t) for t in self.lent.tensors.values()}
-        self.unregistered = (leaves(loss) & self.fresh.ids) - own
+        registered = {id(t) for t in self.lent.tensors.values()}
+        self.unregistered = (leaves(loss) & self.fresh.ids) - registered
 
     def _no_gradient(self, out: Tensor) -> ValueError:
         if out.requires_grad:

@@ -43,8 +43,8 @@ def set_traits(module: FederatedModule, data: Any, stack: int | str) -> None:
     like = first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
     module.task.to(like.device, like.dtype)
-    own, others = _two_batches(data)
-    x_B, y_B = data.fetch(torch.as_tensor(own, device=like.device), None)
+    samples, others = _two_batches(data)
+    x_B, y_B = data.fetch(torch.as_tensor(samples, device=like.device), None)
     others_B, _ = data.fetch(torch.as_tensor(others, device=like.device), None)
     module.adopt(probe(module.net, x_B, y_B, module.task, stack, others_B))
 
@@ -55,11 +55,11 @@ def _two_batches(data: Any) -> tuple[np.ndarray, np.ndarray]:
     """
     sizes = data.sizes()
     largest, *rest = np.argsort(-sizes, kind="stable")[: SAMPLES + 1].tolist()
-    own = data.client(largest)
+    samples = data.client(largest)
     of_others = [data.client(client)[:SAMPLES] for client in rest]
-    others = np.concatenate([*of_others, own[SAMPLES:], own])
-    size = min(len(own), SAMPLES)
-    return own[:size], others[:size]
+    others = np.concatenate([*of_others, samples[SAMPLES:], samples])
+    size = min(len(samples), SAMPLES)
+    return samples[:size], others[:size]
 
 
 def probe(

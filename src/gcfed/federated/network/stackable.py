@@ -41,13 +41,13 @@ class StackCheck:
         passes = self.passes
         counts = [len(passes.x)]
         state = passes.scaled(passes.before, 1.1)
-        own = passes.run(passes.x, self.comparable, passes.y, state, counts[0])
+        alone = passes.run(passes.x, self.comparable, passes.y, state, counts[0])
         call = Tap(self.net, False, False).on
         differs = self._differs(
             lambda state: call(state, passes.x)[0][0].unsqueeze(0),
             state,
             lambda out_KB: passes.loss(out_KB, passes.x[None], passes.y[None], counts),
-            [own.out.unsqueeze(0), *own.grads],
+            [alone.out.unsqueeze(0), *alone.grads],
         )
         if differs or self._has_hooks_on_gradients():
             return (

@@ -93,23 +93,23 @@ class Tap:
 
         Also returns those that forward has put in their place.
         """
-        places = [slot for slot in slots(self.net) if slot.name in state]
-        before = [slot.tensor for slot in places]
+        used = [slot for slot in slots(self.net) if slot.name in state]
+        before = [slot.tensor for slot in used]
         # Integers travel as floats.
         given = {
-            slot.name: state[slot.name].to(t.dtype) for slot, t in zip(places, before, strict=True)
+            slot.name: state[slot.name].to(t.dtype) for slot, t in zip(used, before, strict=True)
         }
         try:
-            for slot in places:
+            for slot in used:
                 slot.put(given[slot.name])
             outputs = self(x, first)
             assigned = {}
-            for slot in places:
+            for slot in used:
                 if slot.tensor is not given[slot.name]:
                     assigned[slot.name] = slot.tensor
             return outputs, assigned
         finally:
-            for slot, t in zip(places, before, strict=True):
+            for slot, t in zip(used, before, strict=True):
                 slot.put(t)
 
     def _features(self, x: Tensor) -> Tensor:

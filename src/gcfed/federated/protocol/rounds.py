@@ -24,8 +24,8 @@ class Round:
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
-        scheduled: ids of the clients whose uploads this round uses, ``[K]``, sorted; rows of a
-            round's tables have this order.
+        scheduled: ids of the clients whose uploads this round uses, ``[K]``, sorted; a
+            round's tables have a row for each.
         cohort: ids of those that take part, sorted. In a Round these are all that are scheduled, in
             a Received those that answered.
         num_clients: N, the size of the population.
@@ -35,7 +35,7 @@ class Round:
         model: the server's own model, name → ``[*shape]``.
         reduce: sums over all processes. Every process must call it, so do not call it in
             ``on_receive``.
-        server: the server's optimizer, whose momentum a method may read; None in a loop without
+        optimizer: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
         versions: index of the round whose download each scheduled client has, ``[K]``. None: that
             of this round, because no client is late.
@@ -51,13 +51,13 @@ class Round:
     lr: float
     model: Params = field(default_factory=dict)
     reduce: Reduce = sum_over_processes
-    server: Optimizer | None = None
+    optimizer: Optimizer | None = None
     versions: np.ndarray | None = None
     sent: Download | None = None
     cohort: np.ndarray = field(kw_only=True)
 
-    def places(self, clients: np.ndarray) -> np.ndarray:
-        """The positions of these clients, ``[K]``, among those that are scheduled."""
+    def rows(self, clients: np.ndarray) -> np.ndarray:
+        """The rows of these clients, ``[K]``, in a table of those that are scheduled."""
         return np.searchsorted(self.scheduled, clients)
 
     def by_version(self) -> Iterator[tuple[int, np.ndarray]]:

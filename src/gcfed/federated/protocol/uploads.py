@@ -153,8 +153,8 @@ def _read_delta(sent: Any, levels: Mapping[str, Levels], expected: Expected, k: 
         size = -(-like[name].numel() * bits // 8)
         as_sent[name] = torch.empty(size, dtype=torch.uint8, device="meta")
     delta = _read_tensors("delta", sent, as_sent, k)
-    for name, own in levels.items():
-        delta[name] = from_bits(delta[name], own, like[name])
+    for name, quantized in levels.items():
+        delta[name] = from_bits(delta[name], quantized, like[name])
     return delta
 
 
@@ -175,7 +175,7 @@ def from_bits(sent: Tensor, levels: Levels, like: Tensor) -> Tensor:
     ones = np.unpackbits(sent.numpy(), axis=1, count=like.numel() * bits)
     ones_KDB = ones.reshape(len(sent), like.numel(), bits)
     level_KD = np.full(ones_KDB.shape[:2], -(2 ** (bits - 1) - 1), dtype=np.int32)
-    for place in range(bits):
-        level_KD += ones_KDB[..., place].astype(np.int32) << place
+    for bit in range(bits):
+        level_KD += ones_KDB[..., bit].astype(np.int32) << bit
     values = torch.from_numpy(level_KD).to(like.dtype) * levels.unit.to(like.dtype).unsqueeze(1)
     return torch.stack([torch.empty_like(like).copy_(row.view(like.shape)) for row in values])

@@ -203,9 +203,9 @@ class RecordedSteps(Steps):
         self.stack.load(start, beginning.clients, beginning.sizes, plan.steps)
         cleared = [self._number, *self._tables]
         state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
-        for leaf, own in zip(self.stack.leaves.values(), self._state, strict=True):
-            cleared += [value for value in own.values() if isinstance(value, Tensor)]
-            state[leaf] = dict(own)
+        for leaf, entries in zip(self.stack.leaves.values(), self._state, strict=True):
+            cleared += [value for value in entries.values() if isinstance(value, Tensor)]
+            state[leaf] = dict(entries)
         torch._foreach_zero_(cleared)
         self.optimizer.state = state
         self.stack.regroup(self.optimizer, old)

@@ -40,9 +40,9 @@ class LookAhead(ServerPart):
         return self.momentum
 
     def validate(self, setup: Setup) -> None:
-        server = probe_optimizer(setup.module.server)
-        if not isinstance(server, SGD):
-            other = type(server).__name__
+        optimizer = probe_optimizer(setup.module.make_optimizer)
+        if not isinstance(optimizer, SGD):
+            other = type(optimizer).__name__
             raise Refusal(
                 f"methods.lookahead needs server=momentum, not {other}: it reads SGD's momentum."
             )
@@ -55,7 +55,7 @@ class LookAhead(ServerPart):
             "momentum": self.server_momentum,
         }
         for key, value in needed.items():
-            present = server.defaults[key]
+            present = optimizer.defaults[key]
             if present != value:
                 raise Refusal(
                     f"methods.lookahead with momentum={self.momentum} needs server.{key}={value},"
@@ -74,10 +74,10 @@ class LookAhead(ServerPart):
 
     def minus_momentum(self, round: Round) -> Params:
         """−m, the momentum buffer of the server's SGD; empty before its first step."""
-        assert round.server is not None
+        assert round.optimizer is not None
         found: Params = {}
         for name, param in self._params.items():
-            state = round.server.state.get(param, {})
+            state = round.optimizer.state.get(param, {})
             if "momentum_buffer" in state:
                 found[name] = state["momentum_buffer"]
         return found

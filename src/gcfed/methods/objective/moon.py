@@ -21,7 +21,7 @@ from gcfed.federated.parts import (
     Params,
     Prepared,
 )
-from gcfed.methods.requirements import check_learned, network_parts, teacher
+from gcfed.methods.requirements import check_learned, network_functions, teacher
 from gcfed.utils.checked import Positive, Weight, checked
 
 
@@ -41,7 +41,7 @@ class Moon(ClientPart):
 
     recordable = "stack"
     reads = {"features"}
-    needs = [network_parts("features", "head"), teacher]
+    needs = [network_functions("features", "head"), teacher]
     keeps = {"moon": Kept(lambda part, download: download.model, starts_at_model=True)}
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:

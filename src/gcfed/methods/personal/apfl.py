@@ -53,8 +53,8 @@ class APFL(SecondModel):
         alphas = [per_client(alpha, t) for t in v]
         differences = [t - w[name] for name, t in zip(stack.leaves, v, strict=True)]
         mixtures = []
-        for own, share, difference in zip(v, alphas, differences, strict=True):
-            mixtures.append(own + (share - 1) * difference)
+        for weight, share, difference in zip(v, alphas, differences, strict=True):
+            mixtures.append(weight + (share - 1) * difference)
         with torch.no_grad():
             torch._foreach_copy_(leaves, mixtures)
         grads = list(stack.gradients(objective()).values())

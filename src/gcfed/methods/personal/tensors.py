@@ -104,7 +104,7 @@ class Withheld(ServerPart):
         self.method = client.method
 
     def validate(self, setup: Setup) -> None:
-        if probe_optimizer(setup.module.server).defaults.get("weight_decay"):
+        if probe_optimizer(setup.module.make_optimizer).defaults.get("weight_decay"):
             raise Refusal(
                 f"{self.title} needs server.weight_decay=0: the server must not change personal"
                 " tensors."
