@@ -29,7 +29,7 @@ SHAPES = {
     "delta": {"w": torch.zeros(2, 3), "b": torch.zeros(2)},
     "control": {"w": torch.zeros(3).double()},
 }
-EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}}, {"w": 3}, {"b": 8})
+EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}}, {"w": 3})
 ASKED = Asked(
     round=3,
     clients=np.array([2, 5]),
@@ -52,7 +52,6 @@ UPLOAD = upload_content(
         {"control": {"w": torch.rand(2, 3).double()}},
         {"w": Levels(3, torch.full((2,), 3.0))},
         notes={"drift": {"": torch.rand(4)}},
-        packed={"b": 8},
     )
 )
 
@@ -131,7 +130,7 @@ def test_a_few_bytes_do_not_become_gigabytes():
     """8 kB of norms and a short payload, for a tensor of 10⁹ quantized numbers."""
     like = {"w": torch.empty(10**9, device="meta")}
     asked = replace(ASKED, expected=Expected({"delta": like}, {}, {"w": 8}))
-    sent = UPLOAD | {"extra": {}, "notes": {}, "packed": {}}
+    sent = UPLOAD | {"extra": {}, "notes": {}}
     tracemalloc.start()
     for norms in (torch.ones(2), torch.ones(2000)):
         for payload in (torch.zeros(2, 1), torch.zeros(2, 10**4), torch.zeros(2000, 1)):

@@ -21,7 +21,6 @@ from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
 from gcfed.federated.engine.server import Server
 from gcfed.federated.engine.stacks import Stacks
-from gcfed.federated.engine.too_large import warn_of_row
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
@@ -185,7 +184,7 @@ class FederatedLoop(Callback):
         row = numbers(row)
         row["time/round_s"] = time.perf_counter() - started
         if module.trainer.is_global_zero:
-            warn_of_row(row, received.large_statistics)
+            self.server.explanations.warn_of_row(row)
         return row
 
     def _is_tested(self, t: int) -> bool:

@@ -17,7 +17,13 @@ from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, upload_s
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.checks import are_finite, refuse_misfit, sendable
-from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.protocol.messages import (
+    Download,
+    Expected,
+    Params,
+    Upload,
+    quantized_nbytes,
+)
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.downloads import keep_download, kept_download
 
@@ -93,6 +99,8 @@ class Server:
             if isinstance(client_part, ClientPart):
                 bits.update(client_part.quantized(shapes["delta"]))
                 packed.update(client_part.packed(shapes["delta"]))
+        for name, bits_per_number in bits.items():
+            packed[name] = quantized_nbytes(shapes["delta"][name].numel(), bits_per_number)
         return Expected(shapes, notes, bits, packed)
 
     def _empty_means(self, expected: Expected) -> dict[str, Aggregator]:
@@ -136,14 +144,14 @@ class Server:
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
         # On a GPU the host would wait for the device.
         if upload.finite.device.type == "cpu" and not upload.finite.all():
-            sums.large_statistics += self._explanations.explain(upload)
+            self.explanations.explain(upload)
         # Measurements see the upload first, before methods edit it.
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             sums.add_terms(part, part.on_receive(upload, round) or {})
         sums.add(upload, round)
 
     @cached_property
-    def _explanations(self) -> Explanations:
+    def explanations(self) -> Explanations:
         return Explanations(self.setup)
 
     # -------------------------------------------------------------------------------- after uploads
@@ -166,10 +174,8 @@ class Server:
             num_finite=int(counts.num_finite),
             loss=counts.loss_sum / counts.num_losses if counts.num_losses else float("nan"),
             losses=losses,
-            up_bytes=int(counts.up_bytes),
             samples=int(counts.samples),
             steps=int(counts.steps),
-            large_statistics=int(counts.large_statistics),
             overflowed=not has_update,
             usable=has_step and bool(has_update),
         )

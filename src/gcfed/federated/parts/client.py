@@ -113,7 +113,8 @@ class ClientPart(Part):
         return {}
 
     def packed(self, delta: Params) -> dict[str, int]:
-        """The entries of Δ that ``send`` puts into ``upload.packed``: name → bytes of one client.
+        """The entries of Δ that ``send`` makes smaller than their tensors: name → bytes of one
+        client.
 
         Args:
             delta: tensors like those of one client's Δ, name → ``[*shape]``.

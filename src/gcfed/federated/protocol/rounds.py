@@ -94,9 +94,7 @@ class Received(Round):
         loss: mean of the finite training losses, over the clients that count.
         losses: the loss of each client that counts, by its id; empty unless the cohorts depend on
             losses.
-        up_bytes, samples, steps: of all uploads that the round uses.
-        large_statistics: clients that do not count only because of statistics of their inputs, such
-            as a running variance; always 0 on a GPU.
+        samples, steps: of all uploads that the round uses.
         overflowed: whether the aggregate of finite uploads is not finite.
         usable: whether the server steps along the update. The update must be finite and come from
             at least one client. A part with the fact "steps without clients" needs no client.
@@ -109,10 +107,8 @@ class Received(Round):
     num_finite: int = 0
     loss: float = float("nan")
     losses: Mapping[int, float] = field(default_factory=dict)
-    up_bytes: int = 0
     samples: int = 0
     steps: int = 0
-    large_statistics: int = 0
     overflowed: bool = False
     usable: bool = False
 

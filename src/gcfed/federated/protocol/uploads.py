@@ -45,8 +45,6 @@ def read_upload(content: Mapping[str, Any], expected: Expected) -> Upload:
         raise MessageError(f"an upload has other fields than expected: {shortened(odd)}.")
     clients = whole_numbers("clients", content["clients"])
     k = len(clients)
-    if content["packed"] != expected.packed:
-        raise MessageError(f"packed cannot be {shortened(content['packed'])}.")
     levels = _read_levels(content["levels"], expected.bits, k)
     extra_shapes = {name: like for name, like in expected.shapes.items() if name != "delta"}
     return Upload(
@@ -61,7 +59,6 @@ def read_upload(content: Mapping[str, Any], expected: Expected) -> Upload:
         extra=_read_groups("extra", content["extra"], extra_shapes, k),
         levels=levels,
         notes=_read_groups("notes", content["notes"], expected.notes),
-        packed=dict(expected.packed),
     )
 
 

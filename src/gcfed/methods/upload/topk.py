@@ -68,7 +68,6 @@ class TopK(ClientPart):
             sent = sent.view(delta.shape)
             delta.copy_(sent)
             residual.sub_(sent)
-        upload.packed |= self.packed({name: t[0] for name, t in upload.delta.items()})
 
     def packed(self, delta: Params) -> dict[str, int]:
         sizes = {}
