@@ -15,7 +15,6 @@ from torch.optim import SGD, Optimizer
 from gcfed.federated.parts import ClientPart, Download, Method, ServerPart, Setup
 from gcfed.methods.projection import centralize_, input_axes
 from gcfed.models.adapters import A, B, centre_a
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, SettingError, Share, checked
 from gcfed.utils.refusal import Refusal
 
@@ -161,7 +160,7 @@ class GlobalGC(ServerPart):
         names = [name for name in order.names if name not in excluded]
         if self.lora:
             names = _with_a(setup, order.names, names)
-            if not isinstance(probe_optimizer(setup.module.make_optimizer), SGD):
+            if not isinstance(setup.server_optimizer, SGD):
                 raise Refusal(
                     "gc.lora=centre_a needs server=sgd: other optimizers move the mean of A."
                 )

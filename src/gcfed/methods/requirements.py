@@ -17,7 +17,6 @@ from torch.optim import SGD
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.parts import ClientPart, Need, Order, Output, Setup
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.refusal import Refusal
 
 Options = ParamSpec("Options")
@@ -54,7 +53,7 @@ def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False)
         return (
             f"does not combine with {others[0]}, whose clients do not start at the server's model"
         )
-    optimizer = probe_optimizer(setup.module.make_optimizer)
+    optimizer = setup.server_optimizer
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
     if (
@@ -76,7 +75,7 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
     for other in setup.parts:
         if isinstance(other, ClientPart) and type(other).after_step is not ClientPart.after_step:
             return f"does not combine with {other.title}, which also moves the weights"
-    optimizer = probe_optimizer(setup.solver.optimizer)
+    optimizer = setup.local_optimizer
     if not isinstance(optimizer, SGD):
         return f"needs client=sgd, not {type(optimizer).__name__}"
     if optimizer.defaults["momentum"] and optimizer.defaults["dampening"]:

@@ -78,7 +78,7 @@ class UpdateSum(ServerPart):
         self.by_clients = by_clients
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        mean = {name: update[name] for name in self.trained_names}
+        mean = self.trained(update)
         total = self.server_state("u", mean)
         share = 1 / round.num_finite
         if self.by_clients:

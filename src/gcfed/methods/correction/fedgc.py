@@ -140,7 +140,7 @@ class ServerConstraint(ServerPart):
         self._failed = 0
         if not self.cgc:
             return
-        start = {name: download.model[name] for name in self.trained_names}
+        start = self.trained(download.model)
         first = "previous" not in self._states
         previous = self.server_state("previous", start, zeros=False)
         # η'g'
@@ -177,7 +177,7 @@ class ServerConstraint(ServerPart):
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         if not self.sgc:
             return
-        mean = {name: update[name] for name in self.trained_names}
+        mean = self.trained(update)
         table = products(self._uploads, mean, round).cpu().numpy()  # SGC's one synchronisation
         gram = table[:, :-2]
         inner = table[:, -2]

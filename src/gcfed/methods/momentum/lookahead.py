@@ -14,7 +14,6 @@ import torch
 from torch.optim import SGD
 
 from gcfed.federated.parts import Download, Order, Params, Round, ServerPart, Setup
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import ShareBelow1, checked
 from gcfed.utils.refusal import Refusal
 
@@ -40,7 +39,7 @@ class LookAhead(ServerPart):
         return self.momentum
 
     def validate(self, setup: Setup) -> None:
-        optimizer = probe_optimizer(setup.module.make_optimizer)
+        optimizer = setup.server_optimizer
         if not isinstance(optimizer, SGD):
             other = type(optimizer).__name__
             raise Refusal(

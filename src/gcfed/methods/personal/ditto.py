@@ -31,7 +31,6 @@ from gcfed.federated.parts import (
 )
 from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.requirements import local_sgd
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Weight, checked
 
 
@@ -49,7 +48,7 @@ class SecondModel(ClientPart):
     keeps = {"second_model": Kept(lambda part, download: download.model, starts_at_model=True)}
 
     def validate(self, setup: Setup) -> None:
-        self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
+        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         return {"v": own["second_model"], "lr": rate(download)}

@@ -20,7 +20,6 @@ from gcfed.methods.objective.proximal import Proximal
 from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.personal.ditto import rate
 from gcfed.methods.requirements import local_sgd
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, Positive, Weight, checked
 from gcfed.utils.refusal import Refusal
 
@@ -53,7 +52,7 @@ class PFedMe(Proximal):
                 " each K."
             )
         self.module = setup.module
-        self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
+        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         self.after_backward = self.module.after_backward()
