@@ -15,7 +15,6 @@ from gcfed.federated.network.lent import (
     Traits,
     broadcast_state,
     make_contiguous,
-    tie,
     travelling,
 )
 from gcfed.federated.network.stack import ClientStack
@@ -89,9 +88,7 @@ class FederatedModule(LightningModule):
 
     def adopt(self, traits: Traits) -> None:
         """Prepares for what :mod:`gcfed.federated.network.probe` has found about the network."""
-        tie(self.net, traits.ties)
-        travels = [name for name in (*self.travels, *traits.moved) if name not in traits.ties]
-        self.travels = tuple(dict.fromkeys(travels))
+        self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
         if traits.contiguous:
             self.memory_format = torch.contiguous_format
             make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])

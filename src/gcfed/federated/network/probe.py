@@ -128,7 +128,6 @@ class _Probe:
             single=single,
             assigns=bool(passes.replaced),
             keeps=self.hidden.restorable,
-            ties=passes.ties,
         )
 
     def warn_of_unregistered(self) -> None:
