@@ -160,10 +160,10 @@ class Server:
         means = sums.total_means(round)
         totals = sums.totals(round)
         losses = {} if totals.losses is None else losses_by_client(totals.losses, round)
-        # The round waits for the device, once.
         is_finite = are_finite(t for mean in means.values() for t in mean.values())
-        *numbers, has_update = torch.cat([totals.counts, is_finite.view(1)]).tolist()
-        counts = Counts(*numbers)
+        numbers = torch.cat([totals.counts, is_finite.view(1)]).tolist()  # waits for the device
+        counts = Counts(*numbers[:-1])
+        overflowed = not numbers[-1]
         has_step = counts.num_finite > 0 or self._steps_without_clients
         return Received.of(
             round,
@@ -176,8 +176,8 @@ class Server:
             losses=losses,
             samples=int(counts.samples),
             steps=int(counts.steps),
-            overflowed=not has_update,
-            usable=has_step and bool(has_update),
+            overflowed=overflowed,
+            usable=has_step and not overflowed,
         )
 
     @cached_property

@@ -4,13 +4,14 @@ at the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gcfed.federated.parts import ServerPart
 from gcfed.federated.parts.part import Aggregator
@@ -66,7 +67,7 @@ class RoundSums:
 
     expected: Expected
     means: Mapping[str, Aggregator]
-    parts: Mapping[ServerPart, Params]
+    parts: dict[ServerPart, Params]
     finite: list[Tensor]
     losses: list[Tensor]
     loss_table: Tensor | None = None
@@ -106,12 +107,10 @@ class RoundSums:
 
     def totals(self, round: Round) -> Totals:
         """All other sums over all processes, in one exchange."""
-        sums = [self._counts(), *tensors_of(self.parts)]
-        if self.loss_table is not None:
-            sums.append(self.loss_table)
-        counts, *others = round.reduce(sums)
-        losses = None if self.loss_table is None else others.pop()
-        return Totals(counts, split_by_part(self.parts, others), losses)
+        tables = [] if self.loss_table is None else [self.loss_table]
+        tensors, layout = tree_flatten((self._counts(), self.parts, tables))
+        counts, parts, tables = tree_unflatten(round.reduce(tensors), layout)
+        return Totals(counts, parts, tables[0] if tables else None)
 
     def _counts(self) -> Tensor:
         """The :class:`Counts` of this process as a vector, float64 ``[5]`` on the device."""
@@ -121,16 +120,3 @@ class RoundSums:
         of_clients = torch.stack([both_K, loss_K.where(both_K, 0.0), finite_K]).sum(1)
         of_uploads = np.array([self.samples, self.steps], dtype=np.float64)
         return torch.cat([of_clients, on_device(of_uploads, of_clients.device)])
-
-
-def tensors_of(parts: Mapping[ServerPart, Params]) -> list[Tensor]:
-    """The sums of all parts, in order."""
-    return [t for sums in parts.values() for t in sums.values()]
-
-
-def split_by_part(
-    parts: Mapping[ServerPart, Params], totals: Sequence[Tensor]
-) -> dict[ServerPart, Params]:
-    """Gives each part the totals of its sums; the reverse of :func:`tensors_of`."""
-    remaining = iter(totals)
-    return {part: {name: next(remaining) for name in sums} for part, sums in parts.items()}

@@ -255,15 +255,11 @@ class LocalSolver:
 
     def _pass(self, size: int) -> list[int]:
         """The sizes of the mini-batches in a pass over ``size`` samples."""
-        whole, rest = divmod(size, self.batch_size)
-        sizes = [self.batch_size] * whole
-        if rest == 0:
-            return sizes
-        if self.last_batch == "wrap":
-            return [*sizes, self.batch_size]
-        if self.last_batch == "drop" and whole > 0:
-            return sizes
-        return [*sizes, rest]
+        sizes = [self.batch_size] * self.num_batches(size)
+        missing = sum(sizes) - size  # samples that the last batch lacks
+        if self.last_batch != "wrap" and missing > 0:
+            sizes[-1] -= missing
+        return sizes
 
     def train(self, steps: Steps, data: FederatedDataModule, lr: float, hooks: StepHooks) -> Tensor:
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
