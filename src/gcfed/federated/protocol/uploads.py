@@ -26,12 +26,14 @@ LARGEST = 2**63 - 1
 def upload_content(upload: Upload) -> dict[str, Any]:
     """An upload for :func:`gcfed.federated.protocol.packing.pack`.
 
-    The quantized entries of Δ are bits.
+    The quantized entries of Δ are bits, with their norms.
     """
     delta = dict(upload.delta)
+    norms = {}
     for name, levels in upload.levels.items():
         delta[name] = to_bits(upload.delta[name], levels)
-    return vars(upload) | {"delta": delta}
+        norms[name] = levels.norms
+    return vars(upload) | {"delta": delta, "levels": norms}
 
 
 def read_upload(content: Mapping[str, Any], expected: Expected) -> Upload:
@@ -123,23 +125,13 @@ def _read_groups(
 
 
 def _read_levels(sent: Any, expected: Mapping[str, int], k: int) -> dict[str, Levels]:
-    """The bits and norms of the quantized entries of Δ, by name."""
-    if not isinstance(sent, dict) or sent.keys() != expected.keys():
-        known = ", ".join(expected) or "none"
-        raise MessageError(f"levels cannot be {shortened(sent)}, because asked were {known}.")
+    """The norms of the quantized entries of Δ, by name, and the number of bits that was asked."""
     like = torch.zeros((), dtype=torch.float32)  # in float64 runs, too
-    levels = {}
-    for name, bits in expected.items():
-        pair = sent[name]
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise MessageError(f"levels.{name} cannot be {shortened(pair)}.")
-        if whole_number(f"the bits of {name}", pair[0]) != bits:
-            raise MessageError(f"the bits of {name} cannot be {pair[0]}: asked were {bits}.")
-        norms_K = _read_tensor(f"the norms of {name}", pair[1], like, k)
+    norms = _read_tensors("the norms of levels", sent, dict.fromkeys(expected, like), k)
+    for name, norms_K in norms.items():
         if bool((norms_K < 0).any()):
             raise MessageError(f"a norm of {name} is negative.")
-        levels[name] = Levels(bits, norms_K)
-    return levels
+    return {name: Levels(bits, norms[name]) for name, bits in expected.items()}
 
 
 def _read_delta(sent: Any, levels: Mapping[str, Levels], expected: Expected, k: int) -> Params:
