@@ -54,11 +54,11 @@ def _finite_on_cpu(tensors_K: Sequence[Tensor], limits: Sequence[float]) -> Tens
 def _is_finite(tensors: Sequence[Tensor], limits: Sequence[float]) -> bool:
     """Whether all numbers of a client are within the limits. NaN is not."""
     (flat,) = in_memory_order(tensors)
-    ends = [torch.aminmax(t) for t in flat]
-    return all(
-        -limit < float(low) and float(high) < limit
-        for limit, (low, high) in zip(limits, ends, strict=True)
-    )
+    for t, limit in zip(flat, limits, strict=True):
+        low, high = torch.aminmax(t)
+        if not (-limit < float(low) and float(high) < limit):
+            return False
+    return True
 
 
 def are_finite(tensors: Iterable[Tensor]) -> Tensor:
