@@ -32,5 +32,5 @@ class ShapedCentralization(GradientCentralization):
         def mean_axes(ndim: int) -> tuple[int, ...]:
             return MEAN_AXES[mean] if ndim == 4 else input_axes(ndim)
 
-        self.local.mean_axes = mean_axes
-        self.server.mean_axes = mean_axes
+        self.local_gc.mean_axes = mean_axes
+        self.global_gc.mean_axes = mean_axes

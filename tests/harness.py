@@ -71,8 +71,9 @@ class ArrayData(LightningDataModule):
     def client(self, client: int) -> np.ndarray:
         return self.clients[client]
 
-    def sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.array([len(self.clients[k]) for k in clients])
+    def sizes(self, clients: np.ndarray | None = None) -> np.ndarray:
+        sizes = np.array([len(client) for client in self.clients])
+        return sizes if clients is None else sizes[clients]
 
     def draw(self, rng, shape):
         return None
@@ -210,8 +211,21 @@ class Sizes(Spy):
         self.down.append(download)  # other parts may add to it later
 
     def on_receive(self, upload, round):
-        self.up.append(upload.bytes_per_client)
+        self.up.append(bytes_per_client(upload))
         self.down[-1] = getattr(self.down[-1], "nbytes", self.down[-1])
+
+
+def bytes_per_client(upload):
+    """Size of one client's message: float32 norms and bits of quantized tensors, all others as they
+    are.
+    """
+    k = len(upload.clients)
+    sizes = {name: t.nbytes // k for name, t in upload.delta.items()}
+    for name, levels in upload.levels.items():
+        entries = upload.delta[name].numel() // k
+        sizes[name] = -(-entries * levels.bits // 8) + 4 * (entries > 0)
+    more = sum(t.nbytes for tensors in upload.extra.values() for t in tensors.values())
+    return sum(sizes.values()) + more // k
 
 
 def server_of(method):

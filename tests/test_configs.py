@@ -42,7 +42,7 @@ def instantiate(cfg):
     data = build(cfg.data)
     assert callable(data.load)
     data.num_clients = data.num_clients or 660  # files decide the number of natural clients
-    data.sizes = lambda clients: np.full(len(clients), 100)
+    data.sizes = lambda clients=range(data.num_clients): np.full(len(clients), 100)
     data.two_samples = lambda: None
     per_round = number_of_clients(
         cfg.participation.per_round, data.num_clients, "participation.per_round"

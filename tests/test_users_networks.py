@@ -55,7 +55,7 @@ NETWORKS = {
     "Clamped": (EQUAL, EQUAL),
     "Tied": (None, EQUAL),
     "SharedModule": (None, EQUAL),
-    "TiedInForward": (EQUAL, ALONE),
+    "TiedInForward": (r"fc3\.weight other memory.*tie it in __init__", None),
     "LayerDrop": (EQUAL, ALONE),
     "EarlyExit": (EQUAL, ALONE),
     "Spare": (None, EQUAL),

@@ -104,7 +104,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     module = build_module(described(cfg, data), data)
     check_labels(data, module.net, module.task)
     if not clients_only:
-        _warn_of_long_steps(module.server)
+        _warn_of_long_steps(module.make_optimizer)
     loop = build_loop(cfg, data.num_clients)
     kind = ClientPart if clients_only else Part
     methods = [part for part in build_methods(cfg) if isinstance(part, kind)]

@@ -317,7 +317,8 @@ def test_a_gpu_trains_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gigabytes * 1e9), 0))
     shape = (3, 32, 32) if isinstance(net, CNN) else (1000,)
     sample = SimpleNamespace(
-        fetch=lambda index, augment: (torch.zeros(1, *shape), None), num_clients=5, sizes=np.square
+        fetch=lambda index, augment: (torch.zeros(1, *shape), None),
+        sizes=lambda: np.square(np.arange(5)),
     )
     monkeypatch.setattr(torch, "zeros", partial(_on_cpu, torch.zeros))
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)

@@ -42,7 +42,7 @@ def test_a_refused_step_changes_nothing(federation, server, where, caplog):
     net, method, seen = make_net(), Breaks(where), []
 
     def on_round(round, row):
-        state = [t.clone() for own in round.server.state.values() for t in own.values()]
+        state = [t.clone() for own in round.optimizer.state.values() for t in own.values()]
         seen.append((row["train/refused_steps"], weights(net).clone(), state))
 
     with caplog.at_level(logging.WARNING):

@@ -7,7 +7,7 @@ complete.
 import pytest
 import torch
 from conftest import TWO
-from harness import BesideSimulation, final_weights
+from harness import BesideSimulation, bytes_per_client, final_weights
 from omegaconf import OmegaConf
 
 from gcfed.federated.protocol.uploads import upload_content
@@ -75,7 +75,7 @@ class Both(BesideSimulation):
         super().fit(download, clients, received.append, expected, among)
 
         def compare(upload):
-            assert upload.bytes_per_client == expected.nbytes
+            assert bytes_per_client(upload) == expected.nbytes
             torch.testing.assert_close(
                 *map(content, (upload, received.pop(0))),
                 rtol=0,

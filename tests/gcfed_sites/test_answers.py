@@ -29,7 +29,7 @@ SHAPES = {
     "delta": {"w": torch.zeros(2, 3), "b": torch.zeros(2)},
     "control": {"w": torch.zeros(3).double()},
 }
-EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}}, {"w": 3}, {"b": 8})
+EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}}, {"w": 3})
 ASKED = Asked(
     round=3,
     clients=np.array([2, 5]),
@@ -52,7 +52,6 @@ UPLOAD = upload_content(
         {"control": {"w": torch.rand(2, 3).double()}},
         {"w": Levels(3, torch.full((2,), 3.0))},
         notes={"drift": {"": torch.rand(4)}},
-        packed={"b": 8},
     )
 )
 
@@ -82,7 +81,7 @@ def test_every_malformed_upload_is_refused():
         {"num_seen": [20, 1]},
         {"loss": torch.tensor([0.0, 1e30])},
         {"loss": torch.tensor([0.5, -0.1])},
-        {"levels": {"w": [3, -torch.ones(2)]}},
+        {"levels": {"w": -torch.ones(2)}},
     ],
 )
 def test_impossible_numbers_are_refused(changes):
@@ -131,13 +130,12 @@ def test_a_few_bytes_do_not_become_gigabytes():
     """8 kB of norms and a short payload, for a tensor of 10⁹ quantized numbers."""
     like = {"w": torch.empty(10**9, device="meta")}
     asked = replace(ASKED, expected=Expected({"delta": like}, {}, {"w": 8}))
-    sent = UPLOAD | {"extra": {}, "notes": {}, "packed": {}}
+    sent = UPLOAD | {"extra": {}, "notes": {}}
     tracemalloc.start()
     for norms in (torch.ones(2), torch.ones(2000)):
         for payload in (torch.zeros(2, 1), torch.zeros(2, 10**4), torch.zeros(2000, 1)):
-            levels = {"w": [8, norms]}
-            content = sent | {"levels": levels, "delta": {"w": payload.to(torch.uint8)}}
-            with pytest.raises(MessageError, match=r"norms of w|delta is of another model"):
+            content = sent | {"levels": {"w": norms}, "delta": {"w": payload.to(torch.uint8)}}
+            with pytest.raises(MessageError, match=r"norms of levels|delta is of another model"):
                 checked_upload(unpack(pack(content)), asked)
     assert tracemalloc.get_traced_memory()[1] < 10**6
     tracemalloc.stop()

@@ -109,8 +109,6 @@ def is_honest(path, node, value):
         return value.shape == node.shape and (real or value.dtype == node.dtype)
     if path[-2:-1] == ("num_seen",) and type(value) is int:
         return abs(value - node) <= 1
-    if "packed" in path and type(value) is float:  # the server compares it, and uses its own
-        return value == node
     return type(value) is type(node) and not isinstance(value, torch.Tensor) and value == node
 
 

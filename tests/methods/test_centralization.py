@@ -146,13 +146,13 @@ def test_lam_is_a_share_of_the_trained_tensors(caplog):
     """Otherwise a frozen backbone would use up the share, because adapters come last."""
     model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
     model[:2].requires_grad_(False)
-    gc = GradientCentralization(lam=0.5).local
+    gc = GradientCentralization(lam=0.5).local_gc
     meet(gc, model)
     assert [*gc.ndim] == ["2.weight"]
     assert not caplog.records
-    meet(GradientCentralization(lam=0.2).local, model)
+    meet(GradientCentralization(lam=0.2).local_gc, model)
     assert "there is no Local GC" in caplog.text
-    gc = GradientCentralization(lam=0.29, tensors="all").local
+    gc = GradientCentralization(lam=0.29, tensors="all").local_gc
     meet(gc, nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
     assert len(gc.ndim) == 29  # 0.29 · 100 is 28.999… in floating point
 
@@ -204,10 +204,10 @@ STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
 def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     method = GradientCentralization(**kwargs)
     setup = make_setup(Decoder(), data=random_federation())
-    method.local.meet(setup)
-    method.server.meet(setup)
-    assert [*method.local.ndim] == expected
-    later = GradientCentralization(local=False, server_boundary="body.conv").server
+    method.local_gc.meet(setup)
+    method.global_gc.meet(setup)
+    assert [*method.local_gc.ndim] == expected
+    later = GradientCentralization(local=False, server_boundary="body.conv").global_gc
     later.meet(setup)
     assert [*later.ndim] == ["body.conv.weight", "head.weight"]
 
@@ -221,7 +221,7 @@ def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     ],
 )
 def test_global_gc_projects_the_pseudo_gradient_of_all_layers_or_of_later_ones(kwargs, chosen):
-    model, gc = net(), GradientCentralization(**kwargs).server
+    model, gc = net(), GradientCentralization(**kwargs).global_gc
     meet(gc, model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
@@ -245,7 +245,7 @@ def test_local_gc_may_end_after_some_rounds():
 
     def on_round(round, row):
         if round.index == 0:
-            switched.local.rounds = 0
+            switched.local_gc.rounds = 0
 
     assert torch.equal(found, run(make_net(), methods=[switched], on_round=on_round))
     assert not torch.equal(found, always)
@@ -255,7 +255,7 @@ def test_a_tied_weight_belongs_to_the_layer_that_uses_it_last():
     tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
     tied[1].weight = tied[0].weight
     for boundary, expected in (("2", ["0.weight"]), ("1", [])):  # layer 1 uses it last
-        gc = GradientCentralization(boundary=boundary).local
+        gc = GradientCentralization(boundary=boundary).local_gc
         meet(gc, tied)
         assert [*gc.ndim] == expected
 
@@ -271,4 +271,4 @@ def test_an_unusable_boundary_is_refused():
         (layers, "2", r"0, 1\."),
     ):
         with pytest.raises(ValueError, match=rf"gc\.boundary='{boundary}'.*There are: {known}"):
-            meet(GradientCentralization(boundary=boundary).local, model)
+            meet(GradientCentralization(boundary=boundary).local_gc, model)

@@ -59,9 +59,8 @@ class Poison(ClientPart):
         self.same = []
 
     def prepare(self, stack, own, download):
-        v = next(prepared for part, prepared in stack.prepared.items() if isinstance(part, Ditto))[
-            "0.bias"
-        ]
+        (ditto,) = [part for part in stack.prepared if isinstance(part, Ditto)]
+        v = stack.prepared[ditto]["v"]["0.bias"]
         self.same.append((v == stack.full["0.bias"]).all(1).tolist())
         if download.round == 0:
             v[stack.clients == 1] = torch.inf

@@ -152,8 +152,8 @@ def test_local_gc_takes_the_first_tensors_of_the_forward_pass(name, norm_first):
 
     def chosen(**settings):
         gc = GradientCentralization(server=False, **settings)
-        gc.local.validate(make_setup(net, methods=[gc], data=without_samples(SHAPES[name])))
-        return [*gc.local.ndim]
+        gc.local_gc.validate(make_setup(net, methods=[gc], data=without_samples(SHAPES[name])))
+        return [*gc.local_gc.ndim]
 
     def weights(first):
         return [

@@ -53,7 +53,7 @@ class CohortRule:
         updates = torch.cat([*columns, upload.finite.unsqueeze(1).to(columns[0].dtype)], 1)
         if self._table is None:
             self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
-        self._table[on_device(round.places(upload.clients), updates.device)] = updates
+        self._table[on_device(round.rows(upload.clients), updates.device)] = updates
 
     def reduce(self, round: Round, like: Params) -> Params:
         """The aggregate, name → ``[*shape]`` of ``like``; zeros without a finite client."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Literal
 
-import numpy as np
-
 from gcfed.federated.parallel.sums import LIMIT, TERMS, Sums
 from gcfed.federated.parts import Setup
 from gcfed.federated.protocol.messages import Params, Upload
@@ -45,7 +43,7 @@ class MeanAggregator:
         if self.weighting == "samples":
             if setup.transport.own_data:
                 return  # the largest n_k is not known yet, so sums stay on the wide grid
-            largest = int(max(setup.data.sizes(np.arange(setup.data.num_clients))))
+            largest = int(setup.data.sizes().max())
         self._unit = self._room * 2.0 ** -largest.bit_length()
         long = any("long updates" in part.facts for part in setup.parts)
         self.narrow = frozenset() if long else frozenset(setup.names)

@@ -258,9 +258,10 @@ class FederatedDataModule(LightningDataModule):
         self._dtype = dtype
         self._memory_format = memory_format
 
-    def sizes(self, clients: np.ndarray) -> np.ndarray:
-        """Their numbers of samples, ``[K] → [K]``."""
-        return self.partition.sizes[clients]
+    def sizes(self, clients: np.ndarray | None = None) -> np.ndarray:
+        """The numbers of samples of these clients, ``[K]``, or of all, ``[N]``."""
+        sizes = self.partition.sizes
+        return sizes if clients is None else sizes[clients]
 
     def client(self, client: int) -> np.ndarray:
         """Indices of a client's samples, ``[n_k]``."""

@@ -15,7 +15,6 @@ from torch.optim import SGD, Optimizer
 from gcfed.federated.parts import ClientPart, Download, Method, ServerPart, Setup
 from gcfed.methods.projection import centralize_, input_axes
 from gcfed.models.adapters import A, B, centre_a
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, SettingError, Share, checked
 from gcfed.utils.refusal import Refusal
 
@@ -68,13 +67,13 @@ class GradientCentralization(Method):
                 " boundary to a module, set lam in [0, 1], or use gc=local or gc=global.",
             )
         least = 2 if tensors == "weights" else 1
-        self.local = LocalGC(lam, boundary, local_rounds, least, lora is not None)
-        self.server = GlobalGC(server_boundary, least, lora is not None)
+        self.local_gc = LocalGC(lam, boundary, local_rounds, least, lora is not None)
+        self.global_gc = GlobalGC(server_boundary, least, lora is not None)
         chosen: list[ClientPart | ServerPart] = []
         if local:
-            chosen.append(self.local)
+            chosen.append(self.local_gc)
         if server:
-            chosen.append(self.server)
+            chosen.append(self.global_gc)
         super().__init__(*chosen)
 
 
@@ -126,12 +125,11 @@ class LocalGC(ClientPart):
             return names
         if self.boundary != "auto":
             return order.before(_place(setup, "boundary", self.boundary))
-        last = (order.weights or order.names)[-1]
-        module = last.rpartition(".")[0] or last
-        if ".parametrizations." in last:
-            module = last.partition(".parametrizations.")[0]
-        log.info("gc.boundary=%s, the last module with a weight: no Local GC from here on", module)
-        return order.before(order.place.get(last, 0))
+        log.info(
+            "gc.boundary=%s, the last module with a weight: no Local GC from here on",
+            order.last_module,
+        )
+        return order.before(order.place.get(order.last, 0))
 
     def on_download(self, download: Download) -> None:
         self._now = self.rounds is None or download.round < self.rounds
@@ -162,7 +160,7 @@ class GlobalGC(ServerPart):
         names = [name for name in order.names if name not in excluded]
         if self.lora:
             names = _with_a(setup, order.names, names)
-            if not isinstance(probe_optimizer(setup.module.server), SGD):
+            if not isinstance(setup.server_optimizer, SGD):
                 raise Refusal(
                     "gc.lora=centre_a needs server=sgd: other optimizers move the mean of A."
                 )
@@ -210,8 +208,8 @@ def _place(setup: Setup, key: str, module: str) -> int:
     order = setup.forward_order
     name_of = {id(p): name for name, p in order.params.items()}  # a tied parameter has one name
     inside: dict[str, list[str]] = {}  # module → its parameters
-    for path, part in net.named_modules():
-        names = [name_of[id(p)] for p in part.parameters()]
+    for path, submodule in net.named_modules():
+        names = [name_of[id(p)] for p in submodule.parameters()]
         if path and names:
             inside[path] = names
     if module not in inside:

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from gcfed.federated.parts import Params, Upload, client_norms, per_client
-from gcfed.optim.partial import MakeOptimizer, probe_optimizer
 from gcfed.utils.device import on_device
 
 
@@ -48,9 +48,9 @@ def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = Fals
     return velocities
 
 
-def step_counter(sgd: MakeOptimizer) -> Callable[[np.ndarray], np.ndarray]:
-    """:func:`effective_steps` for the momentum of the clients' SGD."""
-    settings = probe_optimizer(sgd).defaults
+def step_counter(sgd: Optimizer) -> Callable[[np.ndarray], np.ndarray]:
+    """:func:`effective_steps` for the momentum of this SGD."""
+    settings = sgd.defaults
     return partial(effective_steps, momentum=settings["momentum"], nesterov=settings["nesterov"])
 
 

@@ -17,7 +17,6 @@ from torch.optim import SGD
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.parts import ClientPart, Need, Order, Output, Setup
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.refusal import Refusal
 
 Options = ParamSpec("Options")
@@ -54,7 +53,7 @@ def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False)
         return (
             f"does not combine with {others[0]}, whose clients do not start at the server's model"
         )
-    optimizer = probe_optimizer(setup.module.server)
+    optimizer = setup.server_optimizer
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
     if (
@@ -76,7 +75,7 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
     for other in setup.parts:
         if isinstance(other, ClientPart) and type(other).after_step is not ClientPart.after_step:
             return f"does not combine with {other.title}, which also moves the weights"
-    optimizer = probe_optimizer(setup.solver.optimizer)
+    optimizer = setup.local_optimizer
     if not isinstance(optimizer, SGD):
         return f"needs client=sgd, not {type(optimizer).__name__}"
     if optimizer.defaults["momentum"] and optimizer.defaults["dampening"]:
@@ -137,18 +136,18 @@ def class_logits(setup: Setup, title: str) -> None:
 
 
 @_need
-def _network_parts(setup: Setup, *parts: str) -> str:
-    """The network has these methods, such as ``features`` and ``head``."""
+def _network_functions(setup: Setup, *functions: str) -> str:
+    """The network has these functions, such as ``features`` and ``head``."""
     net = setup.module.net
-    missing = [f"{part}()" for part in parts if not has_part(net, part)]
+    missing = [f"{name}()" for name in functions if not has_function(net, name)]
     if not missing:
         return ""
     lacks = " and no ".join(missing)
     return f"works on parts of the network, but model={type(net).__name__} has no {lacks}"
 
 
-network_parts = partial(
-    _network_parts, "define these methods, or use a network from src/gcfed/models"
+network_functions = partial(
+    _network_functions, "define these methods, or use a network from src/gcfed/models"
 )
 
 
@@ -166,9 +165,11 @@ def check_learned(out: Output, title: str) -> Tensor:
     return out.features_KBF
 
 
-def has_part(net: nn.Module, part: str) -> bool:
-    """Whether a network has such a part; torchvision and timm use these names for other things."""
-    found = getattr(net, part, None)
+def has_function(net: nn.Module, name: str) -> bool:
+    """Whether a network has such a function; torchvision and timm use these names for other
+    things.
+    """
+    found = getattr(net, name, None)
     if not callable(found) or type(net).__module__.startswith(("torchvision.", "timm.")):
         return False
-    return not (part == "stages" and isinstance(found, nn.Module))
+    return not (name == "stages" and isinstance(found, nn.Module))

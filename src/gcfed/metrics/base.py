@@ -225,14 +225,14 @@ class OwnNumbers(ClientMetric):
         if not self.transport.remote:
             return note
         # A site could fill the rows of other sites' clients.
-        rows = round.places(upload.clients)
+        rows = round.rows(upload.clients)
         own = torch.zeros_like(note["values"])
         own[rows] = note["values"][rows]
         return note | {"values": own}
 
     def values(self, round: Received) -> Tensor:
         """The values of the clients in the cohort, ``[K, V]``."""
-        return round.sums[self]["values"][round.places(round.cohort)]
+        return round.sums[self]["values"][round.rows(round.cohort)]
 
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gcfed.federated.network.tap import Tap
 from gcfed.federated.parts import ClientStack, Download, Params, Received, Setup
-from gcfed.methods.requirements import class_logits, has_part
+from gcfed.methods.requirements import class_logits, has_function
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.refusal import Refusal
@@ -220,7 +220,7 @@ class CKA(OwnNumbers):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         net: Any = setup.module.net
-        if not has_part(net, "stages"):
+        if not has_function(net, "stages"):
             raise Refusal(
                 f"metrics=cka needs a network with stages(), and {type(net).__name__} has none."
             )

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gcfed.utils.ours import is_ours
+
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -63,7 +65,7 @@ def shows_all_at_once(net: nn.Module, stack: int | str) -> bool:
     for layer in net.modules():
         if isinstance(layer, torch.jit.ScriptModule) or not is_known(layer):
             return False
-    if type(net).__module__.startswith("gcfed."):
+    if is_ours(type(net).__module__):
         return True
     if stack == "auto" and (has_convolutions(net) or has_dropout(net)):
         return True  # ``Stacks.layout`` then has one client

@@ -114,6 +114,19 @@ class ForwardOrder:
         return [name for name in self.names if name in self._weights]
 
     @property
+    def last(self) -> str:
+        """The weight that is used last; the last parameter if there is no weight."""
+        return (self.weights or self.names)[-1]
+
+    @property
+    def last_module(self) -> str:
+        """The module of :attr:`last`; the parameter itself if it belongs to the network."""
+        module, is_parametrized, _ = self.last.partition(".parametrizations.")
+        if is_parametrized:
+            return module
+        return self.last.rpartition(".")[0] or self.last
+
+    @property
     def added(self) -> set[str]:
         return {name for name in self.place if self.params[name].dim() > 1} - self._weights
 

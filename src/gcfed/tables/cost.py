@@ -8,7 +8,6 @@ import timeit
 from collections.abc import Sequence
 from time import process_time
 
-import numpy as np
 import torch
 from omegaconf import DictConfig, open_dict
 
@@ -49,7 +48,7 @@ def seconds_a_round(cfg: DictConfig, steps: dict[str, float]) -> float:
     parts = assemble(cfg)
     data = parts.data
     batch = cfg.client.batch_size
-    sizes = data.sizes(np.arange(data.num_clients))
+    sizes = data.sizes()
     number = parts.loop.sampler.per_round * parts.loop.solver.num_steps(sizes).mean()
     # a test has no backward pass: a third of a step
     number += data.num_test / batch / 3 / cfg.eval_every

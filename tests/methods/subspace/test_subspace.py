@@ -116,7 +116,7 @@ def test_the_order_of_the_hooks():
     method, gc, quantization = SSF(ratio=0.5), GradientCentralization(server=False), Quantization()
     sam, proximal = Sam(), Proximal()
     parts = parts_of([quantization, method, proximal, gc, sam])
-    assert parts == [sam, proximal, gc.local, *method.parts, quantization]
+    assert parts == [sam, proximal, gc.local_gc, *method.parts, quantization]
 
 
 def validate(cls, *, others=(), **parts):

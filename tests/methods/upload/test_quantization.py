@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import assert_near, make_download, make_setup, make_upload
+from harness import assert_near, bytes_per_client, make_download, make_setup, make_upload
 from torch import nn
 
 from gcfed.methods.upload.quantization import Quantization, quantize_
@@ -105,7 +105,7 @@ def test_each_client_has_its_own_draws_and_bytes(bits):
             upload.send("more", {"t": torch.zeros(k, 125).double()})
             quantization(bits).send(upload, {}, download)
             assert (
-                upload.bytes_per_client
+                bytes_per_client(upload)
                 == math.ceil(15 * bits / 8) + 4 + math.ceil(7 * bits / 8) + 4 + 1000
             )
         sent[k] = {n: torch.cat([u.delta[n] for u in parts]) for n in ("w", "b")}

@@ -21,7 +21,6 @@ from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
 from gcfed.federated.engine.server import Server
 from gcfed.federated.engine.stacks import Stacks
-from gcfed.federated.engine.too_large import warn_of_row
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
@@ -185,7 +184,7 @@ class FederatedLoop(Callback):
         row = numbers(row)
         row["time/round_s"] = time.perf_counter() - started
         if module.trainer.is_global_zero:
-            warn_of_row(row, received.large_statistics)
+            self.server.explanations.warn_of_row(row)
         return row
 
     def _is_tested(self, t: int) -> bool:
@@ -203,22 +202,23 @@ class FederatedLoop(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Logs the row, and shows it to those callbacks of Lightning that monitor a column."""
+        """Logs the round's row of metrics, ``outputs``. Tells Lightning of a test in it."""
         self._row = outputs
         self._log(trainer, outputs)
         if "test/loss" not in outputs:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if not isinstance(callback, EarlyStopping | ModelCheckpoint):
-                continue
-            if callback.monitor is None or callback.monitor in outputs:
-                callback.on_validation_end(trainer, pl_module)
-            elif all(getattr(part, "every", 1) == 1 for part in self.server.parts):
-                # No later row has it either.
-                raise Refusal(
-                    f"monitor={callback.monitor} is no column of this run. There are"
-                    f" {', '.join(outputs)}."
-                )
+            if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                self._refuse_unknown_column(callback.monitor, outputs)
+                if callback.monitor is None or callback.monitor in outputs:
+                    callback.on_validation_end(trainer, pl_module)
+
+    def _refuse_unknown_column(self, monitor: str | None, row: dict[str, Any]) -> None:
+        """Raises ValueError if neither this row of a test nor a later one has the column."""
+        may_come_later = any(getattr(part, "every", 1) > 1 for part in self.server.parts)
+        if monitor is None or monitor in row or may_come_later:
+            return
+        raise Refusal(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round

@@ -34,9 +34,10 @@ def columns_of_bytes(
     """The bytes of all messages, also of uploads that came too late to be used."""
     num_downloads = turn.num_asked - outcome.num_unsent
     reply = sum(nbytes(tensors) for tensors in received.reply.values())
+    num_uploads = len(received.cohort) + turn.num_too_late
     return {
         "comm/down_bytes": num_downloads * download.nbytes + len(received.cohort) * reply,
-        "comm/up_bytes": received.up_bytes + turn.num_too_late * expected.nbytes,
+        "comm/up_bytes": num_uploads * expected.nbytes,
     }
 
 

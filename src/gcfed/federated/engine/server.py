@@ -16,8 +16,14 @@ from gcfed.federated.engine.too_large import Explanations
 from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, upload_shapes
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.parts.transport import Outcome
-from gcfed.federated.protocol.checks import overflowed, refuse_misfit, sendable
-from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
+from gcfed.federated.protocol.checks import are_finite, refuse_misfit, sendable
+from gcfed.federated.protocol.messages import (
+    Download,
+    Expected,
+    Params,
+    Upload,
+    quantized_nbytes,
+)
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.downloads import keep_download, kept_download
 
@@ -47,7 +53,7 @@ class Server:
             start=dict(model),
             model=model,
             lr=setup.solver.lr(t),
-            server=setup.module.trainer.optimizers[0],
+            optimizer=setup.module.trainer.optimizers[0],
             versions=turn.versions if self.schedule.late else None,
         )
 
@@ -93,6 +99,8 @@ class Server:
             if isinstance(client_part, ClientPart):
                 bits.update(client_part.quantized(shapes["delta"]))
                 packed.update(client_part.packed(shapes["delta"]))
+        for name, bits_per_number in bits.items():
+            packed[name] = quantized_nbytes(shapes["delta"][name].numel(), bits_per_number)
         return Expected(shapes, notes, bits, packed)
 
     def _empty_means(self, expected: Expected) -> dict[str, Aggregator]:
@@ -136,14 +144,14 @@ class Server:
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
         # On a GPU the host would wait for the device.
         if upload.finite.device.type == "cpu" and not upload.finite.all():
-            sums.large_statistics += self._explanations.explain(upload)
+            self.explanations.explain(upload)
         # Measurements see the upload first, before methods edit it.
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             sums.add_terms(part, part.on_receive(upload, round) or {})
         sums.add(upload, round)
 
     @cached_property
-    def _explanations(self) -> Explanations:
+    def explanations(self) -> Explanations:
         return Explanations(self.setup)
 
     # -------------------------------------------------------------------------------- after uploads
@@ -152,9 +160,10 @@ class Server:
         means = sums.total_means(round)
         totals = sums.totals(round)
         losses = {} if totals.losses is None else losses_by_client(totals.losses, round)
-        # The round waits for the device, once.
-        *numbers, overflows = torch.cat([totals.counts, overflowed(means.values())]).tolist()
-        counts = Counts(*numbers)
+        is_finite = are_finite(t for mean in means.values() for t in mean.values())
+        numbers = torch.cat([totals.counts, is_finite.view(1)]).tolist()  # waits for the device
+        counts = Counts(*numbers[:-1])
+        overflowed = not numbers[-1]
         has_step = counts.num_finite > 0 or self._steps_without_clients
         return Received.of(
             round,
@@ -165,12 +174,10 @@ class Server:
             num_finite=int(counts.num_finite),
             loss=counts.loss_sum / counts.num_losses if counts.num_losses else float("nan"),
             losses=losses,
-            up_bytes=int(counts.up_bytes),
             samples=int(counts.samples),
             steps=int(counts.steps),
-            large_statistics=int(counts.large_statistics),
-            overflowed=overflows > 0,
-            usable=has_step and not overflows,
+            overflowed=overflowed,
+            usable=has_step and not overflowed,
         )
 
     @cached_property

@@ -22,6 +22,7 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
 from gcfed.models.unchanged import evaluating, unchanged
 from gcfed.utils.device import free_memory
+from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
 
 MAX_STREAMS = 8  # a GPU runs as many at once
@@ -126,7 +127,7 @@ class Stacks(Transport):
         # run.
         alone = program.module.lent.traits.alone or has_dropout(net) or has_convolutions(net)
         k = chosen or (1 if alone else room)
-        if has_dropout(net) or not type(net).__module__.startswith("gcfed."):
+        if has_dropout(net) or not is_ours(type(net).__module__):
             return Layout(k, device, num_streams=1)
         num_stacks = ceil(self.cohort / k)
         num_streams = max(1, min(num_stacks, room // k, MAX_STREAMS))
@@ -142,7 +143,7 @@ class Stacks(Transport):
         """
         program = self.program
         data, net = program.data, program.module.net
-        largest = int(data.sizes(np.arange(data.num_clients)).max())
+        largest = int(data.sizes().max())
         batch_size = ceil(min(program.solver.batch_size, largest) / program.solver.accumulate)
         first = torch.zeros(1, dtype=torch.int64, device=program.module.device)
         sample, _ = data.fetch(first, None)

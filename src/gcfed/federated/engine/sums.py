@@ -4,13 +4,14 @@ at the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gcfed.federated.parts import ServerPart
 from gcfed.federated.parts.part import Aggregator
@@ -25,25 +26,21 @@ class Counts(NamedTuple):
     Attributes:
         num_losses, loss_sum: number of finite losses of clients that count, and their sum.
         num_finite: number of clients that sent finite numbers only.
-        up_bytes, samples, steps: of all uploads.
-        large_statistics: clients that are left out only because of statistics of their inputs, such
-            as a running variance. A GPU does not count them, because it would wait.
+        samples, steps: of all uploads.
     """
 
     num_losses: float
     loss_sum: float
     num_finite: float
-    up_bytes: float
     samples: float
     steps: float
-    large_statistics: float
 
 
 class Totals(NamedTuple):
     """The sums of all processes.
 
     Attributes:
-        counts: :class:`Counts` as a vector, float64 ``[7]`` on the device.
+        counts: :class:`Counts` as a vector, float64 ``[5]`` on the device.
         parts: the sums of each part.
         losses: :attr:`RoundSums.loss_table`.
     """
@@ -65,28 +62,25 @@ class RoundSums:
         losses: the clients' losses, ``[K]`` on the device per upload.
         loss_table: float64 ``[2, scheduled]``: the losses of those clients of this process that
             count, and 1 for each of them; 0 for all others. None unless cohorts depend on losses.
-        up_bytes, samples, steps, large_statistics: as in :class:`Counts`.
+        samples, steps: as in :class:`Counts`.
     """
 
     expected: Expected
     means: Mapping[str, Aggregator]
-    parts: Mapping[ServerPart, Params]
+    parts: dict[ServerPart, Params]
     finite: list[Tensor]
     losses: list[Tensor]
     loss_table: Tensor | None = None
-    up_bytes: int = 0
     samples: int = 0
     steps: int = 0
-    large_statistics: int = 0
 
     def add(self, upload: Upload, round: Round) -> None:
-        """Adds up the means, losses, bytes, samples and steps of K uploads."""
+        """Adds up the means, losses, samples and steps of K uploads."""
         for name, mean in self.means.items():
             sent = upload if name == "delta" else replace(upload, delta=upload.extra[name])
             mean.add(sent, round)
         self.finite.append(upload.finite)
         self.losses.append(upload.loss)
-        self.up_bytes += len(upload.clients) * upload.bytes_per_client
         self.samples += int(upload.num_seen.sum())
         self.steps += int(upload.num_steps.sum())
         if self.loss_table is not None:
@@ -94,9 +88,9 @@ class RoundSums:
 
     def _note_losses(self, table: Tensor, upload: Upload, round: Round) -> None:
         counts_K = upload.finite & upload.loss.isfinite()
-        places_K = on_device(round.places(upload.clients), table.device)
-        table[0, places_K] = upload.loss.where(counts_K, 0.0).to(table)
-        table[1, places_K] = counts_K.to(table)
+        rows_K = on_device(round.rows(upload.clients), table.device)
+        table[0, rows_K] = upload.loss.where(counts_K, 0.0).to(table)
+        table[1, rows_K] = counts_K.to(table)
 
     def add_terms(self, part: ServerPart, terms: Params) -> None:
         """Adds the terms that a part's ``on_receive`` has returned."""
@@ -113,33 +107,16 @@ class RoundSums:
 
     def totals(self, round: Round) -> Totals:
         """All other sums over all processes, in one exchange."""
-        own = [self._counts(), *tensors_of(self.parts)]
-        if self.loss_table is not None:
-            own.append(self.loss_table)
-        counts, *others = round.reduce(own)
-        losses = None if self.loss_table is None else others.pop()
-        return Totals(counts, split_by_part(self.parts, others), losses)
+        tables = [] if self.loss_table is None else [self.loss_table]
+        tensors, layout = tree_flatten((self._counts(), self.parts, tables))
+        counts, parts, tables = tree_unflatten(round.reduce(tensors), layout)
+        return Totals(counts, parts, tables[0] if tables else None)
 
     def _counts(self) -> Tensor:
-        """The :class:`Counts` of this process as a vector, float64 ``[7]`` on the device."""
+        """The :class:`Counts` of this process as a vector, float64 ``[5]`` on the device."""
         finite_K = torch.cat(self.finite)
         loss_K = torch.cat(self.losses)
         both_K = finite_K & loss_K.isfinite()
         of_clients = torch.stack([both_K, loss_K.where(both_K, 0.0), finite_K]).sum(1)
-        of_uploads = np.array(
-            [self.up_bytes, self.samples, self.steps, self.large_statistics], dtype=np.float64
-        )
+        of_uploads = np.array([self.samples, self.steps], dtype=np.float64)
         return torch.cat([of_clients, on_device(of_uploads, of_clients.device)])
-
-
-def tensors_of(parts: Mapping[ServerPart, Params]) -> list[Tensor]:
-    """The sums of all parts, in order."""
-    return [t for sums in parts.values() for t in sums.values()]
-
-
-def split_by_part(
-    parts: Mapping[ServerPart, Params], totals: Sequence[Tensor]
-) -> dict[ServerPart, Params]:
-    """Gives each part the totals of its sums; the reverse of :func:`tensors_of`."""
-    remaining = iter(totals)
-    return {part: {name: next(remaining) for name in sums} for part, sums in parts.items()}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
 
 from gcfed.federated.parts import Setup
 from gcfed.federated.parts.part import limit_of
-from gcfed.federated.protocol.checks import sendable, too_large
+from gcfed.federated.protocol.checks import too_large
 from gcfed.federated.protocol.messages import Upload
 
 log = logging.getLogger(__name__)
@@ -19,16 +19,17 @@ LOWER = "lower client.optimizer.lr or set client.clip_norm"
 
 @dataclass(frozen=True)
 class Explanations:
-    """Warns of tensors whose numbers are too large for a sum, once in a run for each advice."""
+    """Warns of clients that do not count.
+
+    Attributes:
+        given: the advice that this process has given. Tensors are named once for each advice.
+    """
 
     setup: Setup
     given: set[str] = field(default_factory=set)
 
-    def explain(self, upload: Upload) -> int:
-        """Names the tensors of K uploads whose numbers are too large.
-
-        Returns the number of clients that are left out only because of statistics of their inputs.
-        """
+    def explain(self, upload: Upload) -> None:
+        """Names the tensors of K uploads whose numbers are too large for a sum."""
         limit = limit_of(self.setup.aggregator)
         tensors: dict[str, list[str]] = {SCALE: [], LOWER: []}
         for name, largest in too_large(upload, limit).items():
@@ -43,33 +44,29 @@ class Explanations:
                     limit,
                     advice,
                 )
-        steps = {name: t for name, t in upload.delta.items() if not self._is_statistic(name)}
-        fit_K = sendable(replace(upload, delta=steps), limit)
-        return int((fit_K & ~upload.finite).sum())
 
     def _is_statistic(self, name: str) -> bool:
         """Whether it is a buffer, such as a running variance, which no learning rate scales."""
         module = self.setup.module
         return name in module.travels and name not in self.setup.names
 
-
-def warn_of_row(row: dict[str, Any], large_statistics: int) -> None:
-    """Warns of clients that do not count in a round, and of a step that was undone."""
-    lost = row["train/nonfinite_clients"]
-    if lost:
-        advice = f" {LOWER.capitalize()}." if lost > large_statistics else ""
-        log.warning(
-            "round %d: %d of %d clients sent numbers that are not finite, or too large for a sum;"
-            " %s.%s",
-            row["round"],
-            lost,
-            row["train/clients"],
-            "the model stays as it was" if lost == row["train/clients"] else "they are left out",
-            advice,
-        )
-    if row["train/refused_steps"]:
-        log.warning(
-            "round %d: the mean update or the server's step was not finite;"
-            " the model stays as it was.",
-            row["round"],
-        )
+    def warn_of_row(self, row: dict[str, Any]) -> None:
+        """Warns of clients that do not count in a round, and of a step that was undone."""
+        lost = row["train/nonfinite_clients"]
+        stays = "the model stays as it was"
+        if lost:
+            log.warning(
+                "round %d: %d of %d clients sent numbers that are not finite, or too large for a"
+                " sum; %s.%s",
+                row["round"],
+                lost,
+                row["train/clients"],
+                stays if lost == row["train/clients"] else "they are left out",
+                "" if self.given == {SCALE} else f" {LOWER.capitalize()}.",
+            )
+        if row["train/refused_steps"]:
+            log.warning(
+                "round %d: the mean update or the server's step was not finite; %s.",
+                row["round"],
+                stays,
+            )

@@ -39,9 +39,9 @@ class ClientEnd:
         self, cfg: DictConfig, assemble: Callable[..., Any], accelerator: str, devices: Any = 1
     ) -> None:
         torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
-        parts = assemble(cfg, clients_only=True)
-        self.stacks: Stacks = parts.loop.stacks
-        self.module, self.data, self.stores = parts.module, parts.data, parts.loop.stores
+        run = assemble(cfg, clients_only=True)
+        self.stacks: Stacks = run.loop.stacks
+        self.module, self.data, self.stores = run.module, run.data, run.loop.stores
         self.module.trainer = Trainer(
             accelerator=accelerator,
             devices=devices,

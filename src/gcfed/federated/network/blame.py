@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from gcfed.tasks import Task
+from gcfed.utils.ours import is_ours
 
 #: Our functions that use what the user's code returns → what has failed.
 OURS = {
@@ -51,11 +52,7 @@ def _names_its_cause(error: Exception, frames: list[FrameType]) -> bool:
     """Whether it names a file, or is a refusal of ours, which names a key."""
     if isinstance(error, OSError) and error.filename is not None:
         return True
-    return isinstance(error, ValueError) and _is_ours(frames[0].f_globals.get("__name__"))
-
-
-def _is_ours(module: object) -> bool:
-    return str(module).split(".")[0] in ("gcfed", "gcfed_sites")
+    return isinstance(error, ValueError) and is_ours(frames[0].f_globals.get("__name__"))
 
 
 def _by_object(frames: list[FrameType], net: nn.Module, task: Task) -> str:
@@ -65,12 +62,12 @@ def _by_object(frames: list[FrameType], net: nn.Module, task: Task) -> str:
         owner = frame.f_locals.get("self")
         if id(owner) in modules:
             return f"model: {type(net).__name__} fails"
-        if owner is task and _is_ours(type(task).__module__):
+        if owner is task and is_ours(type(task).__module__):
             name = type(task).__name__
             return f"model: task={name} fails on the outputs of {type(net).__name__}"
         if owner is task:
             return f"task={type(task).__name__} fails"
-        if isinstance(owner, Callback) and not _is_ours(type(owner).__module__):
+        if isinstance(owner, Callback) and not is_ours(type(owner).__module__):
             function = f"{type(owner).__name__}.{frame.f_code.co_name}"
             return f"methods, metrics or callbacks: {function} fails"
     return ""
@@ -98,7 +95,7 @@ def _files(thing: object) -> set[str]:
     """The files of its class and of the classes above, without ours and without torch's."""
     files = set()
     for kind in type(thing).__mro__:
-        if _is_ours(kind.__module__) or kind.__module__.split(".")[0] == "torch":
+        if is_ours(kind.__module__) or kind.__module__.split(".")[0] == "torch":
             continue
         with suppress(TypeError, OSError):  # a class of Python itself, or of a notebook
             files.add(getfile(kind))
@@ -109,6 +106,6 @@ def _by_engine(frames: list[FrameType], net: nn.Module, task: Task) -> str:
     """The part of the run that our innermost function of :data:`OURS` calls."""
     for frame in frames:
         text = OURS.get(frame.f_code.co_qualname)
-        if text and _is_ours(frame.f_globals.get("__name__")):
+        if text and is_ours(frame.f_globals.get("__name__")):
             return text.format(net=type(net).__name__, task=type(task).__name__)
     return ""

@@ -7,7 +7,7 @@ again. The parameter objects stay the same, so lists of weights, closures, hooks
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
@@ -36,8 +36,6 @@ class Traits:
     single: str = ""  # why a batch of a single sample fails
     assigns: bool = False  # forward replaces tensors by new ones, which no CUDA graph can record
     keeps: bool = False  # it keeps something in attributes, with which each client begins anew
-    # parameters that forward replaces by others of the network
-    ties: Mapping[str, str] = field(default_factory=dict)
 
 
 class Lent:
@@ -105,34 +103,12 @@ class Lent:
 
     def replaced(self) -> set[str]:
         """Names of tensors that forward has replaced."""
-        return {slot.name for slot in self._slots if self._is_replaced(slot)}
-
-    def _is_replaced(self, slot: Slot) -> bool:
-        row = self._rows.get(slot.name)
-        if row is None or slot.tensor.data_ptr() == row.data_ptr():
-            return False
-        network_own = self.tensors[slot.name]
-        if slot.tensor is network_own or not network_own.requires_grad:
-            return True
-        # A forward pass may tie a parameter to another one of the network.
-        tied = any(slot.tensor is t for t in self.tensors.values())
-        return not tied
-
-    def tied(self) -> dict[str, str]:
-        """Parameters that forward has replaced by another parameter: name → the other's name."""
-        found = {}
+        found = set()
         for slot in self._slots:
-            other = self._name_of(slot.tensor)
-            if other not in ("", slot.name) and isinstance(self.tensors[slot.name], nn.Parameter):
-                found[slot.name] = other
+            row = self._rows.get(slot.name)
+            if row is not None and slot.tensor.data_ptr() != row.data_ptr():
+                found.add(slot.name)
         return found
-
-    def _name_of(self, parameter: Tensor) -> str:
-        """The name of a parameter of the network; empty for another tensor."""
-        for name, t in self.tensors.items():
-            if t is parameter and isinstance(t, nn.Parameter):
-                return name
-        return ""
 
     def settle(self) -> None:
         """Copies the tensors with which forward passes have replaced the client's into the
@@ -204,16 +180,6 @@ class _Shared(NamedTuple):
         return not torch.equal(now, self.value)
 
 
-def tie(net: nn.Module, ties: Mapping[str, str]) -> None:
-    """Replaces parameters by other parameters of the network, as its forward pass does.
-
-    ``ties``: name → the other's name.
-    """
-    for name, other in ties.items():
-        parent, _, key = name.rpartition(".")
-        net.get_submodule(parent)._parameters[key] = net.get_parameter(other)
-
-
 def make_contiguous(tensors: Iterable[Tensor]) -> None:
     """Gives tensors memory of their own in the contiguous layout."""
     for t in tensors:  # .contiguous() would leave the strides of a single channel as they are
@@ -222,9 +188,9 @@ def make_contiguous(tensors: Iterable[Tensor]) -> None:
 
 def new_memory(name: str) -> Refusal:
     return Refusal(
-        f"model: forward gives the trained parameter {name} new memory (`.data = …`, or a new"
-        " Parameter), which its optimizer does not know. Change it in place:"
-        f" self.{name}.data.copy_(…)."
+        f"model: forward gives the trained parameter {name} other memory (`.data = …`, or another"
+        " Parameter), which its optimizer does not know. Change it in place"
+        f" (self.{name}.data.copy_(…)), or tie it in __init__."
     )
 
 

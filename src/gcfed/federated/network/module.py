@@ -15,12 +15,12 @@ from gcfed.federated.network.lent import (
     Traits,
     broadcast_state,
     make_contiguous,
-    tie,
     travelling,
 )
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import dense_buffers
 from gcfed.federated.parallel.sums import sum_over_processes
+from gcfed.federated.protocol.checks import are_finite
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
@@ -43,7 +43,8 @@ class FederatedModule(LightningModule):
     which callbacks receive as ``outputs``.
 
     Args:
-        server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
+        server: makes the server's optimizer: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is
+            FedAvg.
         channels_last: store convolution weights and images in channels_last, the faster layout.
         eval_precision: of tests: ``bf16-mixed``, or None for the run's.
 
@@ -71,7 +72,8 @@ class FederatedModule(LightningModule):
         self.net = net.to(memory_format=self.memory_format)
         self.travels = travelling(self.net)  # before statistics may become infinite
         self.lent = Lent(self.net)
-        self.server = try_optimizer(validated("server", server, Callable[..., Any]), "server")
+        server = validated("server", server, Callable[..., Any])
+        self.make_optimizer = try_optimizer(server, "server")
         self.clients: ClientStack | None = None
         self.run: Callable[[int], dict[str, Any]]  # the loop's round; see ``FederatedLoop.bind``
         self.task = task
@@ -86,9 +88,7 @@ class FederatedModule(LightningModule):
 
     def adopt(self, traits: Traits) -> None:
         """Prepares for what :mod:`gcfed.federated.network.probe` has found about the network."""
-        tie(self.net, traits.ties)
-        travels = [name for name in (*self.travels, *traits.moved) if name not in traits.ties]
-        self.travels = tuple(dict.fromkeys(travels))
+        self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
         if traits.contiguous:
             self.memory_format = torch.contiguous_format
             make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
@@ -97,7 +97,7 @@ class FederatedModule(LightningModule):
         self.lent = Lent(self.net, traits, self.task)
 
     def configure_optimizers(self) -> Optimizer:
-        return self.server(self.net.parameters())
+        return self.make_optimizer(self.net.parameters())
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.net(x)
@@ -228,17 +228,17 @@ class FederatedModule(LightningModule):
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         state = optimizer.optimizer.state
-        state_before = {parameter: copied(own) for parameter, own in state.items()}
+        state_before = {parameter: copied(entries) for parameter, entries in state.items()}
         # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
         optimizer.step()
         self.net.zero_grad()
         if update is None:
             return True
         model = {name: t for name, t in self._tensors() if name in before}
-        numbers: list[object] = list(model.values())
-        for own in state.values():
-            numbers += own.values()
-        if _all_finite(numbers):
+        numbers = list(model.values())
+        for entries in state.values():
+            numbers += [value for value in entries.values() if isinstance(value, Tensor)]
+        if are_finite(numbers):  # waits for the device, which has nothing else to do
             restore_unit_norms(self.net)
             return True
         with torch.no_grad():
@@ -286,16 +286,3 @@ def hears_of_steps(callback: Callback) -> bool:
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state of a parameter, with copies of its tensors."""
     return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}
-
-
-def _all_finite(values: Iterable[object]) -> bool:
-    """Whether all tensors are finite.
-
-    Waits for the device, which has only the server's step left to do.
-    """
-    sums = []
-    for t in values:
-        if isinstance(t, Tensor) and t.is_floating_point():
-            sums.append(t.detach().sum())
-    together = torch.stack([total.to(sums[0].device, torch.float64) for total in sums])
-    return bool(together.isfinite().all())

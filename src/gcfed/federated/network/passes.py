@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gcfed.federated.network.closeness import are_equal
-from gcfed.federated.network.lent import Lent, make_contiguous, tie
+from gcfed.federated.network.lent import Lent, make_contiguous
 from gcfed.federated.network.tap import dense_buffers
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import leaves
@@ -42,7 +42,6 @@ class Passes:
         before: the network's tensors before all passes, by name.
         trained: names of the tensors that have gradients.
         contiguous: whether the network fails in ``channels_last``.
-        ties: parameters that forward replaces by others of the network.
         edits_input: whether a pass wrote to its input.
         unregistered: ids of tensors that get gradients and are no parameters.
         replaced: names for which a pass made a new tensor.
@@ -68,7 +67,6 @@ class Passes:
         self.lent = Lent(net)
         self.trained = [name for name, t in self.lent.tensors.items() if t.requires_grad]
         self.contiguous = False
-        self.ties: dict[str, str] = {}
         self.edits_input = False
         self.unregistered = set[int]()
         self.replaced = set[str]()
@@ -79,17 +77,8 @@ class Passes:
     def first(self) -> Pass:
         """The first pass, forward and backward.
 
-        It finds out whether the network needs the contiguous layout, and which parameters it ties.
+        It finds out whether the network needs the contiguous layout.
         """
-        first = self._in_some_layout()
-        if not self.ties:
-            return first
-        self.begin_anew()
-        self.lent = Lent(self.net)
-        self.trained = [name for name in self.trained if name not in self.ties]
-        return self._in_some_layout()
-
-    def _in_some_layout(self) -> Pass:
         self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
         try:
             return self.run(self.x, y=self.y)
@@ -100,12 +89,11 @@ class Passes:
         self.begin_anew()
         self.x = self.x.clone(memory_format=torch.contiguous_format)
         self.others = self.others.clone(memory_format=torch.contiguous_format)
-        return self._in_some_layout()
+        return self.first()
 
     def begin_anew(self) -> None:
         """Makes the network as it was, except for what it needs to run."""
         self.fresh.restore()
-        tie(self.net, self.ties)
         if self.contiguous:
             make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
 
@@ -192,8 +180,8 @@ class Passes:
         if not loss.requires_grad:
             raise self._no_gradient(out)
         loss.backward()
-        own = {id(t) for t in self.lent.tensors.values()}
-        self.unregistered = (leaves(loss) & self.fresh.ids) - own
+        registered = {id(t) for t in self.lent.tensors.values()}
+        self.unregistered = (leaves(loss) & self.fresh.ids) - registered
 
     def _no_gradient(self, out: Tensor) -> ValueError:
         if out.requires_grad:
@@ -246,7 +234,6 @@ class Passes:
             if mark(generator) != generators[name]:
                 self.draws.add(name)
         self.replaced |= self.lent.replaced()
-        self.ties |= self.lent.tied()
 
 
 def grads_of(tensors: Sequence[Tensor]) -> list[Tensor]:

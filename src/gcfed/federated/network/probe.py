@@ -30,6 +30,7 @@ from gcfed.models.facts import (
 from gcfed.models.own import reason
 from gcfed.models.unchanged import hand_copies, unchanged
 from gcfed.tasks import Task
+from gcfed.utils.ours import is_ours
 
 log = logging.getLogger(__name__)
 SAMPLES = 8
@@ -42,8 +43,8 @@ def set_traits(module: FederatedModule, data: Any, stack: int | str) -> None:
     like = first_weight(module.net)
     data.to_device(like.device, like.dtype, module.memory_format)
     module.task.to(like.device, like.dtype)
-    own, others = _two_batches(data)
-    x_B, y_B = data.fetch(torch.as_tensor(own, device=like.device), None)
+    samples, others = _two_batches(data)
+    x_B, y_B = data.fetch(torch.as_tensor(samples, device=like.device), None)
     others_B, _ = data.fetch(torch.as_tensor(others, device=like.device), None)
     module.adopt(probe(module.net, x_B, y_B, module.task, stack, others_B))
 
@@ -52,13 +53,13 @@ def _two_batches(data: Any) -> tuple[np.ndarray, np.ndarray]:
     """Indices of samples of the largest client, ``[B]``, and of as many other samples ``[B]``, of
     other clients if there are any.
     """
-    sizes = data.sizes(np.arange(data.num_clients))
+    sizes = data.sizes()
     largest, *rest = np.argsort(-sizes, kind="stable")[: SAMPLES + 1].tolist()
-    own = data.client(largest)
+    samples = data.client(largest)
     of_others = [data.client(client)[:SAMPLES] for client in rest]
-    others = np.concatenate([*of_others, own[SAMPLES:], own])
-    size = min(len(own), SAMPLES)
-    return own[:size], others[:size]
+    others = np.concatenate([*of_others, samples[SAMPLES:], samples])
+    size = min(len(samples), SAMPLES)
+    return samples[:size], others[:size]
 
 
 def probe(
@@ -107,9 +108,9 @@ class _Probe:
         single = self.fails_on_one()
         functional = ""
         alone = cannot_stack(self.net)
-        is_own_task = not type(passes.task).__module__.startswith("gcfed.")
-        state = self.hidden.in_task(first) if is_own_task else ""
-        if is_own_task or not shows_all_at_once(self.net, stack):
+        is_users_task = not is_ours(type(passes.task).__module__)
+        state = self.hidden.in_task(first) if is_users_task else ""
+        if is_users_task or not shows_all_at_once(self.net, stack):
             hidden = self.compare_later_passes(first)
             del first  # the memory of two models
             functional, why = self.compare_in_a_stack(
@@ -127,7 +128,6 @@ class _Probe:
             single=single,
             assigns=bool(passes.replaced),
             keeps=self.hidden.restorable,
-            ties=passes.ties,
         )
 
     def warn_of_unregistered(self) -> None:

@@ -39,16 +39,20 @@ class StackCheck:
     def on_other_tensors(self) -> str:
         """Why a client's numbers differ in a call on other tensors."""
         passes = self.passes
-        counts = [len(passes.x)]
+        count = len(passes.x)
         state = passes.scaled(passes.before, 1.1)
-        own = passes.run(passes.x, self.comparable, passes.y, state, counts[0])
-        call = Tap(self.net, False, False).on
-        differs = self._differs(
-            lambda state: call(state, passes.x)[0][0].unsqueeze(0),
-            state,
-            lambda out_KB: passes.loss(out_KB, passes.x[None], passes.y[None], counts),
-            [own.out.unsqueeze(0), *own.grads],
-        )
+        alone = passes.run(passes.x, self.comparable, passes.y, state, count)
+        tap = Tap(self.net, False, False)
+
+        def outputs(state: Params) -> Tensor:
+            (logits, *_), _ = tap.on(state, passes.x)
+            return logits.unsqueeze(0)
+
+        def loss(out_KB: Tensor) -> Tensor:
+            return passes.loss(out_KB, passes.x[None], passes.y[None], [count])
+
+        expected = [alone.out.unsqueeze(0), *alone.grads]
+        differs = self._differs(outputs, state, loss, expected)
         if differs or self._has_hooks_on_gradients():
             return (
                 "weights that forward reaches other than through its modules (lists, closures,"
@@ -121,12 +125,15 @@ class StackCheck:
                 stacked[name] = torch.stack([state[name] for state in states])
         del states, numbers  # the memory of eight models
         call = vmap(Tap(self.net, False, False).on, randomness="different")
-        differs = self._differs(
-            lambda state: call(state, x_KB)[0][0],
-            stacked,
-            lambda out_KB: passes.loss(out_KB, x_KB, y_KB, counts),
-            expected,
-        )
+
+        def outputs(state: Params) -> Tensor:
+            (logits, *_), _ = call(state, x_KB)
+            return logits
+
+        def loss(out_KB: Tensor) -> Tensor:
+            return passes.loss(out_KB, x_KB, y_KB, counts)
+
+        differs = self._differs(outputs, stacked, loss, expected)
         if self.draws_for_all():
             return self.draws_for_all()
         return differs and f"a forward that torch.func.vmap cannot batch ({differs})"

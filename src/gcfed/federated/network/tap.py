@@ -105,24 +105,24 @@ class Tap:
 
         Also returns those that forward has put in their place.
         """
-        places = [slot for slot in slots(self.net) if slot.name in state]
-        before = [slot.tensor for slot in places]
+        used = [slot for slot in slots(self.net) if slot.name in state]
+        before = [slot.tensor for slot in used]
         # Integers travel as floats.
         tensors = {
-            slot.name: state[slot.name].to(t.dtype) for slot, t in zip(places, before, strict=True)
+            slot.name: state[slot.name].to(t.dtype) for slot, t in zip(used, before, strict=True)
         }
-        given = [slot.without_padding(tensors[slot.name]) for slot in places]
+        given = [slot.without_padding(tensors[slot.name]) for slot in used]
         try:
-            for slot, t in zip(places, given, strict=True):
+            for slot, t in zip(used, given, strict=True):
                 slot.put(t)
             outputs = self(x, first)
             assigned = {}
-            for slot, t in zip(places, given, strict=True):
+            for slot, t in zip(used, given, strict=True):
                 if slot.tensor is not t:
                     assigned[slot.name] = slot.tensor
             return outputs, assigned
         finally:
-            for slot, t in zip(places, before, strict=True):
+            for slot, t in zip(used, before, strict=True):
                 slot.put(t)
 
     def _features(self, x: Tensor) -> Tensor:

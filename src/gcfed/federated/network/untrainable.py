@@ -50,8 +50,8 @@ class TrainingCheck:
             raise new_memory(replaced[0])
         if any(t.layout != torch.strided for t in first.grads):
             raise Refusal(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
-        own = {id(t) for t in passes.lent.tensors.values() if isinstance(t, nn.Parameter)}
-        if {id(p) for p in self.net.parameters()} != own:
+        held = {id(t) for t in passes.lent.tensors.values() if isinstance(t, nn.Parameter)}
+        if {id(p) for p in self.net.parameters()} != held:
             raise Refusal(
                 f"{self.name}.parameters() lacks some: set requires_grad=False in those instead."
             )

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from gcfed.federated.parallel.strategy import rank_and_world
 
-NARROW = (40,)  # b for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
+# b, the number of binary digits after the point, of each grid
+NARROW = (40,)  # for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
 WIDE = (10, 60)  # for all else, below 2⁴¹: the second grid takes the remainder of the first
 COARSE = -10  # for what is larger, below 2⁶¹
 LIMIT = 2.0 ** (51 - COARSE)
@@ -50,11 +51,11 @@ class Sums:
         self._dtypes = {name: t.dtype for name, t in like.items()}
         kinds: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
         for name in sorted(like):  # in the same order on every process
-            places: tuple[int, ...] = NARROW if name in narrow else WIDE
+            digits: tuple[int, ...] = NARROW if name in narrow else WIDE
             if like[name].dtype is torch.float64:
-                places = ()  # exact
-            kinds[places][name] = like[name]
-        self._grids = [Grid(tensors, places) for places, tensors in kinds.items()]
+                digits = ()  # exact
+            kinds[digits][name] = like[name]
+        self._grids = [Grid(tensors, digits) for digits, tensors in kinds.items()]
         self._weight = next(iter(like.values())).new_zeros((), dtype=torch.float64)
 
     def add(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
@@ -96,17 +97,19 @@ class Segment(NamedTuple):
 
 
 class Grid:
-    """The sums of a set of tensors on the grids ``NARROW`` or ``WIDE``; no grid for plain sums."""
+    """The sums of a set of tensors on grids; ``digits`` is ``NARROW`` or ``WIDE``. Without digits
+    they are plain sums.
+    """
 
-    def __init__(self, like: Mapping[str, Tensor], places: Sequence[int]) -> None:
-        self.places = tuple(places)
+    def __init__(self, like: Mapping[str, Tensor], digits: Sequence[int]) -> None:
+        self.digits = tuple(digits)
         device = next(iter(like.values())).device
         # Shapes only: a tensor of ``like`` may belong to an upload.
         self._shapes = {name: (t.shape, torch.empty_like(t).stride()) for name, t in like.items()}
         self._sizes = [t.numel() for t in like.values()]
         size = sum(self._sizes)
-        dtype = torch.int64 if places else torch.float64
-        self.totals = [torch.zeros(size, dtype=dtype, device=device) for _ in places or (0,)]
+        dtype = torch.int64 if digits else torch.float64
+        self.totals = [torch.zeros(size, dtype=dtype, device=device) for _ in digits or (0,)]
         # A CPU adds a piece at a time, and needs memory for one only.
         self._width = max(1, min(size, PIECE)) if device.type == "cpu" else max(1, size)
         self._buffer = torch.empty(min(size, self._width), dtype=torch.float64, device=device)
@@ -114,7 +117,7 @@ class Grid:
         self._terms = 0
         self._magic = torch.full((1,), MAGIC, dtype=torch.float64, device=device)
         # Terms below it need no coarse grid.
-        self._small = 2.0 ** (51 - self.places[0]) if places else inf
+        self._small = 2.0 ** (51 - self.digits[0]) if digits else inf
         self._coarse: Tensor | None = None  # int64, of all entries, in units of 2¹⁰
 
     def _split(self, flat: Tensor) -> list[Tensor]:
@@ -164,7 +167,7 @@ class Grid:
         for row, weight in enumerate(weight_K):
             for start, piece, totals in self._filled(values_K, row):
                 piece.mul_(weight).masked_fill_(weight == 0, 0.0)
-                if self.places:
+                if self.digits:
                     self._move_large(piece, start)
                 self._add(piece, totals, 1.0)
 
@@ -190,7 +193,7 @@ class Grid:
 
     def _has_large(self, piece: Tensor) -> bool:
         """Whether a number of a piece needs the coarse grid. Weights are at most 1."""
-        if not self.places or not len(piece):
+        if not self.digits or not len(piece):
             return False
         low, high = torch.aminmax(piece)
         return max(-float(low), float(high)) >= self._small
@@ -208,10 +211,10 @@ class Grid:
 
     def _add(self, piece: Tensor, totals: Sequence[Tensor], weight: float) -> None:
         """Adds a piece of one term, and overwrites the piece."""
-        if not self.places:
+        if not self.digits:
             totals[0].add_(piece, alpha=weight)
-        for i, b in enumerate(self.places):
-            last = i == len(self.places) - 1
+        for i, b in enumerate(self.digits):
+            last = i == len(self.digits) - 1
             term = torch.add(self._magic, piece, alpha=weight * 2.0**b, out=piece if last else None)
             if term.device.type == "cpu":
                 # torch would first multiply each integer by 1, which takes as long as the sum.
@@ -228,22 +231,22 @@ class Grid:
 
         Called once, after the last term. It overwrites what ``reduce`` returns.
         """
-        if not self.places:
+        if not self.digits:
             (total,) = reduce(self.totals)
             return self._by_name(total)
         offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63  # as int64
         has_coarse = self._magic.new_tensor([self._coarse is not None], dtype=torch.int64)
-        *parts, has_coarse = reduce([*(total.sub_(offset) for total in self.totals), has_coarse])
-        places = list(self.places)
+        *totals, has_coarse = reduce([*(total.sub_(offset) for total in self.totals), has_coarse])
+        digits = list(self.digits)
         # On a GPU every process has one, and to ask would wait for the device.
         if has_coarse.device.type != "cpu" or int(has_coarse):
-            coarse = torch.zeros_like(parts[0]) if self._coarse is None else self._coarse
-            parts += reduce([coarse])
-            places.append(COARSE)
-        total, *others = (self._to_floats(part, b) for part, b in zip(parts, places, strict=True))
-        for other in others:
-            total.add_(other)
-        return self._by_name(total)
+            coarse = torch.zeros_like(totals[0]) if self._coarse is None else self._coarse
+            totals += reduce([coarse])
+            digits.append(COARSE)
+        sums = [self._to_floats(total, b) for total, b in zip(totals, digits, strict=True)]
+        for other in sums[1:]:
+            sums[0].add_(other)
+        return self._by_name(sums[0])
 
     def _to_floats(self, multiples: Tensor, b: int) -> Tensor:
         """Turns integers, multiples of 2⁻ᵇ, into float64 in the same memory, ``[D]``."""
@@ -273,15 +276,15 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     for i, t in enumerate(tensors):
         by_dtype[t.dtype].append(i)
     sent = []
-    for places in by_dtype.values():
-        flat = torch.cat([tensors[i].reshape(-1) for i in places])
-        sent.append((dist.all_reduce(flat, async_op=True), flat, places))
+    for indices in by_dtype.values():
+        flat = torch.cat([tensors[i].reshape(-1) for i in indices])
+        sent.append((dist.all_reduce(flat, async_op=True), flat, indices))
     result = list(tensors)
-    for work, flat, places in sent:
+    for work, flat, indices in sent:
         _wait(work, flat)
-        sizes = [tensors[i].numel() for i in places]
-        for i, part in zip(places, flat.split(sizes), strict=True):
-            added = part.view(tensors[i].shape)
+        sizes = [tensors[i].numel() for i in indices]
+        for i, piece in zip(indices, flat.split(sizes), strict=True):
+            added = piece.view(tensors[i].shape)
             if added.stride() != tensors[i].stride():
                 # In the memory format of the original: the server's optimizer needs one layout.
                 added = torch.empty_like(tensors[i]).copy_(added)

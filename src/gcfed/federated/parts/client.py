@@ -14,8 +14,8 @@ from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.own import Own
 from gcfed.tasks import Batch
 
-#: What a part prepares for the local steps of a stack, by name: ``[K, *shape]``, or ``[*shape]``
-#: for all clients.
+#: What a part prepares for the local steps of a stack: tensors, or mappings of them, by name. They
+#: are ``[K, *shape]``, or ``[*shape]`` for all clients.
 Prepared = Mapping[str, Any]
 
 
@@ -113,7 +113,8 @@ class ClientPart(Part):
         return {}
 
     def packed(self, delta: Params) -> dict[str, int]:
-        """The entries of Δ that ``send`` puts into ``upload.packed``: name → bytes of one client.
+        """The entries of Δ that ``send`` makes smaller than their tensors: name → bytes of one
+        client.
 
         Args:
             delta: tensors like those of one client's Δ, name → ``[*shape]``.

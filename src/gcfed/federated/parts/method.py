@@ -24,15 +24,15 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     """The parts of these methods in the order of their hooks; raises ValueError for an object that
     is no method.
     """
-    methods = list(methods)
-    if odd := next((method for method in methods if not isinstance(method, Method | Part)), None):
-        raise Refusal(
-            f"{type(odd).__name__} is no method: make it a ClientPart, a ServerPart, or a Method of"
-            " both."
-        )
-    return sorted(
-        (part for method in methods for part in method.parts), key=lambda part: part.order
-    )
+    parts: list[Part] = []
+    for method in methods:
+        if not isinstance(method, Method | Part):
+            raise Refusal(
+                f"{type(method).__name__} is no method: make it a ClientPart, a ServerPart, or a"
+                " Method of both."
+            )
+        parts += method.parts
+    return sorted(parts, key=lambda part: part.order)
 
 
 def result_of(parts: Iterable[Part]) -> str:

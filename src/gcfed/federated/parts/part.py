@@ -9,6 +9,8 @@ from enum import IntEnum
 from typing import Any, Protocol
 
 from lightning.pytorch import Callback
+from torch import Tensor
+from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import UniformSampler
@@ -22,6 +24,7 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import two_zeros
 from gcfed.models.order import ForwardOrder, order_for_gc
+from gcfed.optim.partial import probe_optimizer
 
 
 class Order(IntEnum):
@@ -107,6 +110,10 @@ class Part(Callback):
     @property
     def title(self) -> str:
         return self.method or type(self).__name__
+
+    def trained(self, tensors: Mapping[str, Tensor]) -> Params:
+        """Those of the parameters that are trained, in order, by name."""
+        return {name: tensors[name] for name in self.trained_names}
 
     def meet(self, setup: Setup) -> None:
         """Checks the run before the first round.
@@ -194,6 +201,16 @@ class Setup:
     def names(self) -> list[str]:
         """The parameters that are trained, in order."""
         return [name for name, p in self.module.net.named_parameters() if p.requires_grad]
+
+    @functools.cached_property
+    def local_optimizer(self) -> Optimizer:
+        """An optimizer like the clients', which shows its class and settings."""
+        return probe_optimizer(self.solver.optimizer)
+
+    @functools.cached_property
+    def server_optimizer(self) -> Optimizer:
+        """An optimizer like the server's, which shows its class and settings."""
+        return probe_optimizer(self.module.make_optimizer)
 
     @functools.cached_property
     def forward_order(self) -> ForwardOrder:

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 
 from gcfed.data.sampling import Buffered
 from gcfed.federated.parts import FACTS, ClientPart, Order, Part, ServerPart, Setup
+from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
 
 # hooks of one side only
@@ -57,8 +58,7 @@ def _hooks_called(cls: type[Part], sides: Sequence[type[Part]]) -> set[str]:
 
 def _is_of_gcfed(cls: type[Part], name: str) -> bool:
     """Whether one of this package's classes has an attribute of this name."""
-    own_bases = [base for base in cls.__mro__ if base.__module__.startswith("gcfed.")]
-    return any(name in vars(base) for base in own_bases)
+    return any(name in vars(base) for base in cls.__mro__ if is_ours(base.__module__))
 
 
 def _check_states(parts: Sequence[Part]) -> None:

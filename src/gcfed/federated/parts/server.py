@@ -83,7 +83,7 @@ class ServerPart(Part):
         saved in checkpoints. They start as zeros, or as copies of ``like``, which also gives
         shapes, types and devices.
         """
-        tensors = self._server.setdefault(name, {})
+        tensors = self._states.setdefault(name, {})
         for key, t in like.items():
             held = tensors.get(key)
             if held is None:
@@ -93,15 +93,12 @@ class ServerPart(Part):
         return tensors
 
     @cached_property
-    def _server(self) -> dict[str, Params]:
+    def _states(self) -> dict[str, Params]:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return (
-            {"server": {name: dict(tensors) for name, tensors in self._server.items()}}
-            if self._server
-            else {}
-        )
+        states = {name: dict(tensors) for name, tensors in self._states.items()}
+        return {"server": states} if states else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._server.update({name: dict(tensors) for name, tensors in state_dict["server"].items()})
+        self._states.update({name: dict(tensors) for name, tensors in state_dict["server"].items()})

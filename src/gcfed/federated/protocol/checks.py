@@ -54,17 +54,17 @@ def _finite_on_cpu(tensors_K: Sequence[Tensor], limits: Sequence[float]) -> Tens
 def _is_finite(tensors: Sequence[Tensor], limits: Sequence[float]) -> bool:
     """Whether all numbers of a client are within the limits. NaN is not."""
     (flat,) = in_memory_order(tensors)
-    ends = [torch.aminmax(t) for t in flat]
-    return all(
-        -limit < float(low) and float(high) < limit
-        for limit, (low, high) in zip(limits, ends, strict=True)
-    )
+    for t, limit in zip(flat, limits, strict=True):
+        low, high = torch.aminmax(t)
+        if not (-limit < float(low) and float(high) < limit):
+            return False
+    return True
 
 
-def overflowed(means: Iterable[Params]) -> Tensor:
-    """Whether one of these means of finite uploads is not finite, bool ``[1]`` on the device."""
-    finite = [finite_clients({name: t.unsqueeze(0) for name, t in mean.items()}) for mean in means]
-    return ~torch.cat(finite).all(0, keepdim=True)
+def are_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Whether all numbers of all tensors are finite, bool ``[]`` on the device of the first one."""
+    sums = [t.detach().sum(dtype=torch.float64) for t in tensors]
+    return torch.stack([total.to(sums[0].device) for total in sums]).isfinite().all()
 
 
 def sendable(upload: Upload, limit: float) -> Tensor:

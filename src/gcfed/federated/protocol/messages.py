@@ -97,10 +97,6 @@ class Levels(NamedTuple):
     bits: int
     norms: Tensor
 
-    def nbytes(self, entries: int) -> int:
-        """Size of one client's tensor with this number of entries."""
-        return quantized_nbytes(entries, self.bits)
-
     @property
     def unit(self) -> Tensor:
         levels: int = 2 ** (self.bits - 1) - 1
@@ -124,8 +120,6 @@ class Upload(Message):
         extra: what they send in addition to Δ, by name; see :meth:`send`.
         levels: the quantized entries of Δ.
         notes: what clients measured, by the measurement's name; not counted.
-        packed: size in bytes of one client's entries of Δ that are sent in fewer bytes than tensors
-            have.
     """
 
     clients: np.ndarray
@@ -139,7 +133,6 @@ class Upload(Message):
     extra: dict[str, Params] = field(default_factory=dict)
     levels: dict[str, Levels] = field(default_factory=dict)
     notes: dict[str, Params] = field(default_factory=dict)
-    packed: dict[str, int] = field(default_factory=dict)
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Sends ``tensors``, name → ``[K, *shape]``, in addition to Δ.
@@ -150,20 +143,6 @@ class Upload(Message):
         """
         self.extra[name] = dict(tensors)
 
-    @property
-    def bytes_per_client(self) -> int:
-        """Size of one client's message."""
-        whole = 0  # of the tensors of all K clients
-        for name, t in self.delta.items():
-            if name not in self.levels and name not in self.packed:
-                whole += t.nbytes
-        for tensors in self.extra.values():
-            whole += nbytes(tensors)
-        size = whole // len(self.clients) + sum(self.packed.values())
-        for name, levels in self.levels.items():
-            size += levels.nbytes(self.delta[name][0].numel())
-        return size
-
 
 class Expected(NamedTuple):
     """What a client sends in a round.
@@ -173,7 +152,7 @@ class Expected(NamedTuple):
         notes: name of a note → tensors like those of the note.
         bits: name of each quantized entry of Δ → bits per number (``Upload.levels``).
         packed: name of each entry of Δ that is sent in fewer bytes than tensors have → bytes of one
-            client (``Upload.packed``).
+            client.
     """
 
     shapes: Mapping[str, Params]
@@ -185,12 +164,8 @@ class Expected(NamedTuple):
     def nbytes(self) -> int:
         """Size of one client's message."""
         size = sum(self.packed.values())
-        for name, t in self.shapes["delta"].items():
-            if name in self.bits:
-                size += quantized_nbytes(t.numel(), self.bits[name])
-            elif name not in self.packed:
-                size += t.nbytes
         for name, tensors in self.shapes.items():
-            if name != "delta":
-                size += nbytes(tensors)
+            size += nbytes(tensors)
+            if name == "delta":
+                size -= sum(tensors[entry].nbytes for entry in self.packed)
         return size

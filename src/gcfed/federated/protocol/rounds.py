@@ -24,8 +24,8 @@ class Round:
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
-        scheduled: ids of the clients whose uploads this round uses, ``[K]``, sorted; rows of a
-            round's tables have this order.
+        scheduled: ids of the clients whose uploads this round uses, ``[K]``, sorted; a
+            round's tables have a row for each.
         cohort: ids of those that take part, sorted. In a Round these are all that are scheduled, in
             a Received those that answered.
         num_clients: N, the size of the population.
@@ -35,7 +35,7 @@ class Round:
         model: the server's own model, name → ``[*shape]``.
         reduce: sums over all processes. Every process must call it, so do not call it in
             ``on_receive``.
-        server: the server's optimizer, whose momentum a method may read; None in a loop without
+        optimizer: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
         versions: index of the round whose download each scheduled client has, ``[K]``. None: that
             of this round, because no client is late.
@@ -51,13 +51,13 @@ class Round:
     lr: float
     model: Params = field(default_factory=dict)
     reduce: Reduce = sum_over_processes
-    server: Optimizer | None = None
+    optimizer: Optimizer | None = None
     versions: np.ndarray | None = None
     sent: Download | None = None
     cohort: np.ndarray = field(kw_only=True)
 
-    def places(self, clients: np.ndarray) -> np.ndarray:
-        """The positions of these clients, ``[K]``, among those that are scheduled."""
+    def rows(self, clients: np.ndarray) -> np.ndarray:
+        """The rows of these clients, ``[K]``, in a table of those that are scheduled."""
         return np.searchsorted(self.scheduled, clients)
 
     def by_version(self) -> Iterator[tuple[int, np.ndarray]]:
@@ -94,9 +94,7 @@ class Received(Round):
         loss: mean of the finite training losses, over the clients that count.
         losses: the loss of each client that counts, by its id; empty unless the cohorts depend on
             losses.
-        up_bytes, samples, steps: of all uploads that the round uses.
-        large_statistics: clients that do not count only because of statistics of their inputs, such
-            as a running variance; always 0 on a GPU.
+        samples, steps: of all uploads that the round uses.
         overflowed: whether the aggregate of finite uploads is not finite.
         usable: whether the server steps along the update. The update must be finite and come from
             at least one client. A part with the fact "steps without clients" needs no client.
@@ -109,10 +107,8 @@ class Received(Round):
     num_finite: int = 0
     loss: float = float("nan")
     losses: Mapping[int, float] = field(default_factory=dict)
-    up_bytes: int = 0
     samples: int = 0
     steps: int = 0
-    large_statistics: int = 0
     overflowed: bool = False
     usable: bool = False
 

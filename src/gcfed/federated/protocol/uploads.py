@@ -26,12 +26,14 @@ LARGEST = 2**63 - 1
 def upload_content(upload: Upload) -> dict[str, Any]:
     """An upload for :func:`gcfed.federated.protocol.packing.pack`.
 
-    The quantized entries of Δ are bits.
+    The quantized entries of Δ are bits, with their norms.
     """
     delta = dict(upload.delta)
+    norms = {}
     for name, levels in upload.levels.items():
         delta[name] = to_bits(upload.delta[name], levels)
-    return vars(upload) | {"delta": delta}
+        norms[name] = levels.norms
+    return vars(upload) | {"delta": delta, "levels": norms}
 
 
 def read_upload(content: Mapping[str, Any], expected: Expected) -> Upload:
@@ -45,8 +47,6 @@ def read_upload(content: Mapping[str, Any], expected: Expected) -> Upload:
         raise MessageError(f"an upload has other fields than expected: {shortened(odd)}.")
     clients = whole_numbers("clients", content["clients"])
     k = len(clients)
-    if content["packed"] != expected.packed:
-        raise MessageError(f"packed cannot be {shortened(content['packed'])}.")
     levels = _read_levels(content["levels"], expected.bits, k)
     extra_shapes = {name: like for name, like in expected.shapes.items() if name != "delta"}
     return Upload(
@@ -61,7 +61,6 @@ def read_upload(content: Mapping[str, Any], expected: Expected) -> Upload:
         extra=_read_groups("extra", content["extra"], extra_shapes, k),
         levels=levels,
         notes=_read_groups("notes", content["notes"], expected.notes),
-        packed=dict(expected.packed),
     )
 
 
@@ -126,23 +125,13 @@ def _read_groups(
 
 
 def _read_levels(sent: Any, expected: Mapping[str, int], k: int) -> dict[str, Levels]:
-    """The bits and norms of the quantized entries of Δ, by name."""
-    if not isinstance(sent, dict) or sent.keys() != expected.keys():
-        known = ", ".join(expected) or "none"
-        raise MessageError(f"levels cannot be {shortened(sent)}, because asked were {known}.")
+    """The norms of the quantized entries of Δ, by name, and the number of bits that was asked."""
     like = torch.zeros((), dtype=torch.float32)  # in float64 runs, too
-    levels = {}
-    for name, bits in expected.items():
-        pair = sent[name]
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise MessageError(f"levels.{name} cannot be {shortened(pair)}.")
-        if whole_number(f"the bits of {name}", pair[0]) != bits:
-            raise MessageError(f"the bits of {name} cannot be {pair[0]}: asked were {bits}.")
-        norms_K = _read_tensor(f"the norms of {name}", pair[1], like, k)
+    norms = _read_tensors("the norms of levels", sent, dict.fromkeys(expected, like), k)
+    for name, norms_K in norms.items():
         if bool((norms_K < 0).any()):
             raise MessageError(f"a norm of {name} is negative.")
-        levels[name] = Levels(bits, norms_K)
-    return levels
+    return {name: Levels(bits, norms[name]) for name, bits in expected.items()}
 
 
 def _read_delta(sent: Any, levels: Mapping[str, Levels], expected: Expected, k: int) -> Params:
@@ -153,8 +142,8 @@ def _read_delta(sent: Any, levels: Mapping[str, Levels], expected: Expected, k: 
         size = -(-like[name].numel() * bits // 8)
         as_sent[name] = torch.empty(size, dtype=torch.uint8, device="meta")
     delta = _read_tensors("delta", sent, as_sent, k)
-    for name, own in levels.items():
-        delta[name] = from_bits(delta[name], own, like[name])
+    for name, quantized in levels.items():
+        delta[name] = from_bits(delta[name], quantized, like[name])
     return delta
 
 
@@ -175,7 +164,7 @@ def from_bits(sent: Tensor, levels: Levels, like: Tensor) -> Tensor:
     ones = np.unpackbits(sent.numpy(), axis=1, count=like.numel() * bits)
     ones_KDB = ones.reshape(len(sent), like.numel(), bits)
     level_KD = np.full(ones_KDB.shape[:2], -(2 ** (bits - 1) - 1), dtype=np.int32)
-    for place in range(bits):
-        level_KD += ones_KDB[..., place].astype(np.int32) << place
+    for bit in range(bits):
+        level_KD += ones_KDB[..., bit].astype(np.int32) << bit
     values = torch.from_numpy(level_KD).to(like.dtype) * levels.unit.to(like.dtype).unsqueeze(1)
     return torch.stack([torch.empty_like(like).copy_(row.view(like.shape)) for row in values])

@@ -55,4 +55,5 @@ class Own(dict[str, Params]):
 
 def like_trained(part: Any, download: Download) -> Params:
     """``Kept.like`` of a part that keeps tensors like the trained parameters."""
-    return {name: download.model[name] for name in part.trained_names}
+    like: Params = part.trained(download.model)
+    return like

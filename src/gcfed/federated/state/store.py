@@ -113,8 +113,8 @@ class ClientStores:
                 for tensor, state in states.items():
                     state[row] = 0 if default is None else default[tensor]
                 continue
-            for state, part in zip(states.values(), vector.split(sizes), strict=True):
-                state[row].copy_(part.view(state.shape[1:]), non_blocking=True)
+            for state, piece in zip(states.values(), vector.split(sizes), strict=True):
+                state[row].copy_(piece.view(state.shape[1:]), non_blocking=True)
         return states
 
     def _vector(self, key: Key, size: int, dtype: torch.dtype) -> Tensor | None:
@@ -144,22 +144,22 @@ class ClientStores:
                 the host reads it at the end of the round, so that it does not wait for each client.
         """
         for row, key in enumerate(self._keys(name, clients)):
-            parts = [value[row].detach().reshape(-1) for value in values.values()]
+            pieces = [value[row].detach().reshape(-1) for value in values.values()]
             row_counts = None if counts is None else counts[row]
-            if self._stays_on_gpu(key, parts[0].device):
-                self._hold(key, round, torch.cat(parts), row_counts)
+            if self._stays_on_gpu(key, pieces[0].device):
+                self._hold(key, round, torch.cat(pieces), row_counts)
             elif row_counts is None or bool(row_counts):
-                self._save(key, round, self._joined(parts))
+                self._save(key, round, self._joined(pieces))
                 self._mark_written(key, round)
 
-    def _joined(self, parts: list[Tensor]) -> Tensor:
+    def _joined(self, pieces: list[Tensor]) -> Tensor:
         """A client's state as a vector on the CPU, ``[P]``, in memory that the next one reuses."""
-        if parts[0].is_cuda:
-            parts = [torch.cat(parts).cpu()]
-        dtype = reduce(torch.promote_types, (part.dtype for part in parts))
-        size = sum(part.numel() for part in parts)
+        if pieces[0].is_cuda:
+            pieces = [torch.cat(pieces).cpu()]
+        dtype = reduce(torch.promote_types, (piece.dtype for piece in pieces))
+        size = sum(piece.numel() for piece in pieces)
         room = torch.from_numpy(self._room(size * dtype.itemsize)).view(dtype)
-        return torch.cat(parts, out=room)
+        return torch.cat(pieces, out=room)
 
     def _room(self, size: int) -> np.ndarray:
         """Memory for as many bytes, in which the last state lay that was written or read."""

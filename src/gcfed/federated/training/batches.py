@@ -146,7 +146,7 @@ class BatchPlan:
 
 
 def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Tensor]]:
-    """Up to n parts of a batch, and their shares of each client's samples.
+    """Up to n pieces of a batch, and their shares of each client's samples.
 
     Shares times means add up to its mean.
     """
@@ -159,7 +159,7 @@ def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Ten
         mask = None if batch.mask is None else batch.mask[:, piece]
         rows = None
         if batch.rows is not None:
-            # If a client has no sample in a part, the padding counts as samples: the mean is then
+            # If a client has no sample in a piece, the padding counts as samples: the mean is then
             # finite, and its share 0.
             rows = batch.rows[:, piece] | (share == 0).unsqueeze(1)
         count = (batch.count * share).where(share > 0, 1.0)

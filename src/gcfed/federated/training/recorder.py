@@ -12,20 +12,73 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.protocol.messages import Download
+from gcfed.federated.protocol.messages import Params
 from gcfed.federated.training.batches import BatchPlan, Kind, Steps
+from gcfed.models.facts import is_graphable, is_recurrent
+from gcfed.optim.partial import starts_at_zero
 
 Step = Callable[[], object]
 MAX_RECORDINGS = 128  # of one stack: each takes memory
+
+
+def can_record(net: nn.Module, device: torch.device) -> bool:
+    """Whether a CUDA graph can record this network's steps on the present stream."""
+    if device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
+        return False
+    return torch.cuda.current_stream(device) != torch.cuda.default_stream(device)
+
+
+def can_replay_later(optimizer: Optimizer, rate_changes: bool) -> bool:
+    """Whether later stacks can replay a step that is recorded with this optimizer.
+
+    It must be able to start again, and to read a changing η_l from a tensor.
+    """
+    return starts_at_zero(optimizer) and (not rate_changes or bool(optimizer.defaults["fused"]))
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """K clients that begin to train.
+
+    Attributes:
+        model: the broadcast model, name → ``[*shape]``.
+        clients, sizes: their ids and numbers of samples, ``[K]``.
+        make_stack: takes the model, the clients, their numbers of samples and of steps.
+        make_optimizer: takes the stack.
+    """
+
+    model: Params
+    clients: np.ndarray
+    sizes: np.ndarray
+    plan: BatchPlan
+    make_stack: Callable[[Params, np.ndarray, np.ndarray, np.ndarray], ClientStack]
+    make_optimizer: Callable[[ClientStack], Optimizer]
+
+    def new_stack(self, model: Params) -> ClientStack:
+        return self.make_stack(model, self.clients, self.sizes, self.plan.steps)
+
+
+class Replays(NamedTuple):
+    """What later stacks need to replay the steps that are recorded of one stack.
+
+    Attributes:
+        most_steps: returns the number of local steps of the client with most samples.
+        rate_changes: whether η_l differs between rounds. A step then reads it from a tensor.
+    """
+
+    most_steps: Callable[[], int]
+    rate_changes: bool
 
 
 class Graph:
@@ -69,19 +122,39 @@ class Recorder:
         self.graph = graph or Graph()
         self._kept: dict[int, RecordedSteps] = {}  # by K
 
-    def take(self, k: int) -> RecordedSteps | None:
-        """Takes out the recorded steps of K clients; None if there are none.
+    def begin(self, beginning: Beginning, replays: Replays | None) -> RecordedSteps:
+        """The steps of K clients. They replay those of an earlier stack of as many clients.
 
-        In that case it forgets the older of two others, because the new ones need the memory.
+        Args:
+            replays: None if each stack records its own steps.
         """
-        if k not in self._kept and len(self._kept) > 1:
-            oldest = next(iter(self._kept))
-            del self._kept[oldest]
-        return self._kept.pop(k, None)
+        if replays is None:
+            stack = beginning.new_stack(beginning.model)
+            optimizer = beginning.make_optimizer(stack)
+            return RecordedSteps(self.graph, 0, stack, beginning.plan, optimizer)
+        k = len(beginning.clients)
+        steps = self._kept.pop(k, None)
+        if steps is not None:
+            steps.restart(beginning)
+        else:
+            if len(self._kept) > 1:  # the new ones need the memory of the older ones
+                oldest = next(iter(self._kept))
+                del self._kept[oldest]
+            steps = self._first(beginning, replays)
+        self._kept[k] = steps
+        return steps
 
-    def keep(self, steps: RecordedSteps) -> None:
-        """Keeps recorded steps for the next stack with as many clients."""
-        self._kept[len(steps.stack)] = steps
+    def _first(self, beginning: Beginning, replays: Replays) -> RecordedSteps:
+        """Steps that later stacks of as many clients will replay."""
+        # the stack gets the models of later rounds in the same memory
+        stack = beginning.new_stack({name: t.clone() for name, t in beginning.model.items()})
+        plan = beginning.plan
+        optimizer = beginning.make_optimizer(stack)
+        if replays.rate_changes:
+            for group in optimizer.param_groups:
+                # float32, as fused kernels on a GPU read it
+                group["lr"] = torch.zeros((), device=plan.index.device)
+        return RecordedSteps(self.graph, replays.most_steps(), stack, plan, optimizer)
 
 
 class RecordedSteps(Steps):
@@ -112,7 +185,7 @@ class RecordedSteps(Steps):
         self._tables: list[Tensor] = []
         # of the optimizer: each parameter's, of all K clients
         self._state: list[dict[str, Any]] = []
-        self._prepared: dict[int, dict[str, Tensor]] = {}  # by part
+        self._prepared: dict[int, Mapping[str, Any]] = {}  # by part
         self._plan = [table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables]
         self._place(plan)
 
@@ -121,19 +194,18 @@ class RecordedSteps(Steps):
             table[:, : new.shape[1]].copy_(new)
         self.plan = plan.on(self._plan)
 
-    def restart(
-        self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan
-    ) -> None:
+    def restart(self, beginning: Beginning) -> None:
         """Begins with the next K clients, in the state before the first step."""
         start = self.stack.start
+        plan = beginning.plan
         old = list(self.stack.leaves.values())
-        torch._foreach_copy_(list(start.values()), [download.model[name] for name in start])
-        self.stack.load(start, clients, sizes, plan.steps)
+        torch._foreach_copy_(list(start.values()), [beginning.model[name] for name in start])
+        self.stack.load(start, beginning.clients, beginning.sizes, plan.steps)
         cleared = [self._number, *self._tables]
         state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
-        for leaf, own in zip(self.stack.leaves.values(), self._state, strict=True):
-            cleared += [value for value in own.values() if isinstance(value, Tensor)]
-            state[leaf] = dict(own)
+        for leaf, entries in zip(self.stack.leaves.values(), self._state, strict=True):
+            cleared += [value for value in entries.values() if isinstance(value, Tensor)]
+            state[leaf] = dict(entries)
         torch._foreach_zero_(cleared)
         self.optimizer.state = state
         self.stack.regroup(self.optimizer, old)
@@ -146,12 +218,14 @@ class RecordedSteps(Steps):
         if not self.lasts:
             return prepared
         kept = self._prepared.get(id(part), {})
-        if _shapes(kept) != _shapes(prepared):
+        old, old_layout = tree_flatten(kept)
+        new, layout = tree_flatten(dict(prepared))
+        if layout != old_layout or [t.shape for t in new] != [t.shape for t in old]:
             self._recordings.clear()
-            kept = {name: t.clone() for name, t in prepared.items()}
+            kept = tree_unflatten([t.clone() for t in new], layout)
             self._prepared[id(part)] = kept
-        elif kept:
-            torch._foreach_copy_(list(kept.values()), [prepared[name] for name in kept])
+        elif old:
+            torch._foreach_copy_(old, new)
         return kept
 
     def run(self, step: Callable[[int | Tensor, Kind], None], t: int, kind: Kind) -> None:
@@ -193,7 +267,3 @@ class RecordedSteps(Steps):
         losses_TK = losses[:num_steps]
         labels_TK = labels[:num_steps]
         return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: t.shape for name, t in tensors.items()}

@@ -16,17 +16,21 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.protocol.messages import Download
+from gcfed.federated.protocol.messages import Download, Params
 from gcfed.federated.training.batches import BatchPlan, Kind, Steps, split
 from gcfed.federated.training.hooks import LocalHooks, StepHooks
-from gcfed.federated.training.recorder import RecordedSteps, Recorder
-from gcfed.models.facts import is_graphable, is_recurrent
+from gcfed.federated.training.recorder import (
+    Beginning,
+    Recorder,
+    Replays,
+    can_record,
+    can_replay_later,
+)
 from gcfed.optim.kernels import FusedKernel
 from gcfed.optim.partial import (
     fused,
     is_elementwise,
     probe_optimizer,
-    starts_at_zero,
     try_optimizer,
     unprofiled_step,
 )
@@ -109,11 +113,8 @@ class LocalSolver:
             )
         self.recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         self._lr = float(probed.defaults["lr"])
-        # Later stacks can replay a recording if its optimizer can start again, and reads a changing
-        # η_l from a tensor.
-        self._lasting = starts_at_zero(probed) and (
-            not self._rate_changes or bool(probed.defaults["fused"])
-        )
+        self._rate_changes = lr_decay < 1 or lr_cosine is not None
+        self._can_replay_later = can_replay_later(probed, self._rate_changes)
 
     def check(self, traits: Traits, data: FederatedDataModule) -> None:
         """Raises ValueError if a network with these traits cannot train as the settings ask."""
@@ -121,31 +122,27 @@ class LocalSolver:
             raise Refusal(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
         if not traits.single:
             return
-        clients = np.arange(data.num_clients)
         lonely = []  # clients with a batch, or a piece of one, of a single sample
-        for client, size in zip(clients.tolist(), data.sizes(clients).tolist(), strict=True):
+        for client, size in enumerate(data.sizes().tolist()):
             batches = self._pass(size)[: self.steps]
             if any(last_piece(batch, self.accumulate) == 1 for batch in batches):
                 lonely.append(client)
         if lonely:
             raise Refusal(
-                f"{traits.single}, and {len(lonely)} of {len(clients)} clients have such a batch"
-                f" (the first is client {lonely[0]}): set model.norm_policy=group or fixed, or"
-                " client.last_batch=wrap without client.accumulate."
+                f"{traits.single}, and {len(lonely)} of {data.num_clients} clients have such a"
+                f" batch (the first is client {lonely[0]}): set model.norm_policy=group or fixed,"
+                " or client.last_batch=wrap without client.accumulate."
             )
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """The recorder of the present stream; None if steps are not recorded."""
-        if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
+        if not self.graphs or not can_record(net, device):
             return None
-        stream = torch.cuda.current_stream(device)
-        if stream == torch.cuda.default_stream(device):
-            return None
-        return self.recorders[stream.cuda_stream]
+        return self.recorders[torch.cuda.current_stream(device).cuda_stream]
 
     def begin(
         self,
-        make: Callable[..., ClientStack],
+        make_stack: Callable[[Params, np.ndarray, np.ndarray, np.ndarray], ClientStack],
         download: Download,
         clients: np.ndarray,
         plan: BatchPlan,
@@ -156,33 +153,19 @@ class LocalSolver:
         """Prepares K clients, at the broadcast model, for training.
 
         Args:
-            make: makes a stack from the start, the clients, their numbers of samples and of steps.
-            lasting: whether later stacks may replay what the ``recorder`` records for this one.
+            make_stack: takes the model, the clients, their numbers of samples and of steps.
+            recorder: records the steps; None if nothing can.
+            lasting: whether the methods allow later stacks to replay recorded steps.
         """
         sizes = data.sizes(clients)
-        replays = recorder is not None and lasting and self._lasting
-        if recorder is not None and replays:
-            kept = recorder.take(len(clients))
-            if kept is not None:
-                kept.restart(download, clients, sizes, plan)
-                recorder.keep(kept)
-                return kept
-        start = download.model
-        if replays:  # the stack gets the models of later rounds in the same memory
-            start = {name: t.clone() for name, t in start.items()}
-        stack = make(start, clients, sizes, plan.steps)
-        optimizer = self._new_optimizer(stack)
+        beginning = Beginning(download.model, clients, sizes, plan, make_stack, self._new_optimizer)
         if recorder is None:
-            return Steps(stack, plan, optimizer)
-        if not replays:
-            return RecordedSteps(recorder.graph, 0, stack, plan, optimizer)
-        if self._rate_changes:
-            for group in optimizer.param_groups:
-                # float32, as fused kernels on a GPU read it
-                group["lr"] = torch.zeros((), device=plan.index.device)
-        steps = RecordedSteps(recorder.graph, self._most_steps(data), stack, plan, optimizer)
-        recorder.keep(steps)
-        return steps
+            stack = beginning.new_stack(download.model)
+            return Steps(stack, plan, self._new_optimizer(stack))
+        replays = None
+        if lasting and self._can_replay_later:
+            replays = Replays(partial(self._most_steps, data), self._rate_changes)
+        return recorder.begin(beginning, replays)
 
     def _new_optimizer(self, stack: ClientStack) -> Optimizer:
         optimizer = self.optimizer(list(stack.leaves.values()))
@@ -194,8 +177,7 @@ class LocalSolver:
 
     def _most_steps(self, data: FederatedDataModule) -> int:
         """Number of steps of the client with most samples."""
-        sizes = data.sizes(np.arange(data.num_clients))
-        return int(self.num_steps(sizes.max(keepdims=True))[0])
+        return int(self.num_steps(data.sizes()).max())
 
     def lr(self, round_index: int) -> float:
         """η_l, the clients' learning rate in a round."""
@@ -204,10 +186,6 @@ class LocalSolver:
             return rate
         progress = min(1.0, round_index / self.lr_cosine)
         return rate * 0.5 * (1 + cos(pi * progress))
-
-    @property
-    def _rate_changes(self) -> bool:
-        return self.lr_decay < 1 or self.lr_cosine is not None
 
     def num_steps(self, sizes: np.ndarray) -> np.ndarray:
         """Numbers of samples of clients, ``[K]`` → their numbers of local steps, ``[K]``."""
@@ -226,7 +204,7 @@ class LocalSolver:
         A client's draws depend on (seed, round, client) alone.
         """
         samples = [data.client(client) for client in clients.tolist()]
-        steps = self.num_steps(np.array([len(own) for own in samples])).tolist()
+        steps = self.num_steps(data.sizes(clients)).tolist()
         # The plan is a dense array. Places beyond a million, or beyond the largest client, would
         # only be empty.
         width = min(self.batch_size, max(1_000_000, *map(len, samples)))
@@ -277,15 +255,11 @@ class LocalSolver:
 
     def _pass(self, size: int) -> list[int]:
         """The sizes of the mini-batches in a pass over ``size`` samples."""
-        whole, rest = divmod(size, self.batch_size)
-        sizes = [self.batch_size] * whole
-        if rest == 0:
-            return sizes
-        if self.last_batch == "wrap":
-            return [*sizes, self.batch_size]
-        if self.last_batch == "drop" and whole > 0:
-            return sizes
-        return [*sizes, rest]
+        sizes = [self.batch_size] * self.num_batches(size)
+        missing = sum(sizes) - size  # samples that the last batch lacks
+        if self.last_batch != "wrap" and missing > 0:
+            sizes[-1] -= missing
+        return sizes
 
     def train(self, steps: Steps, data: FederatedDataModule, lr: float, hooks: StepHooks) -> Tensor:
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.

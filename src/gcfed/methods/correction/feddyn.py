@@ -22,6 +22,7 @@ from gcfed.federated.parts import (
     Method,
     Own,
     Params,
+    Prepared,
     Received,
     ServerPart,
     like_trained,
@@ -55,8 +56,9 @@ class DynamicPull(Proximal):
     facts = {"anchors", "corrects drift"}
     keeps = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        return {name: w - own["feddyn"][name] for name, w in like_trained(self, download).items()}
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        sums = own["feddyn"]
+        return {"anchor": {name: download.model[name] - total for name, total in sums.items()}}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """Adds the Δ_k that the server received, so that u stays the mean of the u_k."""
@@ -76,7 +78,7 @@ class UpdateSum(ServerPart):
         self.by_clients = by_clients
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        mean = {name: update[name] for name in self.trained_names}
+        mean = self.trained(update)
         total = self.server_state("u", mean)
         share = 1 / round.num_finite
         if self.by_clients:

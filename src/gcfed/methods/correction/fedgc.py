@@ -140,8 +140,8 @@ class ServerConstraint(ServerPart):
         self._failed = 0
         if not self.cgc:
             return
-        start = {name: download.model[name] for name in self.trained_names}
-        first = "previous" not in self._server
+        start = self.trained(download.model)
+        first = "previous" not in self._states
         previous = self.server_state("previous", start, zeros=False)
         # η'g'
         download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
@@ -177,7 +177,7 @@ class ServerConstraint(ServerPart):
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         if not self.sgc:
             return
-        mean = {name: update[name] for name in self.trained_names}
+        mean = self.trained(update)
         table = products(self._uploads, mean, round).cpu().numpy()  # SGC's one synchronisation
         gram = table[:, :-2]
         inner = table[:, -2]
@@ -278,7 +278,7 @@ def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tens
     """
     size = len(round.scheduled)
     like = next(iter(update.values()))
-    rows = [on_device(round.places(upload.clients), like.device) for upload in uploads]
+    rows = [on_device(round.rows(upload.clients), like.device) for upload in uploads]
     table = torch.zeros(size, size + 2, dtype=torch.float64, device=like.device)
     for rows_K, upload in zip(rows, uploads, strict=True):
         table[rows_K, -1] = upload.finite.double()
@@ -306,7 +306,7 @@ def add_weighted_(
     """
     sums = Sums(update)
     for upload in uploads:
-        weights_K = weights[round.places(upload.clients)].to(upload.finite.device)
+        weights_K = weights[round.rows(upload.clients)].to(upload.finite.device)
         terms_K = {}
         for name in update:
             delta = upload.delta[name]

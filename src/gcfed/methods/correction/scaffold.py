@@ -21,6 +21,7 @@ from gcfed.federated.parts import (
     Method,
     Own,
     Params,
+    Prepared,
     ServerPart,
     Setup,
     like_trained,
@@ -59,9 +60,9 @@ class ControlVariates(ClientPart):
         self.momentum_correction = momentum_correction
 
     def validate(self, setup: Setup) -> None:
-        self.count = step_counter(setup.solver.optimizer)
+        self.count = step_counter(setup.local_optimizer)
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         kept = own["scaffold"]
         return {name: mean - kept[name] for name, mean in download.extra["scaffold"].items()}
 
@@ -88,7 +89,7 @@ class MeanVariate(ServerPart):
         self.message = message
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        like = {name: round.start[name] for name in self.trained_names}
+        like = self.trained(round.start)
         self.control = self.server_state("c", like)
         download.extra[self.message] = self.control
 
@@ -96,6 +97,6 @@ class MeanVariate(ServerPart):
         return {self.message: self.control}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        change = [round.received[self.message][name] for name in self.trained_names]
+        change = list(self.trained(round.received[self.message]).values())
         share = round.num_finite / round.num_clients
         torch._foreach_add_(list(self.control.values()), change, alpha=share)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.parts import ClientStack, Download, Method, Own, Params, Round, per_client
+from gcfed.federated.parts import ClientStack, Download, Method, Own, Prepared, Round, per_client
 from gcfed.methods.momentum.fedcm import MeanStep
 from gcfed.methods.momentum.fedmuon import MeanMomentum, MomentumSteps
 from gcfed.utils.checked import ShareBelow1, Weight, checked
@@ -49,29 +49,25 @@ class AdamSteps(MomentumSteps):
         self.beta2 = beta2
         self.eps = eps
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         """m and v, ``[K, *shape]``, k and t, ``[K]``, all edited by the steps, and
         Δ, ``[*shape]``.
         """
         means = download.extra["fedadamw"]
+        directions = download.extra["fedcm"]
         n = len(stack)
-        found = {"k": means["t"].new_zeros(n), "t": means["t"].repeat(n)}
-        for name, direction in download.extra["fedcm"].items():
-            zeros = direction.new_zeros(n, *direction.shape)
-            found[f"m {name}"] = zeros
-            found[f"v {name}"] = zeros + means[name]
-            found[f"Δ {name}"] = direction
-        return found
+        m = {name: t.new_zeros(n, *t.shape) for name, t in directions.items()}
+        v = {name: zeros + means[name] for name, zeros in m.items()}
+        k = means["t"].new_zeros(n)
+        return {"m": m, "v": v, "k": k, "t": means["t"].repeat(n), "directions": directions}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
-        tensors = stack.prepared[self]
-        k = tensors["k"][: stack.active].add_(1)
-        t = tensors["t"][: stack.active].add_(1)
-        grads, m, v, direction = stack.with_grads(
-            {name: tensors[f"m {name}"] for name in stack.leaves},
-            {name: tensors[f"v {name}"] for name in stack.leaves},
-            {name: tensors[f"Δ {name}"] for name in stack.leaves},
+        prepared = stack.prepared[self]
+        k = prepared["k"][: stack.active].add_(1)
+        t = prepared["t"][: stack.active].add_(1)
+        grads, m, v, directions = stack.with_grads(
+            prepared["m"], prepared["v"], prepared["directions"]
         )
         torch._foreach_lerp_(m, grads, 1 - self.beta1)
         torch._foreach_mul_(v, self.beta2)
@@ -80,14 +76,14 @@ class AdamSteps(MomentumSteps):
         second = (1 - self.beta2**t).rsqrt()
         for g, m_n, v_n in zip(grads, m, v, strict=True):
             g.copy_(m_n * per_client(first, g) / (v_n.sqrt() * per_client(second, g) + self.eps))
-        torch._foreach_add_(grads, direction, alpha=self.alpha)
+        torch._foreach_add_(grads, directions, alpha=self.alpha)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        tensors = stack.prepared[self]
-        v = {name: tensors[f"v {name}"].reshape(len(stack), -1) for name in stack.leaves}
+        prepared = stack.prepared[self]
+        v = {name: t.reshape(len(stack), -1) for name, t in prepared["v"].items()}
         # the mean of no entries is NaN
         means = {name: t.mean(1) if t.numel() else t.sum(1) for name, t in v.items()}
-        self._sent = means | {"t": tensors["t"].clone()}
+        self._sent = means | {"t": prepared["t"].clone()}
 
 
 class MeanMoment(MeanMomentum):

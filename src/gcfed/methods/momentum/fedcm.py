@@ -64,7 +64,7 @@ class MeanStep(ServerPart):
     ]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        like = {name: round.start[name] for name in self.trained_names}
+        like = self.trained(round.start)
         self.direction = self.server_state("delta", like)
         download.extra["fedcm"] = self.direction
 
@@ -79,5 +79,5 @@ class MeanStep(ServerPart):
         # of the clients that are in the mean
         steps = float(round.sums[self]["steps"]) / round.num_finite
         direction = list(self.direction.values())
-        torch._foreach_copy_(direction, [update[name] for name in self.trained_names])
+        torch._foreach_copy_(direction, list(self.trained(update).values()))
         torch._foreach_mul_(direction, -1 / (round.lr * steps))

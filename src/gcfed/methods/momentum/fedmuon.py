@@ -23,6 +23,7 @@ from gcfed.federated.parts import (
     Order,
     Own,
     Params,
+    Prepared,
     Received,
     Upload,
 )
@@ -56,29 +57,24 @@ class MomentumSteps(ClientPart):
         self.momentum = momentum
         self.alpha = alpha
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         """M, ``[K, *shape]``, which the steps edit, and Δ, ``[*shape]``."""
-        found = {}
+        momenta = {}
         for name, mean in download.extra["fedmuon"].items():
-            found[f"M {name}"] = mean.expand(len(stack), *mean.shape).clone()
-        for name, direction in download.extra["fedcm"].items():
-            found[f"Δ {name}"] = direction
-        return found
+            momenta[name] = mean.expand(len(stack), *mean.shape).clone()
+        return {"momenta": momenta, "directions": download.extra["fedcm"]}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
-        tensors = stack.prepared[self]
-        grads, momenta, directions = stack.with_grads(
-            {name: tensors[f"M {name}"] for name in stack.leaves},
-            {name: tensors[f"Δ {name}"] for name in stack.leaves},
-        )
+        prepared = stack.prepared[self]
+        grads, momenta, directions = stack.with_grads(prepared["momenta"], prepared["directions"])
         torch._foreach_mul_(momenta, self.momentum)
         torch._foreach_add_(momenta, grads)
         torch._foreach_copy_(grads, [orthogonal(m) if m.dim() > 2 else m for m in momenta])
         torch._foreach_lerp_(grads, directions, self.alpha)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        self._sent = {name: stack.prepared[self][f"M {name}"].clone() for name in stack.leaves}
+        self._sent = {name: t.clone() for name, t in stack.prepared[self]["momenta"].items()}
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         upload.send(self.message, self._sent)

@@ -14,7 +14,6 @@ import torch
 from torch.optim import SGD
 
 from gcfed.federated.parts import Download, Order, Params, Round, ServerPart, Setup
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import ShareBelow1, checked
 from gcfed.utils.refusal import Refusal
 
@@ -40,9 +39,9 @@ class LookAhead(ServerPart):
         return self.momentum
 
     def validate(self, setup: Setup) -> None:
-        server = probe_optimizer(setup.module.server)
-        if not isinstance(server, SGD):
-            other = type(server).__name__
+        optimizer = setup.server_optimizer
+        if not isinstance(optimizer, SGD):
+            other = type(optimizer).__name__
             raise Refusal(
                 f"methods.lookahead needs server=momentum, not {other}: it reads SGD's momentum."
             )
@@ -55,7 +54,7 @@ class LookAhead(ServerPart):
             "momentum": self.server_momentum,
         }
         for key, value in needed.items():
-            present = server.defaults[key]
+            present = optimizer.defaults[key]
             if present != value:
                 raise Refusal(
                     f"methods.lookahead with momentum={self.momentum} needs server.{key}={value},"
@@ -74,10 +73,10 @@ class LookAhead(ServerPart):
 
     def minus_momentum(self, round: Round) -> Params:
         """−m, the momentum buffer of the server's SGD; empty before its first step."""
-        assert round.server is not None
+        assert round.optimizer is not None
         found: Params = {}
         for name, param in self._params.items():
-            state = round.server.state.get(param, {})
+            state = round.optimizer.state.get(param, {})
             if "momentum_buffer" in state:
                 found[name] = state["momentum_buffer"]
         return found

@@ -43,7 +43,7 @@ from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.refusal import Refusal
 
-PARTS = ("fedcurv_fisher", "fedcurv_center")  # F_k and F_k ŵ_k
+MESSAGES = ("fedcurv_fisher", "fedcurv_center")  # F_k and F_k ŵ_k
 
 
 @checked
@@ -73,7 +73,7 @@ class CurvaturePenalty(ClientPart):
         functional_network("it computes its Fisher information with torch.func"),
     ]
 
-    keeps = dict.fromkeys(PARTS, Kept(like_trained))
+    keeps = dict.fromkeys(MESSAGES, Kept(like_trained))
 
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam = lam
@@ -90,10 +90,10 @@ class CurvaturePenalty(ClientPart):
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
         is_included = torch.from_numpy(own.version == last)
-        for part, kept in own.items():  # zeros where the client has none
+        for message, kept in own.items():  # zeros where the client has none
             for name, t in kept.items():
                 t.mul_(per_client(is_included.to(t.device), t))
-                torch.sub(download.extra[part][name], t, out=t)
+                torch.sub(download.extra[message][name], t, out=t)
         return own
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -112,7 +112,7 @@ class CurvaturePenalty(ClientPart):
                 each.append(self._fisher(stack, row, self.data.client(client)))
         fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained_names}
         center = {name: t * stack.full[name] for name, t in fisher.items()}
-        self._own = dict(zip(PARTS, (fisher, center), strict=True))
+        self._own = dict(zip(MESSAGES, (fisher, center), strict=True))
 
     def _fisher(self, stack: ClientStack, row: int, samples: np.ndarray) -> Params:
         """The diagonal of one client's Fisher information, name → ``[*shape]``."""
@@ -127,8 +127,8 @@ class CurvaturePenalty(ClientPart):
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))
         total = {name: torch.zeros_like(t) for name, t in params.items()}
         device = next(iter(params.values())).device
-        for part in torch.from_numpy(samples).to(device).split(self.chunk):
-            x, y = self.data.fetch(part, None)
+        for chunk in torch.from_numpy(samples).to(device).split(self.chunk):
+            x, y = self.data.fetch(chunk, None)
             each = gradients(params, x.unsqueeze(1), y.unsqueeze(1))  # [samples, *shape]
             squares = [gradient.square().sum(0) for gradient in each.values()]
             torch._foreach_add_(list(total.values()), squares)
@@ -143,15 +143,15 @@ class CurvaturePenalty(ClientPart):
         """If its upload does not count, a client keeps its old part; the server's sums may contain
         it.
         """
-        return {part: upload.extra[part] for part in PARTS}
+        return {message: upload.extra[message] for message in MESSAGES}
 
 
 class CurvatureSums(ServerPart):
     needs = [mean_aggregator("a client subtracts its own part from the sum over all")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        like = {name: round.start[name] for name in self.trained_names}
-        self._sums = {part: self.server_state(part, like) for part in PARTS}
+        like = self.trained(round.start)
+        self._sums = {message: self.server_state(message, like) for message in MESSAGES}
         self._last = self.server_state("round", {"index": torch.zeros((), dtype=torch.int64)})
         download.extra |= self._sums | {"fedcurv_round": self._last}
 
@@ -159,7 +159,7 @@ class CurvatureSums(ServerPart):
         return self._sums
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        for part, sums in self._sums.items():
-            for name, mean in round.received[part].items():
+        for message, sums in self._sums.items():
+            for name, mean in round.received[message].items():
                 torch.mul(mean, round.num_finite, out=sums[name])
         self._last["index"].fill_(round.index)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.parts import Batch, ClientPart, ClientStack, Output
-from gcfed.methods.requirements import check_learned, network_parts, whole_batches
+from gcfed.methods.requirements import check_learned, network_functions, whole_batches
 from gcfed.utils.checked import Weight, checked
 
 # added to a feature's variance, as in the authors' code: a constant feature has no correlations
@@ -36,7 +36,10 @@ class FedDecorr(ClientPart):
 
     recordable = "run"
     reads = {"features"}
-    needs = [network_parts("features", "head"), whole_batches("correlations are those of a batch")]
+    needs = [
+        network_functions("features", "head"),
+        whole_batches("correlations are those of a batch"),
+    ]
 
     def __init__(
         self, beta: Weight = 0.001, scale: Literal["paper", "authors"] = "authors"

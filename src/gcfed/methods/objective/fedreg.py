@@ -168,9 +168,9 @@ class PseudoPass:
             real = batch.mask.to(labels.dtype)
             weight = real / per_client(batch.count.clamp(min=1).to(real.dtype), real)
             made = (pseudo, labels, perturbed, batch.y, weight)
-            self._made = self._made or [part.new_zeros(n, used, *part.shape[1:]) for part in made]
-            for kept, part in zip(self._made, made, strict=True):
-                kept[:n, t] = part
+            self._made = self._made or [t.new_zeros(n, used, *t.shape[1:]) for t in made]
+            for kept, new in zip(self._made, made, strict=True):
+                kept[:n, t] = new
 
     def next(self, n: int) -> tuple[Tensor, ...]:
         """The next batch of each of the first n clients: pseudo inputs ``[n, B, *input]``, the
@@ -179,7 +179,7 @@ class PseudoPass:
         """
         turn = self._next[:n]
         rows = torch.arange(n, device=turn.device)
-        batch = tuple(part[rows, turn] for part in self._made)
+        batch = tuple(kept[rows, turn] for kept in self._made)
         self._next[:n] = (turn + 1) % self._turns[:n]
         return batch
 

@@ -19,11 +19,10 @@ from gcfed.federated.parts import (
     Output,
     Own,
     Params,
+    Prepared,
 )
-from gcfed.methods.requirements import check_learned, network_parts, teacher
+from gcfed.methods.requirements import check_learned, network_functions, teacher
 from gcfed.utils.checked import Positive, Weight, checked
-
-KNOWN = "/known"  # an extra entry: which clients have a previous model
 
 
 @checked
@@ -42,26 +41,27 @@ class Moon(ClientPart):
 
     recordable = "stack"
     reads = {"features"}
-    needs = [network_parts("features", "head"), teacher]
+    needs = [network_functions("features", "head"), teacher]
     keeps = {"moon": Kept(lambda part, download: download.model, starts_at_model=True)}
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
         self.mu = mu
         self.temperature = temperature
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         known = torch.from_numpy(own.version >= 0)
         if not known.any():
             return {}
         like = next(iter(stack.start.values()))
-        return own["moon"] | {KNOWN: known.to(like.device, like.dtype)}
+        return {"previous": own["moon"], "known": known.to(like.device, like.dtype)}
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
         features = check_learned(out, self.title)
-        previous = {name: t[: stack.active] for name, t in stack.prepared[self].items()}
-        if not previous:
+        prepared = stack.prepared[self]
+        if not prepared:
             return None
-        known = previous.pop(KNOWN)
+        previous = {name: t[: stack.active] for name, t in prepared["previous"].items()}
+        known = prepared["known"][: stack.active]
         with torch.no_grad():
             of_global = stack.reference(batch.x, features=True)
             of_previous = stack.reference(batch.x, params=previous, features=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.parts import ClientPart, ClientStack, Download, Own, Params
+from gcfed.federated.parts import ClientPart, ClientStack, Download, Own, Prepared
 from gcfed.utils.checked import Weight, checked
 
 
@@ -26,10 +26,10 @@ class Proximal(ClientPart):
     def __init__(self, mu: Weight = 0.1) -> None:
         self.mu = mu
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        return stack.start
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        return {"anchor": stack.start}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
-        grads, weights, anchor = stack.with_grads(stack.full, stack.prepared[self])
+        grads, weights, anchor = stack.with_grads(stack.full, stack.prepared[self]["anchor"])
         torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)

@@ -18,12 +18,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from gcfed.federated.parts import ClientStack, Download, Kept, Own, Params, per_client
+from gcfed.federated.parts import ClientStack, Download, Kept, Own, Params, Prepared, per_client
 from gcfed.methods.estimates import inner_products
-from gcfed.methods.personal.ditto import LR, SecondModel
+from gcfed.methods.personal.ditto import SecondModel
 from gcfed.utils.checked import Share, checked
-
-ALPHA = "/alpha"  # an extra entry: each client's α
 
 
 @checked
@@ -35,27 +33,28 @@ class APFL(SecondModel):
     recordable = "run"
     keeps = SecondModel.keeps | {  # α − ``alpha``
         "apfl": Kept(
-            lambda part, download: {ALPHA: next(iter(download.model.values())).new_zeros(())}
+            lambda part, download: {"alpha": next(iter(download.model.values())).new_zeros(())}
         )
     }
 
     def __init__(self, alpha: Share = 0.5) -> None:
         self.alpha = alpha
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        return super().prepare(stack, own, download) | {ALPHA: own["apfl"][ALPHA] + self.alpha}
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        alpha = own["apfl"]["alpha"] + self.alpha
+        return {**super().prepare(stack, own, download), "alpha": alpha}
 
     def gradients(
         self, stack: ClientStack, objective: Callable[[], Tensor], w: Params
     ) -> list[Tensor]:
-        alpha = stack.prepared[self][ALPHA][: stack.active]
+        alpha = stack.prepared[self]["alpha"][: stack.active]
         leaves = list(stack.leaves.values())
         v = [leaf.detach().clone() for leaf in leaves]
         alphas = [per_client(alpha, t) for t in v]
         differences = [t - w[name] for name, t in zip(stack.leaves, v, strict=True)]
         mixtures = []
-        for own, share, difference in zip(v, alphas, differences, strict=True):
-            mixtures.append(own + (share - 1) * difference)
+        for weight, share, difference in zip(v, alphas, differences, strict=True):
+            mixtures.append(weight + (share - 1) * difference)
         with torch.no_grad():
             torch._foreach_copy_(leaves, mixtures)
         grads = list(stack.gradients(objective()).values())
@@ -64,16 +63,16 @@ class APFL(SecondModel):
         slopes = inner_products(differences, grads)
         torch._foreach_mul_(grads, alphas)
         # not before: ``alphas`` are views of it
-        alpha.sub_(slopes * stack.prepared[self][LR]).clamp_(0, 1)
+        alpha.sub_(slopes * stack.prepared[self]["lr"]).clamp_(0, 1)
         return grads
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
         states = super().on_clients_end(stack, download)
-        alpha = stack.prepared[self][ALPHA]
+        alpha = stack.prepared[self]["alpha"]
         mixtures = {}
         for name in self.trained_names:
             w = stack.full[name]
             v = states["second_model"][name]
             mixtures[name] = torch.lerp(w, v, per_client(alpha, w).to(w.dtype))
         stack.personal = stack.personal | mixtures
-        return {**states, "apfl": {ALPHA: alpha - self.alpha}}
+        return {**states, "apfl": {"alpha": alpha - self.alpha}}

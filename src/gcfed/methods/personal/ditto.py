@@ -26,18 +26,17 @@ from gcfed.federated.parts import (
     Order,
     Own,
     Params,
+    Prepared,
     Setup,
 )
 from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.requirements import local_sgd
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Weight, checked
 
-LR = "/lr"  # an extra entry: η, a tensor, because a recorded step would repeat a number
 
-
-def rate(download: Download) -> Params:
-    return {LR: next(iter(download.model.values())).new_full((), download.lr)}
+def rate(download: Download) -> Tensor:
+    """η as a tensor ``[]``, because a recorded step would repeat a number."""
+    return next(iter(download.model.values())).new_full((), download.lr)
 
 
 class SecondModel(ClientPart):
@@ -49,10 +48,10 @@ class SecondModel(ClientPart):
     keeps = {"second_model": Kept(lambda part, download: download.model, starts_at_model=True)}
 
     def validate(self, setup: Setup) -> None:
-        self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
+        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        return own["second_model"] | rate(download)
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        return {"v": own["second_model"], "lr": rate(download)}
 
     def before_step(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
@@ -61,7 +60,7 @@ class SecondModel(ClientPart):
         stack.settle()
         w = {name: t[: stack.active].clone() for name, t in stack.full.items()}
         here = [stack.full[name][: stack.active] for name in w]
-        there = [stack.prepared[self][name][: stack.active] for name in w]
+        there = [stack.prepared[self]["v"][name][: stack.active] for name in w]
         torch._foreach_copy_(here, there)
         stack.count_from_full()
         grads = self.gradients(stack, objective, w)
@@ -69,7 +68,7 @@ class SecondModel(ClientPart):
         with torch.no_grad():
             v = list(stack.leaves.values())
             torch._foreach_add_(grads, v, alpha=self.weight_decay)
-            torch._foreach_sub_(v, torch._foreach_mul(grads, stack.prepared[self][LR]))
+            torch._foreach_sub_(v, torch._foreach_mul(grads, stack.prepared[self]["lr"]))
         torch._foreach_copy_(there, here)
         torch._foreach_copy_(here, list(w.values()))
         stack.count_from_full()
@@ -83,7 +82,7 @@ class SecondModel(ClientPart):
         raise NotImplementedError
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
-        stack.personal = {name: stack.prepared[self][name] for name in stack.full}
+        stack.personal = dict(stack.prepared[self]["v"])
         return {"second_model": stack.personal}
 
 

@@ -15,12 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gcfed.federated.parts import Batch, ClientStack, Download, Order, Own, Params, Setup
+from gcfed.federated.parts import Batch, ClientStack, Download, Order, Own, Prepared, Setup
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.methods.personal import OWN_MODELS
-from gcfed.methods.personal.ditto import LR, rate
+from gcfed.methods.personal.ditto import rate
 from gcfed.methods.requirements import local_sgd
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import Count, Positive, Weight, checked
 from gcfed.utils.refusal import Refusal
 
@@ -42,7 +41,7 @@ class PFedMe(Proximal):
     needs = [local_sgd("its inner steps are plain")]
 
     def __init__(self, lam: Weight = 15.0, *, lr: Positive = 0.005, inner_steps: Count = 5) -> None:
-        super().__init__(lam)  # around w, which ``prepare`` returns
+        super().__init__(lam)  # around w
         self.rate = lr * lam
         self.inner_steps = inner_steps
 
@@ -53,11 +52,12 @@ class PFedMe(Proximal):
                 " each K."
             )
         self.module = setup.module
-        self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
+        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         self.after_backward = self.module.after_backward()
-        return {name: stack.full[name].clone() for name in self.trained_names} | rate(download)
+        w = {name: stack.full[name].clone() for name in self.trained_names}
+        return {"anchor": w, "lr": rate(download)}
 
     def before_step(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
@@ -74,7 +74,7 @@ class PFedMe(Proximal):
             with torch.no_grad():
                 grads, theta = stack.with_grads(stack.leaves)
                 torch._foreach_add_(grads, theta, alpha=self.weight_decay)
-                torch._foreach_sub_(theta, torch._foreach_mul(grads, stack.prepared[self][LR]))
+                torch._foreach_sub_(theta, torch._foreach_mul(grads, stack.prepared[self]["lr"]))
             stack.drop_grads()
 
     def move(self, stack: ClientStack, n: int) -> None:
@@ -82,11 +82,11 @@ class PFedMe(Proximal):
 
         It does nothing before the first batch, where θ = w.
         """
-        for name in self.trained_names:
-            stack.prepared[self][name][:n].lerp_(stack.full[name][:n], self.rate)
+        for name, w in stack.prepared[self]["anchor"].items():
+            w[:n].lerp_(stack.full[name][:n], self.rate)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self.move(stack, len(stack))
-        for name in self.trained_names:
+        for name, w in stack.prepared[self]["anchor"].items():
             stack.personal[name] = stack.full[name].clone()
-            stack.full[name].copy_(stack.prepared[self][name])
+            stack.full[name].copy_(w)

@@ -10,7 +10,7 @@ values: no client uses it. ``personal/local_*`` (``metrics=personal``) is each c
 local training, on its own test split.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -30,7 +30,6 @@ from gcfed.federated.parts import (
 from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.requirements import teacher
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import checked
 from gcfed.utils.refusal import Refusal
 
@@ -71,7 +70,7 @@ class Private(LocalNorm):
 
     def personal_tensors(self, setup: Setup) -> list[str]:
         """Raises ValueError if a module of the head has no tensors, or the body none."""
-        modules = [_last_module(setup)] if self.head is None else self.head
+        modules = [setup.forward_order.last_module] if self.head is None else self.head
         travels = setup.module.travels
         head: list[str] = []
         has_empty = False  # whether a module has no tensors
@@ -89,18 +88,13 @@ class Private(LocalNorm):
         return head if self.side == "head" else body
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for name in self.kept:
-            upload.delta[name] = upload.delta[name].new_empty(len(upload.clients), 0)
+        withhold(upload, self.kept)
 
 
-def _last_module(setup: Setup) -> str:
-    """The last module with a weight in a forward pass."""
-    order = setup.forward_order
-    last = (order.weights or order.names)[-1]
-    module, is_parametrized, _ = last.partition(".parametrizations.")
-    if is_parametrized:
-        return module
-    return last.rpartition(".")[0] or last
+def withhold(upload: Upload, names: Iterable[str]) -> None:
+    """Leaves these entries of Δ out of K uploads."""
+    for name in names:
+        upload.delta[name] = upload.delta[name].new_empty(len(upload.clients), 0)
 
 
 class Withheld(ServerPart):
@@ -114,7 +108,7 @@ class Withheld(ServerPart):
         self.method = client.method
 
     def validate(self, setup: Setup) -> None:
-        if probe_optimizer(setup.module.server).defaults.get("weight_decay"):
+        if setup.server_optimizer.defaults.get("weight_decay"):
             raise Refusal(
                 f"{self.title} needs server.weight_decay=0: the server must not change personal"
                 " tensors."

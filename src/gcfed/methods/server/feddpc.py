@@ -24,14 +24,14 @@ class FedDPC(ServerPart):
     needs = [mean_aggregator("it projects the mean instead of each update")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        model = {name: round.model[name] for name in self.trained_names}
+        model = self.trained(round.model)
         before = list(self.server_state("before", model, zeros=False).values())
         now = list(model.values())
         self.step = torch._foreach_sub(now, before)
         torch._foreach_copy_(before, now)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        deltas = [update[name] for name in self.trained_names]
+        deltas = list(self.trained(update).values())
         delta_P = torch.cat([t.double().flatten() for t in deltas])
         step_P = torch.cat([t.double().flatten() for t in self.step])
         share = (delta_P @ step_P) / (step_P @ step_P)

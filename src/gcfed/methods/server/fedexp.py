@@ -42,7 +42,7 @@ class FedExP(ServerPart):
         self.epsilon = epsilon
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        theta = {name: round.start[name] for name in self.trained_names}
+        theta = self.trained(round.start)
         self.before = list(self.server_state("before", theta, zeros=False).values())
         doubled = torch._foreach_mul(list(theta.values()), 2.0)
         self.iterate = torch._foreach_sub(doubled, self.before)
@@ -58,7 +58,7 @@ class FedExP(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         """Makes Δ the step of θ: (η Δ + w − w_before) / 2."""
-        deltas = [update[name] for name in self.trained_names]
+        deltas = list(self.trained(update).values())
         square = client_norms([delta.double().unsqueeze(0) for delta in deltas]).square()
         eta = round.sums[self]["squares"] / (2 * round.num_finite * (square + self.epsilon))
         torch._foreach_mul_(deltas, float(eta.clamp(min=1.0)))

@@ -25,7 +25,7 @@ class FedNova(ServerPart):
     ]
 
     def validate(self, setup: Setup) -> None:
-        self.count = step_counter(setup.solver.optimizer)
+        self.count = step_counter(setup.local_optimizer)
 
     def sums(self, round: Round) -> Params:
         return {"steps": round.zeros()}  # Σ τ_k over the clients of all processes
@@ -38,4 +38,4 @@ class FedNova(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         mean = float(round.sums[self]["steps"]) / round.num_finite
-        torch._foreach_mul_([update[name] for name in self.trained_names], mean)
+        torch._foreach_mul_(list(self.trained(update).values()), mean)

@@ -32,7 +32,7 @@ class FedVARP(ServerPart):
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Replaces Δ_k by Δ_k − y_k. A client whose numbers are not finite keeps its y_k."""
-        like = {name: round.start[name] for name in self.trained_names}
+        like = self.trained(round.start)
         table = self.stores.read("fedvarp", upload.clients, like)
         new = {}
         for name, old in table.items():
@@ -42,7 +42,7 @@ class FedVARP(ServerPart):
         self.stores.write("fedvarp", upload.clients, new, round.index)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        news = {name: update[name] for name in self.trained_names}  # mean (Δ_k − y_k)
+        news = self.trained(update)  # mean (Δ_k − y_k)
         mean = list(self.server_state("y", news).values())
         change = torch._foreach_mul(list(news.values()), round.num_finite / round.num_clients)
         torch._foreach_add_(list(news.values()), mean)

@@ -41,7 +41,7 @@ class AscentSum(UpdateSum):
         self.rho = rho
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        model = {name: round.start[name] for name in self.trained_names}
+        model = self.trained(round.start)
         self.last = self.server_state("last", model)
         moves = along([t.unsqueeze(0) for t in self.last.values()], -self.rho)
         for name, move in zip(model, moves, strict=True):

@@ -23,6 +23,7 @@ from gcfed.federated.parts import (
     Method,
     Own,
     Params,
+    Prepared,
     Received,
     like_trained,
 )
@@ -49,35 +50,29 @@ class DualMove(Sam):
     keeps = {"fedsmoo": Kept(like_trained)}  # μ_k
     needs = [full_uploads("its dual variables would still be sent in full")]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         """The steps edit μ_k and ŝ, ``[K, *shape]``, and read s, ``[*shape]``."""
-        found = {}
-        for name, dual in own["fedsmoo"].items():
-            found[f"dual {name}"] = dual
-            found[f"move {name}"] = torch.zeros_like(dual)
-            found[f"common {name}"] = download.extra["fedsmoo"][name]
-        return found
+        dual = own["fedsmoo"]
+        move = {name: torch.zeros_like(t) for name, t in dual.items()}
+        return {"dual": dual, "move": move, "common": download.extra["fedsmoo"]}
 
     def perturbation(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
     ) -> Sequence[Tensor]:
-        dual = [t[: stack.active] for t in self._prepared(stack, "dual")]
-        move = [t[: stack.active] for t in self._prepared(stack, "move")]
-        common = self._prepared(stack, "common")
+        prepared = stack.prepared[self]
+        dual = [prepared["dual"][name][: stack.active] for name in stack.leaves]
+        move = [prepared["move"][name][: stack.active] for name in stack.leaves]
+        common = [prepared["common"][name] for name in stack.leaves]
         grads = list(stack.gradients(objective()).values())
         direction = torch._foreach_sub(torch._foreach_sub(grads, dual), common)
         torch._foreach_copy_(move, along(direction, self.rho))
         torch._foreach_add_(dual, torch._foreach_sub(move, common))
         return move
 
-    def _prepared(self, stack: ClientStack, kind: str) -> list[Tensor]:
-        return [stack.prepared[self][f"{kind} {name}"] for name in stack.leaves]
-
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        dual = self._prepared(stack, "dual")
-        move = self._prepared(stack, "move")
-        self._sent = dict(zip(stack.leaves, torch._foreach_sub(dual, move), strict=True))
-        self._dual = dict(zip(stack.leaves, (t.clone() for t in dual), strict=True))
+        prepared = stack.prepared[self]
+        self._dual = {name: t.clone() for name, t in prepared["dual"].items()}
+        self._sent = {name: dual - prepared["move"][name] for name, dual in self._dual.items()}
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         upload.send("fedsmoo", self._sent)

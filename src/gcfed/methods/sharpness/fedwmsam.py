@@ -25,6 +25,7 @@ from gcfed.federated.parts import (
     Method,
     Own,
     Params,
+    Prepared,
     Received,
     Round,
     Upload,
@@ -61,28 +62,28 @@ class OwnMomentum(ControlVariates, Sam):
         self.two_passes = False
         self.momentum_correction = False
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         """(1 − α) Δ_k, α, and b/(1 − α), which each step increases."""
         alpha = download.extra["fedwmsam"]["alpha"]
         variates = super().prepare(stack, own, download)
         mixed = {}
         for name, mean in download.extra["fedcm"].items():
             mixed[name] = (1 - alpha) * mean + alpha * variates[name]
-        return mixed | {"/alpha": alpha, "/ahead": alpha.new_zeros(len(stack))}
+        return {"mixed": mixed, "alpha": alpha, "ahead": alpha.new_zeros(len(stack))}
 
     def perturbation(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
     ) -> Sequence[Tensor]:
         prepared = stack.prepared[self]
-        ahead = prepared["/ahead"][: stack.active]
+        ahead = prepared["ahead"][: stack.active]
         weights = []
         targets = []
         for name, leaf in stack.leaves.items():
             weights.append(leaf.detach())
-            move = per_client(ahead, leaf) * prepared[name][: stack.active]
+            move = per_client(ahead, leaf) * prepared["mixed"][name][: stack.active]
             targets.append(stack.start[name] + move)
         directions = torch._foreach_sub(targets, weights)
-        ahead.add_(1 / (1 - prepared["/alpha"]))
+        ahead.add_(1 / (1 - prepared["alpha"]))
         return self.move(directions)
 
     def move(self, directions: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -92,8 +93,9 @@ class OwnMomentum(ControlVariates, Sam):
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         Sam.on_after_backward(self, trainer, pl_module)
         stack = pl_module.clients
-        grads, mixed = stack.with_grads(stack.prepared[self])
-        torch._foreach_mul_(grads, stack.prepared[self]["/alpha"])
+        prepared = stack.prepared[self]
+        grads, mixed = stack.with_grads(prepared["mixed"])
+        torch._foreach_mul_(grads, prepared["alpha"])
         torch._foreach_add_(grads, mixed)
 
 

@@ -26,6 +26,7 @@ from gcfed.federated.parts import (
     Order,
     Own,
     Params,
+    Prepared,
     like_trained,
 )
 from gcfed.federated.protocol.messages import Download, Upload
@@ -65,7 +66,7 @@ class Sam(ClientPart):
         if direction != "own":
             self.keeps = {"sam": Kept(like_trained, starts_at_model=True)}  # w_old
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params | None:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared | None:
         """Returns ρ d/‖d‖ if it is the same in all steps."""
         if self.direction == "own":
             return None

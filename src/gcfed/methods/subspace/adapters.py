@@ -30,7 +30,7 @@ from gcfed.federated.parts import (
     per_client,
 )
 from gcfed.methods.personal.local_norm import LocalNorm
-from gcfed.methods.personal.tensors import Private, Withheld
+from gcfed.methods.personal.tensors import Private, Withheld, withhold
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.models.adapters import A, B, factors
 from gcfed.utils.refusal import Refusal
@@ -68,8 +68,7 @@ class OneFactor(ClientPart):
             pl_module.clients.leaves[name].grad = None
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for name in self.fixed:
-            upload.delta[name] = upload.delta[name].new_empty(len(upload.clients), 0)
+        withhold(upload, self.fixed)
 
 
 class OtherFactor(Withheld):

@@ -103,5 +103,5 @@ class Duals(SubspaceClient):
 
 class MeanDual(SubspaceServer):
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        round.reply["fedsub"] = {name: update[name] for name in self.trained_names}
+        round.reply["fedsub"] = self.trained(update)
         super().on_aggregate_end(update, round)

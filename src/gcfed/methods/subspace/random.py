@@ -42,7 +42,6 @@ from gcfed.federated.parts import (
     Upload,
 )
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
-from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import torch_seed
 
@@ -135,7 +134,7 @@ class SubspaceClient(ClientPart):
         self.spaces = spaces
 
     def validate(self, setup: Setup) -> None:
-        self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
+        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
             raise Refusal(
                 f"client.clip_norm={setup.solver.clip_norm} would move {self.title} out of its"

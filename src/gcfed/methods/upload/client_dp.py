@@ -29,6 +29,7 @@ from gcfed.federated.parts import (
     Order,
     Own,
     Params,
+    Part,
     Received,
     ServerPart,
     Setup,
@@ -186,48 +187,40 @@ class Noise(ServerPart):
 
 def check_assumptions(setup: Setup, title: str) -> None:
     """Raises ValueError for a run whose models ε would not cover."""
-    poisson = isinstance(setup.sampler, PoissonSampler)
-    replaced = setup.sampler.per_round - setup.cohort
-    for wrong, key, reason in (
-        (setup.transport.remote, "federation=none", "no site can be forced to clip"),
-        (not poisson, "participation=poisson", "ε assumes that clients are drawn independently"),
-        (
-            replaced,
-            "participation.faults.extra=null",
-            "ε assumes that no client replaces another one",
-        ),
-    ):
-        if wrong:
-            raise Refusal(f"{title} needs {key}: {reason}.")
-    for part in setup.parts:
-        reads = [
-            hook
-            for hook in READS
-            if getattr(type(part), hook, None) not in (None, getattr(ServerPart, hook))
-        ]
-        edits = (
-            isinstance(part, ClientPart) and part.order >= Order.SHORTENS and part.overrides("send")
+    if setup.transport.remote:
+        raise Refusal(f"{title} needs federation=none: no site can be forced to clip.")
+    if not isinstance(setup.sampler, PoissonSampler):
+        raise Refusal(
+            f"{title} needs participation=poisson: ε assumes that clients are drawn independently."
         )
-        if (
-            (reads or edits)
-            and not isinstance(part, ClipAll | Noise)
-            and part.order is not Order.MEASURES
-        ):
-            does = (
-                "reads more than the noisy sum of updates"
-                if reads
-                else "changes updates that are already clipped"
-            )
+    if setup.sampler.per_round > setup.cohort:
+        raise Refusal(
+            f"{title} needs participation.faults.extra=null: ε assumes that no client replaces"
+            " another one."
+        )
+    for part in setup.parts:
+        does = _does_wrong(part)
+        if does:
             raise Refusal(
                 f"{title} does not combine with {part.title}, which {does}: set privacy=none."
             )
     averaged = sorted(setup.no_steps)
     if averaged:
-        sends = (
-            f"model={type(setup.module.net).__name__}, which sends {averaged[0]}, and noise may"
-            " make it negative"
-        )
         raise Refusal(
-            f"{title} does not combine with {sends}: use another normalisation"
+            f"{title} does not combine with model={type(setup.module.net).__name__}, which sends"
+            f" {averaged[0]}, and noise may make it negative: use another normalisation"
             " (model.norm_policy=group)."
         )
+
+
+def _does_wrong(part: Part) -> str:
+    """What a part does with uploads that ε does not cover; empty if nothing."""
+    if isinstance(part, ClipAll | Noise) or part.order is Order.MEASURES:
+        return ""
+    if isinstance(part, ServerPart):
+        for hook in READS:
+            if getattr(type(part), hook) is not getattr(ServerPart, hook):
+                return "reads more than the noisy sum of updates"
+    if isinstance(part, ClientPart) and part.order >= Order.SHORTENS and part.overrides("send"):
+        return "changes updates that are already clipped"
+    return ""

@@ -36,7 +36,7 @@ class Quantization(ClientPart):
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         # Not running statistics: a variance could become negative.
-        tensors = [upload.delta[name] for name in self.trained_names]
+        tensors = list(self.trained(upload.delta).values())
         norms = []
         for row, client in enumerate(upload.clients.tolist()):
             random = torch.Generator(tensors[0].device)

@@ -62,13 +62,12 @@ class TopK(ClientPart):
             flat = residual.add_(delta).reshape(len(delta), -1)
             count = self._count(flat.shape[1])
             # with GC, ±x are equal but for rounding
-            places = flat.abs().float().topk(count, 1).indices
+            indices = flat.abs().float().topk(count, 1).indices
             sent = torch.zeros_like(flat)
-            sent.scatter_(1, places, flat.gather(1, places))
+            sent.scatter_(1, indices, flat.gather(1, indices))
             sent = sent.view(delta.shape)
             delta.copy_(sent)
             residual.sub_(sent)
-        upload.packed |= self.packed({name: t[0] for name, t in upload.delta.items()})
 
     def packed(self, delta: Params) -> dict[str, int]:
         sizes = {}
