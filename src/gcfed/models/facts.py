@@ -92,6 +92,8 @@ def cannot_stack(net: nn.Module) -> str:
     for layer in net.modules():
         if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
             return f"running statistics, which {mix}"
+        if isinstance(layer, nn.Embedding) and None not in (layer.padding_idx, layer.max_norm):
+            return "an nn.Embedding with padding_idx and max_norm. Set client.stack=1"
     if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"
     return ""

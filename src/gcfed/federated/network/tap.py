@@ -33,6 +33,8 @@ class Slot(NamedTuple):
     home: dict[str, Any]  # a module's parameters or buffers
     key: str
     name: str
+    # of a table of tokens: the row of the padding, which the module gives no gradient
+    padding: int | None = None
 
     @property
     def tensor(self) -> Tensor:
@@ -41,6 +43,15 @@ class Slot(NamedTuple):
 
     def put(self, tensor: Tensor) -> None:
         self.home[self.key] = tensor
+
+    def without_padding(self, tensor: Tensor) -> Tensor:
+        """The tensor, where the row of the padding has no gradient. The module's own rule for it
+        does not work in ``torch.func.vmap``.
+        """
+        if self.padding is None:
+            return tensor
+        is_padding = torch.arange(len(tensor), device=tensor.device) == self.padding
+        return torch.where(is_padding.unsqueeze(-1), tensor.detach(), tensor)
 
 
 def slots(net: nn.Module) -> list[Slot]:
@@ -51,7 +62,8 @@ def slots(net: nn.Module) -> list[Slot]:
         for home in (module._parameters, module._buffers):
             for key, t in home.items():
                 if id(t) in names:
-                    found.append(Slot(home, key, names[id(t)]))
+                    padding = module.padding_idx if isinstance(module, nn.Embedding) else None
+                    found.append(Slot(home, key, names[id(t)], padding))
     return found
 
 
@@ -96,16 +108,17 @@ class Tap:
         places = [slot for slot in slots(self.net) if slot.name in state]
         before = [slot.tensor for slot in places]
         # Integers travel as floats.
-        given = {
+        tensors = {
             slot.name: state[slot.name].to(t.dtype) for slot, t in zip(places, before, strict=True)
         }
+        given = [slot.without_padding(tensors[slot.name]) for slot in places]
         try:
-            for slot in places:
-                slot.put(given[slot.name])
+            for slot, t in zip(places, given, strict=True):
+                slot.put(t)
             outputs = self(x, first)
             assigned = {}
-            for slot in places:
-                if slot.tensor is not given[slot.name]:
+            for slot, t in zip(places, given, strict=True):
+                if slot.tensor is not t:
                     assigned[slot.name] = slot.tensor
             return outputs, assigned
         finally:
