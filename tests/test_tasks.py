@@ -232,6 +232,33 @@ def test_tests_sum_batches_in_at_least_float32(dtype, task):
         assert found["test/rmse"] == pytest.approx(errors.square().mean().sqrt().item())
 
 
+class Sure(Classification):
+    """Also tests how sure the network is, in the type of its outputs."""
+
+    columns = (*Classification.columns, "test/sure", "test/is_sure")
+
+    def scores(self, outputs, y):
+        sure = outputs.amax(-1)
+        return super().scores(outputs, y) | {"test/sure": sure, "test/is_sure": sure > 0.5}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_scores_in_the_type_of_the_outputs_have_exact_means(dtype):
+    outputs = torch.rand(999, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    module: Any = SimpleNamespace(
+        trainer=SimpleNamespace(datamodule=SimpleNamespace(fetch_test=lambda batch, split: batch)),
+        net=nn.Identity(),
+        task=Sure(),
+        eval_precision=None,
+        sums={},
+    )
+    FederatedModule.validation_step(module, (outputs, torch.arange(999) % 4), 0)
+    found = FederatedModule.scores(module)
+    sure = outputs.double().amax(-1)
+    assert found["test/sure"] == pytest.approx(sure.mean().item(), rel=1e-6)
+    assert found["test/is_sure"] == pytest.approx((sure > 0.5).double().mean().item(), rel=1e-6)
+
+
 class ByCount(Classification):
     """Weights each class by its count in the batch."""
 

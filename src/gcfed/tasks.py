@@ -132,7 +132,7 @@ class Task:
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The scores that a test averages over the real labels, name → ``[…]``."""
-        return {"test/loss": self.losses(_at_least_float32(outputs), y)}
+        return {"test/loss": self.losses(at_least_float32(outputs), y)}
 
     def real(self, y: Tensor) -> Tensor:
         """True for labels that are not padding, bool ``[…]``."""
@@ -232,7 +232,7 @@ class SquaredError(Task):
         return 0.0 if has_losses_of(self, SquaredError) else -inf
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        errors = (_at_least_float32(outputs) - y) * self.scale
+        errors = (at_least_float32(outputs) - y) * self.scale
         return super().scores(outputs, y) | {"test/rmse": errors.square().mean(-1)}
 
 
@@ -242,8 +242,9 @@ def has_losses_of(task: Task, kind: type[Task]) -> bool:
     return own.losses is kind.losses and own.mean_losses is kind.mean_losses
 
 
-def _at_least_float32(outputs: Tensor) -> Tensor:
-    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+def at_least_float32(values: Tensor) -> Tensor:
+    """The values in float32, or in float64 as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 CLASSIFICATION = Classification()

@@ -99,20 +99,58 @@ def grouped(params, lr, other=None):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
 @pytest.mark.parametrize("last", [nn.Conv2d, nn.ConvTranspose2d])
-def test_convolutions_train_alike_in_stacks_for_every_batch_size(last, batch_size):
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
+def test_convolutions_train_alike_in_stacks_for_every_batch_size(
+    last, kernel, dtype, most, batch_size
+):
     """Batches of a single sample, too: their convolutions are a special case in torch."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(9, 2, 6, 6, generator=generator, dtype=torch.float64)
+    x = torch.randn(9, 2, 6, 6, generator=torch.Generator().manual_seed(1), dtype=dtype)
     y = torch.arange(9) % 4
     data = ArrayData(x, y, np.split(np.arange(9), 3))
     found = []
     for k in (1, 3):
         torch.manual_seed(0)
-        layers = (nn.Conv2d(2, 4, 3), nn.Tanh(), last(4, 6, 3), nn.Flatten(), nn.LazyLinear(4))
-        net = nn.Sequential(*layers)
+        first, second = nn.Conv2d(2, 4, 3), last(4, 6, kernel)
+        net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Flatten(), nn.LazyLinear(4))
         net(x[:1].float())
-        found.append(train_rounds(net.double(), data, solver(batch_size=batch_size), rounds=2, k=k))
-    assert_near(found[1], found[0], 1e-9)
+        found.append(
+            train_rounds(net.to(dtype), data, solver(batch_size=batch_size), rounds=2, k=k)
+        )
+    assert_near(found[1], found[0], most)
+
+
+class Texts(nn.Module):
+    """Reads tokens, of which 0 is padding. ``tied``: the table also makes the features."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.tied = tied
+        self.table, self.head = nn.Embedding(5, 6, padding_idx=0), nn.Linear(6, 4)
+        self.last = nn.Linear(6, 5, bias=False)
+        if tied:
+            self.last.weight = self.table.weight
+
+    def forward(self, x):
+        hidden = self.table(x).tanh().mean(1)
+        return self.head(hidden + self.last(hidden).mean(1, keepdim=True))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_row_of_a_padding_token_trains_alike_in_stacks(tied):
+    """Also if the samples of the largest client, on which the probe runs, have no padding."""
+    x = torch.randint(1, 5, (20, 3), generator=torch.Generator().manual_seed(0))
+    x[12:, 1:] = 0
+    data = ArrayData(x, torch.arange(20) % 4, np.split(np.arange(20), [12, 16]))
+    data.two_samples = lambda: x[:2]
+    found = []
+    for k in (1, 3):
+        torch.manual_seed(0)
+        net = Texts(tied).double()
+        net.table.weight.data[0] = 1.0  # as a pretrained table may have
+        found.append(train_rounds(net, data, sgd(), rounds=1, k=k))
+        assert tied or (net.table.weight[0] == 1).all()
+    assert_near(found[1], found[0], 1e-12)
 
 
 class Texts(nn.Module):

@@ -26,7 +26,7 @@ from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
 from gcfed.models.unchanged import evaluating, hand_copies, unchanged, unedited
 from gcfed.optim.partial import try_optimizer
-from gcfed.tasks import CLASSIFICATION, Task
+from gcfed.tasks import CLASSIFICATION, Task, at_least_float32
 from gcfed.utils.autocast import outside_autocast
 from gcfed.utils.checked import validated
 from gcfed.utils.refusal import Refusal
@@ -264,7 +264,7 @@ class FederatedModule(LightningModule):
         # in the run's type: float64 counts exactly in a float64 run
         zeros = torch.zeros(2, device=x.device)
         for column in self.task.columns:
-            values = scores[column]
+            values = at_least_float32(scores[column])
             weight = real.to(values.dtype)
             if dataloader_idx:
                 column = "val/" + column.removeprefix("test/")

@@ -11,11 +11,11 @@ from torch import Tensor
 def broadcast_like(tensor: Tensor, k: int) -> Tensor:
     """An uninitialised ``[k, *shape]`` tensor whose rows have the memory format of ``tensor``.
 
-    Rows of several clients in float64 on a CPU are contiguous. vmap makes their convolutions one
-    grouped convolution, and torch 2.15 returns wrong gradients of channels_last weights from it if
-    the batches have a single sample.
+    Rows of several clients on a CPU are contiguous. vmap makes their convolutions one grouped
+    convolution. If the batches have a single sample, torch 2.15 may return wrong gradients of its
+    channels_last weights: of all kernels in float64, of 1×1 kernels in float32.
     """
-    if k > 1 and tensor.dtype == torch.float64 and tensor.device.type == "cpu":
+    if k > 1 and tensor.device.type == "cpu":
         return tensor.new_empty((k, *tensor.shape))
     return torch.empty_strided(
         (k, *tensor.shape),
