@@ -153,39 +153,6 @@ def test_the_row_of_a_padding_token_trains_alike_in_stacks(tied):
     assert_near(found[1], found[0], 1e-12)
 
 
-class Texts(nn.Module):
-    """Reads tokens, of which 0 is padding. ``tied``: the table also makes the features."""
-
-    def __init__(self, tied):
-        super().__init__()
-        self.tied = tied
-        self.table, self.head = nn.Embedding(5, 6, padding_idx=0), nn.Linear(6, 4)
-        self.last = nn.Linear(6, 5, bias=False)
-        if tied:
-            self.last.weight = self.table.weight
-
-    def forward(self, x):
-        hidden = self.table(x).tanh().mean(1)
-        return self.head(hidden + self.last(hidden).mean(1, keepdim=True))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_row_of_a_padding_token_trains_alike_in_stacks(tied):
-    """Also if the samples of the largest client, on which the probe runs, have no padding."""
-    x = torch.randint(1, 5, (20, 3), generator=torch.Generator().manual_seed(0))
-    x[12:, 1:] = 0
-    data = ArrayData(x, torch.arange(20) % 4, np.split(np.arange(20), [12, 16]))
-    data.two_samples = lambda: x[:2]
-    found = []
-    for k in (1, 3):
-        torch.manual_seed(0)
-        net = Texts(tied).double()
-        net.table.weight.data[0] = 1.0  # as a pretrained table may have
-        found.append(train_rounds(net, data, sgd(), rounds=1, k=k))
-        assert tied or (net.table.weight[0] == 1).all()
-    assert_near(found[1], found[0], 1e-12)
-
-
 class Sometimes(nn.Module):
     """Its second layer has a gradient in steps with a large first number only."""
 
