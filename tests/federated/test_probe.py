@@ -136,7 +136,7 @@ def test_the_probe_finds_a_networks_features(net, expected):
         (
             Net(lambda net, x: setattr(net.head.weight, "data", net.head.weight.data.clamp(-1, 1))),
             (
-                r"forward gives the trained parameter head.weight new"
+                r"forward gives the trained parameter head.weight other"
                 r" memory.*self.head.weight.data.copy_"
             ),
         ),
