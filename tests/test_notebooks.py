@@ -192,7 +192,12 @@ def test_stored_outputs_are_small_and_contain_no_path(path):
 
 def test_links_between_documents_are_valid():
     """Links lead to files, or to headings with GitHub's names."""
-    for source in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *NOTEBOOKS]:
+    pages = [
+        ROOT / "README.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("reproductions/**/*.md"),
+    ]
+    for source in [*pages, *NOTEBOOKS]:
         text = source.read_text()
         if source.suffix == ".ipynb":
             notebook = nbformat.read(source, as_version=4)

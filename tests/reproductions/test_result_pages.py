@@ -26,12 +26,6 @@ def printed(command, pages):
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_the_links_of_the_pages_are_valid():
-    for page in ROOT.glob("reproductions/**/*.md"):
-        for link in re.findall(r"\]\(([\w./-]+)(?:#[\w-]*)?\)", page.read_text()):
-            assert (page.parent / link).exists(), (page.name, link)
-
-
 def test_readme_states_the_number_of_methods_in_the_table_of_digits():
     text = (ROOT / "README.md").read_text()
     stated = re.search(r"\[The table of (\d+) methods\]\(reproductions/results/every-method", text)
