@@ -86,6 +86,6 @@ def test_a_run_equals_the_plain_loop(mean):
 
 def test_other_tensors_keep_the_papers_mean():
     method = ShapedCentralization(mean="in_kernel", boundary="fc2")
-    for part in (method.local, method.server):
+    for part in (method.local_gc, method.global_gc):
         assert [part.mean_axes(n) for n in (1, 2, 3)] == [input_axes(n) for n in (1, 2, 3)]
         assert part.mean_axes(4) == (-4,)
