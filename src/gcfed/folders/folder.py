@@ -175,7 +175,7 @@ def _rules() -> dict[str, dict[str, TypeAdapter]]:
     """The types of the values that reports compute with, by file and key."""
     from gcfed.utils.checked import Number, Whole, rule
 
-    texts = dict.fromkeys(("ended", "result", "stopped"), rule(str | None))
+    texts = dict.fromkeys(("data", "ended", "result", "stopped"), rule(str | None))
     skews = dict.fromkeys((*LABEL_SKEW, FEATURE_SKEW), rule(Number | None))
     return {
         CONFIG: {
