@@ -5,7 +5,7 @@ again. The parameter objects stay the same, so lists of weights, closures, hooks
 ``torch.utils.checkpoint`` work.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -180,9 +180,10 @@ class _Shared(NamedTuple):
         return not torch.equal(now, self.value)
 
 
-def make_contiguous(tensors: Iterable[Tensor]) -> None:
-    """Gives tensors memory of their own in the contiguous layout."""
-    for t in tensors:  # .contiguous() would leave the strides of a single channel as they are
+def make_contiguous(net: nn.Module) -> None:
+    """Gives parameters and dense buffers memory of their own in the contiguous layout."""
+    for t in (*net.parameters(), *dense_buffers(net).values()):
+        # .contiguous() would leave the strides of a single channel as they are
         t.data = t.data.clone(memory_format=torch.contiguous_format)
 
 

@@ -18,7 +18,6 @@ from gcfed.federated.network.lent import (
     travelling,
 )
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.network.tap import dense_buffers
 from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.protocol.checks import are_finite
 from gcfed.federated.protocol.messages import Params
@@ -91,7 +90,7 @@ class FederatedModule(LightningModule):
         self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
         if traits.contiguous:
             self.memory_format = torch.contiguous_format
-            make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
+            make_contiguous(self.net)
         if traits.edits_input and hand_copies not in self.net._forward_pre_hooks.values():
             self.net.register_forward_pre_hook(hand_copies)
         self.lent = Lent(self.net, traits, self.task)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from gcfed.federated.network.closeness import are_equal
 from gcfed.federated.network.lent import Lent, make_contiguous
-from gcfed.federated.network.tap import dense_buffers
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import leaves
 from gcfed.models.own import reason
@@ -95,7 +94,7 @@ class Passes:
         """Makes the network as it was, except for what it needs to run."""
         self.fresh.restore()
         if self.contiguous:
-            make_contiguous([*self.net.parameters(), *dense_buffers(self.net).values()])
+            make_contiguous(self.net)
 
     def scaled(self, tensors: Params, factor: float) -> Params:
         """These tensors, the trained ones times a factor."""

@@ -42,7 +42,7 @@ class StackCheck:
         count = len(passes.x)
         state = passes.scaled(passes.before, 1.1)
         alone = passes.run(passes.x, self.comparable, passes.y, state, count)
-        tap = Tap(self.net, False, False)
+        tap = Tap(self.net)
 
         def outputs(state: Params) -> Tensor:
             (logits, *_), _ = tap.on(state, passes.x)
@@ -124,7 +124,7 @@ class StackCheck:
             if name not in shared:
                 stacked[name] = torch.stack([state[name] for state in states])
         del states, numbers  # the memory of eight models
-        call = vmap(Tap(self.net, False, False).on, randomness="different")
+        call = vmap(Tap(self.net).on, randomness="different")
 
         def outputs(state: Params) -> Tensor:
             (logits, *_), _ = call(state, x_KB)

@@ -79,8 +79,10 @@ class Tap:
     them into logits.
     """
 
-    def __init__(self, net: nn.Module, features: bool, stages: bool) -> None:
-        self.net, self.tap_features, self.tap_stages = net, features, stages
+    def __init__(self, net: nn.Module, features: bool = False, stages: bool = False) -> None:
+        self.net = net
+        self.tap_features = features
+        self.tap_stages = stages
 
     def __call__(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
         """(logits, features if tapped, *stages if tapped).

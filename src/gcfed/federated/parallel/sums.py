@@ -275,13 +275,10 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)  # in the same order everywhere
     for i, t in enumerate(tensors):
         by_dtype[t.dtype].append(i)
-    sent = []
+    result = list(tensors)
     for indices in by_dtype.values():
         flat = torch.cat([tensors[i].reshape(-1) for i in indices])
-        sent.append((dist.all_reduce(flat, async_op=True), flat, indices))
-    result = list(tensors)
-    for work, flat, indices in sent:
-        _wait(work, flat)
+        _wait(dist.all_reduce(flat, async_op=True), flat)
         sizes = [tensors[i].numel() for i in indices]
         for i, piece in zip(indices, flat.split(sizes), strict=True):
             added = piece.view(tensors[i].shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from math import inf
 
 import torch
@@ -62,9 +63,12 @@ def _is_finite(tensors: Sequence[Tensor], limits: Sequence[float]) -> bool:
 
 
 def are_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Whether all numbers of all tensors are finite, bool ``[]`` on the device of the first one."""
-    sums = [t.detach().sum(dtype=torch.float64) for t in tensors]
-    return torch.stack([total.to(sums[0].device) for total in sums]).isfinite().all()
+    """Whether all floats of all tensors are finite, bool ``[]`` on the device of the first one."""
+    floats = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
+    (flat,) = in_memory_order(floats)
+    dtype = reduce(torch.promote_types, (t.dtype for t in flat))
+    ends = [end.to(flat[0].device, dtype) for t in flat for end in torch.aminmax(t)]
+    return torch.stack(ends).isfinite().all()
 
 
 def sendable(upload: Upload, limit: float) -> Tensor:

@@ -54,19 +54,15 @@ class Beginning:
     Attributes:
         model: the broadcast model, name → ``[*shape]``.
         clients, sizes: their ids and numbers of samples, ``[K]``.
-        make_stack: takes the model, the clients, their numbers of samples and of steps.
-        make_optimizer: takes the stack.
+        make: takes a model; returns a stack of these clients that begins with it, and its
+            optimizer.
     """
 
     model: Params
     clients: np.ndarray
     sizes: np.ndarray
     plan: BatchPlan
-    make_stack: Callable[[Params, np.ndarray, np.ndarray, np.ndarray], ClientStack]
-    make_optimizer: Callable[[ClientStack], Optimizer]
-
-    def new_stack(self, model: Params) -> ClientStack:
-        return self.make_stack(model, self.clients, self.sizes, self.plan.steps)
+    make: Callable[[Params], tuple[ClientStack, Optimizer]]
 
 
 class Replays(NamedTuple):
@@ -129,12 +125,11 @@ class Recorder:
             replays: None if each stack records its own steps.
         """
         if replays is None:
-            stack = beginning.new_stack(beginning.model)
-            optimizer = beginning.make_optimizer(stack)
+            stack, optimizer = beginning.make(beginning.model)
             return RecordedSteps(self.graph, 0, stack, beginning.plan, optimizer)
         k = len(beginning.clients)
-        steps = self._kept.pop(k, None)
-        if steps is not None:
+        if k in self._kept:
+            steps = self._kept.pop(k)
             steps.restart(beginning)
         else:
             if len(self._kept) > 1:  # the new ones need the memory of the older ones
@@ -147,9 +142,9 @@ class Recorder:
     def _first(self, beginning: Beginning, replays: Replays) -> RecordedSteps:
         """Steps that later stacks of as many clients will replay."""
         # the stack gets the models of later rounds in the same memory
-        stack = beginning.new_stack({name: t.clone() for name, t in beginning.model.items()})
+        model = {name: t.clone() for name, t in beginning.model.items()}
+        stack, optimizer = beginning.make(model)
         plan = beginning.plan
-        optimizer = beginning.make_optimizer(stack)
         if replays.rate_changes:
             for group in optimizer.param_groups:
                 # float32, as fused kernels on a GPU read it

@@ -158,14 +158,18 @@ class LocalSolver:
             lasting: whether the methods allow later stacks to replay recorded steps.
         """
         sizes = data.sizes(clients)
-        beginning = Beginning(download.model, clients, sizes, plan, make_stack, self._new_optimizer)
+
+        def make(model: Params) -> tuple[ClientStack, Optimizer]:
+            stack = make_stack(model, clients, sizes, plan.steps)
+            return stack, self._new_optimizer(stack)
+
         if recorder is None:
-            stack = beginning.new_stack(download.model)
-            return Steps(stack, plan, self._new_optimizer(stack))
+            stack, optimizer = make(download.model)
+            return Steps(stack, plan, optimizer)
         replays = None
         if lasting and self._can_replay_later:
             replays = Replays(partial(self._most_steps, data), self._rate_changes)
-        return recorder.begin(beginning, replays)
+        return recorder.begin(Beginning(download.model, clients, sizes, plan, make), replays)
 
     def _new_optimizer(self, stack: ClientStack) -> Optimizer:
         optimizer = self.optimizer(list(stack.leaves.values()))

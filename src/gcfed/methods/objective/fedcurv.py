@@ -120,7 +120,7 @@ class CurvaturePenalty(ClientPart):
         params = {name: state.pop(name) for name in self.trained_names}
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
-            outputs, _ = Tap(stack.net, False, False).on(params | state, x)
+            outputs, _ = Tap(stack.net).on(params | state, x)
             losses = stack.task.losses(outputs[0], y)
             return losses.sum() / stack.task.real(y).sum().clamp(min=1)
 
