@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gcfed.federated.parallel.strategy import rank_and_world
+from gcfed.utils.bounds import is_below
 
 # b, the number of binary digits after the point, of each grid
 NARROW = (40,)  # for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
@@ -195,8 +196,7 @@ class Grid:
         """Whether a number of a piece needs the coarse grid. Weights are at most 1."""
         if not self.digits or not len(piece):
             return False
-        low, high = torch.aminmax(piece)
-        return max(-float(low), float(high)) >= self._small
+        return not is_below(piece, self._small)
 
     def _move_large(self, piece: Tensor, start: int) -> None:
         """Moves the multiples of 2¹⁰ of large numbers from a piece, which begins at the entry
