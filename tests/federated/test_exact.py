@@ -245,6 +245,27 @@ def test_the_finite_check_reads_images_as_vectors(k, monkeypatch):
     assert set(seen) == {1}
 
 
+def test_the_processes_exchange_all_sums_at_once():
+    """Each exchange waits for the slowest process."""
+    like = {"narrow": torch.ones(2), "wide": torch.ones(3), "exact": torch.ones(2).double()}
+    sums = Sums(like, {"narrow"})
+    sums.add({name: t.unsqueeze(0) for name, t in like.items()}, torch.ones(1).double())
+    exchanges = []
+
+    def reduce(tensors):
+        exchanges.append(len(tensors))
+        return [2 * t for t in tensors]  # of two equal processes
+
+    total, weight = sums.total(reduce)
+    assert len(exchanges) == 1
+    assert {name: t.tolist() for name, t in total.items()} == {
+        "narrow": [2, 2],
+        "wide": [2, 2, 2],
+        "exact": [2, 2],
+    }
+    assert weight == 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_a_bound_holds_for_every_number(dtype):
     """The norm of many numbers may exceed the bound, or overflow, although each is below it."""
