@@ -76,6 +76,7 @@ class Sitting(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = FederatedLoop.of(trainer)
         loop.server.schedule.sampler = InPairs(loop.sampler)
+        self.module = pl_module
         parts = [*loop.stacks.program.parts, *loop.server.parts]
         self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
         self.solver, self.recorders = (
@@ -89,6 +90,10 @@ class Sitting(Callback):
         self.solver.recorders = self.recorders[on]  # a graph of one method is wrong for the other
         for part, layers in self.gc:
             part.ndim = layers if on else {}
+        # A run of FedAvg has no hook after the backward pass.
+        vars(self.module).pop("after_backward", None)
+        if not on:
+            self.module.after_backward = lambda: None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import forked
 
-from benchmarks import gpu, kernels, peers, plain, run, workloads
+from benchmarks import gpu, kernels, peers, plain, run, sitting, workloads
 from gcfed.models.build import build_net
 from gcfed.utils.resolvers import ROOT
 
@@ -86,6 +86,25 @@ def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path, mon
         2e-6 * (2 * 64 * 512 + 3 * (512 * 256 + 256 * 10))
     )
     assert figures["first_round_done_s"] > figures["before_first_round_s"] > 0
+
+
+def test_rounds_of_fedavg_call_no_hook_of_gcfed(monkeypatch):
+    """With a hook after the backward pass, even an empty one, a client trains more slowly."""
+
+    class Module:
+        def after_backward(self):
+            return print
+
+    monkeypatch.setenv("BENCH_STARTED", "0")
+    measured = sitting.Sitting("figures.json", 1)
+    measured.module = Module()
+    measured.solver = SimpleNamespace()
+    measured.recorders = ({}, {})
+    measured.gc = [(SimpleNamespace(ndim={}), {"weight": 2})]
+    for on in (False, True, False):
+        measured._switch(on)
+        assert (measured.module.after_backward() is print) == on
+        assert bool(measured.gc[0][0].ndim) == on
 
 
 @pytest.mark.parametrize(("algorithm", "stack"), [("fedavg", 1), ("scaffold", 5)])

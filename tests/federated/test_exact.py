@@ -31,6 +31,7 @@ from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.objective.fedcurv import FedCurv
 from gcfed.methods.server.fedvarp import FedVARP
 from gcfed.methods.subspace.fedsub import FedSub
+from gcfed.utils.bounds import is_below
 
 
 class OnGPU(torch.Tensor):
@@ -229,16 +230,51 @@ def test_a_client_whose_numbers_are_outside_the_grid_keeps_and_adds_nothing(tmp_
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_finite_check_reads_images_as_vectors(k, monkeypatch):
     """It finds a NaN at any place."""
-    seen, plain = [], torch.aminmax
+    seen, plain = [], torch.linalg.vector_norm
 
     def spy(t):
         seen.append(t.dim())
         return plain(t)
 
-    monkeypatch.setattr(torch, "aminmax", spy)
+    monkeypatch.setattr(torch.linalg, "vector_norm", spy)
     for place in range(4 * 3 * 5 * 5):
         image_K = torch.zeros(k, 4, 5, 5, 3).movedim(-1, 2)
         image_K[k - 1].permute(0, 2, 3, 1).view(-1)[place] = float("nan")
         tensors_K = {"image": image_K, "bias": torch.zeros(k, 7)}
         assert finite_clients(tensors_K).tolist() == [True] * (k - 1) + [False]
     assert set(seen) == {1}
+
+
+def test_the_processes_exchange_all_sums_at_once():
+    """Each exchange waits for the slowest process."""
+    like = {"narrow": torch.ones(2), "wide": torch.ones(3), "exact": torch.ones(2).double()}
+    sums = Sums(like, {"narrow"})
+    sums.add({name: t.unsqueeze(0) for name, t in like.items()}, torch.ones(1).double())
+    exchanges = []
+
+    def reduce(tensors):
+        exchanges.append(len(tensors))
+        return [2 * t for t in tensors]  # of two equal processes
+
+    total, weight = sums.total(reduce)
+    assert len(exchanges) == 1
+    assert {name: t.tolist() for name, t in total.items()} == {
+        "narrow": [2, 2],
+        "wide": [2, 2, 2],
+        "exact": [2, 2],
+    }
+    assert weight == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_bound_holds_for_every_number(dtype):
+    """The norm of many numbers may exceed the bound, or overflow, although each is below it."""
+    for limit in (math.inf, 2.0**61, 2.0**11):
+        for size in (1.0, 1e3, 1e30):
+            numbers = (size * torch.randn(3, 500)).to(dtype)
+            for number in (0.0, math.nan, math.inf, -math.inf, limit, -limit, 0.99 * limit):
+                numbers[1, 7] = number
+                largest = float(numbers.double().abs().max())
+                assert is_below(numbers, limit) == (largest < limit)
+    integers = torch.tensor([-3, 2])
+    assert [is_below(integers, limit) for limit in (3, 4)] == [False, True]

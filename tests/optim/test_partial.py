@@ -225,6 +225,20 @@ def test_given_gradients_move_parameters_as_their_own_do(make, unused):
 
 
 @pytest.mark.parametrize("make", FORMS)
+def test_a_step_leaves_no_history(make):
+    """Not even if the gradient has one, and autograd is on."""
+    p = torch.nn.Parameter(torch.ones(3))
+    step = unprofiled_step(make([p], lr=0.1, fused=True))
+    for _ in range(3):
+        (grad,) = torch.autograd.grad((p**3).sum(), p, create_graph=True)
+        p.grad = grad
+        step()
+    assert p.is_leaf
+    assert not p.grad_fn
+    assert p.detach().ne(1).all()
+
+
+@pytest.mark.parametrize("make", FORMS)
 def test_lists_of_tensors_are_made_once(make, monkeypatch):
     """Later steps with the same parameters, states and strides use them again."""
     made = []

@@ -92,8 +92,7 @@ class FusedKernel:
             return
         for i in self._strides:
             grads[i] = grads[i].as_strided((grads[i].numel(),), (1,))
-        with torch.no_grad():  # a decorator would be made anew for each client
-            self.run(grads, self._first)
+        self.run(grads, self._first)
         self._first = False
 
     def run(self, grads: list[Tensor], first: bool) -> None:
@@ -110,14 +109,15 @@ class FusedKernel:
         for grad in given:
             if grad is None or grad.is_sparse:
                 return None
-            grads.append(grad)
+            grads.append(grad.detach() if grad.requires_grad else grad)
         return grads
 
     def _knows(self, params: list[Tensor], grads: list[Tensor]) -> bool:
         """Whether the kept lists are those of these parameters, and gradients lie as before."""
         if params is not self._params or self._has_no_state(params[0]):
             return False
-        return all(grads[i].stride() == own for i, own in self._strides.items())
+        vectors = self._strides
+        return not vectors or all(grads[i].stride() == own for i, own in vectors.items())
 
     def _has_no_state(self, parameter: Tensor) -> bool:
         """Whether the optimizer has not begun, or begins again."""
@@ -143,7 +143,9 @@ class FusedKernel:
             if len(kept) < len(params):
                 return False
             states.append(kept)
-        *self._lists, vectors = in_memory_order(params, *states, grads)
+        # Without their history, because a step is no part of it. ``no_grad`` would take longer.
+        own = [parameter.detach() for parameter in params]
+        *self._lists, vectors = in_memory_order(own, *states, grads)
         self._strides = {}
         for i, (vector, grad) in enumerate(zip(vectors, grads, strict=True)):
             if vector is not grad:

@@ -13,6 +13,8 @@ from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, nbytes
 from gcfed.federated.protocol.rounds import Received
 
+NO_FAULTS = Faults()
+
 
 def columns_of_training(received: Received, is_step_finite: bool) -> dict[str, Any]:
     """What the clients have done, and whether it counts."""
@@ -47,7 +49,7 @@ def columns_of_clients(received: Received, turn: Turn, server: Server) -> dict[s
     A run has only the columns of what can happen in it.
     """
     schedule = server.schedule
-    has_faults = schedule.faults != Faults()
+    has_faults = schedule.faults != NO_FAULTS
     row: dict[str, Any] = {}
     if has_faults or server.setup.transport.remote:
         unanswered = len(received.scheduled) - len(received.cohort)

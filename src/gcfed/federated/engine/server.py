@@ -143,7 +143,7 @@ class Server:
         if self.setup.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
         # On a GPU the host would wait for the device.
-        if upload.finite.device.type == "cpu" and not upload.finite.all():
+        if upload.finite.device.type == "cpu" and not all(upload.finite.tolist()):
             self.explanations.explain(upload)
         # Measurements see the upload first, before methods edit it.
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
@@ -165,9 +165,12 @@ class Server:
         counts = Counts(*numbers[:-1])
         overflowed = not numbers[-1]
         has_step = counts.num_finite > 0 or self._steps_without_clients
+        answered = round.scheduled
+        if len(outcome.missing):
+            answered = np.setdiff1d(answered, outcome.missing)
         return Received.of(
             round,
-            cohort=np.setdiff1d(round.scheduled, outcome.missing),
+            cohort=answered,
             update=means.pop("delta"),
             received=means,
             sums=totals.parts,

@@ -103,7 +103,8 @@ class Stacks(Transport):
         everyone = clients if among is None else among
         work = faults.steps(self.planned(everyone), everyone, download.round, download.seed)
         mine = assign(everyone, work, *rank_and_world())
-        mine = mine[np.isin(mine, clients)]
+        if len(clients) < len(everyone):
+            mine = mine[np.isin(mine, clients)]
         size = self.layout.k
         return [mine[first : first + size] for first in range(0, len(mine), size)]
 

@@ -81,8 +81,8 @@ class RoundSums:
             mean.add(sent, round)
         self.finite.append(upload.finite)
         self.losses.append(upload.loss)
-        self.samples += int(upload.num_seen.sum())
-        self.steps += int(upload.num_steps.sum())
+        self.samples += sum(upload.num_seen.tolist())
+        self.steps += sum(upload.num_steps.tolist())
         if self.loss_table is not None:
             self._note_losses(self.loss_table, upload, round)
 

@@ -13,6 +13,7 @@ the first one. On a CPU, the first such term makes the coarse grid.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from math import ceil, inf
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gcfed.federated.parallel.strategy import rank_and_world
+from gcfed.utils.bounds import is_below
 
 # b, the number of binary digits after the point, of each grid
 NARROW = (40,)  # for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
@@ -72,10 +74,13 @@ class Sums:
 
         Called once.
         """
+        parts = [grid.parts() for grid in self._grids]
+        # in one exchange, because each one waits for the slowest process
+        weight, *reduced = reduce([self._weight, *chain.from_iterable(parts)])
+        remaining = iter(reduced)
         totals: dict[str, Tensor] = {}
-        for grid in self._grids:
-            totals |= grid.total(reduce)
-        (weight,) = reduce([self._weight])
+        for grid, own in zip(self._grids, parts, strict=True):
+            totals |= grid.total([next(remaining) for _ in own], reduce)
         return totals, weight
 
     def mean(self, reduce: Reduce) -> dict[str, Tensor]:
@@ -195,8 +200,7 @@ class Grid:
         """Whether a number of a piece needs the coarse grid. Weights are at most 1."""
         if not self.digits or not len(piece):
             return False
-        low, high = torch.aminmax(piece)
-        return max(-float(low), float(high)) >= self._small
+        return not is_below(piece, self._small)
 
     def _move_large(self, piece: Tensor, start: int) -> None:
         """Moves the multiples of 2¹⁰ of large numbers from a piece, which begins at the entry
@@ -226,17 +230,22 @@ class Grid:
                 piece.mul_(weight).sub_(term.sub_(self._magic), alpha=2.0**-b)
                 weight = 1.0
 
-    def total(self, reduce: Reduce) -> dict[str, Tensor]:
-        """The sums over all processes, in float64, name → ``[*shape]``.
-
-        Called once, after the last term. It overwrites what ``reduce`` returns.
-        """
+    def parts(self) -> list[Tensor]:
+        """What the processes add up. Called once, after the last term."""
         if not self.digits:
-            (total,) = reduce(self.totals)
-            return self._by_name(total)
+            return self.totals
         offset = (self._terms * OFFSET + 2**63) % 2**64 - 2**63  # as int64
         has_coarse = self._magic.new_tensor([self._coarse is not None], dtype=torch.int64)
-        *totals, has_coarse = reduce([*(total.sub_(offset) for total in self.totals), has_coarse])
+        return [*(total.sub_(offset) for total in self.totals), has_coarse]
+
+    def total(self, reduced: Sequence[Tensor], reduce: Reduce) -> dict[str, Tensor]:
+        """The sums over all processes, in float64, name → ``[*shape]``, from those of
+        :meth:`parts`, which it overwrites.
+        """
+        if not self.digits:
+            (total,) = reduced
+            return self._by_name(total)
+        *totals, has_coarse = reduced
         digits = list(self.digits)
         # On a GPU every process has one, and to ask would wait for the device.
         if has_coarse.device.type != "cpu" or int(has_coarse):
@@ -293,5 +302,5 @@ def _wait(work: Any, tensor: Tensor) -> None:
     pause = 2e-5  # seconds
     while tensor.device.type == "cpu" and not work.is_completed():
         time.sleep(pause)  # in Python, so that Ctrl-C and SIGTERM interrupt it
-        pause = min(2 * pause, 5e-4)
+        pause = min(1.2 * pause, 5e-4)
     work.wait()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.protocol.messages import MessageError, Params, Upload
+from gcfed.utils.bounds import is_below
 from gcfed.utils.layout import in_memory_order
 
 
@@ -55,11 +56,7 @@ def _finite_on_cpu(tensors_K: Sequence[Tensor], limits: Sequence[float]) -> Tens
 def _is_finite(tensors: Sequence[Tensor], limits: Sequence[float]) -> bool:
     """Whether all numbers of a client are within the limits. NaN is not."""
     (flat,) = in_memory_order(tensors)
-    for t, limit in zip(flat, limits, strict=True):
-        low, high = torch.aminmax(t)
-        if not (-limit < float(low) and float(high) < limit):
-            return False
-    return True
+    return all(is_below(t, limit) for t, limit in zip(flat, limits, strict=True))
 
 
 def are_finite(tensors: Iterable[Tensor]) -> Tensor:

@@ -98,7 +98,7 @@ class BatchPlan:
         """The active clients' batch of a step; the step's number may be a tensor ``[1]`` on the
         device.
         """
-        if isinstance(step, int) and len(self.index) == 1:
+        if isinstance(step, int) and len(self.counts) == 1:
             x, y, counts = self._of_one(data, step, kind.size)
         else:
             index = self._at(self.index, step, kind)[:, : kind.size]
