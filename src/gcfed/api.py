@@ -231,17 +231,19 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
     asked = [measures] if isinstance(measures, str) else [*measures]
     for measure in asked:
         parse(measure, "measures")
-    found = frame_of(find_runs(roots or [ROOT / "logs"]))
-    own = found["run"]
-    frame = pd.DataFrame({"folder": [str(run.folder) for run in own]}, found.index)
-    frame = frame.join(found[["place", "method", "seed", "state"]])
-    frame["note"] = [run.note for run in own]
-    frame["repeated"] = found["repeated"]
-    frame["rounds"] = [run.rounds for run in own]
-    for key in found.columns.difference([*COLUMNS, "rounds"], sort=False):
-        frame[key] = [run.leaves.get(key) for run in own]
+    table = frame_of(find_runs(roots or [ROOT / "logs"]))
+    found_runs = table["run"]
+    frame = pd.DataFrame({"folder": [str(run.folder) for run in found_runs]}, table.index)
+    frame = frame.join(table[["place", "method", "seed", "state"]])
+    frame["note"] = [run.note for run in found_runs]
+    frame["repeated"] = table["repeated"]
+    frame["rounds"] = [run.rounds for run in found_runs]
+    for key in table.columns.difference([*COLUMNS, "rounds"], sort=False):
+        frame[key] = [run.leaves.get(key) for run in found_runs]
     for measure in asked:
-        frame[measure] = pd.Series([value(run, measure) for run in own], found.index, dtype=float)
+        frame[measure] = pd.Series(
+            [value(run, measure) for run in found_runs], table.index, dtype=float
+        )
     return frame
 
 

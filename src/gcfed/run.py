@@ -269,7 +269,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     )
     with blamed(module.net, module.task, "in the test"):
         trainer.validate(module, datamodule=data, verbose=False)
-    found: dict[str, float] = {"round": rounds}
+    figures: dict[str, float] = {"round": rounds}
     for name, value in trainer.callback_metrics.items():
-        found[name] = float(value)
-    return found
+        figures[name] = float(value)
+    return figures

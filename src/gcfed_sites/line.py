@@ -239,9 +239,9 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
         _federations[key] = LocalFederation(output / "federation", names)
     kits = _federations[key].kits
     for site in names:
-        own = {"config": str(output / CONFIG), "data_dir": str(Path(data_dir).resolve())}
-        own["states"] = str(output / "sites" / site)
-        OmegaConf.save(OmegaConf.create(own), kits / site / "local" / "gcfed.yaml")
+        settings = {"config": str(output / CONFIG), "data_dir": str(Path(data_dir).resolve())}
+        settings["states"] = str(output / "sites" / site)
+        OmegaConf.save(OmegaConf.create(settings), kits / site / "local" / "gcfed.yaml")
     return line_of(kits / ADMIN, names)
 
 
@@ -256,7 +256,7 @@ def provision(folder: Path, sites: list[str]) -> Path:
     server = {"name": SERVER, "type": "server", "fed_learn_port": port, "admin_port": port}
     clients = [{"name": site, "type": "client"} for site in sites]
     admin = {"name": ADMIN, "type": "admin", "role": "project_admin"}
-    participants = [{"org": "local"} | own for own in (server, *clients, admin)]
+    participants = [{"org": "local"} | entry for entry in (server, *clients, admin)]
     project |= {"name": "gcfed", "participants": participants}
     with redirect_stdout(StringIO()):
         maker = Provisioner(str(folder), prepare_builders(project), prepare_packager(project))

@@ -115,8 +115,8 @@ class OptunaSweeper(Sweeper):
         jobs = self.launch(calls, initial_job_idx=trials[0].number)
         for trial, folder, job in zip(trials, folders, jobs, strict=True):
             run, metric = read_run(folder), self.cfg.optimized_metric
-            found = value(run, metric) if run.has_ended else None
-            if found is None:
+            number = value(run, metric) if run.has_ended else None
+            if number is None:
                 error = job._return_value if job.status == JobStatus.FAILED else run.note
                 trial.set_user_attr("reason", message_of(error) or f"{metric} has no finite value")
             column = column_of(metric)
@@ -125,7 +125,7 @@ class OptunaSweeper(Sweeper):
                 known = ", ".join(sorted(run.metrics))
                 raise Refusal(f"optimized_metric={metric} is not among what runs measure: {known}.")
             lost = TrialState.PRUNED if run.has_ended else TrialState.FAIL
-            study.tell(trial, found, lost if found is None else TrialState.COMPLETE)
+            study.tell(trial, number, lost if number is None else TrialState.COMPLETE)
             write(study, root, metric)
 
 
@@ -200,7 +200,7 @@ def write(study: Any, root: Path, metric: str) -> None:
         table.to_csv(temporary, index=False)
     if table["value"].notna().any():
         best, direction = study.best_trial, study.direction.name.lower()
-        found = {
+        results = {
             "name": "optuna",
             "best_params": best.params,
             "best_value": best.value,
@@ -208,7 +208,9 @@ def write(study: Any, root: Path, metric: str) -> None:
         }
         with replacing(root / RESULTS) as temporary:
             temporary.write_text(
-                yaml.safe_dump(found | {"metric": metric, "direction": direction}, sort_keys=False)
+                yaml.safe_dump(
+                    results | {"metric": metric, "direction": direction}, sort_keys=False
+                )
             )
 
 
@@ -239,13 +241,13 @@ def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         )
         return number(ends[0], ends[-1], **kind)
 
-    found: dict[str, Any] = {}
+    drawn_or_text: dict[str, Any] = {}
     for text in (word for word in overrides if word != "ckpt_path=last"):
         try:
             override = OverridesParser.create().parse_override(text)
-            found.pop(key := override.get_key_element(), None)
-            found[key] = distribution(override) if override.is_sweep_override() else text
+            drawn_or_text.pop(key := override.get_key_element(), None)
+            drawn_or_text[key] = distribution(override) if override.is_sweep_override() else text
         except Exception as error:
             raise Refusal(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
-    space = {key: drawn for key, drawn in found.items() if not isinstance(drawn, str)}
-    return space, [text for text in found.values() if isinstance(text, str)]
+    space = {key: drawn for key, drawn in drawn_or_text.items() if not isinstance(drawn, str)}
+    return space, [text for text in drawn_or_text.values() if isinstance(text, str)]

@@ -237,11 +237,11 @@ def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """The network's tensors in a checkpoint, by their names in the network."""
-    found = {}
+    tensors = {}
     for key, value in checkpoint["state_dict"].items():
         if key.startswith("net."):
-            found[key.removeprefix("net.")] = value
-    return found
+            tensors[key.removeprefix("net.")] = value
+    return tensors
 
 
 def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -249,10 +249,10 @@ def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> d
 
     Raises ValueError if names or shapes differ from the network's.
     """
-    odd = differences(_shapes(theirs), _shapes(module.net.state_dict()), most=4)
-    if odd:
+    differing = differences(_shapes(theirs), _shapes(module.net.state_dict()), most=4)
+    if differing:
         raise Refusal(
-            f"ckpt_path={path} holds another model than {type(module.net).__name__}: {odd}. "
+            f"ckpt_path={path} holds another model than {type(module.net).__name__}: {differing}. "
             "Set model=… and data=… as in the run that wrote it."
         )
     return theirs

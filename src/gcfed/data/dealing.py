@@ -78,8 +78,8 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     by_owner = in_order(owner_n, rng)
     starts_N = np.cumsum(sizes_N) - sizes_N
     place = np.arange(len(owner_n)) - np.repeat(starts_N, sizes_N)
-    given = by_owner[place < surplus_N[owner_n[by_owner]]]
-    owner_n[rng.permutation(given)] = np.repeat(np.arange(num_clients), lacking_N)
+    given_away = by_owner[place < surplus_N[owner_n[by_owner]]]
+    owner_n[rng.permutation(given_away)] = np.repeat(np.arange(num_clients), lacking_N)
 
 
 def held_out(labels: np.ndarray, share: float, purpose: str) -> np.ndarray:

@@ -82,8 +82,8 @@ class Partition:
             clients = np.arange(self.num_clients)
         counts_NC = np.zeros((len(clients), num_classes), np.int64)
         for counts_C, client in zip(counts_NC, clients, strict=True):
-            held = labels[self.client(client)]
-            counts_C[:] = np.bincount(held[held >= 0], minlength=num_classes)
+            own_labels = labels[self.client(client)]
+            counts_C[:] = np.bincount(own_labels[own_labels >= 0], minlength=num_classes)
         return counts_NC
 
 

@@ -164,7 +164,9 @@ def comparison(
 
 def _main_column(verdict: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:
     """The measure of the verdict, or why a method has no number. † marks a diverged run."""
-    states = rows.groupby("method")["state"].agg(lambda own: ", ".join(dict.fromkeys(own)))
+    states = rows.groupby("method")["state"].agg(
+        lambda states_of_runs: ", ".join(dict.fromkeys(states_of_runs))
+    )
     states = frame["method"].map(states)
     cells = frame.get(verdict.scale.heading, pd.Series("–", frame.index))
     cells = cells.mask(frame["method"].isin([*verdict.apart]), "not compared")

@@ -218,12 +218,14 @@ def verdict(rows: pd.DataFrame) -> Verdict:
     reference = reference_of(ranked)
     lines = []
     for method in dict.fromkeys([*ranked, *rows["method"]]):
-        own = values.reindex(columns=[method])[method].dropna()
-        gap = own[:0]
+        numbers = values.reindex(columns=[method])[method].dropna()
+        gap = numbers[:0]
         if method in ranked:
-            own = shared[method]
-            gap = own - shared[reference]
-        lines.append((method, len(own), own.mean(), own.std(), gap.mean(), *interval(gap)))
+            numbers = shared[method]
+            gap = numbers - shared[reference]
+        lines.append(
+            (method, len(numbers), numbers.mean(), numbers.std(), gap.mean(), *interval(gap))
+        )
     columns = ["method", "n", "mean", "std", "difference", "low", "high"]
     table = pd.DataFrame(lines, columns=columns).set_index("method")
     leaders = _leading(shared[ranked] if higher else -shared[ranked])

@@ -92,8 +92,8 @@ def request_of(words: Sequence[str]) -> Request:
     try:
         asked.part = Part(**part)
     except ValueError as error:
-        (found,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
-        raise Refusal(f"{reason(found)}.") from None
+        (first,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
+        raise Refusal(f"{reason(first)}.") from None
     return asked
 
 
@@ -247,10 +247,10 @@ def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path
         jobs = tuned.jobs
         lost = tuned.lost
         trials = tuned.left
-    found = running.look_up(jobs, root, logs)
-    number = len({id(work) for work in found.values()})
+    works = running.look_up(jobs, root, logs)
+    number = len({id(work) for work in works.values()})
     title = f"{table.name}, scale {request.scale}: {number} jobs in {root}"
-    return State(title, found, planned.gaps, lost, trials)
+    return State(title, works, planned.gaps, lost, trials)
 
 
 def _train(left: Sequence[Work], root: Path) -> None:

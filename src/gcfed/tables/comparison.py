@@ -156,10 +156,10 @@ def _markdown(table: Table, cells: pd.DataFrame) -> str:
         del kinds["paper"]
     columns = [*dict.fromkeys(cells["column"])]
     lines = []
-    for row, own in cells.set_index("column").groupby("row", sort=False):
+    for row, cells_of_row in cells.set_index("column").groupby("row", sort=False):
         for kind, heading in kinds.items():
-            if own[kind].any():
-                lines.append([heading or row, *own[kind].reindex(columns, fill_value="–")])
+            if cells_of_row[kind].any():
+                lines.append([heading or row, *cells_of_row[kind].reindex(columns, fill_value="–")])
     frame = pd.DataFrame(lines, columns=["", *columns])
     return frame.to_markdown(index=False, disable_numparse=True)
 

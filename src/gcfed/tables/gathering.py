@@ -86,7 +86,9 @@ class Compared:
         return f"{self.column.label} ({name})" if name else self.column.label
 
 
-def gathered(table: Table, found: Mapping[Place, Sequence[Work]], whole: Whole) -> list[Compared]:
+def gathered(
+    table: Table, works_of: Mapping[Place, Sequence[Work]], whole: Whole
+) -> list[Compared]:
     """The cells that have runs, column by column, with the measure by which the report would
     compare them.
 
@@ -96,14 +98,14 @@ def gathered(table: Table, found: Mapping[Place, Sequence[Work]], whole: Whole) 
     """
     cells: list[Compared] = []
     for column in table.columns:
-        own = []
+        cells_of_column = []
         for row in table.rows:
-            works = found.get((row.label, column.label), ())
+            works = works_of.get((row.label, column.label), ())
             if works:
                 runs = [read_run(work.folder) for work in works if work.state == FINISHED]
                 differences = _differences(table, row, column, works[0], runs, whole)
-                own.append(Compared(row, column, works, runs, differences=differences))
-        cells += _with_measures(table, own)
+                cells_of_column.append(Compared(row, column, works, runs, differences=differences))
+        cells += _with_measures(table, cells_of_column)
     return cells
 
 

@@ -345,14 +345,14 @@ def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "
     names = {other: other.split(".")[-1] for other in known}
     near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)
     if near:
-        found = [other for other, name in names.items() if name in near]
+        alike = [other for other, name in names.items() if name in near]
     else:
-        found = [other for other, name in names.items() if f"_{word}_" in f"_{name}_"]
-    if not found:
+        alike = [other for other, name in names.items() if f"_{word}_" in f"_{name}_"]
+    if not alike:
         return "."
     group = word.split(".")[0]
     depth = word.count(".")
-    in_group = [other for other in found if other.split(".")[0] == group]
-    as_deep = [other for other in found if other.count(".") == depth]
-    best = in_group or as_deep or found
+    in_group = [other for other in alike if other.split(".")[0] == group]
+    as_deep = [other for other in alike if other.count(".") == depth]
+    best = in_group or as_deep or alike
     return f": did you mean {' or '.join(before + other + after for other in best[:3])}?"

@@ -103,9 +103,11 @@ def _read_mnist_m(root: Path, part: str, keep: Keep) -> tuple[np.ndarray, np.nda
         raise missing("mnist_m", root, "the folder is missing", page)
     images = decode(_mnist_m_images(root, part), f"MNIST-M {part}", note=keep.note)
     labels = [label for _, label, *_ in rows_of(_mnist_m_labels(root, part), 2)]
-    odd = [label for label in labels if not (label.isascii() and label.isdigit())]
-    if odd:
-        raise Refusal(f"{_mnist_m_labels(root, part)} has a label {odd[0]!r}, which is no digit")
+    no_digits = [label for label in labels if not (label.isascii() and label.isdigit())]
+    if no_digits:
+        raise Refusal(
+            f"{_mnist_m_labels(root, part)} has a label {no_digits[0]!r}, which is no digit"
+        )
     return np.concatenate([*images]), np.array([*map(int, labels)])
 
 

@@ -28,10 +28,10 @@ def numbered(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray, tu
 
     Raises ValueError, with ``what`` they are, for an empty text.
     """
-    found, position_n = np.unique(values_n, return_inverse=True)
-    if found.dtype.kind != "U":
-        return position_n, tuple(map(str, found.tolist()))
-    cleaned = [clean(text) for text in found.tolist()]
+    values, position_n = np.unique(values_n, return_inverse=True)
+    if values.dtype.kind != "U":
+        return position_n, tuple(map(str, values.tolist()))
+    cleaned = [clean(text) for text in values.tolist()]
     if "" in cleaned:
         raise Refusal(f"{what} is an empty text: fill it, or drop the sample")
     names = sorted(set(cleaned))

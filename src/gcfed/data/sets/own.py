@@ -44,11 +44,11 @@ def own_data(
         settings.pop(key, None)
 
     def load() -> FederatedDataset:
-        found = dataset()
-        if isinstance(found, FederatedDataset):
-            return found
+        loaded = dataset()
+        if isinstance(loaded, FederatedDataset):
+            return loaded
         name = getattr(dataset, "func", dataset).__module__
-        return from_arrays(found, name, test)
+        return from_arrays(loaded, name, test)
 
     return FederatedDataModule(dataset=load, **settings)
 
@@ -108,15 +108,15 @@ def from_arrays(
     """
     _require_keys(content, name)
     try:
-        found = {key: _plain(key, value) for key, value in content.items()}
-        labels = [found[key] for key in ("y", "y_test") if key in found]
+        plain = {key: _plain(key, value) for key, value in content.items()}
+        labels = [plain[key] for key in ("y", "y_test") if key in plain]
         y, num_classes, classes = _labels(labels)
         if class_names and classes:
             classes = tuple(class_names[int(number)] for number in classes)
-        groups, clients = _groups(found.get("groups"))
-        train = Split(_samples(found["x"]), y[0], groups)
-        if "x_test" in found:
-            tests = Split(_samples(found["x_test"]), y[1])
+        groups, clients = _groups(plain.get("groups"))
+        train = Split(_samples(plain["x"]), y[0], groups)
+        if "x_test" in plain:
+            tests = Split(_samples(plain["x_test"]), y[1])
         else:
             chosen = held_out(train.y, test, "test")
             tests = train.subset(chosen)
@@ -219,9 +219,11 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     if kinds == {"f"}:
         targets = [_floats(part.reshape(len(part), -1)) for part in parts]
         return targets, targets[0].shape[1], None
-    found = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts)
+    kinds_found = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts)
     fix = max(map(label_fix, parts))
-    raise Refusal(f"y holds {found}, neither classes throughout nor floats to regress on{fix}")
+    raise Refusal(
+        f"y holds {kinds_found}, neither classes throughout nor floats to regress on{fix}"
+    )
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -123,10 +123,10 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
     parts = {"train": _trained(root), "test": _tested(root)}
     trained = {wnid for _, wnid in parts["train"]}
     tested = {wnid for _, wnid in parts["test"]}
-    odd = sorted(trained ^ {*wnids} | tested - {*wnids})
-    if odd:
+    mismatched = sorted(trained ^ {*wnids} | tested - {*wnids})
+    if mismatched:
         raise Refusal(
-            f"data set tiny_imagenet: {root} has no training image of {odd[0]}, or wnids.txt"
+            f"data set tiny_imagenet: {root} has no training image of {mismatched[0]}, or wnids.txt"
             " lacks it."
         )
     for part, samples in parts.items():
@@ -137,11 +137,11 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
 
 def _trained(root: Path) -> list[tuple[Path, str]]:
     """The training images and their classes."""
-    found = []
+    samples = []
     for path in sorted(root.glob("train/*/images/[!.]*")):
         if path.suffix.lower() in (".jpeg", ".jpg"):
-            found.append((path, path.parts[-3]))
-    return found
+            samples.append((path, path.parts[-3]))
+    return samples
 
 
 def _tested(root: Path) -> list[tuple[Path, str]]:
