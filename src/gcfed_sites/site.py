@@ -78,7 +78,9 @@ class Site:
     run = ""  # the run that it takes part in
 
     def __init__(self, name: str, settings: Path, home: Path) -> None:
-        self.name, self.settings, self.home = name, settings, home
+        self.name = name
+        self.settings = settings
+        self.home = home
 
     def answer(self, verb: str, about: str, message: bytes) -> bytes:
         """The answer to ``configure``, ``fit`` or ``reply`` as a message, or a ``failure``.
@@ -181,11 +183,11 @@ class Site:
         Raises:
             ValueError: the configs differ in more than these numbers; names the keys.
         """
-        cfg: Any = (
-            OmegaConf.load(settings.config)
-            if settings.config
-            else composed(shorthand(settings.overrides or ()))
-        )
+        cfg: Any
+        if settings.config:
+            cfg = OmegaConf.load(settings.config)
+        else:
+            cfg = composed(shorthand(settings.overrides or ()))
         cfg.paths.output_dir = str(folder)
         whole: Any = OmegaConf.to_container(cfg, resolve=True)
         config = clients_config(whole)
@@ -327,12 +329,16 @@ def own_samples(
         )
     if classes is None or dataset.class_names is None:
         return dataset
-    if unknown := sorted(set(dataset.class_names) - set(classes)):
+    unknown = sorted(set(dataset.class_names) - set(classes))
+    if unknown:
         raise Refusal(
             f"{dataset.name} has the class {unknown[0]}, and the run's are {', '.join(classes)}."
         )
     number = np.array([list(classes).index(name) for name in dataset.class_names])
-    train, test = (replace(split, y=number[split.y]) for split in (dataset.train, dataset.test))
     return replace(
-        dataset, train=train, test=test, num_classes=len(classes), class_names=tuple(classes)
+        dataset,
+        train=replace(dataset.train, y=number[dataset.train.y]),
+        test=replace(dataset.test, y=number[dataset.test.y]),
+        num_classes=len(classes),
+        class_names=tuple(classes),
     )

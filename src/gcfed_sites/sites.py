@@ -52,22 +52,20 @@ class Index(ClientStores):
         """For each client the valid version, followed by those of the last two checkpoints, by name
         of the state.
         """
-        tables = self._version, self._last, self._before
-        return {
-            name: [[of.get((name, k), NONE) for of in tables] for k in clients]
-            for name in self.away
-        }
+        tables = (self._version, self._last, self._before)
+        references: dict[str, list[list[int]]] = {}
+        for name in self.away:
+            keys = [(name, client) for client in clients]
+            references[name] = [[table.get(key, NONE) for table in tables] for key in keys]
+        return references
 
     def note(self, clients: Sequence[int], versions: Mapping[str, Sequence[int]]) -> None:
         """Makes these versions the valid ones."""
-        new = {
-            (name, k): version
-            for name, versions_of_state in versions.items()
-            for k, version in zip(clients, versions_of_state, strict=True)
-        }
-        self._version = {
-            key: version for key, version in (self._version | new).items() if version != NONE
-        }
+        valid = dict(self._version)
+        for name, versions_of_state in versions.items():
+            for client, version in zip(clients, versions_of_state, strict=True):
+                valid[name, client] = version
+        self._version = {key: version for key, version in valid.items() if version != NONE}
 
     def rotate(self) -> list[Path]:
         self._before = self._last
@@ -150,12 +148,13 @@ class Sites(Stacks):
 
     def _about_run(self) -> About:
         """What every site hears of the run."""
-        data, module = self.program.data, self.program.module
+        data = self.program.data
+        module = self.program.module
         cfg = described(self.cfg, data).copy()
         cfg.paths = dict.fromkeys(cfg.paths, ".")  # the server's folders are not sent
         classes = None
         if module.task.has_classes:
-            classes = data.dataset.class_names or [str(c) for c in range(data.num_classes)]
+            classes = data.dataset.class_names or [*map(str, range(data.num_classes))]
         transform = {}
         for key in ("mean", "std"):
             if hasattr(data.transform, key):
@@ -175,7 +174,8 @@ class Sites(Stacks):
 
         Raises MessageError for anything else.
         """
-        clients, sizes = content["clients"], content["sizes"]
+        clients = content["clients"]
+        sizes = content["sizes"]
         answers.check_whole("clients", clients, 0, len(self._sizes) - 1)
         answers.require(len({*clients}) == len(clients), "clients", clients)
         answers.check_whole("sizes", sizes, 1, SAMPLES)
