@@ -39,7 +39,8 @@ class RunRecord(Callback):
     """
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
-        counted, checksums = leaves(cfg), fingerprint(data)
+        counted = leaves(cfg)
+        checksums = fingerprint(data)
         self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
         self.about["data"] = digest(checksums)
         self.content: dict[str, Any] = {"leaves": counted, "checksums": checksums, **self.about}

@@ -26,11 +26,13 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
     """
     if cfg.model.get("_target_") is None:
         raise Refusal("model=own: name your network, as in model._target_=mynet.Net.")
-    node, target = cfg.model.copy(), str(cfg.model._target_)
+    node = cfg.model.copy()
+    target = str(cfg.model._target_)
     is_users = not target.startswith("gcfed.")
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
-        policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
+        policy = node.pop("norm_policy", "average")
+        start = node.pop("start", None)
         lora: Any = OmegaConf.to_container(node.pop("lora", OmegaConf.create()))
         lora = {key: value for key, value in lora.items() if value is not None}
         known = set[str]()

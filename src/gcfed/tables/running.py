@@ -20,7 +20,11 @@ from gcfed.utils.compose import composed
 from gcfed.utils.refusal import Refusal, message_of
 
 STOP = "callbacks.early_stopping"
-FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be run"
+# States of a job.
+FINISHED = "finished"
+BEGUN = "to continue"
+NEW = "to start"
+OTHER = "not to be run"
 #: What the process of a run calls: the command that a user types.
 CODE = "from gcfed.commands import train; train()"
 
