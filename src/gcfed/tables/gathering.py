@@ -50,7 +50,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compared:
+class Cell:
     """The runs of a cell and how they are compared."""
 
     row: Axis
@@ -86,9 +86,7 @@ class Compared:
         return f"{self.column.label} ({name})" if name else self.column.label
 
 
-def gathered(
-    table: Table, works_of: Mapping[Place, Sequence[Work]], whole: Whole
-) -> list[Compared]:
+def gathered(table: Table, works_of: Mapping[Place, Sequence[Work]], whole: Whole) -> list[Cell]:
     """The cells that have runs, column by column, with the measure by which the report would
     compare them.
 
@@ -96,7 +94,7 @@ def gathered(
         found: the works of each cell.
         whole: gives what the whole table runs in a cell, by dotted key.
     """
-    cells: list[Compared] = []
+    cells: list[Cell] = []
     for column in table.columns:
         cells_of_column = []
         for row in table.rows:
@@ -104,12 +102,12 @@ def gathered(
             if works:
                 runs = [read_run(work.folder) for work in works if work.state == FINISHED]
                 differences = _differences(table, row, column, works[0], runs, whole)
-                cells_of_column.append(Compared(row, column, works, runs, differences=differences))
+                cells_of_column.append(Cell(row, column, works, runs, differences=differences))
         cells += _with_measures(table, cells_of_column)
     return cells
 
 
-def _with_measures(table: Table, cells: Sequence[Compared]) -> list[Compared]:
+def _with_measures(table: Table, cells: Sequence[Cell]) -> list[Cell]:
     """The cells of a column with their measures, and why some are not compared."""
     decision = judged({cell.row.label: cell.runs for cell in cells})
     result = parse(decision.measure)[1]

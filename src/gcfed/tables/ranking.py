@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from gcfed.reporting.verdict import interval, reference_of
-from gcfed.tables.gathering import Compared, Numbers
+from gcfed.tables.gathering import Cell, Numbers
 from gcfed.tables.measures import less_is_better
 from gcfed.tables.plan import Place
-from gcfed.tables.records import Cell
+from gcfed.tables.records import Printed
 from gcfed.tables.welch import Difference, Sample, compare_means
 
 
@@ -26,9 +26,9 @@ class Gain(NamedTuple):
     high: float
 
 
-def gains_of(cells: Sequence[Compared]) -> dict[Place, Gain]:
+def gains_of(cells: Sequence[Cell]) -> dict[Place, Gain]:
     """The difference of each cell to FedAvg in its column, or to the best row."""
-    columns: dict[str, list[Compared]] = {}
+    columns: dict[str, list[Cell]] = {}
     for cell in cells:
         columns.setdefault(cell.column.label, []).append(cell)
     gains: dict[Place, Gain] = {}
@@ -38,7 +38,7 @@ def gains_of(cells: Sequence[Compared]) -> dict[Place, Gain]:
     return gains
 
 
-def _gains_in_column(cells: Sequence[Compared]) -> dict[str, Gain]:
+def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
     """By row. Only rows with the measure of the first one are compared."""
     ranked: list[tuple[float, str]] = []
     values: dict[str, Mapping[int, float]] = {}
@@ -61,7 +61,7 @@ def _gains_in_column(cells: Sequence[Compared]) -> dict[str, Gain]:
     return gains
 
 
-def tested(ours: Numbers, printed: Cell, seeds: int) -> Difference | None:
+def tested(ours: Numbers, printed: Printed, seeds: int) -> Difference | None:
     """Ours less the paper's; p is NaN if the paper has no deviation or does not say its seeds."""
     if ours.mean is None or ours.bound or printed.mean is None or printed.note == "+":
         return None
