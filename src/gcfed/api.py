@@ -297,7 +297,7 @@ class Comparison:
 
         from gcfed.reporting.verdict import interval
 
-        column, methods, apart = self._judged_by(column)
+        column, methods, not_compared = self._judged_by(column)
         curves = self.curves(column, methods)
         lengths = [runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()]
         if min(lengths) < 3 * rounds:
@@ -315,7 +315,7 @@ class Comparison:
         if baseline is None:
             return table
         if baseline not in numbers_of:
-            why = apart.get(str(baseline), f"there are {', '.join(map(str, numbers_of))}")
+            why = not_compared.get(str(baseline), f"there are {', '.join(map(str, numbers_of))}")
             raise Refusal(f"baseline={baseline}: {why}.")
         gaps = {}
         for method, numbers in numbers_of.items():
@@ -342,10 +342,10 @@ class Comparison:
         for (method, _), folder in self.folders.items():
             runs[str(method)].append(read_run(folder))
         decision = judged(runs)
-        for why in decision.apart.values():
+        for why in decision.not_compared.values():
             log.warning("Not compared: %s.", why)
-        compared = [method for method in self._methods if str(method) not in decision.apart]
-        return parse(decision.measure)[1], compared, decision.apart
+        compared = [method for method in self._methods if str(method) not in decision.not_compared]
+        return parse(decision.measure)[1], compared, decision.not_compared
 
     def figure(self, column: str | None = None) -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard

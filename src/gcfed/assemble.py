@@ -101,7 +101,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data.setup()
     if not clients_only:
         check_samples(data)
-    module = build_module(described(cfg, data), data)
+    module = build_module(fill_from_data(cfg, data), data)
     check_labels(data, module.net, module.task)
     if not clients_only:
         _warn_of_long_steps(module.make_optimizer)
@@ -132,7 +132,7 @@ def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:
             )
 
 
-def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
+def fill_from_data(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     """A copy of the config. The loaded data fill in the shape, the number of classes and the number
     of tokens if they are null.
     """

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from gcfed import __version__
-from gcfed.assemble import described
+from gcfed.assemble import fill_from_data
 from gcfed.federated.engine.stacks import Stacks
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
@@ -150,7 +150,7 @@ class Sites(Stacks):
         """What every site hears of the run."""
         data = self.program.data
         module = self.program.module
-        cfg = described(self.cfg, data).copy()
+        cfg = fill_from_data(self.cfg, data).copy()
         cfg.paths = dict.fromkeys(cfg.paths, ".")  # the server's folders are not sent
         classes = None
         if module.task.has_classes:

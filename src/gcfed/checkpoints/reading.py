@@ -117,7 +117,7 @@ def resume(
         return 0
     checkpoint = load_checkpoint(path)
     with naming(path):
-        fitting(module, net_of(checkpoint), path)
+        require_fitting(module, net_of(checkpoint), path)
         _check_origin(path, checkpoint["gcfed"], record.content)
         rounds = _rounds_of(checkpoint)
         if rounds > cfg.rounds:
@@ -245,7 +245,9 @@ def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+def require_fitting(
+    module: FederatedModule, theirs: dict[str, Tensor], path: Path
+) -> dict[str, Tensor]:
     """Returns ``theirs``, a file's tensors.
 
     Raises ValueError if names or shapes differ from the network's.

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gcfed.data.dealing import cut, deal, fill_up, log_gamma, placed, softmax
+from gcfed.data.dealing import cut, deal, fill_up, log_gamma, scatter, softmax
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
@@ -173,7 +173,7 @@ class IID(Partitioner):
     by_class = False
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        return placed(np.arange(len(labels)) % num_clients, rng.permutation(len(labels)))
+        return scatter(np.arange(len(labels)) % num_clients, rng.permutation(len(labels)))
 
 
 @checked

@@ -34,7 +34,7 @@ from gcfed.folders.identity import leaves
 from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
-from gcfed.tables.gathering import gathered
+from gcfed.tables.gathering import gather
 from gcfed.tables.plan import Plan, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Part, Table
@@ -270,5 +270,5 @@ def _comparison(table: Table, request: Request, planned: Plan, state: State, roo
         works[place] = [state.found[name] for name in folders if name in state.found]
     command = f"gcfed-table {shlex.join(request.words)}"
     whole = WholeTable(table, request)
-    cells = gathered(table, works, whole.values)
+    cells = gather(table, works, whole.values)
     return write_comparison(table, request.scale, cells, root, command)

@@ -18,7 +18,7 @@ from gcfed.folders.summary import rounds_in_words
 from gcfed.tables.gathering import Cell
 from gcfed.tables.measures import in_words
 from gcfed.tables.plan import Place
-from gcfed.tables.ranking import Gain, gains_of, tested
+from gcfed.tables.ranking import Gain, compare_with_paper, gains_of
 from gcfed.tables.records import Printed, Table
 from gcfed.tables.welch import Difference
 from gcfed.utils.files import write_text
@@ -30,7 +30,7 @@ def write_comparison(
     """Writes ``comparison.md`` and ``comparison.csv``; returns the first.
 
     Args:
-        cells: those of :func:`gcfed.tables.gathering.gathered`.
+        cells: those of :func:`gcfed.tables.gathering.gather`.
     """
     gains: Mapping[Place, Gain] = {}
     if not table.cells:
@@ -52,7 +52,7 @@ def _line(table: Table, cell: Cell, gains: Mapping[Place, Gain]) -> dict[str, An
     printed = table.printed(cell.row, cell.column)
     against_paper = None
     if "rounds" not in cell.differences:
-        against_paper = tested(cell.numbers, printed, table.printed_seeds)
+        against_paper = compare_with_paper(cell.numbers, printed, table.printed_seeds)
     digits = cell.unit.digits
     if table.cells:
         difference = _text_of_difference(against_paper, digits)
@@ -88,7 +88,7 @@ def _numbers(cell: Cell, printed: Printed, against_paper: Difference | None) -> 
 def _text_of_ours(cell: Cell, with_interval: bool) -> str:
     if not cell.runs:
         return "no run"
-    if cell.apart:
+    if cell.not_compared:
         return "not compared"
     ours = cell.numbers
     digits = cell.unit.digits
@@ -173,7 +173,9 @@ def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[Place, Gain]) -> 
     notes += _listed_differences(cells)
     if table.cells and any("rounds" in cell.differences for cell in cells):
         notes.append("Runs with other rounds than the paper's have no difference to its numbers.")
-    notes += dict.fromkeys(f"Not compared: {cell.apart}." for cell in cells if cell.apart)
+    notes += dict.fromkeys(
+        f"Not compared: {cell.not_compared}." for cell in cells if cell.not_compared
+    )
     if table.unstated:
         unstated = table.unstated.strip().rstrip(".")
         notes.append(f"Not stated: {unstated}; ours are the experiment's.")

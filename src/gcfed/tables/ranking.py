@@ -61,7 +61,7 @@ def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
     return gains
 
 
-def tested(ours: Numbers, printed: Printed, seeds: int) -> Difference | None:
+def compare_with_paper(ours: Numbers, printed: Printed, seeds: int) -> Difference | None:
     """Ours less the paper's; p is NaN if the paper has no deviation or does not say its seeds."""
     if ours.mean is None or ours.bound or printed.mean is None or printed.note == "+":
         return None

@@ -15,7 +15,7 @@ from PIL import Image
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Keep, cache_name, cached
-from gcfed.data.sets.files import TESTS, Note, Unread, entries, listing, written
+from gcfed.data.sets.files import TESTS, Note, Unread, entries, hash_files, listing
 from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.data.sets.pixels import decode, open_image
@@ -91,7 +91,7 @@ def huggingface(
         next_token=next_token,
     )
     files = request.files()
-    source = written(files) if files else ""
+    source = hash_files(files) if files else ""
     dataset = cached(data_dir, request.cache_name(), partial(_build, request), source)
     return replace(dataset, name=Path(name).name)
 

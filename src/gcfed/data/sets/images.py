@@ -12,8 +12,8 @@ from pydantic import Field
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.cache import Keep, cache_name, cached
-from gcfed.data.sets.files import TESTS, TRAINS, Unread, entries, listing, written
-from gcfed.data.sets.names import announce, clean, numbered
+from gcfed.data.sets.files import TESTS, TRAINS, Unread, entries, hash_files, listing
+from gcfed.data.sets.names import announce, clean, number_names
 from gcfed.data.sets.pixels import decode
 from gcfed.utils.checked import Inside, checked
 from gcfed.utils.refusal import MissingFile, Refusal
@@ -79,10 +79,10 @@ def image_folder(
     unread.report()
     train = images_of["train"]
     _require_classes(f"data.root={root}", train, images_of.get("test"), clients)
-    class_of_n, classes = numbered(np.array(train.classes))
+    class_of_n, classes = number_names(np.array(train.classes))
     announce(str(folder), "classes", classes)
     if clients:
-        announce(str(folder), "clients", numbered(np.array(train.clients))[1])
+        announce(str(folder), "clients", number_names(np.array(train.clients))[1])
     else:
         _warn_of_classes_below(folder, train)
     if "test" not in images_of:
@@ -94,13 +94,13 @@ def image_folder(
         for part in ("train", "test"):
             images = images_of[part]
             pixels = decode(images.paths, f"images of {part}", size=size, note=keep.note)
-            groups = numbered(np.array(images.clients))[0] if clients else None
+            groups = number_names(np.array(images.clients))[0] if clients else None
             keep(part, pixels, np.searchsorted(classes, images.classes), groups)
         return len(classes), classes
 
     name = cache_name("image_folder", (str(folder), size, test, clients))
     files = [path for images in images_of.values() for path in images.paths]
-    dataset = cached(data_dir, name, build, written(files))
+    dataset = cached(data_dir, name, build, hash_files(files))
     return replace(dataset, name=folder.name)
 
 

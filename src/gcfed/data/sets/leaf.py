@@ -16,8 +16,8 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Keep, cached
-from gcfed.data.sets.files import Unread, counted, entries, listing, written
-from gcfed.data.sets.names import announce, numbered
+from gcfed.data.sets.files import Unread, count_files, entries, hash_files, listing
+from gcfed.data.sets.names import announce, number_names
 from gcfed.data.sets.pixels import decode
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 from gcfed.utils.refusal import MissingFile, Refusal
@@ -106,7 +106,7 @@ def _leaf(
             )
         parts = {part: _users(paths, read, keep) for part, paths in files.items()}
         users = [user for part in parts.values() for user in part.users]
-        group_n, clients = numbered(np.array(users), f"data set {name}: a user")
+        group_n, clients = number_names(np.array(users), f"data set {name}: a user")
         announce(f"data set {name}", "clients", clients, keep.note)
         read_files = {path for paths in files.values() for path in paths}
         start = 0
@@ -130,7 +130,9 @@ def _leaf(
     every = [*files["train"], *files["test"]]
     source = ""  # the cache may be all that is left
     if every:
-        source = f"{written(every)}; {counted(root.parent, 'data', 'data/train', 'data/test')}"
+        source = (
+            f"{hash_files(every)}; {count_files(root.parent, 'data', 'data/train', 'data/test')}"
+        )
     return cached(data_dir, f"leaf_{name}", build, source)
 
 

@@ -20,7 +20,7 @@ def clean(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
-def numbered(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray, tuple[str, ...]]:
+def number_names(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray, tuple[str, ...]]:
     """The number of each value, int64 [n], and the names, in the order of their numbers.
 
     Texts that differ after :func:`clean` get different numbers, in the order of the texts. Other

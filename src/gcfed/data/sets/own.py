@@ -14,7 +14,7 @@ from gcfed.data.base import FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import Note, listing
-from gcfed.data.sets.names import announce, numbered
+from gcfed.data.sets.names import announce, number_names
 from gcfed.tasks import IGNORE
 from gcfed.utils.checked import Inside, checked
 from gcfed.utils.refusal import MissingFile, Refusal
@@ -210,7 +210,7 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     parts = [part if part.dtype.kind == "f" else _flat(part) for part in parts]
     kinds = {part.dtype.kind for part in parts}
     if kinds <= set("iuUb") and all(part.ndim == 1 for part in parts):
-        class_of_n, names = numbered(_joined(parts), "an entry of y")
+        class_of_n, names = number_names(_joined(parts), "an entry of y")
         y = np.split(class_of_n, [len(parts[0])])
         return y[: len(parts)], len(names), names
     if kinds <= set("iu"):  # of tokens
@@ -248,7 +248,7 @@ def _groups(groups: np.ndarray | None) -> tuple[np.ndarray | None, tuple[str, ..
         raise Refusal(
             f"groups holds {missing} empty entries (NaN): give each sample a client, or drop it"
         )
-    return numbered(groups, "an entry of groups")
+    return number_names(groups, "an entry of groups")
 
 
 def _flat(values: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from pandas import DataFrame, Series
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import TESTS, Unread, entries, listing
-from gcfed.data.sets.names import clean, numbered
+from gcfed.data.sets.names import clean, number_names
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
@@ -396,7 +396,7 @@ def _require_categories(column: Series, form: _Form) -> None:
 
 def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
     """A column of 0 and 1 for each text in the training rows, in their order, float64 [n, c]."""
-    number_n, names = numbered(_array(column))
+    number_n, names = number_names(_array(column))
     trained = np.unique(number_n[~is_test])
     kept = [names[number] for number in trained]
     log.info("column %s becomes %d columns of 0 and 1: %s", column.name, len(kept), listing(kept))

@@ -12,7 +12,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Keep, cached
-from gcfed.data.sets.files import counted, missing, obtain, rows_of
+from gcfed.data.sets.files import count_files, missing_files, obtain, rows_of
 from gcfed.data.sets.pixels import decode
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.refusal import Refusal
@@ -89,7 +89,7 @@ def published(
         KeyError,
         IndexError,
     ) as error:  # by format
-        raise missing(name, folder, f"a file is missing or broken ({error})", page) from error
+        raise missing_files(name, folder, f"a file is missing or broken ({error})", page) from error
 
 
 def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
@@ -113,7 +113,7 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
             shutil.unpack_archive(archive, stage)
             with suppress(OSError):  # another process was faster
                 (Path(stage) / TINY).rename(root)
-    source = counted(root, "train/*/images", "val/images")
+    source = count_files(root, "train/*/images", "val/images")
     return cached(data_dir, "tiny_imagenet", partial(_read_tiny, root), source)
 
 
