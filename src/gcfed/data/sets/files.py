@@ -49,8 +49,8 @@ def obtain(path: Path, md5: str, url: str, name: str, download: bool) -> None:
 
 
 def count_files(folder: Path, *patterns: str) -> str:
-    """The number of files in the folders of each pattern, as a ``source`` of :func:`cached`; empty
-    if there is none.
+    """The number of files in the folders of each pattern; empty if there is none. It is a
+    ``source`` of :func:`gcfed.data.sets.cache.cached`.
     """
     if not folder.is_dir():
         return ""
@@ -61,7 +61,9 @@ def count_files(folder: Path, *patterns: str) -> str:
 
 
 def hash_files(files: Sequence[Path]) -> str:
-    """A hash of the files' names, sizes and times, as a ``source`` of :func:`cached`."""
+    """A hash of the files' names, sizes and times: a ``source`` of
+    :func:`gcfed.data.sets.cache.cached`.
+    """
     about = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return f"{len(about)} files, {hashlib.sha256(repr(about).encode()).hexdigest()}"
 
