@@ -38,7 +38,9 @@ from gcfed_sites.answers import RESUME, About, Answer
 from gcfed_sites.flare import Relay, SiteEnd
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
-SERVER, ADMIN = "localhost", "admin@local.net"  # names in a federation on this machine
+# Names in a federation on this machine.
+SERVER = "localhost"
+ADMIN = "admin@local.net"
 START = 120.0  # seconds for its processes to find each other, and for NVFlare to start a job
 ENDING = 20.0  # seconds for a job to end
 #: The classes that a job may build in addition to NVFlare's.
@@ -227,7 +229,8 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
     later runs too. The clients' states are in the run's folder, ``output``.
     """
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
-    if (key := " ".join(names)) not in _federations:
+    key = " ".join(names)
+    if key not in _federations:
         _federations[key] = LocalFederation(output / "federation", names)
     kits = _federations[key].kits
     for site in names:
