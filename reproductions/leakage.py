@@ -22,10 +22,10 @@ from torch.func import functional_call
 from gcfed.federated.parts import Download, Params, Received, Round, Setup
 from gcfed.methods.requirements import class_logits, functional_network
 from gcfed.metrics.base import ServerMetric, evaluating
-from gcfed.plots.pictures import plot_recovered
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator, torch_seed
+from reproductions.recovered import plot_recovered
 
 LBFGS, ADAM = (
     partial(torch.optim.LBFGS, lr=1.0, line_search_fn="strong_wolfe"),

@@ -231,17 +231,19 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
     asked = [measures] if isinstance(measures, str) else [*measures]
     for measure in asked:
         parse(measure, "measures")
-    found = frame_of(find_runs(roots or [ROOT / "logs"]))
-    own = found["run"]
-    frame = pd.DataFrame({"folder": [str(run.folder) for run in own]}, found.index)
-    frame = frame.join(found[["place", "method", "seed", "state"]])
-    frame["note"] = [run.note for run in own]
-    frame["repeated"] = found["repeated"]
-    frame["rounds"] = [run.rounds for run in own]
-    for key in found.columns.difference([*COLUMNS, "rounds"], sort=False):
-        frame[key] = [run.leaves.get(key) for run in own]
+    table = frame_of(find_runs(roots or [ROOT / "logs"]))
+    found_runs = table["run"]
+    frame = pd.DataFrame({"folder": [str(run.folder) for run in found_runs]}, table.index)
+    frame = frame.join(table[["place", "method", "seed", "state"]])
+    frame["note"] = [run.note for run in found_runs]
+    frame["repeated"] = table["repeated"]
+    frame["rounds"] = [run.rounds for run in found_runs]
+    for key in table.columns.difference([*COLUMNS, "rounds"], sort=False):
+        frame[key] = [run.leaves.get(key) for run in found_runs]
     for measure in asked:
-        frame[measure] = pd.Series([value(run, measure) for run in own], found.index, dtype=float)
+        frame[measure] = pd.Series(
+            [value(run, measure) for run in found_runs], table.index, dtype=float
+        )
     return frame
 
 
@@ -253,9 +255,9 @@ class Comparison:
     folders: dict[tuple[Name, int], Path]  # (method, seed) → the run's
 
     def __repr__(self) -> str:
-        methods, seeds = (list(dict.fromkeys(names)) for names in zip(*self.folders, strict=True))
+        seeds = list(dict.fromkeys(seed for _, seed in self.folders))
         rounds = self.frame.index.get_level_values("round").max()
-        return f"Comparison(methods={methods}, seeds={seeds}, rounds={rounds})"
+        return f"Comparison(methods={self._methods}, seeds={seeds}, rounds={rounds})"
 
     def curves(
         self, column: str, methods: Iterable[Name] | None = None
@@ -266,10 +268,12 @@ class Comparison:
         """
         values = self.frame.reindex(columns=[column])[column].dropna()
         methods = self._methods if methods is None else [*methods]
-        if lacking := [method for method in methods if method not in values.index.unique("method")]:
-            raise Refusal(
-                f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}."
-            )
+        measured = values.index.unique("method")
+        for method in methods:
+            if method not in measured:
+                raise Refusal(
+                    f"column={column}: {method} has none; there are {', '.join(self.frame)}."
+                )
         return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(
@@ -293,35 +297,29 @@ class Comparison:
 
         from gcfed.reporting.verdict import interval
 
-        apart: Mapping[str, str] = {}
-        if column is None:
-            column, apart = self._result()
-        curves = self.curves(column, [name for name in self._methods if str(name) not in apart])
-        if (
-            min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values())
-            < 3 * rounds
-        ):
+        column, methods, not_compared = self._judged_by(column)
+        curves = self.curves(column, methods)
+        lengths = [runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()]
+        if min(lengths) < 3 * rounds:
             rounds = 1
-        last = {
-            m: runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1])
-            for m, runs in curves.items()
-        }
-        in_percent = is_accuracy(column)
+        unit, factor = ("%", 100) if is_accuracy(column) else ("", 1)
+        numbers_of = {}  # by method, then by seed
+        for method, runs in curves.items():
+            numbers_of[method] = runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1])
         rows = {}
-        for method, seeds in last.items():
-            numbers = 100 * seeds if in_percent else seeds
-            unit = "%" if in_percent else ""
-            rows[method] = (numbers.mean(), *interval(numbers), unit, column, len(seeds), rounds)
+        for method, numbers in numbers_of.items():
+            shown = factor * numbers
+            rows[method] = (shown.mean(), *interval(shown), unit, column, len(shown), rounds)
         names = ["mean", "low", "high", "unit", "column", "seeds", "rounds"]
         table = pd.DataFrame.from_dict(rows, orient="index", columns=names)
         if baseline is None:
             return table
-        if baseline not in last:
-            why = apart.get(str(baseline), f"there are {', '.join(map(str, last))}")
+        if baseline not in numbers_of:
+            why = not_compared.get(str(baseline), f"there are {', '.join(map(str, numbers_of))}")
             raise Refusal(f"baseline={baseline}: {why}.")
         gaps = {}
-        for method, seeds in last.items():
-            gap = (seeds - last[baseline]).dropna() * (100 if in_percent else 1)  # by seed
+        for method, numbers in numbers_of.items():
+            gap = factor * (numbers - numbers_of[baseline]).dropna()  # by seed
             gaps[method] = (gap.mean(), *interval(gap), len(gap))
         names = ["difference", "difference_low", "difference_high", "pairs"]
         return table.join(pd.DataFrame.from_dict(gaps, orient="index", columns=names))
@@ -330,17 +328,24 @@ class Comparison:
     def _methods(self) -> list[Name]:
         return list(dict.fromkeys(method for method, _ in self.folders))
 
-    def _result(self) -> tuple[str, Mapping[str, str]]:
-        """The column of the result, and why a method is not judged by it, by its name."""
+    def _judged_by(self, column: str | None) -> tuple[str, list[Name], Mapping[str, str]]:
+        """The column, the methods that it judges, and why others are left out, by name.
+
+        Args:
+            column: None: that of the methods' result.
+        """
         from gcfed.reporting.judged import judged
 
+        if column is not None:
+            return column, self._methods, {}
         runs: dict[str, list[Run]] = {str(method): [] for method in self._methods}
         for (method, _), folder in self.folders.items():
             runs[str(method)].append(read_run(folder))
         decision = judged(runs)
-        for why in decision.apart.values():
+        for why in decision.not_compared.values():
             log.warning("Not compared: %s.", why)
-        return parse(decision.measure)[1], decision.apart
+        compared = [method for method in self._methods if str(method) not in decision.not_compared]
+        return parse(decision.measure)[1], compared, decision.not_compared
 
     def figure(self, column: str | None = None) -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard
@@ -354,17 +359,11 @@ class Comparison:
         from gcfed.plots.style import looks
         from gcfed.reporting.figures import curves
 
-        apart: Mapping[str, str] = {}
-        if column is None:
-            column, apart = self._result()
-        shown = [name for name in self._methods if str(name) not in apart]
-        self.curves(column, shown)  # raises for an unknown column
-        rows = pd.DataFrame(
-            [
-                (str(method), read_run(folder))
-                for (method, _), folder in self.folders.items()
-                if method in shown
-            ]
-        )
-        rows = rows.set_axis(["method", "run"], axis=1).assign(repeated=False)
+        column, methods, _ = self._judged_by(column)
+        self.curves(column, methods)  # raises for an unknown column
+        shown = []
+        for (method, _), folder in self.folders.items():
+            if method in methods:
+                shown.append((str(method), read_run(folder), False))
+        rows = pd.DataFrame(shown, columns=["method", "run", "repeated"])
         return curves(rows, column, looks(rows["method"]))

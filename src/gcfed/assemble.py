@@ -101,7 +101,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data.setup()
     if not clients_only:
         check_samples(data)
-    module = build_module(described(cfg, data), data)
+    module = build_module(fill_from_data(cfg, data), data)
     check_labels(data, module.net, module.task)
     if not clients_only:
         _warn_of_long_steps(module.make_optimizer)
@@ -110,12 +110,12 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
     result = result_of(methods)
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
-    own = build_all(cfg, "callbacks", Callback)
-    callbacks: list[Callback] = [loop, *methods, *metrics, *own]
+    users_callbacks = build_all(cfg, "callbacks", Callback)
+    callbacks: list[Callback] = [loop, *methods, *metrics, *users_callbacks]
     loop.bind(callbacks, data, module)
-    check_monitors(own, module.task, "validation" in data.splits)
+    check_monitors(users_callbacks, module.task, "validation" in data.splits)
     if loop.transport.separate_clients:
-        _refuse_client_callbacks(own)
+        _refuse_client_callbacks(users_callbacks)
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks, result)
 
@@ -132,7 +132,7 @@ def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:
             )
 
 
-def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
+def fill_from_data(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     """A copy of the config. The loaded data fill in the shape, the number of classes and the number
     of tokens if they are null.
     """
@@ -148,16 +148,16 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
 
 
 def _fill_shape(cfg: DictConfig, data: FederatedDataModule) -> None:
-    found = {"num_classes": data.num_classes, "input_shape": list(data.input_shape)}
-    cfg.data.update(found)
+    of_data = {"num_classes": data.num_classes, "input_shape": list(data.input_shape)}
+    cfg.data.update(of_data)
     # in a run's config.yaml the model's keys no longer refer to the data's
-    for key in found.keys() & cfg.model.keys():
-        given = cfg.model[key]
-        cfg.model[key] = found[key] if given is None else given
-    given = cfg.model.get("num_classes")
-    if isinstance(given, int) and given < data.num_classes:
+    for key in of_data.keys() & cfg.model.keys():
+        chosen = cfg.model[key]
+        cfg.model[key] = of_data[key] if chosen is None else chosen
+    chosen = cfg.model.get("num_classes")
+    if isinstance(chosen, int) and chosen < data.num_classes:
         raise Refusal(
-            f"model.num_classes={given}: the data have {data.num_classes} classes. Leave the key"
+            f"model.num_classes={chosen}: the data have {data.num_classes} classes. Leave the key"
             " out."
         )
 

@@ -96,9 +96,9 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     path = CONFIGS / f"{name}.yaml"
     overrides = shorthand(overrides)
     try:
-        found = run_config(overrides) if name == "eval" else None
-        if found is not None:
-            path = found
+        config_of_run = run_config(overrides) if name == "eval" else None
+        if config_of_run is not None:
+            path = config_of_run
             overrides += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
         refuse_words(words, with_config_dir(overrides, flags), path)
         # Hydra's parser refuses an override behind -m if another one stands before it

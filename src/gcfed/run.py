@@ -16,10 +16,16 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from gcfed.assemble import Parts, assemble, build_module, build_trainer, described
+from gcfed.assemble import Parts, assemble, build_module, build_trainer, fill_from_data
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
-from gcfed.checkpoints.reading import RunRecord, checkpoint_of, fitting, load_weights, resume
+from gcfed.checkpoints.reading import (
+    RunRecord,
+    checkpoint_of,
+    load_weights,
+    require_fitting,
+    resume,
+)
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
@@ -28,7 +34,7 @@ from gcfed.federated.parallel.strategy import trains_on_cpu
 from gcfed.folders.failure import failure_recorded, headline
 from gcfed.folders.folder import CHECKPOINT, METRICS
 from gcfed.folders.identity import hyperparameters
-from gcfed.folders.lock import taken
+from gcfed.folders.lock import lock_run
 from gcfed.folders.place import check_folder, with_folder
 from gcfed.folders.printing import print_summary
 from gcfed.folders.reading import column, read_metrics
@@ -97,7 +103,7 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
         _silence(cfg)
     folder = Path(cfg.paths.output_dir)
     _set_up_process(cfg)
-    with taken(folder):
+    with lock_run(folder):
         check_folder(cfg, folder)
         checkpoint = checkpoint_of(cfg, folder)
         parts = assemble(cfg)
@@ -249,14 +255,14 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     data = require(cfg, "data")
     data.setup()
-    cfg = described(cfg, data)
+    cfg = fill_from_data(cfg, data)
     for key in {"weights", "pretrained", "start"} & cfg.model.keys():
         # the file's tensors replace them: no download
         cfg.model[key] = False if key == "pretrained" else None
     module = build_module(cfg, data)
     with blamed(module.net, module.task, "before the test"):
         set_traits(module, data, stack=1)
-    module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
+    module.net.load_state_dict(require_fitting(module, tensors, Path(cfg.ckpt_path)))
     on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
     trainer = Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -269,7 +275,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     )
     with blamed(module.net, module.task, "in the test"):
         trainer.validate(module, datamodule=data, verbose=False)
-    found: dict[str, float] = {"round": rounds}
+    figures: dict[str, float] = {"round": rounds}
     for name, value in trainer.callback_metrics.items():
-        found[name] = float(value)
-    return found
+        figures[name] = float(value)
+    return figures

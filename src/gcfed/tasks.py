@@ -238,8 +238,8 @@ class SquaredError(Task):
 
 def has_losses_of(task: Task, kind: type[Task]) -> bool:
     """Whether a task has the losses of this class, and not those of a user's subclass."""
-    own = type(task)
-    return own.losses is kind.losses and own.mean_losses is kind.mean_losses
+    own_kind = type(task)
+    return own_kind.losses is kind.losses and own_kind.mean_losses is kind.mean_losses
 
 
 def at_least_float32(values: Tensor) -> Tensor:

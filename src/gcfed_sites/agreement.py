@@ -76,10 +76,10 @@ def clients_config(whole: Any) -> dict[str, Any]:
     return {key: whole[key] for key in OF_CLIENTS if key in whole}
 
 
-def adopted(own: Any, sent: Any, odd: list[str], key: str = "") -> Any:
+def adopted(own: Any, sent: Any, differing: list[str], key: str = "") -> Any:
     """A site's config, with the server's numbers where the run needs to agree on them.
 
-    Adds each other difference to ``odd``, as a clause that names the key.
+    Adds each other difference to ``differing``, as a clause that names the key.
 
     Args:
         own, sent: the values of ``key`` at the site and from the server.
@@ -87,27 +87,27 @@ def adopted(own: Any, sent: Any, odd: list[str], key: str = "") -> Any:
     if OWN.fullmatch(key):
         return own
     if isinstance(own, dict) and isinstance(sent, dict):
-        return _adopted_by_key(own, sent, odd, key)
+        return _adopted_by_key(own, sent, differing, key)
     if own is None and FOUND.fullmatch(key):
         return own
     if _accepts(own, sent, key):
         if _is_bounded(sent, LARGEST_SIZE if SIZES.fullmatch(key) else LARGEST_WHOLE):
             return sent
-        odd.append(f"{key}={shortened(sent)} is no possible number")
+        differing.append(f"{key}={shortened(sent)} is no possible number")
     elif own != sent:
-        odd.append(f"{key} is {_quoted(sent)} there, {_quoted(own)} here")
+        differing.append(f"{key} is {_quoted(sent)} there, {_quoted(own)} here")
     return own
 
 
 def _adopted_by_key(
-    own: dict[str, Any], sent: dict[str, Any], odd: list[str], key: str
+    own: dict[str, Any], sent: dict[str, Any], differing: list[str], key: str
 ) -> dict[str, Any]:
     path = f"{key}." if key else ""
     for name in sorted(sent.keys() - own.keys()):
-        odd.append(f"{path}{name} is {_quoted(sent[name])} there, absent here")
+        differing.append(f"{path}{name} is {_quoted(sent[name])} there, absent here")
     values = {}
     for name, value in own.items():
-        values[name] = adopted(value, sent.get(name), odd, f"{path}{name}")
+        values[name] = adopted(value, sent.get(name), differing, f"{path}{name}")
     return values
 
 

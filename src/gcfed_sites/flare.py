@@ -48,7 +48,8 @@ class Relay:
     """
 
     def __init__(self, address: str, key: str) -> None:
-        self.address, self.key = address, key
+        self.address = address
+        self.key = key
         self._sending = threading.Lock()
 
     @collab.init
@@ -58,7 +59,8 @@ class Relay:
     @collab.main
     def relay(self) -> None:
         """Works until the run closes the socket or the job is aborted."""
-        sites, context = {site.name: site for site in collab.clients}, collab.context
+        sites = {site.name: site for site in collab.clients}
+        context = collab.context
         calls = ThreadPoolExecutor(len(sites))  # each site has one question at a time
         # a reset if the run leaves answers unread
         hung_up = suppress(EOFError, ConnectionResetError)
@@ -76,17 +78,16 @@ class Relay:
         Repeats short calls while the site works, because a site without power never returns, and a
         long call would keep the job from ending.
         """
-        answer, gone = None, ""
+        answer = None
+        gone = ""
         try:
             while answer is None and not self.line.closed:
                 answer = site(timeout=ALIVE).answer(number, *question)
                 question = ("", "", b"")
         except Exception as error:  # for a killed process NVFlare reports a timeout at once
-            gone = (
-                "its process has ended, or cannot be reached"
-                if "timed out" in str(error)
-                else str(error)
-            )
+            gone = str(error)
+            if "timed out" in gone:
+                gone = "its process has ended, or cannot be reached"
         with self._sending, suppress(OSError):  # the run has ended
             self.line.send((site.name, number, answer if type(answer) is bytes else b"", gone))
 
@@ -97,7 +98,8 @@ class SiteEnd:
     def __init__(self) -> None:
         self._site: Any = None
         self._worker = ThreadPoolExecutor(1)
-        self._number, self._answer = -1, Future[bytes]()
+        self._number = -1
+        self._answer = Future[bytes]()
 
     @collab.init
     def begin(self) -> None:
@@ -113,10 +115,11 @@ class SiteEnd:
         if collab.caller != "server":
             raise PermissionError(f"{collab.caller} is a site, and only the server may ask.")
         if number != self._number:
-            places = collab.workspace.get_root_dir(), collab.workspace.get_site_config_dir()
+            root = collab.workspace.get_root_dir()
+            local = collab.workspace.get_site_config_dir()
             self._number = number
             self._answer = self._worker.submit(
-                self._work, collab.site_name, *places, verb, about, message
+                self._work, collab.site_name, root, local, verb, about, message
             )
         with suppress(TimeoutError):
             return self._answer.result(HOLD)
@@ -126,7 +129,8 @@ class SiteEnd:
         if self._site is None:
             from gcfed_sites.site import Site  # imports torch, after the job has begun
 
-            settings, home = Path(local).resolve() / "gcfed.yaml", Path(root).resolve() / "gcfed"
+            settings = Path(local).resolve() / "gcfed.yaml"
+            home = Path(root).resolve() / "gcfed"
             home.mkdir(exist_ok=True)
             os.chdir(home)  # relative paths in its overrides start here, where no keys are
             self._site = Site(name, settings, home)

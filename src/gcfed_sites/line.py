@@ -38,7 +38,9 @@ from gcfed_sites.answers import RESUME, About, Answer
 from gcfed_sites.flare import Relay, SiteEnd
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
-SERVER, ADMIN = "localhost", "admin@local.net"  # names in a federation on this machine
+# Names in a federation on this machine.
+SERVER = "localhost"
+ADMIN = "admin@local.net"
 START = 120.0  # seconds for its processes to find each other, and for NVFlare to start a job
 ENDING = 20.0  # seconds for a job to end
 #: The classes that a job may build in addition to NVFlare's.
@@ -64,10 +66,8 @@ def session_of(kit: Path) -> closing[Session]:
 def connected(kit: Path) -> list[str]:
     """The sites that are connected to NVFlare's server."""
     with session_of(kit) as session:
-        return sorted(
-            (c.name for c in session.get_connected_client_list()),
-            key=lambda name: (len(name), name),
-        )
+        names = [client.name for client in session.get_connected_client_list()]
+        return sorted(names, key=lambda name: (len(name), name))
 
 
 class FlareLine:
@@ -88,9 +88,12 @@ class FlareLine:
     """
 
     def __init__(self, kit: Path, sites: int | Sequence[str]) -> None:
-        self.kit, self.lost, there = kit, False, connected(kit)
+        self.kit = kit
+        self.lost = False
+        there = connected(kit)
         self.sites = there if isinstance(sites, int) else list(sites)
-        if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
+        is_other_number = isinstance(sites, int) and sites != len(there)
+        if is_other_number or not set(self.sites) <= set(there):
             raise ConnectionError(
                 f"federation.sites={sites}: connected are {', '.join(there) or 'none'}."
             )
@@ -112,7 +115,8 @@ class FlareLine:
                     raise ConnectionError(
                         f"NVFlare has not started the job in {START:g} s: {status}."
                     ) from None
-        if missing := sorted(set(self.sites) - set(self.pipe.recv())):
+        missing = sorted(set(self.sites) - set(self.pipe.recv()))
+        if missing:
             raise ConnectionError(
                 f"NVFlare could not start the job at {', '.join(missing)}: see their logs."
             )
@@ -150,7 +154,8 @@ _lines: dict[str, FlareLine] = {}
 
 def line_of(kit: Path, sites: int | list[str]) -> FlareLine:
     """The line of this process to these sites. It is a new one if a site was lost."""
-    line = _lines.pop(key := f"{kit} {sites}", None)
+    key = f"{kit} {sites}"
+    line = _lines.pop(key, None)
     if line is not None and line.lost:
         line.close()
         line = None
@@ -181,9 +186,11 @@ class LocalFederation:
     """
 
     def __init__(self, folder: Path, sites: list[str]) -> None:
-        self.sites, self.kits = sites, provision(folder, sites)
+        self.sites = sites
+        self.kits = provision(folder, sites)
         self.processes = {name: _start(self.kits / name) for name in (SERVER, *sites)}
-        until, there = time.monotonic() + START, set[str]()
+        until = time.monotonic() + START
+        there = set[str]()
         while set(sites) - there:
             if time.monotonic() > until:
                 raise ConnectionError(
@@ -196,28 +203,15 @@ class LocalFederation:
 
 def _start(kit: Path) -> subprocess.Popen:
     kind = "server" if kit.name == SERVER else "client"
-    words = [
-        "-u",
-        "-m",
-        f"nvflare.private.fed.app.{kind}.{kind}_train",
-        "-m",
-        str(kit),
-        "-s",
-        f"fed_{kind}.json",
-    ]
-    settings = [
-        "--set",
-        "secure_train=true",
-        "org=local",
-        f"uid={kit.name}",
-        "config_folder=config",
-    ]
+    program = f"nvflare.private.fed.app.{kind}.{kind}_train"
+    words = f"-u -m {program} -s fed_{kind}.json -m".split()
+    settings = f"--set secure_train=true org=local uid={kit.name} config_folder=config".split()
     # it imports what this process can
     places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
     known = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (kit / "log").open("a") as file:
         return subprocess.Popen(
-            [sys.executable, *words, *settings],
+            [sys.executable, *words, str(kit), *settings],
             env=known,
             cwd=kit,
             stdout=file,
@@ -235,13 +229,14 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
     later runs too. The clients' states are in the run's folder, ``output``.
     """
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
-    if (key := " ".join(names)) not in _federations:
+    key = " ".join(names)
+    if key not in _federations:
         _federations[key] = LocalFederation(output / "federation", names)
     kits = _federations[key].kits
     for site in names:
-        own = {"config": str(output / CONFIG), "data_dir": str(Path(data_dir).resolve())}
-        own["states"] = str(output / "sites" / site)
-        OmegaConf.save(OmegaConf.create(own), kits / site / "local" / "gcfed.yaml")
+        settings = {"config": str(output / CONFIG), "data_dir": str(Path(data_dir).resolve())}
+        settings["states"] = str(output / "sites" / site)
+        OmegaConf.save(OmegaConf.create(settings), kits / site / "local" / "gcfed.yaml")
     return line_of(kits / ADMIN, names)
 
 
@@ -256,7 +251,7 @@ def provision(folder: Path, sites: list[str]) -> Path:
     server = {"name": SERVER, "type": "server", "fed_learn_port": port, "admin_port": port}
     clients = [{"name": site, "type": "client"} for site in sites]
     admin = {"name": ADMIN, "type": "admin", "role": "project_admin"}
-    participants = [{"org": "local"} | own for own in (server, *clients, admin)]
+    participants = [{"org": "local"} | entry for entry in (server, *clients, admin)]
     project |= {"name": "gcfed", "participants": participants}
     with redirect_stdout(StringIO()):
         maker = Provisioner(str(folder), prepare_builders(project), prepare_packager(project))

@@ -78,7 +78,9 @@ class Site:
     run = ""  # the run that it takes part in
 
     def __init__(self, name: str, settings: Path, home: Path) -> None:
-        self.name, self.settings, self.home = name, settings, home
+        self.name = name
+        self.settings = settings
+        self.home = home
 
     def answer(self, verb: str, about: str, message: bytes) -> bytes:
         """The answer to ``configure``, ``fit`` or ``reply`` as a message, or a ``failure``.
@@ -110,15 +112,17 @@ class Site:
         self._refuse_other_run(about)
         self.run = ""
         vars(self).pop("end", None)  # frees its memory
-        own = Settings.read(self.settings)
+        settings = Settings.read(self.settings)
         # it becomes part of a config
         share: list[int] = validated("share", about["share"], list[Whole])
-        self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
-        folder = Path(own.states or self.home / "states") / about["run"]
-        end = ClientEnd(self._config(own, folder, about), assemble, own.accelerator)
+        self.clients: list[int] = sorted(
+            {*(share if settings.clients is None else settings.clients)}
+        )
+        folder = Path(settings.states or self.home / "states") / about["run"]
+        end = ClientEnd(self._config(settings, folder, about), assemble, settings.accelerator)
         end.stores.shared = True  # states are files, which this site's next process reads
         self._refuse_other_clients(end, about["num_clients"])
-        self._refuse_long_rounds(end, own.passes)
+        self._refuse_long_rounds(end, settings.passes)
         self._refuse_other_constants(end, about["frozen"])
         self._refuse_changed_data(end, folder / "data.txt", about["resumed"])
         self.end = end
@@ -173,42 +177,44 @@ class Site:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(checksum)
 
-    def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
+    def _config(self, settings: Settings, folder: Path, about: About) -> DictConfig:
         """The site's own config with the server's numbers, for its own data and folders.
 
         Raises:
             ValueError: the configs differ in more than these numbers; names the keys.
         """
-        cfg: Any = (
-            OmegaConf.load(own.config) if own.config else composed(shorthand(own.overrides or ()))
-        )
+        cfg: Any
+        if settings.config:
+            cfg = OmegaConf.load(settings.config)
+        else:
+            cfg = composed(shorthand(settings.overrides or ()))
         cfg.paths.output_dir = str(folder)
         whole: Any = OmegaConf.to_container(cfg, resolve=True)
         config = clients_config(whole)
         sent = dict(about["config"])
-        if own.arrays:  # they replace the run's data set
+        if settings.arrays:  # they replace the run's data set
             for each in (config, sent):
                 each["data"] = without_dataset(each["data"])
-        odd: list[str] = []
-        config = adopted(config, sent, odd)
-        if own.arrays:
+        differing: list[str] = []
+        config = adopted(config, sent, differing)
+        if settings.arrays:
             # the means of the run's own images, if the run has found them
             transform = config["data"]["transform"]
-            found = transform | about["transform"]
-            config["data"]["transform"] = adopted(transform, found, odd, "data.transform")
-        if odd:
+            of_server = transform | about["transform"]
+            config["data"]["transform"] = adopted(transform, of_server, differing, "data.transform")
+        if differing:
             takes = (
                 f"{self.name} takes only numbers from the server, and its gcfed.yaml has"
                 " another run"
             )
-            raise Refusal(f"{takes}: {'; '.join(odd)}. Name the same choices in both.")
-        if own.arrays:
-            config["data"] |= self._own_data(own.arrays, about["classes"], config["data"])
+            raise Refusal(f"{takes}: {'; '.join(differing)}. Name the same choices in both.")
+        if settings.arrays:
+            config["data"] |= self._own_data(settings.arrays, about["classes"], config["data"])
         whole |= config | {"federation": None, "callbacks": {}, "logger": {}}
         cfg = OmegaConf.create(whole, flags={"allow_objects": True})
         cfg.client_store.folder = str(folder / "clients")
-        if own.data_dir is not None and not own.arrays and "data_dir" in cfg.data.dataset:
-            cfg.data.dataset.data_dir = own.data_dir
+        if settings.data_dir is not None and not settings.arrays and "data_dir" in cfg.data.dataset:
+            cfg.data.dataset.data_dir = settings.data_dir
         return cfg
 
     def _own_data(self, path: str, classes: Sequence[str] | None, data: About) -> About:
@@ -315,20 +321,24 @@ def own_samples(
         ValueError: the file has a class that the run does not know, or float vectors that need a
             common mean.
     """
-    found = read_arrays(path, TEST)
-    if standardize and found.train.x.dtype.kind == "f":
+    dataset = read_arrays(path, TEST)
+    if standardize and dataset.train.x.dtype.kind == "f":
         raise Refusal(
             "data.standardize=true needs the mean of all samples, which no site knows: set it to"
             " false."
         )
-    if classes is None or found.class_names is None:
-        return found
-    if unknown := sorted(set(found.class_names) - set(classes)):
+    if classes is None or dataset.class_names is None:
+        return dataset
+    unknown = sorted(set(dataset.class_names) - set(classes))
+    if unknown:
         raise Refusal(
-            f"{found.name} has the class {unknown[0]}, and the run's are {', '.join(classes)}."
+            f"{dataset.name} has the class {unknown[0]}, and the run's are {', '.join(classes)}."
         )
-    number = np.array([list(classes).index(name) for name in found.class_names])
-    train, test = (replace(split, y=number[split.y]) for split in (found.train, found.test))
+    number = np.array([list(classes).index(name) for name in dataset.class_names])
     return replace(
-        found, train=train, test=test, num_classes=len(classes), class_names=tuple(classes)
+        dataset,
+        train=replace(dataset.train, y=number[dataset.train.y]),
+        test=replace(dataset.test, y=number[dataset.test.y]),
+        num_classes=len(classes),
+        class_names=tuple(classes),
     )

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
 from gcfed import __version__
-from gcfed.assemble import described
+from gcfed.assemble import fill_from_data
 from gcfed.federated.engine.stacks import Stacks
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
@@ -52,22 +52,20 @@ class Index(ClientStores):
         """For each client the valid version, followed by those of the last two checkpoints, by name
         of the state.
         """
-        tables = self._version, self._last, self._before
-        return {
-            name: [[of.get((name, k), NONE) for of in tables] for k in clients]
-            for name in self.away
-        }
+        tables = (self._version, self._last, self._before)
+        references: dict[str, list[list[int]]] = {}
+        for name in self.away:
+            keys = [(name, client) for client in clients]
+            references[name] = [[table.get(key, NONE) for table in tables] for key in keys]
+        return references
 
     def note(self, clients: Sequence[int], versions: Mapping[str, Sequence[int]]) -> None:
         """Makes these versions the valid ones."""
-        new = {
-            (name, k): version
-            for name, own in versions.items()
-            for k, version in zip(clients, own, strict=True)
-        }
-        self._version = {
-            key: version for key, version in (self._version | new).items() if version != NONE
-        }
+        valid = dict(self._version)
+        for name, versions_of_state in versions.items():
+            for client, version in zip(clients, versions_of_state, strict=True):
+                valid[name, client] = version
+        self._version = {key: version for key, version in valid.items() if version != NONE}
 
     def rotate(self) -> list[Path]:
         self._before = self._last
@@ -150,12 +148,13 @@ class Sites(Stacks):
 
     def _about_run(self) -> About:
         """What every site hears of the run."""
-        data, module = self.program.data, self.program.module
-        cfg = described(self.cfg, data).copy()
+        data = self.program.data
+        module = self.program.module
+        cfg = fill_from_data(self.cfg, data).copy()
         cfg.paths = dict.fromkeys(cfg.paths, ".")  # the server's folders are not sent
         classes = None
         if module.task.has_classes:
-            classes = data.dataset.class_names or [str(c) for c in range(data.num_classes)]
+            classes = data.dataset.class_names or [*map(str, range(data.num_classes))]
         transform = {}
         for key in ("mean", "std"):
             if hasattr(data.transform, key):
@@ -170,12 +169,13 @@ class Sites(Stacks):
             "frozen": frozen_checksum(module.net, module.travels),
         }
 
-    def _note_clients(self, site: str, said: About) -> None:
+    def _note_clients(self, site: str, content: About) -> None:
         """Notes which clients a site holds, and how many samples each has.
 
         Raises MessageError for anything else.
         """
-        clients, sizes = said["clients"], said["sizes"]
+        clients = content["clients"]
+        sizes = content["sizes"]
         answers.check_whole("clients", clients, 0, len(self._sizes) - 1)
         answers.require(len({*clients}) == len(clients), "clients", clients)
         answers.check_whole("sizes", sizes, 1, SAMPLES)
@@ -224,7 +224,7 @@ class Sites(Stacks):
             while uploads:  # so that nothing here holds an upload that was added up
                 receive(uploads.pop(0).to(self.program.module.device))
         lost = [client for site in missing for client in asked[site]]
-        num_unsent = sum(len(own) for site, own in asked.items() if site not in tasks)
+        num_unsent = sum(len(unsent) for site, unsent in asked.items() if site not in tasks)
         for site, why in missing.items():
             log.warning("round %d: %s %s", download.round + 1, site, why)
         self._refuse_too_few(len(clients), len(lost), missing)
@@ -242,17 +242,17 @@ class Sites(Stacks):
         cohort = set(clients.tolist())
         holders = {}
         for site, held in self._held.items():
-            own = sorted(cohort & held)
-            if own:
-                holders[site] = own
+            asked = sorted(cohort & held)
+            if asked:
+                holders[site] = asked
         return holders
 
     def _tasks(self, asked: Mapping[str, list[int]]) -> dict[str, About]:
         """The tasks of those sites that are free."""
         tasks = {}
-        for site, own in asked.items():
+        for site, ids in asked.items():
             if site not in self._busy:
-                tasks[site] = {"clients": own, "states": self.index.references(own)}
+                tasks[site] = {"clients": ids, "states": self.index.references(ids)}
         return tasks
 
     def _not_answered(self, asked: Iterable[str]) -> dict[str, str]:
@@ -273,21 +273,21 @@ class Sites(Stacks):
 
         Raises Exception for anything but what the site was asked; then nothing of it counts.
         """
-        own = np.array(task["clients"], dtype=np.int64)
-        planned = self.planned(own)
+        ids = np.array(task["clients"], dtype=np.int64)
+        planned = self.planned(ids)
         program = self.program
         asked = Asked(
             round=download.round,
-            clients=own,
-            num_samples=self._sizes[own],
-            num_steps=program.faults.steps(planned, own, download.round, download.seed),
+            clients=ids,
+            num_samples=self._sizes[ids],
+            num_steps=program.faults.steps(planned, ids, download.round, download.seed),
             batch_size=program.solver.batch_size,
             least_loss=program.module.task.least_loss(),
             expected=expected,
         )
-        said = answer.content(asked.limits)
-        uploads = answers.checked_uploads(said["uploads"], asked)
-        self._note(task["clients"], said["states"])
+        content = answer.content(asked.limits)
+        uploads = answers.checked_uploads(content["uploads"], asked)
+        self._note(task["clients"], content["states"])
         self._done[answer.site] = task
         return uploads
 
@@ -315,8 +315,8 @@ class Sites(Stacks):
         limits = Limits(header=1_000_000 + 100 * numbers * len(self.index.away))
         for answer in self._answers("reply", pack(reply), self._done, self.deadline, self._round):
             with counted_against(answer.site, unheard):
-                own = self._done[answer.site]["clients"]
-                self._note(own, answer.content(limits)["states"])
+                ids = self._done[answer.site]["clients"]
+                self._note(ids, answer.content(limits)["states"])
         for site, why in unheard.items():
             log.warning("round %d: %s did not hear how it ended: it %s", self._round + 1, site, why)
             task = self._done[site]

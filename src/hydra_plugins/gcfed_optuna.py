@@ -36,15 +36,18 @@ class OptunaSweeper(Sweeper):
         sampler: Any,
         params: Any,
     ):
-        self.direction, self.n_trials, self.n_jobs, self.seed = direction, n_trials, n_jobs, seed
-        self.storage, self.sampler, self.params = storage, sampler, params
+        self.direction = direction
+        self.n_trials = n_trials
+        self.n_jobs = n_jobs
+        self.seed = seed
+        self.storage = storage
+        self.sampler = sampler
+        self.params = params
 
-    def setup(self, **given: Any) -> None:
-        self.cfg, self.load = (
-            given["config"],
-            given["hydra_context"].config_loader.load_sweep_config,
-        )
-        self.launch = Plugins.instance().instantiate_launcher(**given).launch
+    def setup(self, **command: Any) -> None:
+        self.cfg = command["config"]
+        self.load = command["hydra_context"].config_loader.load_sweep_config
+        self.launch = Plugins.instance().instantiate_launcher(**command).launch
 
     def sweep(self, arguments: list[str]) -> None:
         """Raises ValueError before any run if a setting cannot work or the folder holds another
@@ -53,15 +56,15 @@ class OptunaSweeper(Sweeper):
         from gcfed.folders.lock import locked
         from gcfed.folders.measures import check_judges, column_of, higher_is_better, parse
 
-        metric, root = self.cfg.optimized_metric, Path(self.cfg.hydra.sweep.dir).absolute()
+        metric = self.cfg.optimized_metric
+        root = Path(self.cfg.hydra.sweep.dir).absolute()
         parse(metric or "", "optimized_metric")
         if not higher_is_better(metric) and self.direction == "maximize":
             raise Refusal(
                 f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize."
             )
-        space, common = space_of(
-            [*(f"{key}={words}" for key, words in self.params.items()), *arguments]
-        )
+        params = [f"{key}={words}" for key, words in self.params.items()]
+        space, common = space_of([*params, *arguments])
         if not space or "seed" in space:
             raise Refusal(
                 "A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)', without"
@@ -80,23 +83,21 @@ class OptunaSweeper(Sweeper):
                     " once."
                 )
             study = open_study(root, cfg, space, metric, self.direction, self.storage)
-            while (
-                left := self.n_trials - sum(trial.state.is_finished() for trial in study.trials)
-            ) > 0:
-                trials = [
-                    next_trial(study, space, self.sampler, self.seed, i)
-                    for i in range(min(self.n_jobs, left))
-                ]
+            left = self.n_trials - number_of_ended(study)
+            while left > 0:
+                trials = []
+                for i in range(min(self.n_jobs, left)):
+                    trials.append(next_trial(study, space, self.sampler, self.seed, i))
                 self.run(study, trials, common, root)
-        failed = [
-            f"trial_{t.number:04d}: {t.user_attrs['reason']}"
-            for t in study.trials
-            if t.state.name == "FAIL"
-        ]
-        if failed or all(trial.value is None for trial in study.trials):
-            raise SystemExit(
-                "\n".join(failed) or f"No trial has a value, as {root}/trials.csv says."
-            )
+                left = self.n_trials - number_of_ended(study)
+        failed = []
+        for trial in study.trials:
+            if trial.state.name == "FAIL":
+                failed.append(f"{folder_name(trial)}: {trial.user_attrs['reason']}")
+        if failed:
+            raise SystemExit("\n".join(failed))
+        if all(trial.value is None for trial in study.trials):
+            raise SystemExit(f"No trial has a value, as {root}/trials.csv says.")
 
     def run(self, study: Any, trials: Sequence[Any], common: Sequence[str], root: Path) -> None:
         """Launches the runs of these trials together, and reports their values to Optuna."""
@@ -105,18 +106,20 @@ class OptunaSweeper(Sweeper):
         from gcfed.folders.folder import CHECKPOINT, read_run
         from gcfed.folders.measures import check_judges, column_of, value
 
-        folders, calls = [root / f"trial_{trial.number:04d}" for trial in trials], []
+        metric = self.cfg.optimized_metric
+        folders = [root / folder_name(trial) for trial in trials]
+        calls = []
         for trial, folder in zip(trials, folders, strict=True):
-            goes_on = [f"ckpt_path='{folder / CHECKPOINT}'"] * (folder / CHECKPOINT).is_file()
-            place = [f"hydra.sweep.dir='{root}'", f"hydra.sweep.subdir={folder.name}", *goes_on]
-            calls.append(
-                [*common, *(f"{key}={drawn}" for key, drawn in trial.params.items()), *place]
-            )
+            params = [f"{key}={drawn}" for key, drawn in trial.params.items()]
+            place = [f"hydra.sweep.dir='{root}'", f"hydra.sweep.subdir={folder.name}"]
+            if (folder / CHECKPOINT).is_file():
+                place.append(f"ckpt_path='{folder / CHECKPOINT}'")
+            calls.append([*common, *params, *place])
         jobs = self.launch(calls, initial_job_idx=trials[0].number)
         for trial, folder, job in zip(trials, folders, jobs, strict=True):
-            run, metric = read_run(folder), self.cfg.optimized_metric
-            found = value(run, metric) if run.has_ended else None
-            if found is None:
+            run = read_run(folder)
+            number = value(run, metric) if run.has_ended else None
+            if number is None:
                 error = job._return_value if job.status == JobStatus.FAILED else run.note
                 trial.set_user_attr("reason", message_of(error) or f"{metric} has no finite value")
             column = column_of(metric)
@@ -125,8 +128,17 @@ class OptunaSweeper(Sweeper):
                 known = ", ".join(sorted(run.metrics))
                 raise Refusal(f"optimized_metric={metric} is not among what runs measure: {known}.")
             lost = TrialState.PRUNED if run.has_ended else TrialState.FAIL
-            study.tell(trial, found, lost if found is None else TrialState.COMPLETE)
+            study.tell(trial, number, lost if number is None else TrialState.COMPLETE)
             write(study, root, metric)
+
+
+def number_of_ended(study: Any) -> int:
+    """How many trials have ended, with or without a value."""
+    return sum(trial.state.is_finished() for trial in study.trials)
+
+
+def folder_name(trial: Any) -> str:
+    return f"trial_{trial.number:04d}"
 
 
 def open_study(
@@ -152,10 +164,13 @@ def open_study(
     }
     study = optuna.create_study(**where, direction=direction, load_if_exists=True)  # type: ignore[arg-type]
     # else its metric may have been a typo
-    has_ended = any(trial.state.is_finished() for trial in study.trials)
-    if odd := differences(study.user_attrs["fixed"] if has_ended else fixed, fixed):
+    differing = ""
+    if number_of_ended(study):
+        differing = differences(study.user_attrs["fixed"], fixed)
+    if differing:
         raise Refusal(
-            f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>."
+            f"{root} holds another search: {differing}. Take another folder,"
+            " hydra.sweep.dir=<folder>."
         )
     study.set_user_attr("fixed", fixed)
     return study
@@ -171,9 +186,8 @@ def next_trial(study: Any, space: Mapping[str, Any], sampler: Any, seed: int, sk
 
     left = [trial for trial in study.trials if trial.state.name == "RUNNING"][skip:]
     index = left[0].number if left else len(study.trials)
-    study.sampler = instantiate(
-        sampler, seed=int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
-    )
+    (state,) = np.random.SeedSequence([seed, index]).generate_state(1)
+    study.sampler = instantiate(sampler, seed=int(state))
     trial = Trial(study, left[0]._trial_id) if left else study.ask()
     for name, distribution in space.items():
         trial._suggest(name, distribution)
@@ -185,67 +199,66 @@ def write(study: Any, root: Path, metric: str) -> None:
     ``optimization_results.yaml``.
     """
     from gcfed.folders.folder import RESULTS, TRIALS
-    from gcfed.utils.files import replacing
+    from gcfed.utils.files import replacing, write_text
 
     table = study.trials_dataframe(("number", "state", "value", "params", "user_attrs"))
-    table.columns = [
-        name.removeprefix("params_").removeprefix("user_attrs_") for name in table.columns
-    ]
-    refused = [any(how_far > 0 for how_far in trial.constraints.values()) for trial in study.trials]
-    table["state"], table["value"] = (
-        table["state"].str.lower().mask(refused, "refused"),
-        table["value"].mask(refused),
-    )
+    table.columns = table.columns.str.removeprefix("params_").str.removeprefix("user_attrs_")
+    refused = [max(trial.constraints.values(), default=0) > 0 for trial in study.trials]
+    table["state"] = table["state"].str.lower().mask(refused, "refused")
+    table["value"] = table["value"].mask(refused)
     with replacing(root / TRIALS) as temporary:
         table.to_csv(temporary, index=False)
     if table["value"].notna().any():
-        best, direction = study.best_trial, study.direction.name.lower()
-        found = {
+        best = study.best_trial
+        results = {
             "name": "optuna",
             "best_params": best.params,
             "best_value": best.value,
             "best_trial": best.number,
+            "metric": metric,
+            "direction": study.direction.name.lower(),
         }
-        with replacing(root / RESULTS) as temporary:
-            temporary.write_text(
-                yaml.safe_dump(found | {"metric": metric, "direction": direction}, sort_keys=False)
-            )
+        write_text(root / RESULTS, yaml.safe_dump(results, sort_keys=False))
 
 
 def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Optuna's distributions for Hydra's ``interval()``, ``range()`` and ``choice()``; the
     overrides of all trials.
     """
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    def distribution(override: Override) -> Any:
-        sweep: Any = override.value()
-        if odd := sweep.tags - ({"log"} if isinstance(sweep, IntervalSweep) else set()):
-            raise Refusal(f"tag({min(odd)}, …) is known for intervals alone, and as log")
-        if not isinstance(sweep, IntervalSweep | RangeSweep):
-            return CategoricalDistribution(list(override.sweep_string_iterator()))
-        ends: list[Any] = (
-            [sweep.start, sweep.end] if isinstance(sweep, IntervalSweep) else list(sweep.range())
-        )
-        kind: Any = (
-            {"log": "log" in sweep.tags}
-            if isinstance(sweep, IntervalSweep)
-            else {"step": sweep.step}
-        )
-        number: Any = (
-            IntDistribution
-            if isinstance(ends[0], int) and isinstance(ends[-1], int)
-            else FloatDistribution
-        )
-        return number(ends[0], ends[-1], **kind)
-
-    found: dict[str, Any] = {}
-    for text in (word for word in overrides if word != "ckpt_path=last"):
+    drawn_or_text: dict[str, Any] = {}
+    for text in overrides:
+        if text == "ckpt_path=last":
+            continue
         try:
             override = OverridesParser.create().parse_override(text)
-            found.pop(key := override.get_key_element(), None)
-            found[key] = distribution(override) if override.is_sweep_override() else text
+            key = override.get_key_element()
+            drawn_or_text.pop(key, None)  # the last one of a key takes its place in the order
+            drawn_or_text[key] = text
+            if override.is_sweep_override():
+                drawn_or_text[key] = _distribution(override)
         except Exception as error:
             raise Refusal(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
-    space = {key: drawn for key, drawn in found.items() if not isinstance(drawn, str)}
-    return space, [text for text in found.values() if isinstance(text, str)]
+    space = {key: drawn for key, drawn in drawn_or_text.items() if not isinstance(drawn, str)}
+    return space, [text for text in drawn_or_text.values() if isinstance(text, str)]
+
+
+def _distribution(override: Override) -> Any:
+    """Optuna's distribution for an override with a sweep."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    sweep: Any = override.value()
+    is_interval = isinstance(sweep, IntervalSweep)
+    unknown = sweep.tags - {"log"} if is_interval else sweep.tags
+    if unknown:
+        raise Refusal(f"tag({min(unknown)}, …) is known for intervals alone, and as log")
+    if is_interval:
+        ends = [sweep.start, sweep.end]
+        rest: dict[str, Any] = {"log": "log" in sweep.tags}
+    elif isinstance(sweep, RangeSweep):
+        ends = list(sweep.range())
+        rest = {"step": sweep.step}
+    else:
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    are_whole = isinstance(ends[0], int) and isinstance(ends[-1], int)
+    kind: Any = IntDistribution if are_whole else FloatDistribution
+    return kind(ends[0], ends[-1], **rest)

@@ -15,7 +15,6 @@ from gcfed.plots.pictures import (
     draw_partition,
     plot_curves,
     plot_partition,
-    plot_recovered,
 )
 from gcfed.utils.instantiate import build
 
@@ -134,11 +133,3 @@ def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
             "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
         }
     )
-
-
-def test_originals_are_drawn_above_recovered_images(tmp_path, unrendered):
-    original, recovered = np.random.default_rng(0).random((2, 4, 3, 8, 8))
-    figure = plot_recovered(original, recovered, [*"abcd"], [*"efgh"], tmp_path / "leakage.png")
-    assert "".join(ax.get_title() for ax in figure.axes) == "abcdefgh"
-    for ax, image in zip(figure.axes, [*original, *recovered], strict=True):
-        np.testing.assert_array_equal(ax.images[0].get_array(), image.transpose(1, 2, 0))

@@ -59,7 +59,7 @@ def test_otherwise_only_what_can_be_compared_is_ranked_and_the_reason_is_given()
         "fedrep is judged by personal/local_acc, which fedavg and gcfed did not measure"
         " (metrics=personal data.client_test=0.2 measures it)"
     )
-    assert found.apart == {"fedrep": why}
+    assert found.not_compared == {"fedrep": why}
     table = comparison(found, rows, MEASURES, "c", "P")
     assert f"Not compared: {why}." in table.notes
     assert table.frame.set_index("method").iloc[:, 0]["fedrep"] == "not compared"
@@ -72,7 +72,9 @@ def test_personal_methods_are_compared_with_each_other():
     _, found = of(runs(FEDAVG), *methods)
     assert found.measure == f"final:{OWN}"
     assert found.ranked == ["fedrep", "ditto"]
-    assert found.apart["fedavg"].startswith(f"fedavg did not measure {OWN}, the result of the")
+    assert found.not_compared["fedavg"].startswith(
+        f"fedavg did not measure {OWN}, the result of the"
+    )
 
 
 def test_a_personal_method_that_did_not_measure_its_result_has_none():

@@ -18,6 +18,7 @@ from gcfed.data.augment import ImageTransform, PlainTransform
 from gcfed.methods.subspace.ssf import ProjectedMean
 from gcfed.run import train
 from reproductions.leakage import OPTIMIZERS, Leakage, invert_gradient
+from reproductions.recovered import plot_recovered
 
 TINY = (
     "model.hidden=[12]",
@@ -204,3 +205,11 @@ def test_a_search_that_diverges_returns_its_best_sample(monkeypatch):
     found = invert_gradient(*arguments, random=start(), iterations=9, optimizer="adam")
     assert 0 < found.mismatch < float("inf")
     torch.testing.assert_close(found.x, torch.randn(1, 1, 6, 6, generator=start()).double())
+
+
+def test_originals_are_drawn_above_recovered_images(tmp_path, unrendered):
+    original, recovered = np.random.default_rng(0).random((2, 4, 3, 8, 8))
+    figure = plot_recovered(original, recovered, [*"abcd"], [*"efgh"], tmp_path / "leakage.png")
+    assert "".join(ax.get_title() for ax in figure.axes) == "abcdefgh"
+    for ax, image in zip(figure.axes, [*original, *recovered], strict=True):
+        np.testing.assert_array_equal(ax.images[0].get_array(), image.transpose(1, 2, 0))

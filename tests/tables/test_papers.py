@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from gcfed.tables.measures import FORMS, UNITS
 from gcfed.tables.plan import plan
 from gcfed.tables.reading import CATALOG, load, names
-from gcfed.tables.records import Cell, Part
+from gcfed.tables.records import Part, Printed
 from gcfed.utils.compose import GROUPS
 from gcfed.utils.resolvers import ROOT
 
@@ -63,15 +63,15 @@ def printed(name, row, column):
     table = load(name)
     (row,) = [axis for axis in table.rows if axis.label == row]
     (column,) = [axis for axis in table.columns if axis.label == column]
-    return table.cell(row, column)
+    return table.printed(row, column)
 
 
 def test_printed_numbers():
-    assert printed("gcfed_table5", "GC-Fed", "CIFAR-10, 5/100, α 0.05") == Cell(66.47, 2.49)
-    assert printed("fedacg_table1a", "FedDecorr", "TinyImageNet, rounds to 35 %") == Cell(
+    assert printed("gcfed_table5", "GC-Fed", "CIFAR-10, 5/100, α 0.05") == Printed(66.47, 2.49)
+    assert printed("fedacg_table1a", "FedDecorr", "TinyImageNet, rounds to 35 %") == Printed(
         1000, note="+"
     )
-    assert printed("ssf_table4", "ν 2.0, high", "FedSub") == Cell(note="diverged")
+    assert printed("ssf_table4", "ν 2.0, high", "FedSub") == Printed(note="diverged")
 
 
 def test_a_rows_settings_win_and_a_column_has_a_measure_and_a_unit():
@@ -97,7 +97,7 @@ def test_cells_with_different_numbers_are_different_runs(tables):
                 *sorted(dict(o.split("=", 1) for o in overrides).items()),
                 table.measure_of(row, column),
             )
-            cell = table.cell(row, column)
+            cell = table.printed(row, column)
             assert runs.setdefault(run, cell) == cell or row.by_column, (
                 table.name,
                 row.label,
@@ -181,7 +181,7 @@ def test_errors_name_the_file_and_the_place(tmp_path, wrong, message):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(GOOD | wrong))
     if not message:
-        assert (table := load(path)).cell(table.rows[0], table.columns[0]) == Cell(1)
+        assert (table := load(path)).printed(table.rows[0], table.columns[0]) == Printed(1)
         return
     with pytest.raises(ValueError, match=rf"mine\.yaml is no table: .*{message}"):
         load(path)

@@ -46,10 +46,9 @@ class CohortRule:
 
     def add(self, upload: Upload, round: Round) -> None:
         """Keeps the updates of K clients, in the rows of their positions in the cohort."""
-        columns = [
-            upload.delta[name].reshape(len(upload.clients), -1)
-            for name in self._ordered(upload.delta)
-        ]
+        columns = []
+        for name in self._ordered(upload.delta):
+            columns.append(upload.delta[name].reshape(len(upload.clients), -1))
         updates = torch.cat([*columns, upload.finite.unsqueeze(1).to(columns[0].dtype)], 1)
         if self._table is None:
             self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
@@ -65,17 +64,12 @@ class CohortRule:
         (table,) = round.reduce([table])  # each row is zero on all processes except one
         table = table[table[:, -1] > 0, :-1]
         separate = sum(size for name, size in sizes.items() if name in self._no_steps)
-        blocks = [
-            block
-            for block in table.split([table.shape[1] - separate, separate], 1)
-            if block.shape[1]
-        ]
-        update = torch.cat(
-            [
-                self.rule(block) if len(table) else block.new_zeros(block.shape[1])
-                for block in blocks
-            ]
-        )
+        updates = []
+        for block in table.split([table.shape[1] - separate, separate], 1):
+            if not block.shape[1]:
+                continue
+            updates.append(self.rule(block) if len(table) else block.new_zeros(block.shape[1]))
+        update = torch.cat(updates)
         parts = dict(zip(sizes, update.split(list(sizes.values())), strict=True))
         return {
             name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()
@@ -95,7 +89,9 @@ class BoundedRule(CohortRule):
             rounded up, but at most the number that so many clients can tolerate.
     """
 
-    per_hostile, spare = 2, 1  # the rule needs a cohort of per_hostile · f + spare clients
+    # the rule needs a cohort of per_hostile · f + spare clients
+    per_hostile = 2
+    spare = 1
 
     def __init__(self, hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2) -> None:
         self.hostile = hostile

@@ -85,10 +85,10 @@ def messages(upload: Upload) -> list[Tensor]:
     """All floating-point tensors that clients send, ``[K, *shape]``: Δ and the
     messages of methods.
     """
-    found = []
+    tensors_sent = []
     for tensors in (upload.delta, *upload.extra.values()):
-        found += [t for t in tensors.values() if t.is_floating_point()]
-    return found
+        tensors_sent += [t for t in tensors.values() if t.is_floating_point()]
+    return tensors_sent
 
 
 @checked

@@ -39,7 +39,8 @@ class RunRecord(Callback):
     """
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
-        counted, checksums = leaves(cfg), fingerprint(data)
+        counted = leaves(cfg)
+        checksums = fingerprint(data)
         self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
         self.about["data"] = digest(checksums)
         self.content: dict[str, Any] = {"leaves": counted, "checksums": checksums, **self.about}
@@ -116,7 +117,7 @@ def resume(
         return 0
     checkpoint = load_checkpoint(path)
     with naming(path):
-        fitting(module, net_of(checkpoint), path)
+        require_fitting(module, net_of(checkpoint), path)
         _check_origin(path, checkpoint["gcfed"], record.content)
         rounds = _rounds_of(checkpoint)
         if rounds > cfg.rounds:
@@ -237,22 +238,24 @@ def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
     """The network's tensors in a checkpoint, by their names in the network."""
-    found = {}
+    tensors = {}
     for key, value in checkpoint["state_dict"].items():
         if key.startswith("net."):
-            found[key.removeprefix("net.")] = value
-    return found
+            tensors[key.removeprefix("net.")] = value
+    return tensors
 
 
-def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+def require_fitting(
+    module: FederatedModule, theirs: dict[str, Tensor], path: Path
+) -> dict[str, Tensor]:
     """Returns ``theirs``, a file's tensors.
 
     Raises ValueError if names or shapes differ from the network's.
     """
-    odd = differences(_shapes(theirs), _shapes(module.net.state_dict()), most=4)
-    if odd:
+    differing = differences(_shapes(theirs), _shapes(module.net.state_dict()), most=4)
+    if differing:
         raise Refusal(
-            f"ckpt_path={path} holds another model than {type(module.net).__name__}: {odd}. "
+            f"ckpt_path={path} holds another model than {type(module.net).__name__}: {differing}. "
             "Set model=… and data=… as in the run that wrote it."
         )
     return theirs

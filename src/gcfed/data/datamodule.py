@@ -282,8 +282,8 @@ class FederatedDataModule(LightningDataModule):
         """Changes the training labels of these clients from now on."""
         self.labels = self.labels.copy()
         for client in clients.tolist():
-            held = self.client(client)
-            self.labels[held] = relabelled(self.labels[held])
+            samples = self.client(client)
+            self.labels[samples] = relabelled(self.labels[samples])
         x, y = self._train
         self._train = (x, torch.from_numpy(self.labels).to(y.device))
 

@@ -37,7 +37,7 @@ def in_order(values_n: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return shuffled[np.argsort(values_n[shuffled], kind="stable")]
 
 
-def placed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+def scatter(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     """The inverse of indexing: ``out[order[i]] = values[i]``, [n]."""
     out = np.empty_like(values)
     out[order] = values
@@ -53,7 +53,7 @@ def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) ->
     counts = np.column_stack([counts_CN, class_sizes - counts_CN.sum(1)])
     clients = np.append(np.arange(counts_CN.shape[1]), -1)
     owners = np.repeat(np.tile(clients, len(class_sizes)), counts.ravel())
-    return placed(owners, in_order(labels, rng))
+    return scatter(owners, in_order(labels, rng))
 
 
 def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator) -> None:
@@ -78,8 +78,8 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     by_owner = in_order(owner_n, rng)
     starts_N = np.cumsum(sizes_N) - sizes_N
     place = np.arange(len(owner_n)) - np.repeat(starts_N, sizes_N)
-    given = by_owner[place < surplus_N[owner_n[by_owner]]]
-    owner_n[rng.permutation(given)] = np.repeat(np.arange(num_clients), lacking_N)
+    given_away = by_owner[place < surplus_N[owner_n[by_owner]]]
+    owner_n[rng.permutation(given_away)] = np.repeat(np.arange(num_clients), lacking_N)
 
 
 def held_out(labels: np.ndarray, share: float, purpose: str) -> np.ndarray:
@@ -94,4 +94,4 @@ def held_out(labels: np.ndarray, share: float, purpose: str) -> np.ndarray:
     classes = labels if labels.ndim == 1 else np.zeros(size)
     order = in_order(classes, generator(0, purpose))
     steps = np.arange(size + 1) * count // size  # evenly spaced in the order of classes
-    return placed(np.diff(steps) == 1, order)
+    return scatter(np.diff(steps) == 1, order)

@@ -30,7 +30,8 @@ def feature_distance(x: np.ndarray, partition: Partition) -> float | None:
     if not len(clients):
         return None
     coordinates = _spaced(np.arange(np.prod(x.shape[1:], dtype=int)), MOST_COORDINATES)
-    means, variances = [], []
+    means = []
+    variances = []
     for client in clients.tolist():
         drawn = _spaced(partition.client(client), MOST_SAMPLES)
         inputs_nd = x[drawn].reshape(len(drawn), -1)[:, coordinates].astype(np.float64)

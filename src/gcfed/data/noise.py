@@ -28,14 +28,14 @@ def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) 
     are_images = x.dtype == np.uint8
     unit = 255 if are_images else 1
     for client in range(partition.num_clients):
-        held = partition.client(client)
+        samples = partition.client(client)
         rng = generator(seed, "feature_noise", client)
-        noise = rng.standard_normal((len(held), *x.shape[1:]), np.float32)
+        noise = rng.standard_normal((len(samples), *x.shape[1:]), np.float32)
         noise *= unit * sigma * (client + 1) / partition.num_clients
-        values = x[held] + noise
+        values = x[samples] + noise
         if are_images:
             values = np.rint(values).clip(0, 255)
-        noisy[held] = values
+        noisy[samples] = values
     return noisy
 
 
@@ -62,8 +62,8 @@ def noisy_labels(
         if rng.random() >= probability:
             continue
         share = rng.uniform(least, 1)
-        held = partition.client(client)
-        wrong = rng.permutation(held)[: round(share * len(held))]
+        samples = partition.client(client)
+        wrong = rng.permutation(samples)[: round(share * len(samples))]
         steps = rng.integers(1, num_classes, len(wrong))
         noisy[wrong] = (y[wrong] + steps) % num_classes
     return noisy

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gcfed.data.dealing import cut, deal, fill_up, log_gamma, placed, softmax
+from gcfed.data.dealing import cut, deal, fill_up, log_gamma, scatter, softmax
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
@@ -82,8 +82,8 @@ class Partition:
             clients = np.arange(self.num_clients)
         counts_NC = np.zeros((len(clients), num_classes), np.int64)
         for counts_C, client in zip(counts_NC, clients, strict=True):
-            held = labels[self.client(client)]
-            counts_C[:] = np.bincount(held[held >= 0], minlength=num_classes)
+            own_labels = labels[self.client(client)]
+            counts_C[:] = np.bincount(own_labels[own_labels >= 0], minlength=num_classes)
         return counts_NC
 
 
@@ -173,7 +173,7 @@ class IID(Partitioner):
     by_class = False
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        return placed(np.arange(len(labels)) % num_clients, rng.permutation(len(labels)))
+        return scatter(np.arange(len(labels)) % num_clients, rng.permutation(len(labels)))
 
 
 @checked

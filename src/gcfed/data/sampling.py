@@ -269,14 +269,14 @@ class DynamicPopulation(UniformSampler):
 
     def validate(self, num_clients: int) -> None:
         super().validate(num_clients)
-        live, per_round = (
-            f"participation.sampler.live={self.live}",
-            f"participation.per_round={self.per_round}",
-        )
+        live = f"participation.sampler.live={self.live}"
         if self.live > num_clients:
             raise Refusal(f"{live} exceeds participation.num_clients={num_clients}: lower it")
         if self.per_round > self.live:
-            raise Refusal(f"{per_round} exceeds {live}: cohorts are drawn from the live clients")
+            raise Refusal(
+                f"participation.per_round={self.per_round} exceeds {live}: cohorts are drawn from"
+                " the live clients"
+            )
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         live = _live_clients(
@@ -292,19 +292,17 @@ def _live_clients(
     """Ids of the clients that can be drawn, int64 [live], ascending and read-only, after ``stage``
     replacements.
     """
-    ids = np.sort(
-        generator(seed, "population", 0).choice(num_clients, live, replace=False, shuffle=False)
-    )
+    first = generator(seed, "population", 0)
+    ids = np.sort(first.choice(num_clients, live, replace=False, shuffle=False))
     for step in range(1, stage + 1):
         rng = generator(seed, "population", step)
-        leaving = rng.permutation(np.flatnonzero(rng.random(live) < probability))[
-            : num_clients - live
-        ]
-        # Newcomers are drawn by rank among the clients that are not live. The live ids below turn a
-        # rank into an id.
-        rank = (
-            rng.choice(num_clients - live, len(leaving), replace=False) if len(leaving) else leaving
-        )
+        leaving = rng.permutation(np.flatnonzero(rng.random(live) < probability))
+        leaving = leaving[: num_clients - live]
+        if not len(leaving):
+            continue
+        # Newcomers are drawn by rank among the clients that are not live, so that these are never
+        # listed. The live ids below turn a rank into an id.
+        rank = rng.choice(num_clients - live, len(leaving), replace=False)
         ids[leaving] = rank + np.searchsorted(ids - np.arange(live), rank, side="right")
         ids.sort()
     ids.flags.writeable = False

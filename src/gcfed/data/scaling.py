@@ -25,8 +25,8 @@ def standardized(
         mean, std = _mean_and_deviation(np.delete(values, aside, 0))
         scaling |= {f"{key}_mean": mean, f"{key}_std": std}
         for i, split in enumerate(scaled):
-            own = (getattr(split, key) - mean) / std
-            scaled[i] = replace(split, **{key: own.astype(values.dtype)})
+            values_scaled = (getattr(split, key) - mean) / std
+            scaled[i] = replace(split, **{key: values_scaled.astype(values.dtype)})
     return scaled, scaling
 
 

@@ -200,7 +200,7 @@ class Schedule:
         self.seconds = state_dict["seconds"]
         self.download_bytes = state_dict["download_bytes"]
         self.upload_bytes = state_dict["upload_bytes"]
-        self.known = {client: Trained(*own) for client, own in state_dict["known"].items()}
+        self.known = {client: Trained(*fields) for client, fields in state_dict["known"].items()}
 
 
 class Answer(NamedTuple):
@@ -242,11 +242,11 @@ class BufferedSchedule(Schedule):
         """The versions of the clients that train and whose answers will not be lost, as far as it
         is known before this turn.
         """
-        found = set()
+        versions = set()
         for answer in self.busy:
             if answer.comes and not self._is_too_late(answer, round):
-                found.add(answer.version)
-        return found
+                versions.add(answer.version)
+        return versions
 
     def turn(self, round: int) -> Turn:
         buffer: dict[int, int] = {}  # client → version
@@ -340,7 +340,7 @@ class BufferedSchedule(Schedule):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.draws = state_dict["draws"]
-        self.busy = [Answer(*own) for own in state_dict["busy"]]
+        self.busy = [Answer(*fields) for fields in state_dict["busy"]]
 
 
 def schedule_of(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from gcfed.data.dealing import cut, fill_up, in_order, log_gamma, placed, softmax
+from gcfed.data.dealing import cut, fill_up, in_order, log_gamma, scatter, softmax
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.refusal import Refusal
@@ -37,7 +37,7 @@ class Shards(Partitioner):
         by_class = in_order(labels, rng)
         shard_n = np.arange(len(labels)) * count // len(labels)
         owners = rng.permutation(count) // self.shards
-        return placed(owners[shard_n], by_class)
+        return scatter(owners[shard_n], by_class)
 
 
 @checked
@@ -59,7 +59,7 @@ class DirichletSizes(Partitioner):
         shares_N = softmax(log_gamma(self.alpha, (num_clients,), rng))
         sizes_N = cut(shares_N, len(labels))
         owners = np.repeat(np.arange(num_clients), sizes_N)
-        owner_n = placed(owners, rng.permutation(len(labels)))
+        owner_n = scatter(owners, rng.permutation(len(labels)))
         fill_up(owner_n, num_clients, self.min_size, rng)
         return owner_n
 

@@ -110,7 +110,7 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
 
     Folders within a run are left out, and so are links.
     """
-    found = set[str]()
+    folders = set[str]()
     for root in map(Path, roots):
         if not root.is_dir():
             raise MissingFile(
@@ -118,9 +118,9 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
             )
         for name, below, files in os.walk(root):
             if _has_run(files):
-                found.add(os.path.realpath(name))
+                folders.add(os.path.realpath(name))
                 below.clear()
-    return [read_run(Path(folder)) for folder in sorted(found)]
+    return [read_run(Path(folder)) for folder in sorted(folders)]
 
 
 def _has_run(files: Sequence[str]) -> bool:

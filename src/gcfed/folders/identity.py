@@ -87,13 +87,13 @@ def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(cfg, DictConfig):
         cfg = _counted_sections(cfg)
     values = dict(_flat(cfg))
-    found = {}
+    counting = {}
     for key, value in sorted(values.items()):
         section, _, name = key.rpartition(".")
         repeats = section and name in REPEATED and value == values.get(name)
         if value is not None and counts(key) and not repeats:
-            found[key] = _plain(value)
-    return found
+            counting[key] = _plain(value)
+    return counting
 
 
 def _counted_sections(cfg: DictConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def taken(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path) -> Iterator[None]:
     """Locks a run's folder while its first process works there.
 
     A run that is refused leaves no folder.

@@ -120,10 +120,10 @@ def value(run: Run, measure: str) -> float | None:
     if curve.empty:
         return None
     if name == "best":
-        found = curve.max() if higher_is_better(measure) else curve.min()
+        measured = curve.max() if higher_is_better(measure) else curve.min()
     else:
-        found = {"final": curve.iloc[-1], "last10": curve.mean(), "total": curve.sum()}[name]
-    return float(found) if math.isfinite(found) else None
+        measured = {"final": curve.iloc[-1], "last10": curve.mean(), "total": curve.sum()}[name]
+    return float(measured) if math.isfinite(measured) else None
 
 
 def seconds_at(run: Run, round: int) -> float | None:

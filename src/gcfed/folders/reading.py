@@ -70,11 +70,13 @@ def _check_values(file: IO[str]) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in anchored:
                 raise Refusal(f"the alias *{event.anchor} is not defined before it")
-            anchor, values = None, anchored[event.anchor]
+            anchor = None
+            values = anchored[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             if len(event.value) > LONGEST_TEXT:
                 raise Refusal(f"it has a text of {len(event.value):,} characters")
-            anchor, values = event.anchor, 1
+            anchor = event.anchor
+            values = 1
         else:  # the beginning or the end of the document
             continue
         if anchor is not None:
@@ -143,11 +145,10 @@ def label_skew(held_NC: np.ndarray) -> dict[str, float]:
     q_C = counts_NC.sum(0) / counts_NC.sum()
     hellinger_N = 1 - np.sqrt(p_NC * q_C).sum(1)
     shannon_N = _entropy((p_NC + q_C) / 2) - (_entropy(p_NC) + _entropy(q_C)) / 2
-    squares = (hellinger_N, shannon_N)
-    return {
-        name: float(np.sqrt(square_N.clip(0)).mean())
-        for name, square_N in zip(LABEL_SKEW, squares, strict=True)
-    }
+    skew = {}
+    for name, square_N in zip(LABEL_SKEW, (hellinger_N, shannon_N), strict=True):
+        skew[name] = float(np.sqrt(square_N.clip(0)).mean())
+    return skew
 
 
 def _entropy(shares: np.ndarray) -> np.ndarray:

@@ -133,8 +133,8 @@ def _to_targets(metrics: pd.DataFrame, targets: Sequence[float]) -> dict[str, di
 
 def skew_in_words(skew: Mapping[str, Any]) -> str:
     """The figures of :func:`gcfed.folders.reading.label_skew`, for a picture and a summary."""
-    hellinger, jensen_shannon = (skew[name] for name in LABEL_SKEW)
-    return f"Hellinger {hellinger:.2f}, Jensen–Shannon {jensen_shannon:.2f}"
+    hellinger, jensen_shannon = LABEL_SKEW
+    return f"Hellinger {skew[hellinger]:.2f}, Jensen–Shannon {skew[jensen_shannon]:.2f}"
 
 
 def distance_in_words(skew: Mapping[str, Any]) -> str:

@@ -226,9 +226,9 @@ class OwnNumbers(ClientMetric):
             return note
         # A site could fill the rows of other sites' clients.
         rows = round.rows(upload.clients)
-        own = torch.zeros_like(note["values"])
-        own[rows] = note["values"][rows]
-        return note | {"values": own}
+        values = torch.zeros_like(note["values"])
+        values[rows] = note["values"][rows]
+        return note | {"values": values}
 
     def values(self, round: Received) -> Tensor:
         """The values of the clients in the cohort, ``[K, V]``."""

@@ -119,12 +119,12 @@ class ByName(OwnNumbers):
         (counts,) = round.reduce([self._tested])
         self._tested = torch.zeros(0)
         tested, not_finite = counts.tolist()
-        found = {}
+        values = {}
         if tested:
             for name, metric in self.metrics.items():
                 value = float(metric.compute())
-                found[f"test/{name}"] = math.nan if not_finite else value
-        return found | super().columns(round)
+                values[f"test/{name}"] = math.nan if not_finite else value
+        return values | super().columns(round)
 
 
 class Auroc(torchmetrics.classification.MulticlassAUROC):

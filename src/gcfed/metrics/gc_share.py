@@ -58,10 +58,10 @@ class GCShare(OwnNumbers):
         return torch.stack(shares)
 
     def columns(self, round: Received) -> dict[str, float]:
-        found = super().columns(round)
+        shares = super().columns(round)
         if round.usable:  # otherwise the update is not yet in the model's coordinates
-            found |= self._columns_of("update", round.update)
-        return found | self._columns_of("model", round.start)
+            shares |= self._columns_of("update", round.update)
+        return shares | self._columns_of("model", round.start)
 
     def _columns_of(self, kind: str, tensors: Params) -> dict[str, float]:
         shares = zip(self.weights, self.shares(tensors).tolist(), strict=True)

@@ -108,14 +108,14 @@ class Personal(Clients):
         finite_KV = values_KV[values_KV.isfinite().all(1)].sort(0).values
         if not len(finite_KV):
             return {}
-        found = {}
+        figures = {}
         for model, column in (("global", 0), ("local", 2)):
             acc_K = finite_KV[:, column]
             worst = acc_K[: math.ceil(len(acc_K) / 10)]
-            found[f"personal/{model}_acc"] = acc_K.mean()
-            found[f"personal/{model}_worst10"] = worst.mean()
-            found[f"personal/{model}_std"] = acc_K.std(correction=0)
-        return floats(found)
+            figures[f"personal/{model}_acc"] = acc_K.mean()
+            figures[f"personal/{model}_worst10"] = worst.mean()
+            figures[f"personal/{model}_std"] = acc_K.std(correction=0)
+        return floats(figures)
 
 
 @checked

@@ -26,18 +26,20 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
     """
     if cfg.model.get("_target_") is None:
         raise Refusal("model=own: name your network, as in model._target_=mynet.Net.")
-    node, target = cfg.model.copy(), str(cfg.model._target_)
-    own = not target.startswith("gcfed.")
+    node = cfg.model.copy()
+    target = str(cfg.model._target_)
+    is_users = not target.startswith("gcfed.")
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
-        policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
+        policy = node.pop("norm_policy", "average")
+        start = node.pop("start", None)
         lora: Any = OmegaConf.to_container(node.pop("lora", OmegaConf.create()))
         lora = {key: value for key, value in lora.items() if value is not None}
         known = set[str]()
         with suppress(Exception):  # build() raises it again, with the key
             known = {*signature(get_object(target)).parameters}
         # data sets of texts set last_only
-        for key in {"last_only", *(shape if own else ())} - known:
+        for key in {"last_only", *(shape if is_users else ())} - known:
             node.pop(key, None)
     net = build(node)
     if not isinstance(net, nn.Module):
@@ -45,7 +47,7 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
             f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module."
         )
     try:
-        if own and len(shape) == 2:
+        if is_users and len(shape) == 2:
             net = fitted(net, list(shape["input_shape"]), shape["num_classes"], x_2)
         # before a checkpoint is read, because float32 would round its numbers
         if cfg.get("precision") == "64-true":

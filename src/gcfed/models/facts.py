@@ -106,14 +106,14 @@ def activation_bytes(net: nn.Module, sample: Tensor) -> int:
 
     Attention counts with its scores, which it keeps in a stack.
     """
-    own = set[int]()
+    parameter_memory = set[int]()
     for t in (*net.parameters(), *net.buffers()):
         if t.layout == torch.strided:
-            own.add(t.untyped_storage().data_ptr())
+            parameter_memory.add(t.untyped_storage().data_ptr())
     kept: dict[int, Tensor] = {}  # by memory, because several operations may keep one tensor
 
     def note(t: Tensor) -> Tensor:
-        if t.layout == torch.strided and t.untyped_storage().data_ptr() not in own:
+        if t.layout == torch.strided and t.untyped_storage().data_ptr() not in parameter_memory:
             kept[t.untyped_storage().data_ptr()] = t
         return t
 

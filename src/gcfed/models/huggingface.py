@@ -29,7 +29,8 @@ class Logits(nn.Module):
 
     def __init__(self, net: Any, last_only: bool) -> None:
         super().__init__()
-        self.net, self.last_only = net, last_only
+        self.net = net
+        self.last_only = last_only
         self.num_tokens = net.config.get_text_config().vocab_size
         self.fill = net.config.get_text_config().pad_token_id or 0
 
@@ -153,7 +154,8 @@ def huggingface_net(
             f" data.length={positions}.",
         )
     net.config.use_cache = False  # of keys and values, which training does not need
-    if not last_only and (size := net.config.get_text_config().vocab_size) != num_classes:
+    size = net.config.get_text_config().vocab_size
+    if not last_only and size != num_classes:
         raise SettingError(
             "folder",
             f"={folder} has {size} tokens, not {num_classes}: set data.num_classes={size}.",

@@ -260,11 +260,11 @@ class ForwardOrder:
     def _sources(self, t: Tensor) -> set[str]:
         """The parameters of which this tensor is a view, or from which it was computed."""
         start, end = _span(t)
-        found = set(self._made.get(_memory(t), ()))
+        sources = set(self._made.get(_memory(t), ()))
         for name, first, last in self._spans.get(_memory(t), ()):
             if first < end and start < last:
-                found.add(name)
-        return found
+                sources.add(name)
+        return sources
 
     def _multiplies(self, func: Any, args: Sequence[Any], name: str, t: Tensor) -> bool:
         """Whether an operation uses this tensor, computed from the parameter, as a layer's

@@ -142,10 +142,10 @@ class Snapshot:
     def _record_class(self, cls: type) -> Iterable[Any]:
         if _is_of_a_library(cls.__module__):
             return ()
-        own = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-        self._states.append(_Class(cls, own))
+        attributes = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+        self._states.append(_Class(cls, attributes))
         functions = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
-        return [*cls.__bases__, *own.values(), *functions]
+        return [*cls.__bases__, *attributes.values(), *functions]
 
     def _record_callable_or_object(self, thing: Any) -> Iterable[Any]:
         if isinstance(thing, partial):

@@ -28,13 +28,14 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.heads, self.causal = heads, causal
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.heads = heads
+        self.causal = causal
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        q_BHTd, k_BHTd, v_BHTd = (
-            self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        )
+        qkv_BT3Hd = self.qkv(x_BTD).unflatten(-1, (3, self.heads, -1))
+        q_BHTd, k_BHTd, v_BHTd = qkv_BT3Hd.permute(2, 0, 3, 1, 4)
         if has_fused_attention(q_BHTd):
             mixed_BHTd = F.scaled_dot_product_attention(
                 q_BHTd, k_BHTd, v_BHTd, is_causal=self.causal
@@ -73,25 +74,24 @@ class Block(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self.norm1, self.attn = NORMS[norm](width), Attention(width, heads, causal)
-        self.norm2, self.fc1, self.fc2 = (
-            NORMS[norm](width),
-            nn.Linear(width, mlp),
-            nn.Linear(mlp, width),
-        )
-        self.norm_first, self.drop = first, nn.Dropout(dropout) if dropout else nn.Identity()
+        self.norm1 = NORMS[norm](width)
+        self.attn = Attention(width, heads, causal)
+        self.norm2 = NORMS[norm](width)
+        self.fc1 = nn.Linear(width, mlp)
+        self.fc2 = nn.Linear(mlp, width)
+        self.norm_first = first
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        for norm, layer in (
-            (self.norm1, self.attn),
-            (self.norm2, lambda hidden: self.fc2(F.gelu(self.fc1(hidden)))),
-        ):
-            x_BTD = (
-                x_BTD + self.drop(layer(norm(x_BTD)))
-                if self.norm_first
-                else norm(x_BTD + self.drop(layer(x_BTD)))
-            )
+        for norm, branch in ((self.norm1, self.attn), (self.norm2, self._mlp)):
+            if self.norm_first:
+                x_BTD = x_BTD + self.drop(branch(norm(x_BTD)))
+            else:
+                x_BTD = norm(x_BTD + self.drop(branch(x_BTD)))
         return x_BTD
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(hidden)))
 
 
 class Transformer(Staged, nn.Module):
@@ -130,15 +130,19 @@ class Transformer(Staged, nn.Module):
         super().__init__()
         if width % heads:
             raise SettingError("heads", f"={heads} must divide model.width={width}.")
-        self.embed, self.at, blocks = embed, pool, [f"block{i}" for i in range(1, depth + 1)]
+        self.embed = embed
+        self.at = pool
+        blocks = [f"block{i}" for i in range(1, depth + 1)]
         for name in blocks:
-            self.add_module(
-                name, Block(width, heads, mlp * width, causal, norm, norm_first, dropout)
-            )
+            block = Block(width, heads, mlp * width, causal, norm, norm_first, dropout)
+            self.add_module(name, block)
         self.norm = NORMS[norm](width) if norm_first else nn.Identity()
         self.score = nn.Linear(width, 1, bias=False) if pool is None else None
-        self.fc, self.names = nn.Linear(width, num_classes), ["embed", *blocks, "norm", "fc"]
-        for module in [module for module in self.modules() if isinstance(module, nn.Linear)]:
+        self.fc = nn.Linear(width, num_classes)
+        self.names = ["embed", *blocks, "norm", "fc"]
+        for module in self.modules():
+            if not isinstance(module, nn.Linear):
+                continue
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -219,15 +223,12 @@ class CCT(Transformer):
         **settings: Any,
     ) -> None:
         channels, height, wide = image_shape(input_shape, 1, "model=cct takes images")
-        convs = [
-            nn.Conv2d(*pair, 3, padding=1, bias=False) for pair in ((channels, 64), (64, width))
-        ]
-        layers = [
-            layer for conv in convs for layer in (conv, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
-        ]
-        embed = nn.Sequential(*layers, Tokens(-(-height // 4) * -(-wide // 4), width)).apply(
-            init_kaiming
-        )
+        layers: list[nn.Module] = []
+        for inputs, outputs in ((channels, 64), (64, width)):
+            conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+            layers += [conv, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+        num_tokens = -(-height // 4) * -(-wide // 4)
+        embed = nn.Sequential(*layers, Tokens(num_tokens, width)).apply(init_kaiming)
         super().__init__(embed, num_classes, pool=None, width=width, **settings)
 
 
@@ -263,8 +264,11 @@ class GPT(Transformer):
         embed = nn.Sequential(token, Tokens(input_shape[0], width))
         pool = -1 if last_only else slice(None)
         super().__init__(embed, num_classes, pool=pool, width=width, causal=True, **settings)
-        self.last_only, self.tokens = last_only, token.num_embeddings
+        self.last_only = last_only
+        self.tokens = token.num_embeddings
 
     def stage(self, name: str, hidden: Tensor) -> Tensor:
         """−1, the padding of tokenizers, has the last embedding."""
-        return super().stage(name, hidden.remainder(self.tokens) if name == "embed" else hidden)
+        if name == "embed":
+            hidden = hidden.remainder(self.tokens)
+        return super().stage(name, hidden)

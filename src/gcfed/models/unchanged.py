@@ -65,14 +65,14 @@ def attributes(net: nn.Module) -> dict[str, tuple[Any, Any]]:
     mark of its state.
     """
     kinds = (*PLAIN, *CONTAINERS, Tensor, *GENERATORS)
-    found = {}
+    marks = {}
     for name, module in net.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue
         for key, value in vars(module).items():
             if isinstance(value, kinds) and key not in OWN:
-                found[f"{name}.{key}".lstrip(".")] = (value, mark(value))
-    return found
+                marks[f"{name}.{key}".lstrip(".")] = (value, mark(value))
+    return marks
 
 
 def mark(value: Any) -> Any:

@@ -49,13 +49,13 @@ class VGG11(VGG):
         """One stage up to each max-pooling, then one per linear layer, with the ReLU and dropout
         before it.
         """
-        found: dict[str, Stage] = {}
+        stages: dict[str, Stage] = {}
         start = 0
         for end, layer in enumerate(self.features, start=1):
             if isinstance(layer, nn.MaxPool2d):
-                found[f"block{len(found) + 1}"] = self.features[start:end]
+                stages[f"block{len(stages) + 1}"] = self.features[start:end]
                 start = end
-        found["fc1"] = nn.Sequential(self.avgpool, nn.Flatten(1), self.classifier[:3])
-        found["fc2"] = self.classifier[3:6]
-        found["fc3"] = self.classifier[6:]
-        return found
+        stages["fc1"] = nn.Sequential(self.avgpool, nn.Flatten(1), self.classifier[:3])
+        stages["fc2"] = self.classifier[3:6]
+        stages["fc3"] = self.classifier[6:]
+        return stages

@@ -100,13 +100,13 @@ class FusedKernel:
 
     @staticmethod
     def _dense_gradients(
-        params: list[Tensor], given: Sequence[Tensor | None] | None
+        params: list[Tensor], gradients: Sequence[Tensor | None] | None
     ) -> list[Tensor] | None:
         """The gradients of the step; None if one is missing or sparse."""
-        if given is None:
-            given = [gradient_in_order(parameter) for parameter in params]
+        if gradients is None:
+            gradients = [gradient_in_order(parameter) for parameter in params]
         grads = []
-        for grad in given:
+        for grad in gradients:
             if grad is None or grad.is_sparse:
                 return None
             grads.append(grad.detach() if grad.requires_grad else grad)
@@ -116,20 +116,24 @@ class FusedKernel:
         """Whether the kept lists are those of these parameters, and gradients lie as before."""
         if params is not self._params or self._has_no_state(params[0]):
             return False
-        vectors = self._strides
-        return not vectors or all(grads[i].stride() == own for i, own in vectors.items())
+        for number, strides in self._strides.items():
+            if grads[number].stride() != strides:
+                return False
+        return True
 
     def _has_no_state(self, parameter: Tensor) -> bool:
         """Whether the optimizer has not begun, or begins again."""
         return bool(self.names) and parameter not in self.optimizer.state
 
-    def _make_own_step(self, params: list[Tensor], given: Sequence[Tensor | None] | None) -> None:
+    def _make_own_step(
+        self, params: list[Tensor], gradients: Sequence[Tensor | None] | None
+    ) -> None:
         """The optimizer's own step, which may make states."""
         self._params = None
-        if given is None:
+        if gradients is None:
             self.own_step()
             return
-        for parameter, grad in zip(params, given, strict=True):
+        for parameter, grad in zip(params, gradients, strict=True):
             parameter.grad = None if grad is None else grad.view_as(parameter)
         self.own_step()
         for parameter in params:

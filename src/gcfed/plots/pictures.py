@@ -98,12 +98,12 @@ def draw_partition(data: FederatedDataModule, held_NC: ndarray, path: Path) -> N
     words = [f"{data.dataset.name}: {data.num_clients:,} clients", type(data.partitioner).__name__]
     words += _first_setting(data.partitioner)
     title = f"{', '.join(words)}\nlabel skew: {skew_in_words(label_skew(held_NC))}"
-    held = pd.DataFrame(held_NC)
+    counts = pd.DataFrame(held_NC)
     names = data.dataset.class_names or ()
     if len(names) == data.num_classes:
-        held.columns = pd.Index(names)
-    drawn = np.unique(np.arange(50) * len(held) // 50)
-    plot_partition(held.iloc[drawn], path, title, len(held))
+        counts.columns = pd.Index(names)
+    drawn = np.unique(np.arange(50) * len(counts) // 50)
+    plot_partition(counts.iloc[drawn], path, title, len(counts))
 
 
 def _first_setting(partitioner: object) -> list[str]:
@@ -132,20 +132,20 @@ def plot_partition(
             and classes.
         clients: the number of all clients, if ``label_counts`` has only some of them.
     """
-    held = pd.DataFrame(label_counts)
-    num_drawn, num_classes = held.shape
-    cell = np.clip(np.array([10, 6]) / held.shape, [0.2, 0.045], [0.5, 0.32])  # inches
-    width, height = np.clip(cell * held.shape, [3.0, 1.8], 12.0)  # inches
+    counts = pd.DataFrame(label_counts)
+    num_drawn, num_classes = counts.shape
+    cell = np.clip(np.array([10, 6]) / counts.shape, [0.2, 0.045], [0.5, 0.32])  # inches
+    width, height = np.clip(cell * counts.shape, [3.0, 1.8], 12.0)  # inches
 
     figure = Figure(figsize=(width + 1.2, height + 1.9))
     bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
-    bars.bar(range(num_drawn), held.to_numpy().sum(axis=1), color=GREY, width=0.7)
+    bars.bar(range(num_drawn), counts.to_numpy().sum(axis=1), color=GREY, width=0.7)
     bars.grid(axis="x", visible=False)
     bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     bars.yaxis.set_major_formatter("{x:,.0f}")
     bars.set(ylabel="samples", title=title)
 
-    _draw_bubbles(bubbles, held, diameter=72 * max(cell.min(), 0.14))
+    _draw_bubbles(bubbles, counts, diameter=72 * max(cell.min(), 0.14))
     xlabel = "client"
     if clients not in (None, num_drawn):
         xlabel += f" ({num_drawn} of {clients:,}, evenly spaced)"
@@ -155,20 +155,20 @@ def plot_partition(
     return figure
 
 
-def _draw_bubbles(axes: Axes, held: pd.DataFrame, diameter: float) -> None:
+def _draw_bubbles(axes: Axes, label_counts: pd.DataFrame, diameter: float) -> None:
     """A bubble for each client and class. The largest has this diameter, in points."""
-    counts_NC = held.to_numpy()
+    counts_NC = label_counts.to_numpy()
     area = diameter**2 / max(counts_NC.max(), 1)  # of one sample
     clients, classes = counts_NC.nonzero()
     sizes = area * counts_NC[clients, classes]
     axes.scatter(clients, classes, s=sizes, color=BLUE, alpha=0.85, linewidths=0)
-    ticked = _spaced(len(held), 20)
-    axes.set_xticks(ticked, held.index[ticked].astype(str))
-    if held.columns.dtype == int:
+    ticked = _spaced(len(label_counts), 20)
+    axes.set_xticks(ticked, label_counts.index[ticked].astype(str))
+    if label_counts.columns.dtype == int:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     else:
-        ticked = _spaced(len(held.columns), 30)
-        axes.set_yticks(ticked, held.columns[ticked].str[:20])
+        ticked = _spaced(len(label_counts.columns), 30)
+        axes.set_yticks(ticked, label_counts.columns[ticked].str[:20])
 
 
 def _spaced(count: int, most: int) -> ndarray:
@@ -225,32 +225,3 @@ def _name_classes(axes: Axes, names: Sequence[str], num_classes: int) -> None:
     rotation = 90 if max(map(len, words)) > 3 else 0
     axes.set_xticks(ticked, labels, rotation=rotation, fontsize=size)
     axes.set_yticks(ticked, labels, fontsize=size)
-
-
-@styled
-def plot_recovered(
-    original: ndarray,
-    recovered: ndarray,
-    above: Sequence[str],
-    below: Sequence[str],
-    path: str | Path,
-) -> Figure:
-    """Images that an attack recovered, below their originals.
-
-    Both are [B, C, H, W] in 0…1, with one or three channels. ``above`` and ``below`` are the titles
-    of the two rows, [B].
-    """
-    figure = Figure(figsize=(max(2.1 * len(original), 2.8), 4.6))
-    rows = figure.subplots(2, len(original), squeeze=False)
-    _draw_images(rows[0], original, above)
-    _draw_images(rows[1], recovered, below)
-    save(figure, path)
-    return figure
-
-
-def _draw_images(row: Sequence[Axes], images_BCHW: ndarray, titles: Sequence[str]) -> None:
-    for axes, image_CHW, title in zip(row, images_BCHW, titles, strict=True):
-        image_HWC = image_CHW.transpose(1, 2, 0)
-        axes.imshow(image_HWC, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(title, fontsize=9)
-        axes.set_axis_off()

@@ -108,13 +108,13 @@ def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     Other names than those of ``METHODS`` get a look by their hash. If two names would share a look,
     the second in the alphabet takes the next free one.
     """
-    found: dict[str, dict[str, Any]] = {}
+    look_of: dict[str, dict[str, Any]] = {}
     for method in sorted({*methods}, key=lambda name: (name not in METHODS, name)):
         if method.lower() == "fedavg":
-            found[method] = {"color": GREY, "linestyle": "-"}
+            look_of[method] = {"color": GREY, "linestyle": "-"}
         else:
-            found[method] = _next_free(_position(method), found.values())
-    return found
+            look_of[method] = _next_free(_position(method), look_of.values())
+    return look_of
 
 
 def _position(method: str) -> int:

@@ -128,13 +128,13 @@ def _find(roots: Sequence[Path]) -> _Found:
 
 def _verdicts(frame: pd.DataFrame) -> dict[str, Verdict]:
     """The verdict of each place: those with several methods first, then by the number of seeds."""
-    found = {place: verdict(rows) for place, rows in frame.groupby("place", sort=False)}
+    verdicts = {place: verdict(rows) for place, rows in frame.groupby("place", sort=False)}
 
     def size(place: str) -> tuple[bool, int]:
-        table = found[place].table
+        table = verdicts[place].table
         return len(table) > 1, int(table["n"].sum())
 
-    return {place: found[place] for place in sorted(found, key=size, reverse=True)}
+    return {place: verdicts[place] for place in sorted(verdicts, key=size, reverse=True)}
 
 
 def _write_tables(

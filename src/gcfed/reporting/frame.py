@@ -77,9 +77,11 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     places = [key for key in differing if key.startswith(_PLACE) and key not in _WAITS]
     place = _distinguished(first.map(_place), settings[places])
     method = first.map(_method)
-    own = [key for key in differing if key not in places]
+    keys_of_methods = [key for key in differing if key not in places]
     for _, same_place in method.groupby(place):
-        method[same_place.index] = _distinguished(same_place, settings.loc[same_place.index, own])
+        method[same_place.index] = _distinguished(
+            same_place, settings.loc[same_place.index, keys_of_methods]
+        )
     frame["place"] = frame["setting"].map(place)
     frame["method"] = frame["setting"].map(method)
     frame["seed"] = [run.seed for run in runs]
@@ -163,7 +165,7 @@ def described(key: str, text: str, whole: bool = False) -> str:
     if not text:
         return f"no {symbol(key)}"
     if not whole:
-        text = _LONG_NUMBER.sub(lambda found: f"{float(found[0]):.4g}", text)[:60]
+        text = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.4g}", text)[:60]
     return text if key.endswith("_target_") else f"{symbol(key)} {text}"
 
 
@@ -172,7 +174,7 @@ def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
 
     A value that most of them have, or that is not set, is left out.
     """
-    found = names.copy()
+    longer = names.copy()
     for _, equal in names.groupby(names):
         for key, values in varying(texts.loc[equal.index]).items():
             shares = values.value_counts(normalize=True)
@@ -180,8 +182,8 @@ def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
             shortened = {described(str(key), text) for text in shares.index}
             is_ambiguous = len(shortened) < len(shares)
             for setting in equal.index[values != usual]:
-                found[setting] += f", {described(str(key), values[setting], whole=is_ambiguous)}"
-    return found
+                longer[setting] += f", {described(str(key), values[setting], whole=is_ambiguous)}"
+    return longer
 
 
 def _place(run: Run) -> str:

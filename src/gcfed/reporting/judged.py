@@ -18,7 +18,7 @@ class Judged:
 
     measure: str
     #: Why a method cannot be compared with the others, by its name.
-    apart: Mapping[str, str]
+    not_compared: Mapping[str, str]
     #: Methods whose clients use other models than the global one, by the column of their result.
     declared: Mapping[str, str]
 
@@ -36,17 +36,17 @@ def judged(methods: Mapping[str, Sequence[Run]]) -> Judged:
     candidates = [usual, *dict.fromkeys(declared.values())]
     fitting = {column: _judged_by(column, methods, declared) for column in candidates}
     chosen = max(candidates, key=lambda column: len(fitting[column]))  # the first of equals
-    apart: dict[str, str] = {}
+    not_compared: dict[str, str] = {}
     for method, runs in methods.items():
         has_ended = any(run.has_ended for run in runs)
         if has_ended and method not in fitting[chosen]:
-            apart[method] = _why_apart(method, chosen, methods, declared)
+            not_compared[method] = _why_not_compared(method, chosen, methods, declared)
     rounds = []
     for method in fitting[chosen]:
         for run in methods[method]:
             if run.state == FINISHED and chosen in run.metrics:
                 rounds.append(run.rounds)
-    return Judged(measure_of(chosen, rounds), apart, declared)
+    return Judged(measure_of(chosen, rounds), not_compared, declared)
 
 
 def _declared(methods: Mapping[str, Sequence[Run]]) -> dict[str, str]:
@@ -76,7 +76,7 @@ def _has(column: str, runs: Sequence[Run]) -> bool:
     return any(run.has_ended and len(run.curve(column)) > 0 for run in runs)
 
 
-def _why_apart(
+def _why_not_compared(
     method: str, chosen: str, methods: Mapping[str, Sequence[Run]], declared: Mapping[str, str]
 ) -> str:
     """Why a method is not judged by the chosen column."""

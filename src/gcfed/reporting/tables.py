@@ -93,7 +93,7 @@ def measured(verdict: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> p
         values = per_seed(rows, measure)
         numbers_of = {method: _counted(method, verdict, values) for method in verdict.table.index}
         if measure == verdict.measure:
-            for method in verdict.apart:
+            for method in verdict.not_compared:
                 numbers_of[method] = numbers_of[method][:0]
         means = [abs(numbers.mean()) for numbers in numbers_of.values() if len(numbers)]
         if not means:
@@ -164,10 +164,12 @@ def comparison(
 
 def _main_column(verdict: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:
     """The measure of the verdict, or why a method has no number. † marks a diverged run."""
-    states = rows.groupby("method")["state"].agg(lambda own: ", ".join(dict.fromkeys(own)))
+    states = rows.groupby("method")["state"].agg(
+        lambda states_of_runs: ", ".join(dict.fromkeys(states_of_runs))
+    )
     states = frame["method"].map(states)
     cells = frame.get(verdict.scale.heading, pd.Series("–", frame.index))
-    cells = cells.mask(frame["method"].isin([*verdict.apart]), "not compared")
+    cells = cells.mask(frame["method"].isin([*verdict.not_compared]), "not compared")
     cells = cells.where(cells != "–", states)
     return cells.mask(states.str.contains(DIVERGED), cells + " †")
 
@@ -181,10 +183,10 @@ def _equal_bytes(cells: pd.DataFrame) -> list[str]:
 
 def _notes(verdict: Verdict, rows: pd.DataFrame) -> list[str]:
     notes = [_reading(verdict, rows)]
-    notes += [f"Not compared: {why}." for why in verdict.apart.values()]
+    notes += [f"Not compared: {why}." for why in verdict.not_compared.values()]
     if verdict.declared and not parse(verdict.measure)[1].startswith("test/"):
         notes.append(f"Test accuracies are the global model's, not those of {_whose(verdict)}.")
-    judged = {*verdict.ranked, *verdict.apart}
+    judged = {*verdict.ranked, *verdict.not_compared}
     below = [method for method in verdict.table.index if method not in judged]
     if verdict.ranked and below:
         notes.append(f"Not ranked, with fewer than {FEWEST} common seeds: {', '.join(below)}.")

@@ -121,7 +121,7 @@ class Verdict:
     seeds: list[int]  # the seeds that they share
     reference: str  # FedAvg if it is ranked, otherwise the best; "" if nothing is ranked
     leaders: list[str]  # methods that are not clearly worse than any other, the best first
-    apart: Mapping[str, str]  # methods that the measure does not judge → why
+    not_compared: Mapping[str, str]  # methods that the measure does not judge → why
     declared: Mapping[str, str]  # methods that are not judged by the global model → their column
 
     @property
@@ -142,18 +142,18 @@ class Verdict:
         if len(self.table) == 1:
             return self._only(self.table.index[0])
         if not self.ranked:
-            reasons = "; ".join(self.apart.values())
+            reasons = "; ".join(self.not_compared.values())
             return f"Not ranked: {reasons or f'fewer than {FEWEST} common seeds'}"
         text = self._leaders()
-        if self.apart:
-            is_or_are = "is" if len(self.apart) == 1 else "are"
-            text += f"; {listed([*self.apart])} {is_or_are} not compared"
+        if self.not_compared:
+            is_or_are = "is" if len(self.not_compared) == 1 else "are"
+            text += f"; {listed([*self.not_compared])} {is_or_are} not compared"
         return text
 
     def _only(self, method: str) -> str:
         """The headline of a place with one method."""
-        if method in self.apart:
-            return self.apart[method]
+        if method in self.not_compared:
+            return self.not_compared[method]
         row = self.table.loc[method]
         if not row["n"]:
             return f"{method}: no result yet"
@@ -213,19 +213,21 @@ def verdict(rows: pd.DataFrame) -> Verdict:
     measure = decision.measure
     higher = higher_is_better(measure)
     values = per_seed(rows, measure)
-    values = values.drop(columns=[*decision.apart], errors="ignore").dropna(how="all")
+    values = values.drop(columns=[*decision.not_compared], errors="ignore").dropna(how="all")
     ranked, seeds = _sharing_seeds(values)
     shared = values.loc[seeds, ranked]
     ranked = [*shared.mean().sort_values(ascending=not higher, kind="stable").index]
     reference = reference_of(ranked)
     lines = []
     for method in dict.fromkeys([*ranked, *rows["method"]]):
-        own = values.reindex(columns=[method])[method].dropna()
-        gap = own[:0]
+        numbers = values.reindex(columns=[method])[method].dropna()
+        gap = numbers[:0]
         if method in ranked:
-            own = shared[method]
-            gap = own - shared[reference]
-        lines.append((method, len(own), own.mean(), own.std(), gap.mean(), *interval(gap)))
+            numbers = shared[method]
+            gap = numbers - shared[reference]
+        lines.append(
+            (method, len(numbers), numbers.mean(), numbers.std(), gap.mean(), *interval(gap))
+        )
     columns = ["method", "n", "mean", "std", "difference", "low", "high"]
     table = pd.DataFrame(lines, columns=columns).set_index("method")
     leaders = _leading(shared[ranked] if higher else -shared[ranked])
@@ -238,7 +240,7 @@ def verdict(rows: pd.DataFrame) -> Verdict:
         [*shared.index],
         reference,
         leaders,
-        decision.apart,
+        decision.not_compared,
         decision.declared,
     )
 

@@ -34,7 +34,7 @@ from gcfed.folders.identity import leaves
 from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
-from gcfed.tables.gathering import gathered
+from gcfed.tables.gathering import gather
 from gcfed.tables.plan import Plan, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Part, Table
@@ -92,8 +92,8 @@ def request_of(words: Sequence[str]) -> Request:
     try:
         asked.part = Part(**part)
     except ValueError as error:
-        (found,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
-        raise Refusal(f"{reason(found)}.") from None
+        (first,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
+        raise Refusal(f"{reason(first)}.") from None
     return asked
 
 
@@ -247,10 +247,10 @@ def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path
         jobs = tuned.jobs
         lost = tuned.lost
         trials = tuned.left
-    found = running.look_up(jobs, root, logs)
-    number = len({id(work) for work in found.values()})
+    works = running.look_up(jobs, root, logs)
+    number = len({id(work) for work in works.values()})
     title = f"{table.name}, scale {request.scale}: {number} jobs in {root}"
-    return State(title, found, planned.gaps, lost, trials)
+    return State(title, works, planned.gaps, lost, trials)
 
 
 def _train(left: Sequence[Work], root: Path) -> None:
@@ -270,5 +270,5 @@ def _comparison(table: Table, request: Request, planned: Plan, state: State, roo
         works[place] = [state.found[name] for name in folders if name in state.found]
     command = f"gcfed-table {shlex.join(request.words)}"
     whole = WholeTable(table, request)
-    cells = gathered(table, works, whole.values)
+    cells = gather(table, works, whole.values)
     return write_comparison(table, request.scale, cells, root, command)

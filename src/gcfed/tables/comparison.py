@@ -15,22 +15,22 @@ import pandas as pd
 
 from gcfed.folders.folder import DIVERGED
 from gcfed.folders.summary import rounds_in_words
-from gcfed.tables.gathering import Compared
+from gcfed.tables.gathering import Cell
 from gcfed.tables.measures import in_words
 from gcfed.tables.plan import Place
-from gcfed.tables.ranking import Gain, gains_of, tested
-from gcfed.tables.records import Cell, Table
+from gcfed.tables.ranking import Gain, compare_with_paper, gains_of
+from gcfed.tables.records import Printed, Table
 from gcfed.tables.welch import Difference
 from gcfed.utils.files import write_text
 
 
 def write_comparison(
-    table: Table, scale: str, cells: Sequence[Compared], root: Path, command: str
+    table: Table, scale: str, cells: Sequence[Cell], root: Path, command: str
 ) -> str:
     """Writes ``comparison.md`` and ``comparison.csv``; returns the first.
 
     Args:
-        cells: those of :func:`gcfed.tables.gathering.gathered`.
+        cells: those of :func:`gcfed.tables.gathering.gather`.
     """
     gains: Mapping[Place, Gain] = {}
     if not table.cells:
@@ -45,14 +45,14 @@ def write_comparison(
     return text
 
 
-def _line(table: Table, cell: Compared, gains: Mapping[Place, Gain]) -> dict[str, Any]:
+def _line(table: Table, cell: Cell, gains: Mapping[Place, Gain]) -> dict[str, Any]:
     """A cell: our mean over the finished runs, the printed number, and their difference, as text
     and as numbers.
     """
-    printed = table.cell(cell.row, cell.column)
+    printed = table.printed(cell.row, cell.column)
     against_paper = None
     if "rounds" not in cell.differences:
-        against_paper = tested(cell.numbers, printed, table.printed_seeds)
+        against_paper = compare_with_paper(cell.numbers, printed, table.printed_seeds)
     digits = cell.unit.digits
     if table.cells:
         difference = _text_of_difference(against_paper, digits)
@@ -68,7 +68,7 @@ def _line(table: Table, cell: Compared, gains: Mapping[Place, Gain]) -> dict[str
     return texts | _numbers(cell, printed, against_paper)
 
 
-def _numbers(cell: Compared, printed: Cell, against_paper: Difference | None) -> dict[str, Any]:
+def _numbers(cell: Cell, printed: Printed, against_paper: Difference | None) -> dict[str, Any]:
     """The numbers of a cell, with all their digits."""
     ours = cell.numbers
     return {
@@ -85,10 +85,10 @@ def _numbers(cell: Compared, printed: Cell, against_paper: Difference | None) ->
     }
 
 
-def _text_of_ours(cell: Compared, with_interval: bool) -> str:
+def _text_of_ours(cell: Cell, with_interval: bool) -> str:
     if not cell.runs:
         return "no run"
-    if cell.apart:
+    if cell.not_compared:
         return "not compared"
     ours = cell.numbers
     digits = cell.unit.digits
@@ -110,7 +110,7 @@ def _text_of_ours(cell: Compared, with_interval: bool) -> str:
     return text
 
 
-def _text_of_paper(printed: Cell, digits: str) -> str:
+def _text_of_paper(printed: Printed, digits: str) -> str:
     if printed.mean is None:
         return printed.note or "–"
     text = f"{printed.mean:{digits}}"
@@ -134,7 +134,7 @@ def _text_of_gain(gain: Gain | None, digits: str) -> str:
     return f"{gain.value:+{digits}} ({gain.low:{digits}} to {gain.high:{digits}})"
 
 
-def _title(table: Table, scale: str, cells: Sequence[Compared]) -> str:
+def _title(table: Table, scale: str, cells: Sequence[Cell]) -> str:
     """The heading, with the rounds of the runs that have finished."""
     place = table.table or table.name
     if table.table.isalnum():
@@ -156,15 +156,15 @@ def _markdown(table: Table, cells: pd.DataFrame) -> str:
         del kinds["paper"]
     columns = [*dict.fromkeys(cells["column"])]
     lines = []
-    for row, own in cells.set_index("column").groupby("row", sort=False):
+    for row, cells_of_row in cells.set_index("column").groupby("row", sort=False):
         for kind, heading in kinds.items():
-            if own[kind].any():
-                lines.append([heading or row, *own[kind].reindex(columns, fill_value="–")])
+            if cells_of_row[kind].any():
+                lines.append([heading or row, *cells_of_row[kind].reindex(columns, fill_value="–")])
     frame = pd.DataFrame(lines, columns=["", *columns])
     return frame.to_markdown(index=False, disable_numparse=True)
 
 
-def _notes(table: Table, cells: Sequence[Compared], gains: Mapping[Place, Gain]) -> list[str]:
+def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[Place, Gain]) -> list[str]:
     """What a reader must know: source, measure, differences, and what is not compared."""
     notes = []
     if table.source:
@@ -173,7 +173,9 @@ def _notes(table: Table, cells: Sequence[Compared], gains: Mapping[Place, Gain])
     notes += _listed_differences(cells)
     if table.cells and any("rounds" in cell.differences for cell in cells):
         notes.append("Runs with other rounds than the paper's have no difference to its numbers.")
-    notes += dict.fromkeys(f"Not compared: {cell.apart}." for cell in cells if cell.apart)
+    notes += dict.fromkeys(
+        f"Not compared: {cell.not_compared}." for cell in cells if cell.not_compared
+    )
     if table.unstated:
         unstated = table.unstated.strip().rstrip(".")
         notes.append(f"Not stated: {unstated}; ours are the experiment's.")
@@ -193,7 +195,7 @@ def _notes(table: Table, cells: Sequence[Compared], gains: Mapping[Place, Gain])
     return notes
 
 
-def _listed_differences(cells: Sequence[Compared]) -> list[str]:
+def _listed_differences(cells: Sequence[Cell]) -> list[str]:
     """In what ours differ, with the rows that do if it is not all."""
     rows: dict[str, dict[str, None]] = {}  # a difference → the rows that have it
     for cell in cells:
@@ -206,7 +208,7 @@ def _listed_differences(cells: Sequence[Compared]) -> list[str]:
     return [f"Ours differs in {'; '.join(texts)}."] if texts else []
 
 
-def _measures(cells: Sequence[Compared]) -> list[str]:
+def _measures(cells: Sequence[Cell]) -> list[str]:
     """The measure of our numbers, or of each column if they differ."""
     by_column: dict[str, dict[str, None]] = {}
     for cell in cells:

@@ -50,7 +50,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compared:
+class Cell:
     """The runs of a cell and how they are compared."""
 
     row: Axis
@@ -59,12 +59,12 @@ class Compared:
     runs: Sequence[Run]  # those that have finished
     measure: str | None = None
     unit: Unit = UNITS["none"]
-    apart: str = ""  # why they are not compared with the other rows
+    not_compared: str = ""  # why they are not compared with the other rows
     differences: Mapping[str, str] = field(default_factory=dict)  # dotted key → text
 
     @cached_property
     def numbers(self) -> Numbers:
-        if not self.measure or self.apart:
+        if not self.measure or self.not_compared:
             return Numbers()
         values = {}
         for run in self.runs:
@@ -86,7 +86,7 @@ class Compared:
         return f"{self.column.label} ({name})" if name else self.column.label
 
 
-def gathered(table: Table, found: Mapping[Place, Sequence[Work]], whole: Whole) -> list[Compared]:
+def gather(table: Table, works_of: Mapping[Place, Sequence[Work]], whole: Whole) -> list[Cell]:
     """The cells that have runs, column by column, with the measure by which the report would
     compare them.
 
@@ -94,20 +94,20 @@ def gathered(table: Table, found: Mapping[Place, Sequence[Work]], whole: Whole) 
         found: the works of each cell.
         whole: gives what the whole table runs in a cell, by dotted key.
     """
-    cells: list[Compared] = []
+    cells: list[Cell] = []
     for column in table.columns:
-        own = []
+        cells_of_column = []
         for row in table.rows:
-            works = found.get((row.label, column.label), ())
+            works = works_of.get((row.label, column.label), ())
             if works:
                 runs = [read_run(work.folder) for work in works if work.state == FINISHED]
                 differences = _differences(table, row, column, works[0], runs, whole)
-                own.append(Compared(row, column, works, runs, differences=differences))
-        cells += _with_measures(table, own)
+                cells_of_column.append(Cell(row, column, works, runs, differences=differences))
+        cells += _with_measures(table, cells_of_column)
     return cells
 
 
-def _with_measures(table: Table, cells: Sequence[Compared]) -> list[Compared]:
+def _with_measures(table: Table, cells: Sequence[Cell]) -> list[Cell]:
     """The cells of a column with their measures, and why some are not compared."""
     decision = judged({cell.row.label: cell.runs for cell in cells})
     result = parse(decision.measure)[1]
@@ -115,17 +115,17 @@ def _with_measures(table: Table, cells: Sequence[Compared]) -> list[Compared]:
     measured_cells = []
     for cell in cells:
         measure = table.measure_of(cell.row, cell.column)
-        apart = ""
+        not_compared = ""
         # a paper's numbers have the paper's measure
         follows = rounds and not table.cells and cell.row.measure is None
         if measure and follows and column_of(measure) == JUDGED:
-            apart = decision.apart.get(cell.row.label, "")
+            not_compared = decision.not_compared.get(cell.row.label, "")
             measure = measure.replace(JUDGED, result)
         if measure:
             measure = of_short_runs(measure, rounds)
         name = table.unit_of(cell.row, cell.column)
         unit = UNITS[name] if name else unit_of(measure or "")
-        measured_cells.append(replace(cell, measure=measure, unit=unit, apart=apart))
+        measured_cells.append(replace(cell, measure=measure, unit=unit, not_compared=not_compared))
     return measured_cells
 
 

@@ -73,12 +73,12 @@ def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) ->
             cells.append((row, column))
     for seed in part.seeds or usual.seeds or table.own_seeds:
         for row, column in cells:
-            own = table.overrides_of(row, column) or []
-            _check_overrides(f"{row.label}, {column.label}", [*own, *usual.overrides])
-            cell = names[_effect(own)]
+            overrides = table.overrides_of(row, column) or []
+            _check_overrides(f"{row.label}, {column.label}", [*overrides, *usual.overrides])
+            cell = names[_effect(overrides)]
             job = Job(
                 title=f"{row.label}, {column.label}, seed {seed}",
-                overrides=[*own, *usual.overrides, f"seed={seed}", *arguments],
+                overrides=[*overrides, *usual.overrides, f"seed={seed}", *arguments],
                 folder=f"{cell}_s{seed}{suffix}",
                 cell=f"{cell}{suffix}",
                 seed=seed,

@@ -8,10 +8,10 @@ from statistics import fmean
 from typing import NamedTuple
 
 from gcfed.reporting.verdict import interval, reference_of
-from gcfed.tables.gathering import Compared, Numbers
+from gcfed.tables.gathering import Cell, Numbers
 from gcfed.tables.measures import less_is_better
 from gcfed.tables.plan import Place
-from gcfed.tables.records import Cell
+from gcfed.tables.records import Printed
 from gcfed.tables.welch import Difference, Sample, compare_means
 
 
@@ -26,19 +26,19 @@ class Gain(NamedTuple):
     high: float
 
 
-def gains_of(cells: Sequence[Compared]) -> dict[Place, Gain]:
+def gains_of(cells: Sequence[Cell]) -> dict[Place, Gain]:
     """The difference of each cell to FedAvg in its column, or to the best row."""
-    columns: dict[str, list[Compared]] = {}
+    columns: dict[str, list[Cell]] = {}
     for cell in cells:
         columns.setdefault(cell.column.label, []).append(cell)
     gains: dict[Place, Gain] = {}
-    for column, own in columns.items():
-        for row, gain in _gains_in_column(own).items():
+    for column, cells_of_column in columns.items():
+        for row, gain in _gains_in_column(cells_of_column).items():
             gains[row, column] = gain
     return gains
 
 
-def _gains_in_column(cells: Sequence[Compared]) -> dict[str, Gain]:
+def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
     """By row. Only rows with the measure of the first one are compared."""
     ranked: list[tuple[float, str]] = []
     values: dict[str, Mapping[int, float]] = {}
@@ -51,21 +51,21 @@ def _gains_in_column(cells: Sequence[Compared]) -> dict[str, Gain]:
         values[cell.row.label] = numbers.values
     reference = reference_of([row for _, row in sorted(ranked)])
     gains: dict[str, Gain] = {}
-    for row, own in values.items():
+    for row, ours in values.items():
         theirs = values[reference]
-        common = [seed for seed in own if seed in theirs]
+        common = [seed for seed in ours if seed in theirs]
         if row == reference or len(common) < 2:
             continue
-        gaps = [own[seed] - theirs[seed] for seed in common]
+        gaps = [ours[seed] - theirs[seed] for seed in common]
         gains[row] = Gain(reference, fmean(gaps), *interval(gaps))
     return gains
 
 
-def tested(ours: Numbers, printed: Cell, seeds: int) -> Difference | None:
+def compare_with_paper(ours: Numbers, printed: Printed, seeds: int) -> Difference | None:
     """Ours less the paper's; p is NaN if the paper has no deviation or does not say its seeds."""
     if ours.mean is None or ours.bound or printed.mean is None or printed.note == "+":
         return None
-    found = compare_means(
+    difference = compare_means(
         Sample(ours.mean, ours.std, len(ours.values)), Sample(printed.mean, printed.std, seeds)
     )
-    return found or Difference(ours.mean - printed.mean, math.nan, math.nan)
+    return difference or Difference(ours.mean - printed.mean, math.nan, math.nan)

@@ -58,7 +58,7 @@ def load(name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
     except Refusal:
         raise
     except ValidationError as error:
-        reasons = "; ".join(reason(found) for found in error.errors())
+        reasons = "; ".join(reason(one) for one in error.errors())
         raise Refusal(f"{path} is no table: {reasons}") from None
     except (OSError, TypeError, AttributeError, KeyError, ValueError, yaml.YAMLError) as error:
         text = message_of(error)
@@ -93,15 +93,15 @@ def _axis(one: Any, known: Mapping[str, Any]) -> Any:
     return {"label": one} | known[one] if isinstance(one, str) else one
 
 
-def reason(found: ErrorDetails) -> str:
+def reason(finding: ErrorDetails) -> str:
     """Pydantic's finding in words, with the key."""
-    place = [str(part) for part in found["loc"]]
+    place = [str(part) for part in finding["loc"]]
     key = ".".join(place)
-    if found["type"] == "missing":
+    if finding["type"] == "missing":
         return f"the key {key} is missing"
-    if found["type"] == "unexpected_keyword_argument":
+    if finding["type"] == "unexpected_keyword_argument":
         record = RECORDS[place[0] if len(place) > 1 else ""]
         known = [one.name for one in fields(record)]
         return f"the key {key} is unknown{suggestion(place[-1], known)}"
-    text = found["msg"].removeprefix("Value error, ")
+    text = finding["msg"].removeprefix("Value error, ")
     return f"{key}: {text}" if key else text

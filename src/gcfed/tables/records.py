@@ -17,7 +17,7 @@ from gcfed.tables.measures import UNITS, column_of
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class Cell(NamedTuple):
+class Printed(NamedTuple):
     """A printed number in the table's unit and its deviation; ``mean`` is None where the paper has
     none.
     """
@@ -156,7 +156,7 @@ class Table:
                 f"row {row.label}: give one entry for each of the {len(columns)} columns"
             )
         for column in self.columns:
-            self.cell(row, column)
+            self.printed(row, column)
 
     @property
     def own_seeds(self) -> Sequence[int]:
@@ -179,22 +179,22 @@ class Table:
                 keys |= params.keys()
         return keys
 
-    def cell(self, row: Axis, column: Axis) -> Cell:
+    def printed(self, row: Axis, column: Axis) -> Printed:
         """What the paper prints there. ValueError if the entry has none of the forms."""
         entry = None
         if self.cells:
             entry = self.cells[row.label][self.columns.index(column)]
         match entry:
             case str() if entry.endswith("+") and entry[:-1].isdecimal():
-                return Cell(float(entry[:-1]), note="+")
+                return Printed(float(entry[:-1]), note="+")
             case str() | None:
-                return Cell(note=entry or "")
+                return Printed(note=entry or "")
             case [int() | float() as mean, int() | float() as std]:
-                return Cell(float(mean), float(std))
+                return Printed(float(mean), float(std))
             case {"mean": int() | float() as mean, "note": str() as note}:
-                return Cell(float(mean), note=note)
+                return Printed(float(mean), note=note)
             case int() | float():
-                return Cell(float(entry))
+                return Printed(float(entry))
         where = f"row {row.label}, column {column.label}"
         raise ValueError(
             f"{where}: {entry} is no number, [mean, std], 1000+, word, {{mean, note}} or null"
@@ -217,7 +217,7 @@ class Table:
         """Why this cell has no run; "" if it has one. "diverged" is a result, too."""
         if self.overrides_of(row, column) is None:
             return row.at(column).note or row.note or column.note or "it cannot be run here"
-        printed = self.cell(row, column)
+        printed = self.printed(row, column)
         is_empty = printed.mean is None and printed.note[:3] in ("", "N/A")
         return "the paper has no number" if self.cells and is_empty else ""
 

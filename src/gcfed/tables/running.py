@@ -20,7 +20,11 @@ from gcfed.utils.compose import composed
 from gcfed.utils.refusal import Refusal, message_of
 
 STOP = "callbacks.early_stopping"
-FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be run"
+# States of a job.
+FINISHED = "finished"
+BEGUN = "to continue"
+NEW = "to start"
+OTHER = "not to be run"
 #: What the process of a run calls: the command that a user types.
 CODE = "from gcfed.commands import train; train()"
 
@@ -97,9 +101,9 @@ class Work:
         """Why a run is not the job's: another identity, other tests, fewer measurements; "" if it
         is the job's.
         """
-        odd = differences(run.leaves, self.leaves) if run.config else run.note
-        if odd:
-            return odd
+        differing = differences(run.leaves, self.leaves) if run.config else run.note
+        if differing:
+            return differing
         # the last round is always tested
         there = min(run.get("eval_every") or 1, self.cfg.rounds)
         here = min(self.cfg.eval_every, self.cfg.rounds)
@@ -136,7 +140,7 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
     if logs.is_dir():
         runs = [run for run in find_runs([logs]) if run.has_ended]
     works: dict[tuple[object, ...], Work] = {}
-    found: dict[str, Work] = {}
+    work_of: dict[str, Work] = {}
     for job in jobs.values():
         work = _work(job, root / job.folder)
         identity = (digest(work.leaves), work.cfg.rounds)
@@ -146,8 +150,8 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
             work.look()
             twins = [run for run in runs if (run.identity, run.rounds) == identity]
             _take_twin(work, twins)
-        found[job.folder] = works[key]
-    return found
+        work_of[job.folder] = works[key]
+    return work_of
 
 
 def _work(job: Job, folder: Path) -> Work:

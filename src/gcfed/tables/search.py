@@ -48,8 +48,8 @@ class CellSearch:
         path = self.folder / RESULTS
         if not path.is_file():
             return None
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return [f"{key}={value}" for key, value in found["best_params"].items()]
+        results = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return [f"{key}={value}" for key, value in results["best_params"].items()]
 
 
 @dataclass
@@ -85,9 +85,9 @@ def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> 
         else:
             print(f"search for {one.cell}", flush=True)
             run_trials(search, one)
-        found = one.best()
-        if found is not None or left:
-            best[one.cell] = found or []
+        chosen = one.best()
+        if chosen is not None or left:
+            best[one.cell] = chosen or []
     for folder, job in jobs.items():
         if job.cell in best:
             tuned.jobs[folder] = job._replace(overrides=[*job.overrides, *best[job.cell]])
@@ -172,16 +172,16 @@ def _run_trial(search: Search, one: CellSearch, study: Any, trial: Any) -> None:
     for folder, words in (runs or {place: []}).items():
         failure = running.train([*one.overrides, *drawn, *words], folder)
         outcomes.append(outcome(folder, search.metric, failure))
-    reasons = "; ".join(found.why for found in outcomes if found.why)
+    reasons = "; ".join(one_outcome.why for one_outcome in outcomes if one_outcome.why)
     if reasons:
         trial.set_user_attr("reason", reasons)
         print(f"{title}: {reasons}", flush=True)
-    values = [found.value for found in outcomes if found.value is not None]
+    values = [one_outcome.value for one_outcome in outcomes if one_outcome.value is not None]
     if len(values) < len(outcomes):
         study.tell(trial, state=TrialState.FAIL)
         return
     # above 0: never the best
-    trial.set_constraint("edges", sum(found.past for found in outcomes))
+    trial.set_constraint("edges", sum(one_outcome.past for one_outcome in outcomes))
     study.tell(trial, float(np.mean(values)))
 
 
@@ -204,9 +204,9 @@ def outcome(folder: Path, metric: str, failure: str) -> Outcome:
             value = measured(run, metric)
     if value is None:
         return Outcome(None, 0.0, f"{folder.name}: {failure or note or f'{metric} is not finite'}")
-    found = edges(run)
-    past = sum(how_far for how_far, _ in found)
-    return Outcome(value, past, "; ".join(f"{folder.name}: {words}" for _, words in found))
+    past_edges = edges(run)
+    past = sum(how_far for how_far, _ in past_edges)
+    return Outcome(value, past, "; ".join(f"{folder.name}: {words}" for _, words in past_edges))
 
 
 def edges(run: Run) -> list[tuple[float, str]]:
@@ -214,11 +214,11 @@ def edges(run: Run) -> list[tuple[float, str]]:
     steps taken back, or a loss that grew a thousandfold and above its value in the first round
     (never a negative loss).
     """
-    found = []
+    past_edges = []
     for column, what in LOST.items():
         count = float(run.curve(column).sum())
         if count:
-            found.append((count, f"{count:g} {what}"))
+            past_edges.append((count, f"{count:g} {what}"))
     for column in ("train/loss", "test/loss"):
         curve = run.curve(column)
         least = curve.cummin().shift()  # of the rounds before
@@ -226,5 +226,5 @@ def edges(run: Run) -> list[tuple[float, str]]:
         if len(past):
             t = past.idxmax()
             words = f"{column} rose from {least[t]:.3g} to {curve[t]:.3g} in round {t}"
-            found.append((float(np.log10(min(curve[t] / least[t], 1e30))), words))
-    return found
+            past_edges.append((float(np.log10(min(curve[t] / least[t], 1e30))), words))
+    return past_edges

@@ -101,10 +101,10 @@ def validated(name: str, value: Any, hint: Any) -> Any:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        reasons = dict.fromkeys(_reason(found) for found in error.errors())
+        reasons = dict.fromkeys(_reason(finding) for finding in error.errors())
         raise SettingError(name, f"={value}: {' or '.join(reasons)}") from None
 
 
-def _reason(found: ErrorDetails) -> str:
+def _reason(finding: ErrorDetails) -> str:
     """Pydantic's sentence about a value. One raised by a validator of ours comes without prefix."""
-    return found["msg"].removeprefix("Value error, ")
+    return finding["msg"].removeprefix("Value error, ")

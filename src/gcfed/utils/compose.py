@@ -145,7 +145,8 @@ def _by_hydra(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
 def _composed_anew(overrides: tuple[str, ...], path: Path) -> DictConfig:
     """A config file with overrides, also within one of Hydra's commands."""
     hydra = GlobalHydra.instance()
-    command, hydra.hydra = hydra.hydra, None
+    command = hydra.hydra
+    hydra.hydra = None
     try:
         with initialize_config_dir(str(path.parent.resolve()), **VERSION_BASE):
             return compose(path.stem, overrides=list(overrides))
@@ -291,12 +292,11 @@ def _known(words: Sequence[str], path: Path) -> list[str]:
 
     A key that only repeats another one, as data.num_clients does, is left out.
     """
-    chosen = [
-        word
-        for word in words
-        if word.startswith(f"{SEARCHPATH}=")
-        or (word.partition("=")[0] in GROUPS and "," not in word)
-    ]
+    chosen = []
+    for word in words:
+        is_option = word.partition("=")[0] in GROUPS and "," not in word
+        if is_option or word.startswith(f"{SEARCHPATH}="):
+            chosen.append(word)
     tree = OmegaConf.to_container(_by_hydra(tuple(chosen), path))
     keys = dict(_values(tree))
     repeating = {key for key, value in keys.items() if _repeats(key, value)}
@@ -345,14 +345,14 @@ def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "
     names = {other: other.split(".")[-1] for other in known}
     near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)
     if near:
-        found = [other for other, name in names.items() if name in near]
+        alike = [other for other, name in names.items() if name in near]
     else:
-        found = [other for other, name in names.items() if f"_{word}_" in f"_{name}_"]
-    if not found:
+        alike = [other for other, name in names.items() if f"_{word}_" in f"_{name}_"]
+    if not alike:
         return "."
     group = word.split(".")[0]
     depth = word.count(".")
-    in_group = [other for other in found if other.split(".")[0] == group]
-    as_deep = [other for other in found if other.count(".") == depth]
-    best = in_group or as_deep or found
+    in_group = [other for other in alike if other.split(".")[0] == group]
+    as_deep = [other for other in alike if other.count(".") == depth]
+    best = in_group or as_deep or alike
     return f": did you mean {' or '.join(before + other + after for other in best[:3])}?"

@@ -35,17 +35,17 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         return None
     _require_module(node)
     target: Any = None
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     try:
         target = get_object(node["_target_"])
-        given = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
-        return partial(target, **given) if node.get("_partial_") else target(**given)
+        arguments = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
+        return partial(target, **arguments) if node.get("_partial_") else target(**arguments)
     except (BuildError, FileNotFoundError):
         raise
     except SettingError as error:
         raise BuildError(f"{node._get_full_key(error.name)}{error.rest}") from error
     except Exception as error:
-        _explain_arguments(node, target, given, error)
+        _explain_arguments(node, target, arguments, error)
         message = message_of(error)
         if not isinstance(error, ValueError):
             message = f"{type(error).__name__}: {message}"
@@ -65,7 +65,7 @@ def _require_module(node: DictConfig) -> None:
 
 
 def _explain_arguments(
-    node: DictConfig, target: Any, given: dict[str, Any], error: Exception
+    node: DictConfig, target: Any, arguments: dict[str, Any], error: Exception
 ) -> None:
     """Raises BuildError if the node has keys that are no arguments of its class or function."""
     if not isinstance(error, TypeError) or not callable(target):
@@ -74,17 +74,17 @@ def _explain_arguments(
         known = signature(target).parameters
     except (TypeError, ValueError):  # a class in C
         return
-    if any(argument.kind is Parameter.VAR_KEYWORD for argument in known.values()):
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in known.values()):
         return
-    odd = [name for name in given if name not in known]
-    if not odd:
+    unknown = [name for name in arguments if name not in known]
+    if not unknown:
         return
     key = node._get_full_key(None)
     takes = ", ".join(known) or "no arguments"
-    remedy = " ".join(f"'~{key}.{name}'" for name in odd)
+    remedy = " ".join(f"'~{key}.{name}'" for name in unknown)
     raise BuildError(
-        f"{key}: {node['_target_']} takes {takes}, not {', '.join(odd)}: add {remedy}, or choose an"
-        " option that has no such key."
+        f"{key}: {node['_target_']} takes {takes}, not {', '.join(unknown)}: add {remedy}, or"
+        " choose an option that has no such key."
     ) from error
 
 
@@ -134,8 +134,8 @@ def build_all(cfg: DictConfig, key: str, kind: type = object, **common: Any) -> 
     built = []
     for name in map(str, nodes):
         node = nodes[name] or {}
-        given = {argument: value for argument, value in common.items() if argument in node}
-        part = optional(nodes, name, **given)
+        arguments = {argument: value for argument, value in common.items() if argument in node}
+        part = optional(nodes, name, **arguments)
         if part is None:
             continue
         if not isinstance(part, kind):

@@ -92,10 +92,10 @@ def launched() -> tuple[str, int, int] | None:
 
 def job() -> str | None:
     """The name of the folder that all processes of a run share; None for a run of one command."""
-    found = launched()
-    if found is None:
+    launch = launched()
+    if launch is None:
         return None
-    name, _, _ = found
+    name, _, _ = launch
     if name == "none":
         raise Refusal(
             "torchrun gave this run no name: add --standalone (one machine) or --rdzv-id=<name>."

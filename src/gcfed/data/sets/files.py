@@ -18,7 +18,7 @@ TRAINS = ("train", "training")
 TESTS = ("test", "testing", "val", "valid", "validation")
 
 
-def missing(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundError:
+def missing_files(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundError:
     """An error that names the data set, the folder that was searched, and what to do."""
     return FileNotFoundError(
         f"data set {name}: {trouble} (searched {folder.resolve()}). Run with"
@@ -37,18 +37,20 @@ def obtain(path: Path, md5: str, url: str, name: str, download: bool) -> None:
     if check_integrity(path, md5):
         return
     if not download:
-        raise missing(name, path.parent, f"{path.name} is missing, or its md5 is not {md5}", url)
+        raise missing_files(
+            name, path.parent, f"{path.name} is missing, or its md5 is not {md5}", url
+        )
     try:
         download_url(url, path.parent, path.name, md5)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        raise missing(
+        raise missing_files(
             name, path.parent, f"{path.name} cannot be downloaded ({error})", url
         ) from error
 
 
-def counted(folder: Path, *patterns: str) -> str:
-    """The number of files in the folders of each pattern, as a ``source`` of :func:`cached`; empty
-    if there is none.
+def count_files(folder: Path, *patterns: str) -> str:
+    """The number of files in the folders of each pattern; empty if there is none. It is a
+    ``source`` of :func:`gcfed.data.sets.cache.cached`.
     """
     if not folder.is_dir():
         return ""
@@ -58,8 +60,10 @@ def counted(folder: Path, *patterns: str) -> str:
     return f"{counts} files"
 
 
-def written(files: Sequence[Path]) -> str:
-    """A hash of the files' names, sizes and times, as a ``source`` of :func:`cached`."""
+def hash_files(files: Sequence[Path]) -> str:
+    """A hash of the files' names, sizes and times: a ``source`` of
+    :func:`gcfed.data.sets.cache.cached`.
+    """
     about = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return f"{len(about)} files, {hashlib.sha256(repr(about).encode()).hexdigest()}"
 

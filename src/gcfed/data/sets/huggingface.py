@@ -15,7 +15,7 @@ from PIL import Image
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Keep, cache_name, cached
-from gcfed.data.sets.files import TESTS, Note, Unread, entries, listing, written
+from gcfed.data.sets.files import TESTS, Note, Unread, entries, hash_files, listing
 from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.data.sets.pixels import decode, open_image
@@ -91,7 +91,7 @@ def huggingface(
         next_token=next_token,
     )
     files = request.files()
-    source = written(files) if files else ""
+    source = hash_files(files) if files else ""
     dataset = cached(data_dir, request.cache_name(), partial(_build, request), source)
     return replace(dataset, name=Path(name).name)
 
@@ -120,8 +120,8 @@ class _Request:
     @property
     def folder(self) -> Path:
         """The folder that contains all files of the data set."""
-        own = Path(self.name)
-        return (own if own.is_dir() else Path(self.data_dir) / "huggingface").resolve()
+        place = Path(self.name)
+        return (place if place.is_dir() else Path(self.data_dir) / "huggingface").resolve()
 
     def files(self) -> list[Path]:
         """The files of a folder that the name or the tokenizer is."""
@@ -167,7 +167,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
 
     if Path(name).is_dir():
         try:
-            found = datasets.load_from_disk(name)
+            loaded = datasets.load_from_disk(name)
         except Exception as error:  # of any type, for a folder with any content
             text = message_of(error)
             raise Refusal(
@@ -175,14 +175,14 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
                 f" ({text}): write it again, or take data=csv or image_folder."
             ) from error
     else:
-        found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
-    if isinstance(found, datasets.Dataset):
-        return {"train": found}
-    if "train" not in found:
+        loaded = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
+    if isinstance(loaded, datasets.Dataset):
+        return {"train": loaded}
+    if "train" not in loaded:
         raise Refusal(
-            f"data.name={name} has the splits {', '.join(found)}, and needs one called train."
+            f"data.name={name} has the splits {', '.join(loaded)}, and needs one called train."
         )
-    return dict(found)
+    return dict(loaded)
 
 
 def _is_labelled(rows: Dataset | None, label: str | None) -> bool:
@@ -426,10 +426,10 @@ class _Reader:
         if 0 in sizes:
             text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
             self.note(logging.WARNING, f"{text} than two tokens")
-        found = {"x": np.concatenate(inputs), "y": np.concatenate(labels)}
+        arrays = {"x": np.concatenate(inputs), "y": np.concatenate(labels)}
         for key, values in content.items():
-            found[key] = np.repeat(values, sizes, axis=0)
-        return found
+            arrays[key] = np.repeat(values, sizes, axis=0)
+        return arrays
 
     def _note_unknown(self, tokens: list[np.ndarray], split: str) -> None:
         """Notes the characters that LEAF's alphabet lacks."""

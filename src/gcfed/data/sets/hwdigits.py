@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.cache import Keep, cached
-from gcfed.data.sets.files import counted, missing, rows_of
+from gcfed.data.sets.files import count_files, missing_files, rows_of
 from gcfed.data.sets.pixels import decode
 from gcfed.data.sets.vision import MNIST, published
 from gcfed.utils.checked import SettingError, checked
@@ -55,7 +55,7 @@ def hwdigits(
 
     source = ""
     if "mnist_m" in sets:
-        source = counted(folder / "mnist_m", "mnist_m_train", "mnist_m_test")
+        source = count_files(folder / "mnist_m", "mnist_m_train", "mnist_m_test")
     dataset = cached(folder, "-".join(("hwdigits", *sets)), build, source)
     if not one_class:
         return dataset
@@ -100,12 +100,14 @@ def _read_digits(
 def _read_mnist_m(root: Path, part: str, keep: Keep) -> tuple[np.ndarray, np.ndarray]:
     if not root.is_dir():
         page = "http://yaroslav.ganin.net/ (unpacked)"
-        raise missing("mnist_m", root, "the folder is missing", page)
+        raise missing_files("mnist_m", root, "the folder is missing", page)
     images = decode(_mnist_m_images(root, part), f"MNIST-M {part}", note=keep.note)
     labels = [label for _, label, *_ in rows_of(_mnist_m_labels(root, part), 2)]
-    odd = [label for label in labels if not (label.isascii() and label.isdigit())]
-    if odd:
-        raise Refusal(f"{_mnist_m_labels(root, part)} has a label {odd[0]!r}, which is no digit")
+    no_digits = [label for label in labels if not (label.isascii() and label.isdigit())]
+    if no_digits:
+        raise Refusal(
+            f"{_mnist_m_labels(root, part)} has a label {no_digits[0]!r}, which is no digit"
+        )
     return np.concatenate([*images]), np.array([*map(int, labels)])
 
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.cache import Keep, cache_name, cached
-from gcfed.data.sets.files import TESTS, TRAINS, Unread, entries, listing, written
-from gcfed.data.sets.names import announce, clean, numbered
+from gcfed.data.sets.files import TESTS, TRAINS, Unread, entries, hash_files, listing
+from gcfed.data.sets.names import announce, clean, number_names
 from gcfed.data.sets.pixels import decode
 from gcfed.utils.checked import Inside, checked
 from gcfed.utils.refusal import MissingFile, Refusal
@@ -75,32 +75,32 @@ def image_folder(
             f"data.root={root} is no folder: give the one with a folder of images for each class."
         )
     unread = Unread(folder)
-    found = _listed(folder, clients, unread)
+    images_of = _listed(folder, clients, unread)
     unread.report()
-    train = found["train"]
-    _require_classes(f"data.root={root}", train, found.get("test"), clients)
-    class_of_n, classes = numbered(np.array(train.classes))
+    train = images_of["train"]
+    _require_classes(f"data.root={root}", train, images_of.get("test"), clients)
+    class_of_n, classes = number_names(np.array(train.classes))
     announce(str(folder), "classes", classes)
     if clients:
-        announce(str(folder), "clients", numbered(np.array(train.clients))[1])
+        announce(str(folder), "clients", number_names(np.array(train.clients))[1])
     else:
         _warn_of_classes_below(folder, train)
-    if "test" not in found:
+    if "test" not in images_of:
         chosen = held_out(class_of_n, test, "test")
-        found["train"] = train.subset(np.flatnonzero(~chosen))
-        found["test"] = train.subset(np.flatnonzero(chosen))
+        images_of["train"] = train.subset(np.flatnonzero(~chosen))
+        images_of["test"] = train.subset(np.flatnonzero(chosen))
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         for part in ("train", "test"):
-            images = found[part]
+            images = images_of[part]
             pixels = decode(images.paths, f"images of {part}", size=size, note=keep.note)
-            groups = numbered(np.array(images.clients))[0] if clients else None
+            groups = number_names(np.array(images.clients))[0] if clients else None
             keep(part, pixels, np.searchsorted(classes, images.classes), groups)
         return len(classes), classes
 
     name = cache_name("image_folder", (str(folder), size, test, clients))
-    files = [path for images in found.values() for path in images.paths]
-    dataset = cached(data_dir, name, build, written(files))
+    files = [path for images in images_of.values() for path in images.paths]
+    dataset = cached(data_dir, name, build, hash_files(files))
     return replace(dataset, name=folder.name)
 
 
@@ -113,7 +113,7 @@ def _listed(folder: Path, clients: bool, unread: Unread) -> dict[str, Listed]:
     places = _places(folder)
     outside = f"not in the folder {' or '.join(place.name for place in places.values())}"
     depth = 2 if clients else 1
-    found = {part: Listed() for part in places}
+    images_of = {part: Listed() for part in places}
     for path in entries(folder):
         part = next((part for part, place in places.items() if path.is_relative_to(place)), None)
         if part is None:
@@ -122,10 +122,10 @@ def _listed(folder: Path, clients: bool, unread: Unread) -> dict[str, Listed]:
         below = path.relative_to(places[part]).parts
         if unread.leaves_out(path, _why_no_image(below, depth)):
             continue
-        found[part].paths.append(path)
-        found[part].classes.append(clean(below[depth - 1]))
-        found[part].clients.append(clean(below[0]))
-    return found
+        images_of[part].paths.append(path)
+        images_of[part].classes.append(clean(below[depth - 1]))
+        images_of[part].clients.append(clean(below[0]))
+    return images_of
 
 
 def _places(folder: Path) -> dict[str, Path]:

@@ -16,8 +16,8 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Keep, cached
-from gcfed.data.sets.files import Unread, counted, entries, listing, written
-from gcfed.data.sets.names import announce, numbered
+from gcfed.data.sets.files import Unread, count_files, entries, hash_files, listing
+from gcfed.data.sets.names import announce, number_names
 from gcfed.data.sets.pixels import decode
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 from gcfed.utils.refusal import MissingFile, Refusal
@@ -106,26 +106,33 @@ def _leaf(
             )
         parts = {part: _users(paths, read, keep) for part, paths in files.items()}
         users = [user for part in parts.values() for user in part.users]
-        group_n, clients = numbered(np.array(users), f"data set {name}: a user")
+        group_n, clients = number_names(np.array(users), f"data set {name}: a user")
         announce(f"data set {name}", "clients", clients, keep.note)
         read_files = {path for paths in files.values() for path in paths}
         start = 0
-        for part, found in parts.items():
-            x: Iterable[np.ndarray] = found.xs
+        for part, users_of_split in parts.items():
+            x: Iterable[np.ndarray] = users_of_split.xs
             if name == "celeba":
-                faces = [root / FACES / file for file in np.concatenate(found.xs).tolist()]
+                faces = [root / FACES / file for file in np.concatenate(users_of_split.xs).tolist()]
                 read_files.update(faces)
                 x = decode(faces, f"CelebA {part}", size=84, bicubic=True, note=keep.note)
-            groups = group_n[start : start + len(found.users)]
-            start += len(found.users)
-            keep(part, x, np.concatenate(found.ys), np.repeat(groups, [*map(len, found.ys)]))
+            groups = group_n[start : start + len(users_of_split.users)]
+            start += len(users_of_split.users)
+            keep(
+                part,
+                x,
+                np.concatenate(users_of_split.ys),
+                np.repeat(groups, [*map(len, users_of_split.ys)]),
+            )
         _report_left(root, read_files, keep)
         return len(classes), classes
 
     every = [*files["train"], *files["test"]]
     source = ""  # the cache may be all that is left
     if every:
-        source = f"{written(every)}; {counted(root.parent, 'data', 'data/train', 'data/test')}"
+        source = (
+            f"{hash_files(every)}; {count_files(root.parent, 'data', 'data/train', 'data/test')}"
+        )
     return cached(data_dir, f"leaf_{name}", build, source)
 
 
@@ -160,7 +167,7 @@ class _Users:
 
 
 def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _Users:
-    found = _Users()
+    users_of_split = _Users()
     without = []  # users without a sample
     unknown = 0  # samples whose label is no character of LEAF
     for path in paths:
@@ -178,9 +185,9 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _User
                 x, y = read(samples["x"], samples["y"])
                 unknown += count - len(y)
                 if len(y):
-                    found.users.append(user)
-                    found.xs.append(x)
-                    found.ys.append(y)
+                    users_of_split.users.append(user)
+                    users_of_split.xs.append(x)
+                    users_of_split.ys.append(y)
             if content["user_data"]:
                 raise Refusal(f"users does not list {listing([*content['user_data']])}")
         except (KeyError, TypeError, ValueError) as error:
@@ -188,7 +195,7 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _User
                 f"{path} is not what LEAF's preprocessing writes ({error!r}): make it again."
             ) from error
     part = paths[0].parent.name
-    if not found.users:
+    if not users_of_split.users:
         raise Refusal(f"{paths[0].parent} has no user with a sample: make its files again.")
     if without:
         text = f"{part}: {len(without)} users have no sample: {listing(without)}"
@@ -196,4 +203,4 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: Keep) -> _User
     if unknown:
         text = f"{part}: {unknown} samples are left out: their label is not in LEAF's alphabet"
         keep.note(logging.WARNING, text)
-    return found
+    return users_of_split

@@ -20,7 +20,7 @@ def clean(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
-def numbered(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray, tuple[str, ...]]:
+def number_names(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray, tuple[str, ...]]:
     """The number of each value, int64 [n], and the names, in the order of their numbers.
 
     Texts that differ after :func:`clean` get different numbers, in the order of the texts. Other
@@ -28,10 +28,10 @@ def numbered(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray, tu
 
     Raises ValueError, with ``what`` they are, for an empty text.
     """
-    found, position_n = np.unique(values_n, return_inverse=True)
-    if found.dtype.kind != "U":
-        return position_n, tuple(map(str, found.tolist()))
-    cleaned = [clean(text) for text in found.tolist()]
+    values, position_n = np.unique(values_n, return_inverse=True)
+    if values.dtype.kind != "U":
+        return position_n, tuple(map(str, values.tolist()))
+    cleaned = [clean(text) for text in values.tolist()]
     if "" in cleaned:
         raise Refusal(f"{what} is an empty text: fill it, or drop the sample")
     names = sorted(set(cleaned))

@@ -14,7 +14,7 @@ from gcfed.data.base import FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import Note, listing
-from gcfed.data.sets.names import announce, numbered
+from gcfed.data.sets.names import announce, number_names
 from gcfed.tasks import IGNORE
 from gcfed.utils.checked import Inside, checked
 from gcfed.utils.refusal import MissingFile, Refusal
@@ -44,11 +44,11 @@ def own_data(
         settings.pop(key, None)
 
     def load() -> FederatedDataset:
-        found = dataset()
-        if isinstance(found, FederatedDataset):
-            return found
+        loaded = dataset()
+        if isinstance(loaded, FederatedDataset):
+            return loaded
         name = getattr(dataset, "func", dataset).__module__
-        return from_arrays(found, name, test)
+        return from_arrays(loaded, name, test)
 
     return FederatedDataModule(dataset=load, **settings)
 
@@ -108,15 +108,15 @@ def from_arrays(
     """
     _require_keys(content, name)
     try:
-        found = {key: _plain(key, value) for key, value in content.items()}
-        labels = [found[key] for key in ("y", "y_test") if key in found]
+        plain = {key: _plain(key, value) for key, value in content.items()}
+        labels = [plain[key] for key in ("y", "y_test") if key in plain]
         y, num_classes, classes = _labels(labels)
         if class_names and classes:
             classes = tuple(class_names[int(number)] for number in classes)
-        groups, clients = _groups(found.get("groups"))
-        train = Split(_samples(found["x"]), y[0], groups)
-        if "x_test" in found:
-            tests = Split(_samples(found["x_test"]), y[1])
+        groups, clients = _groups(plain.get("groups"))
+        train = Split(_samples(plain["x"]), y[0], groups)
+        if "x_test" in plain:
+            tests = Split(_samples(plain["x_test"]), y[1])
         else:
             chosen = held_out(train.y, test, "test")
             tests = train.subset(chosen)
@@ -210,7 +210,7 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     parts = [part if part.dtype.kind == "f" else _flat(part) for part in parts]
     kinds = {part.dtype.kind for part in parts}
     if kinds <= set("iuUb") and all(part.ndim == 1 for part in parts):
-        class_of_n, names = numbered(_joined(parts), "an entry of y")
+        class_of_n, names = number_names(_joined(parts), "an entry of y")
         y = np.split(class_of_n, [len(parts[0])])
         return y[: len(parts)], len(names), names
     if kinds <= set("iu"):  # of tokens
@@ -219,9 +219,11 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     if kinds == {"f"}:
         targets = [_floats(part.reshape(len(part), -1)) for part in parts]
         return targets, targets[0].shape[1], None
-    found = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts)
+    kinds_found = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts)
     fix = max(map(label_fix, parts))
-    raise Refusal(f"y holds {found}, neither classes throughout nor floats to regress on{fix}")
+    raise Refusal(
+        f"y holds {kinds_found}, neither classes throughout nor floats to regress on{fix}"
+    )
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -246,7 +248,7 @@ def _groups(groups: np.ndarray | None) -> tuple[np.ndarray | None, tuple[str, ..
         raise Refusal(
             f"groups holds {missing} empty entries (NaN): give each sample a client, or drop it"
         )
-    return numbered(groups, "an entry of groups")
+    return number_names(groups, "an entry of groups")
 
 
 def _flat(values: np.ndarray) -> np.ndarray:

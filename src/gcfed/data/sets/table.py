@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -13,15 +12,15 @@ from pandas import DataFrame, Series
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.files import TESTS, Unread, entries, listing
-from gcfed.data.sets.names import clean, numbered
+from gcfed.data.sets.csv_files import Form, read_cells
+from gcfed.data.sets.files import listing
+from gcfed.data.sets.names import clean, number_names
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
-from gcfed.utils.refusal import MissingFile, Refusal, message_of
+from gcfed.utils.refusal import Refusal
 
 log = getLogger(__name__)
 MOST = 20  # the largest number of values of a column of text that data.categorical does not name
-FILE_NAME = re.compile(r"(?P<name>.+)\.csv(\.(bz2|gz|xz|zip))?", re.IGNORECASE)
 # numbers that pandas takes for text, as 1,000 or 45% or $5
 OTHER_NOTATION = re.compile(r"[^\w\s]?\s*\d[\d.,'\s]*\s*[^\w\s]?")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # an int64 has one such text
@@ -63,10 +62,10 @@ def csv(
     Raises FileNotFoundError if there is no CSV file; ValueError for a file that cannot be read, a
     missing or repeated column, empty cells, infinite numbers, or text that is no category.
     """
-    form = _Form({"semicolon": ";", "tab": "\t"}.get(sep, sep), decimal, encoding)
+    form = Form({"semicolon": ";", "tab": "\t"}.get(sep, sep), decimal, encoding)
     if len(form.sep) != 1:
         raise SettingError("sep", f"={sep} must be one character, semicolon or tab.")
-    table = _read(path, form)
+    table = read_cells(path, form)
     columns = _Columns(
         target=None if target is None else clean(target),
         groups=None if groups is None else clean(groups),
@@ -126,130 +125,6 @@ def _chosen(rows: DataFrame, columns: _Columns) -> tuple[DataFrame, DataFrame]:
     return cells, inputs
 
 
-# ------------------------------------------------------------------------------------------- files
-@dataclass(frozen=True)
-class _Form:
-    """How the files are written."""
-
-    sep: str
-    decimal: str
-    encoding: str
-
-
-@dataclass(frozen=True)
-class _Table:
-    """All rows, as text.
-
-    rows: the cells, without spaces around them; NaN for empty ones.
-    files: the name of each row's file, [n].
-    is_test: which rows are the test split, bool [n].
-    clients: the name of each row's file, if each file is a client, [n].
-    """
-
-    rows: DataFrame
-    files: np.ndarray
-    is_test: np.ndarray
-    clients: np.ndarray | None
-
-
-def _read(path: str | None, form: _Form) -> _Table:
-    files, test_name = _files(path)
-    tables: list[DataFrame] = []
-    first = next(iter(files.values()))
-    for file in files.values():
-        try:
-            tables.append(_texts(file, form))
-            if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
-                raise Refusal(
-                    f"it has no row, or other columns than {first}: {', '.join(tables[-1])}"
-                )
-        except Exception as error:  # of pandas, of decoding or of decompression
-            remedy = (
-                "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first"
-                " line"
-            )
-            text = message_of(error)
-            raise Refusal(f"{file} cannot be read as a CSV file: {text}: {remedy}.") from error
-    names = np.repeat([*files], [len(table) for table in tables])
-    is_test = np.array([name == test_name for name in names.tolist()])
-    if is_test.all():
-        raise Refusal(
-            f"data.path={path} has a file {first.name}, but none to train on: call it train.csv."
-        )
-    several = len(files) - is_test.any() > 1
-    rows = pd.concat(tables, ignore_index=True)
-    return _Table(rows, names, is_test, names if several else None)
-
-
-def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
-    """The files to read, by their names without ``.csv``, and the name of the test split, if any.
-
-    Raises FileNotFoundError if there is none; ValueError for two files of one name.
-    """
-    place = Path(path or "")
-    if path and place.is_file():
-        return {place.stem: place}, None
-    files: dict[str, Path] = {}
-    unread = Unread(place)
-    for file in entries(place) if path and place.is_dir() else ():
-        if unread.leaves_out(file, _why_no_table(file, place)):
-            continue
-        other = files.setdefault(_name_of(file), file)
-        if other != file:
-            raise Refusal(f"{other} and {file} have the same name: take one of them away.")
-    tests = [name for wanted in TESTS for name in files if name.lower() == wanted]
-    for name in tests[1:]:
-        unread.leaves_out(files.pop(name), f"{files[tests[0]].name} is the test split")
-    unread.report()
-    if not files:
-        what = (
-            "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv"
-            " data.target=income"
-        )
-        raise MissingFile(f"data.path={path or 'null'} {what}.")
-    return files, tests[0] if tests else None
-
-
-def _why_no_table(file: Path, place: Path) -> str:
-    """Why a file in the folder is not read; empty if it is."""
-    if file.parent != place:
-        return "in a subfolder"
-    return "" if _name_of(file) else "its name does not end in .csv"
-
-
-def _name_of(file: Path) -> str:
-    """The name of a file without ``.csv``; empty if it has another ending."""
-    match = FILE_NAME.fullmatch(file.name)
-    return clean(match["name"]) if match else ""
-
-
-def _texts(file: Path, form: _Form) -> DataFrame:
-    """The cells of the columns with a name as text, without spaces around them; NaN for empty
-    cells.
-
-    The header is read as a row. Otherwise pandas would rename repeated columns.
-    """
-    options: Any = {
-        "sep": form.sep,
-        "encoding": form.encoding,
-        "header": None,
-        "dtype": str,
-        "skipinitialspace": True,
-    }
-    # a column may be called NA
-    cells = pd.read_csv(file, **options, nrows=1, keep_default_na=False).iloc[0]
-    header = np.array([clean(cell) for cell in cells], object)
-    has_name = header != ""
-    named = header[has_name].tolist()
-    if len(header) == 1 or len(set(named)) < len(named):
-        raise Refusal(f"it has one column, or two of one name: {', '.join(named)}")
-    if len(named) < len(header):
-        log.warning("%s: columns without a name are left out", file)
-    rows = pd.read_csv(file, **options).iloc[1:].apply(lambda column: column.str.strip())
-    return rows.set_axis(header, axis=1).loc[:, has_name]
-
-
-# ----------------------------------------------------------------------------------------- columns
 def _require_full(cells: DataFrame) -> None:
     """Raises ValueError for empty cells."""
     empty = cells.isna() | (cells == "")
@@ -261,7 +136,7 @@ def _require_full(cells: DataFrame) -> None:
         )
 
 
-def _numbers(column: Series, form: _Form) -> Series | None:
+def _numbers(column: Series, form: Form) -> Series | None:
     """A column of text as numbers; None if a cell is no number, or one is a code such as 01234.
 
     Raises ValueError for an infinite number.
@@ -279,14 +154,14 @@ def _numbers(column: Series, form: _Form) -> Series | None:
     return None if has_codes else numbers
 
 
-def _parsed(column: Series, form: _Form) -> Series:
+def _parsed(column: Series, form: Form) -> Series:
     """The numbers in a column of text; NaN where a cell is none."""
     if form.decimal == ",":
         column = column.str.translate(str.maketrans(",.", ".,"))
     return pd.to_numeric(column, errors="coerce")
 
 
-def _targets(column: Series, form: _Form) -> np.ndarray:
+def _targets(column: Series, form: Form) -> np.ndarray:
     """The numbers to regress on, float64 [n]."""
     numbers = _numbers(column, form)
     if numbers is None:
@@ -298,7 +173,7 @@ def _targets(column: Series, form: _Form) -> np.ndarray:
     return numbers.to_numpy(np.float64)
 
 
-def _classes(column: Series, form: _Form) -> np.ndarray:
+def _classes(column: Series, form: Form) -> np.ndarray:
     """The classes, integers or text [n]."""
     numbers = _numbers(column, form)
     if numbers is not None and (numbers % 1).any():
@@ -340,7 +215,7 @@ def _inputs(
     inputs: DataFrame,
     categorical: Iterable[str],
     is_test: np.ndarray,
-    form: _Form,
+    form: Form,
     files: np.ndarray,
 ) -> np.ndarray:
     """The samples, float64 [n, d]: first the columns of numbers, then those of 0 and 1."""
@@ -372,7 +247,7 @@ def _warn_of_ids(column: Series, numbers: Series, files: np.ndarray) -> None:
         )
 
 
-def _require_categories(column: Series, form: _Form) -> None:
+def _require_categories(column: Series, form: Form) -> None:
     """Raises ValueError for more texts than categories have; warns of texts among numbers."""
     name = column.name
     count = column.nunique()
@@ -396,7 +271,7 @@ def _require_categories(column: Series, form: _Form) -> None:
 
 def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
     """A column of 0 and 1 for each text in the training rows, in their order, float64 [n, c]."""
-    number_n, names = numbered(_array(column))
+    number_n, names = number_names(_array(column))
     trained = np.unique(number_n[~is_test])
     kept = [names[number] for number in trained]
     log.info("column %s becomes %d columns of 0 and 1: %s", column.name, len(kept), listing(kept))

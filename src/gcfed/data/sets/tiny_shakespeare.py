@@ -24,8 +24,8 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     """
     folder = Path(data_dir)
     obtain(folder / TINY, MD5, URL, "tiny_shakespeare", download)
-    said = speeches((folder / TINY).read_text(encoding="utf-8")).values()
-    inputs, labels = zip(*(sequences(encode(text)) for text in said), strict=True)
+    texts = speeches((folder / TINY).read_text(encoding="utf-8")).values()
+    inputs, labels = zip(*(sequences(encode(text)) for text in texts), strict=True)
     sizes = [len(x) for x in inputs]
     is_train = np.concatenate([np.arange(size) < max(1, size * 9 // 10) for size in sizes])
     whole = Split(
@@ -38,9 +38,9 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
 
 def speeches(play: str) -> dict[str, str]:
     """The text of each speaker, by name. A speech is a paragraph under a line ``Name:``."""
-    said: dict[str, str] = {}
+    text_of: dict[str, str] = {}
     for paragraph in re.split(r"\n{2,}", play.strip("\n")):
         name, colon, speech = paragraph.partition(":\n")
         if colon:
-            said[name] = said.get(name, "") + speech + "\n"
-    return said
+            text_of[name] = text_of.get(name, "") + speech + "\n"
+    return text_of

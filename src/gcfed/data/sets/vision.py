@@ -12,7 +12,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Keep, cached
-from gcfed.data.sets.files import counted, missing, obtain, rows_of
+from gcfed.data.sets.files import count_files, missing_files, obtain, rows_of
 from gcfed.data.sets.pixels import decode
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.refusal import Refusal
@@ -89,7 +89,7 @@ def published(
         KeyError,
         IndexError,
     ) as error:  # by format
-        raise missing(name, folder, f"a file is missing or broken ({error})", page) from error
+        raise missing_files(name, folder, f"a file is missing or broken ({error})", page) from error
 
 
 def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
@@ -113,7 +113,7 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
             shutil.unpack_archive(archive, stage)
             with suppress(OSError):  # another process was faster
                 (Path(stage) / TINY).rename(root)
-    source = counted(root, "train/*/images", "val/images")
+    source = count_files(root, "train/*/images", "val/images")
     return cached(data_dir, "tiny_imagenet", partial(_read_tiny, root), source)
 
 
@@ -123,10 +123,10 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
     parts = {"train": _trained(root), "test": _tested(root)}
     trained = {wnid for _, wnid in parts["train"]}
     tested = {wnid for _, wnid in parts["test"]}
-    odd = sorted(trained ^ {*wnids} | tested - {*wnids})
-    if odd:
+    mismatched = sorted(trained ^ {*wnids} | tested - {*wnids})
+    if mismatched:
         raise Refusal(
-            f"data set tiny_imagenet: {root} has no training image of {odd[0]}, or wnids.txt"
+            f"data set tiny_imagenet: {root} has no training image of {mismatched[0]}, or wnids.txt"
             " lacks it."
         )
     for part, samples in parts.items():
@@ -137,11 +137,11 @@ def _read_tiny(root: Path, keep: Keep) -> tuple[int, list[str]]:
 
 def _trained(root: Path) -> list[tuple[Path, str]]:
     """The training images and their classes."""
-    found = []
+    samples = []
     for path in sorted(root.glob("train/*/images/[!.]*")):
         if path.suffix.lower() in (".jpeg", ".jpg"):
-            found.append((path, path.parts[-3]))
-    return found
+            samples.append((path, path.parts[-3]))
+    return samples
 
 
 def _tested(root: Path) -> list[tuple[Path, str]]:
