@@ -191,8 +191,3 @@ def test_a_partition_equals_the_plain_loop(partitioner, loop, arguments):
                 found.client(k).tolist() == np.flatnonzero(expected == k).tolist() for k in range(n)
             )
             np.testing.assert_array_equal(found.owners(len(LABELS)), expected)
-
-
-def test_natural_clients_are_all_groups_in_order():
-    partition = ByGroup()(np.zeros(6, np.int64), None, groups=np.array([7, 2, 7, 9, 2, 7]))
-    assert [partition.client(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
