@@ -252,9 +252,6 @@ def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
 def test_extra_tensors_are_reduced_by_the_same_rule(rule, definition):
     method, stores = Scaffold(), ClientStores()
     train_rounds(
-        make_net(),
-        random_federation(),
-        sgd(),
         rounds=1,
         cohort_of=5,
         methods=[method],

@@ -160,10 +160,8 @@ class Timer(Callback):
 
 
 def test_the_last_model_is_tested_if_a_callback_ends_the_run(config, tmp_path):
-    cfg = config(*FAST, "rounds=8", "eval_every=3", folder=tmp_path)
-    with open_dict(cfg):
-        cfg.callbacks.timer = {"_target_": f"{__name__}.Timer"}
-    result = train(cfg)
+    timer = f"+callbacks.timer._target_={__name__}.Timer"
+    result = train(config(*FAST, "rounds=8", "eval_every=3", timer, folder=tmp_path))
     assert [row["round"] for row in read_rows(tmp_path / "metrics.csv") if "test/loss" in row] == [
         3,
         4,

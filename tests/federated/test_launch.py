@@ -12,7 +12,7 @@ import torch.distributed as dist
 from conftest import TWO
 from harness import final_weights
 from lightning.pytorch import Callback
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from gcfed.assemble import build_methods, models_in_memory
 from gcfed.federated.parallel import strategy as layout
@@ -40,10 +40,9 @@ def test_forked_processes_equal_one_process_and_leave_nothing_behind(config, tmp
     """
     before = dict(os.environ)
     alone = train(config(*TINY, folder=tmp_path / "one"))
-    cfg = config(*TINY, *TWO, folder=tmp_path / "two")
-    with open_dict(cfg):
-        cfg.callbacks.listening = {"_target_": "harness.Listening", "folder": str(tmp_path)}
-    together = train(cfg)
+    listening = "+callbacks.listening._target_=harness.Listening"
+    words = (*TINY, *TWO, listening, f"+callbacks.listening.folder={tmp_path}")
+    together = train(config(*words, folder=tmp_path / "two"))
     assert together.trainer.world_size == 2
     torch.testing.assert_close(final_weights(together), final_weights(alone), rtol=1e-9, atol=1e-12)
     assert together.metrics["test/acc"] == alone.metrics["test/acc"]
@@ -80,11 +79,10 @@ class Trouble(Callback):
     ],
 )
 def test_a_failure_of_one_process_ends_all(config, tmp_path, rank, what, error, match):
-    cfg = config(*TINY, *TWO, folder=tmp_path / "run")
-    with open_dict(cfg):
-        cfg.callbacks.trouble = {"_target_": "test_launch.Trouble", "rank": rank, "what": what}
+    trouble = ["+callbacks.trouble._target_=test_launch.Trouble"]
+    trouble += [f"+callbacks.trouble.rank={rank}", f"+callbacks.trouble.what={what}"]
     with pytest.raises(error, match=match):
-        train(cfg)
+        train(config(*TINY, *TWO, *trouble, folder=tmp_path / "run"))
     assert not dist.is_initialized()
     assert not multiprocessing.active_children()  # no process is left
 

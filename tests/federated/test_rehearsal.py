@@ -68,8 +68,6 @@ def test_rehearsals_equal_uploads_and_change_neither_states_nor_rows(federation,
         net, rows, stores, keeps = make_net(), [], ClientStores(folder=tmp_path / name), Keeps()
         end = train_rounds(
             net,
-            federation,
-            sgd(),
             rounds=3,
             methods=[Scaffold(), keeps, *methods],
             stores=stores,

@@ -25,7 +25,6 @@ from harness import (
     final_weights,
     make_net,
     make_setup,
-    sgd,
     train_rounds,
 )
 from omegaconf import OmegaConf, open_dict
@@ -325,10 +324,10 @@ CUT, HOSTILE, IN_BITS = partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1
         (FedDyn, IN_BITS),
     ],
 )
-def test_the_server_has_the_mean_of_the_states_if_uploads_are_changed(federation, cls, change):
+def test_the_server_has_the_mean_of_the_states_if_uploads_are_changed(cls, change):
     """Client and server both add the changed upload."""
     method, stores = cls(), ClientStores()
-    train_rounds(make_net(), federation, sgd(), rounds=3, methods=[method, change()], stores=stores)
+    train_rounds(rounds=3, methods=[method, change()], stores=stores)
     servers = [part for part in method.parts if isinstance(part, ServerPart)]
     for (store, name), server in zip(MEANS[cls], servers, strict=True):
         means = server.server_state(name, {})
@@ -359,9 +358,7 @@ class WatchUploads(Spy):
 
 def test_uploads_are_freed_before_the_next_client_trains_and_before_the_test(config, tmp_path):
     """Each upload is as large as the model."""
-    cfg = config("algorithm=scaffold", *TINY, "rounds=1", folder=tmp_path)
-    with open_dict(cfg):
-        cfg.callbacks["watch"] = {"_target_": f"{__name__}.WatchUploads"}
-    train(cfg)
+    watch = f"+callbacks.watch._target_={__name__}.WatchUploads"
+    train(config("algorithm=scaffold", *TINY, "rounds=1", watch, folder=tmp_path))
     assert WatchUploads.alive == [0, 0, 0, 0]
     assert WatchUploads.received

@@ -11,7 +11,6 @@ import torch
 from conftest import TWO, read_rows
 from harness import make_download, make_round, make_setup
 from lightning.pytorch import Callback
-from omegaconf import open_dict
 
 from gcfed.federated.network.lent import broadcast_state
 from gcfed.metrics.global_model import Classes
@@ -115,10 +114,9 @@ def test_a_run_that_stops_early_has_a_confusion_matrix(config, tmp_path, monkeyp
         log_image, lambda self, *about, step: shown.append((*about, step)), raising=False
     )
     monkeypatch.setattr("gcfed.plots.pictures.plot_confusion", lambda *about: drawn.append(about))
-    cfg = config(*TINY, "eval_every=2", "metrics.classes.figures=true", folder=tmp_path / "run")
-    with open_dict(cfg):
-        cfg.callbacks["stops"] = {"_target_": f"{__name__}.Stops"}
-    result = train(cfg)
+    words = ("eval_every=2", "metrics.classes.figures=true")
+    stops = f"+callbacks.stops._target_={__name__}.Stops"
+    result = train(config(*TINY, *words, stops, folder=tmp_path / "run"))
     ((counts, names, path, title),) = drawn
     assert (counts == confusion(result)).all()
     assert len(names) == 10

@@ -25,9 +25,7 @@ def test_it_equals_the_plain_loop(federation, k):
         delta = torch.stack(ends).mean(0) - ahead
         m = lam * m + delta
         theta = theta + delta
-    found = train_rounds(
-        make_net(), federation, sgd(), rounds=4, methods=[DeltaLookAhead(lam)], k=k
-    )
+    found = train_rounds(rounds=4, methods=[DeltaLookAhead(lam)], k=k)
     assert_near(found, theta, 1e-10)
 
 

@@ -252,12 +252,10 @@ def test_if_no_update_satisfies_all_the_mean_is_applied_and_counted():
     [(3, True, [1, 2, 2]), (5, True, [1, 1, 1]), (3, False, [1, 1, 1])],
 )
 def test_the_bytes_of_the_servers_gradient_count_unless_all_clients_know_it(
-    federation, cohort_of, cgc, factors
+    cohort_of, cgc, factors
 ):
     net, sizes = make_net(), Sizes()
-    train_rounds(
-        net, federation, sgd(), rounds=3, methods=[FedGC(cgc=cgc), sizes], cohort_of=cohort_of
-    )
+    train_rounds(net, rounds=3, methods=[FedGC(cgc=cgc), sizes], cohort_of=cohort_of)
     size = 8 * weights(net).numel()
     assert sizes.down == [factor * size for factor in factors]
     assert set(sizes.up) == {size}

@@ -58,9 +58,7 @@ def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
 
 
 def test_it_equals_the_plain_loop(federation):
-    ours = train_rounds(
-        make_net(), federation, sgd(), rounds=4, methods=[FedCurv(LAM, chunk=5)], k=2
-    )
+    ours = train_rounds(rounds=4, methods=[FedCurv(LAM, chunk=5)], k=2)
     assert_near(ours, reference(make_net(), federation, sgd(), rounds=4), 1e-10)
 
 

@@ -63,7 +63,7 @@ def test_steps_use_the_gradient_at_proximally_perturbed_weights(federation, adap
     expected = by_hand(make_net(), federation, sgd(), 2, 0.8, 2.0, adaptive)
     assert (expected - by_hand(make_net(), federation, sgd(), 2, 0.0, 2.0, adaptive)).norm() > 1e-3
     method = FedSol(0.8, temperature=2.0, adaptive=adaptive)
-    trained = train_rounds(make_net(), federation, sgd(), rounds=2, methods=[method], k=2)
+    trained = train_rounds(rounds=2, methods=[method], k=2)
     assert_near(trained, expected, 1e-10)
 
 

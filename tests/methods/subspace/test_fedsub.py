@@ -78,13 +78,11 @@ def test_a_straggler_applies_its_dual_only_in_the_steps_that_it_makes(federation
 
 
 @pytest.mark.parametrize("others", [[], [Quantization(bits=4)]])
-def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(federation, others):
+def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(others):
     """Duals use the update that the server received, not the one before quantization."""
     method, stores = FedSub(ratio=0.5, refresh=99), ClientStores()
     train_rounds(
         wide_and_tall(),
-        federation,
-        sgd(),
         rounds=2,
         methods=[method, *others],
         stores=stores,
@@ -101,5 +99,5 @@ def test_fedsub_sends_the_bytes_of_the_coordinates(federation):
         [],
         {"rounds": 1, "methods": [FedSub(ratio=0.25)], "on_round": lambda _, row: rows.append(row)},
     )
-    train_rounds(wide_and_tall(), federation, sgd(), **run)
+    train_rounds(wide_and_tall(), **run)
     assert rows[0]["comm/down_bytes"] == 3 * 2 * COORDINATES  # the reply has the same size

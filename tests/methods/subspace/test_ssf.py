@@ -137,7 +137,7 @@ def test_ssf_sends_the_bytes_of_the_coordinates_also_quantized(federation):
     assert uploads == [COORDINATES + COORDINATES // 8 + 4 * 4] * 2
 
 
-def test_ssf_holds_only_projections_on_the_device(federation):
+def test_ssf_holds_only_projections_on_the_device():
     """During training, a stack holds only projections. The variates stay on the CPU."""
     method, sizes = SSF(ratio=0.25), []
 
@@ -147,6 +147,6 @@ def test_ssf_holds_only_projections_on_the_device(federation):
         def prepare(self, stack, own, download):
             sizes.append(nbytes(stack.prepared[client_of(method)]))
 
-    train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method, Watch()], k=3)
+    train_rounds(wide_and_tall(), rounds=2, methods=[method, Watch()], k=3)
     assert sizes == [3 * COORDINATES] * 2
     assert {t.device.type for t in server_of(method).control.values()} == {"cpu"}
