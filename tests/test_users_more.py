@@ -112,9 +112,11 @@ def test_it_trains_as_in_plain_pytorch_or_is_refused(
     config, tmp_path, caplog, name, clients, stack
 ):
     thing = getattr(users_more, name)
-    net, loss = thing, Classification
+    net = thing
+    loss = Classification
     if issubclass(thing, Task):
-        net, loss = Small, thing
+        net = Small
+        loss = thing
     if kind_of(loss) == "sequences":
         net = users_more.OfSequence
     expected = REFUSED.get(name) or (stack > 1 and OF_A_STACK.get(name)) or "^right$"

@@ -188,7 +188,8 @@ class Positions(nn.Module):
     """Has four positions."""
 
     last_only = False
-    tokens, positions = 9, 4
+    tokens = 9
+    positions = 4
 
     def __init__(self):
         super().__init__()
@@ -201,7 +202,8 @@ class Positions(nn.Module):
 
 
 class Tokens(Positions):
-    tokens, positions = 5, 6
+    tokens = 5
+    positions = 6
 
 
 # ------------------------------------------------------------------------------------------- losses

@@ -44,7 +44,8 @@ class Experts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.gate, self.w = nn.Linear(36, 4), nn.Parameter(torch.randn(4, 36, 6) / 6)
+        self.gate = nn.Linear(36, 4)
+        self.w = nn.Parameter(torch.randn(4, 36, 6) / 6)
         self.head = head()
 
     def forward(self, x):
@@ -62,7 +63,8 @@ class ComplexPairs(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.filter, self.head = nn.Parameter(torch.randn(19, 2)), head(36)
+        self.filter = nn.Parameter(torch.randn(19, 2))
+        self.head = head(36)
 
     def forward(self, x):
         turned = torch.fft.rfft(x) * torch.view_as_complex(self.filter)
@@ -74,7 +76,8 @@ class Packed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.rnn, self.head = nn.GRU(6, 6, batch_first=True), head()
+        self.rnn = nn.GRU(6, 6, batch_first=True)
+        self.head = head()
 
     def forward(self, x):
         lengths = 1 + (x[:, 0] > 0).long().cpu() * 4
@@ -90,7 +93,9 @@ class CausalMask(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.qkv, self.head, self.mask = nn.Linear(6, 18), head(), None
+        self.qkv = nn.Linear(6, 18)
+        self.head = head()
+        self.mask = None
 
     def forward(self, x):
         x = x.view(-1, 6, 6)
@@ -105,7 +110,8 @@ class MaxNormTable(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.head = nn.Embedding(8, 4, max_norm=0.5), head(144)
+        self.table = nn.Embedding(8, 4, max_norm=0.5)
+        self.head = head(144)
 
     def forward(self, x):
         levels = ((x.detach() + 1) * 2).long().clamp(0, 7)
@@ -117,7 +123,8 @@ class LowRank(Small):
 
     def build(self):
         self.fc1.requires_grad_(False)
-        self.down, self.up = nn.Parameter(torch.randn(2, 36) / 6), nn.Parameter(torch.zeros(6, 2))
+        self.down = nn.Parameter(torch.randn(2, 36) / 6)
+        self.up = nn.Parameter(torch.zeros(6, 2))
 
     def features(self, x):
         return (self.fc1(x) + x @ self.down.t() @ self.up.t()).tanh()
@@ -185,7 +192,8 @@ class MemoryBank(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.fc, self.head = nn.Linear(36, 6), head(12)
+        self.fc = nn.Linear(36, 6)
+        self.head = head(12)
         self.register_buffer("queue", torch.zeros(16, 6))
         self.register_buffer("place", torch.zeros((), dtype=torch.int64))
 
@@ -205,7 +213,8 @@ class FourierFeatures(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("bands", 2.0 ** torch.arange(3) * math.pi, persistent=False)
-        self.fc, self.head = nn.Linear(36 * 6, 6), head()
+        self.fc = nn.Linear(36 * 6, 6)
+        self.head = head()
 
     def forward(self, x):
         angles = x.unsqueeze(-1) * self.bands
@@ -354,7 +363,8 @@ class OfSequence(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.head = nn.Embedding(9, 6), head()
+        self.table = nn.Embedding(9, 6)
+        self.head = head()
 
     def forward(self, x):
         return self.head(self.table(x).cumsum(1).tanh())

@@ -82,7 +82,8 @@ class NestedContainers(Small):
 
 class CountsInClosure(Small):
     def build(self):
-        calls, steps = [], 0
+        calls = []
+        steps = 0
 
         def count():
             nonlocal steps

@@ -135,7 +135,8 @@ def test_a_column_may_be_missing_in_some_rounds(config, tmp_path):
 def test_lightnings_own_callbacks_see_each_test(config, tmp_path):
     """``wave`` has its first peak in round 2; no later test is better before patience ends."""
     cfg = config(*FAST, "rounds=8", folder=tmp_path)
-    lightnings, watched = "lightning.pytorch.callbacks", {"monitor": "clients/wave", "mode": "max"}
+    lightnings = "lightning.pytorch.callbacks"
+    watched = {"monitor": "clients/wave", "mode": "max"}
     with open_dict(cfg):
         cfg.callbacks = {"wave": {"_target_": f"{__name__}.Wave"}, **cfg.callbacks}
         cfg.callbacks.stop = {"_target_": f"{lightnings}.EarlyStopping", "patience": 2, **watched}

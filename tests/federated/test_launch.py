@@ -61,7 +61,8 @@ class Trouble(Callback):
     """Kills one process, or raises an error in it, in the second round."""
 
     def __init__(self, rank: int, what: str) -> None:
-        self.rank, self.what = rank, what
+        self.rank = rank
+        self.what = what
 
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_rank == self.rank and trainer.global_step == 1:
@@ -130,7 +131,8 @@ def test_killing_the_first_process_ends_all(tmp_path):
     )
     process.start()
     process.join()
-    second, end = Path("/proc", (tmp_path / "pid").read_text(), "stat"), time.monotonic() + 5
+    second = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    end = time.monotonic() + 5
     while second.exists() and second.read_text().rsplit(")", 1)[1].split()[0] != "Z":
         assert time.monotonic() < end, "the second process still runs"
 

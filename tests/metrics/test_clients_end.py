@@ -36,7 +36,8 @@ def test_drift(k, poisoned):
         w = flat(start)
         deltas = np.array([flat(w_k) - w for w_k in clients.values()])
         deltas = deltas[np.isfinite(deltas).all(1)]
-        mean, norms = deltas.mean(0), np.linalg.norm(deltas, axis=1)
+        mean = deltas.mean(0)
+        norms = np.linalg.norm(deltas, axis=1)
         expected = {
             "drift/client_norm": norms.mean(),
             "drift/relative": (norms / np.linalg.norm(w)).mean(),
@@ -111,7 +112,8 @@ def test_cka_of_each_layer():
 # clients' own data
 def scores(logits, y):
     """Accuracy and mean cross-entropy over the labels that are not padding."""
-    logits, y = logits.reshape(-1, logits.shape[-1])[y.ravel() >= 0], y.ravel()[y.ravel() >= 0]
+    logits = logits.reshape(-1, logits.shape[-1])[y.ravel() >= 0]
+    y = y.ravel()[y.ravel() >= 0]
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     return (logits.argmax(1) == y).mean(), -log_p[np.arange(len(y)), y].mean()
 
@@ -119,7 +121,8 @@ def scores(logits, y):
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_clients_are_measured_before_and_after_training(k, poisoned):
     """Training uses dropout, the measurement does not."""
-    data, net = random_federation(), make_net()
+    data = random_federation()
+    net = make_net()
     net.insert(2, nn.Dropout(0.5))
     rows, seen, _ = measured(Clients(every=1), net, data, k=k, poisoned=poisoned, cohort_of=4)
     for row, (start, clients) in zip(rows, seen, strict=True):
@@ -127,7 +130,8 @@ def test_clients_are_measured_before_and_after_training(k, poisoned):
         for client, w_k in clients.items():
             if poisoned and client == NAN_CLIENT:
                 continue
-            x, y = data.x[data.client(client)].numpy(), data.y[data.client(client)].numpy()
+            x = data.x[data.client(client)].numpy()
+            y = data.y[data.client(client)].numpy()
             before, after = (scores(logits_of(state, x, "3"), y) for state in (start, w_k))
             expected.append([*before, *after])
         names = [
@@ -172,7 +176,8 @@ def with_own_tests(sizes):
 
     It is empty for fewer than three samples.
     """
-    data, ends = random_federation(sizes), np.cumsum(sizes)
+    data = random_federation(sizes)
+    ends = np.cumsum(sizes)
     cuts = [end - size // 3 for end, size in zip(ends, sizes, strict=True)]
     data.clients = [
         np.arange(end - size, cut) for end, size, cut in zip(ends, sizes, cuts, strict=True)
@@ -225,7 +230,8 @@ def loss_of(state, x, y):
 def test_each_local_model_on_all_data_of_the_cohort(k, poisoned, samples, monkeypatch):
     """Parts of five samples mix the samples of several clients."""
     monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 5)
-    data, net = random_federation(), make_net()
+    data = random_federation()
+    net = make_net()
     rows, seen, _ = measured(Forgetting(1, samples), net, data, k=k, poisoned=poisoned, cohort_of=4)
     assert net.training
     for t, (row, (start, clients)) in enumerate(zip(rows, seen, strict=True)):

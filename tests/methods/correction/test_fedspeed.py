@@ -9,15 +9,21 @@ from gcfed.methods.correction.feddyn import FedDyn
 from gcfed.methods.correction.fedspeed import FedSpeed
 from gcfed.methods.sharpness.sam import Sam
 
-ALPHA, RHO, MIX, LR, ROUNDS = 0.5, 0.3, 0.3, 0.1, 5
+ALPHA = 0.5
+RHO = 0.3
+MIX = 0.3
+LR = 0.1
+ROUNDS = 5
 
 
 def by_hand(net, data, duals, absent=None):
     """Three of five clients train in a round. ``absent`` is never finite and does not count."""
-    x, n = weights(net), len(data.clients)
+    x = weights(net)
+    n = len(data.clients)
     g_hat = [torch.zeros_like(x) for _ in range(n)]
     for t in range(ROUNDS):
-        ends, corrected = [], []
+        ends = []
+        corrected = []
         for i in (k for k in cohort(data, t, 3) if k != absent):
             w = x
             for inputs, labels in batches(data, sgd(), i, t):

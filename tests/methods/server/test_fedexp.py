@@ -28,7 +28,9 @@ def by_hand(data, lr, rounds, epsilon, absent=(), project=lambda step: step):
             1.0,
             float(updates.square().sum() / (2 * len(updates) * (mean.square().sum() + epsilon))),
         )
-        before, w, longer = w, w + project(eta * mean), longer or eta > 1
+        before = w
+        w = w + project(eta * mean)
+        longer = longer or eta > 1
     return (before + w) / 2, longer
 
 

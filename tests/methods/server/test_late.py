@@ -343,7 +343,9 @@ def test_a_schedule_goes_on_from_its_state():
         rule = Buffered(2, concurrency=5)
         return timetable(rule, Faults(dropout=0.2), range(1, 10), spread=1.0)
 
-    whole, first, second = make(), make(), make()
+    whole = make()
+    first = make()
+    second = make()
     turns = [whole.turn(t) for t in range(20)]
     for t in range(9):
         first.turn(t)
@@ -358,8 +360,14 @@ def test_a_schedule_goes_on_from_its_state():
 def eager(rule, data, solver, rounds, seed=5, per_round=3, concurrency=4):
     """The ordinary way: clients train when they are asked, and their updates wait."""
     net = make_net()
-    w, heap, buffer, asked, now, t = weights(net), [], [], 0, 0.0, 0
-    cache, mean = {}, torch.zeros_like(w)
+    w = weights(net)
+    heap = []
+    buffer = []
+    asked = 0
+    now = 0.0
+    t = 0
+    cache = {}
+    mean = torch.zeros_like(w)
     while t < rounds:
         taken = {event[2] for event in heap} | {client for client, *_ in buffer}
         idle = [k for k in range(data.num_clients) if k not in taken]
@@ -398,14 +406,16 @@ def eager(rule, data, solver, rounds, seed=5, per_round=3, concurrency=4):
             )
             cache |= {k: end - start for k, _, start, end in buffer}
             mean = sum(cache.values()) / data.num_clients
-        t, buffer = t + 1, []
+        t = t + 1
+        buffer = []
     return w
 
 
 @pytest.mark.parametrize("rule", ["fedbuff", "hinge", "cached"])
 @pytest.mark.parametrize("world", [1, 2])
 def test_late_clients_equal_eager_ones(rule, world):
-    data, solver = random_federation((7, 12, 5, 9, 1, 6, 8, 3, 10)), sgd()
+    data = random_federation((7, 12, 5, 9, 1, 6, 8, 3, 10))
+    solver = sgd()
     method = {"fedbuff": FedBuff(), "hinge": FedAsync(0.6, "hinge", 10.0, 1), "cached": FedVARP()}[
         rule
     ]

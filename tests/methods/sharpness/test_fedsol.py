@@ -72,7 +72,8 @@ class Scaled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.out = nn.Embedding(5, 3), nn.Linear(3, 4)
+        self.embed = nn.Embedding(5, 3)
+        self.out = nn.Linear(3, 4)
         self.gain = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x):
@@ -83,7 +84,8 @@ class Scaled(nn.Module):
 def test_padding_does_not_count(adaptive):
     """Clients of unequal sizes with padded sequences train one by one and in a stack."""
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randint(5, (13, 6), generator=g), torch.randint(4, (13, 6), generator=g)
+    x = torch.randint(5, (13, 6), generator=g)
+    y = torch.randint(4, (13, 6), generator=g)
     y[::3, 4:] = -100
     data = ArrayData(x, y, np.split(np.arange(13), [5, 6]))
 
@@ -95,7 +97,8 @@ def test_padding_does_not_count(adaptive):
         assert (trained - before).norm() > 0.01
         return trained
 
-    alone, together = run(1), run(3)
+    alone = run(1)
+    together = run(3)
     assert_near(together, alone, 1e-10)
     x[::3, 4:] = 0  # changes only padded positions
     assert_near(run(1), alone, 1e-12)
