@@ -263,9 +263,9 @@ class AtRoundEnd(ServerPart):
 
 
 def train_rounds(
-    net,
-    data: ArrayData,
-    solver: LocalSolver,
+    net=None,
+    data: ArrayData | None = None,
+    solver: LocalSolver | None = None,
     *,
     rounds: int,
     methods=(),
@@ -287,10 +287,13 @@ def train_rounds(
 ):
     """Trains ``net`` through the real loop, without tests; returns its weights.
 
+    By default it trains ``make_net()`` on the clients of ``random_federation()`` with ``sgd()``.
     ``k`` clients train in a stack, on ``world`` forked processes. Lightning loads the checkpoint
     ``ckpt_path``, and saves one to ``saved_to``.
     """
-    solver, data = copy(solver), copy(data)
+    if net is None:
+        net = make_net()
+    solver, data = copy(solver or sgd()), copy(data or random_federation())
     solver.stack, data.rounds = k, rounds
     loop = FederatedLoop(
         sampler=sampler or Cohorts(cohort_of, order),

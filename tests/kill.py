@@ -121,9 +121,11 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20, help="number of sequences")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cases and kills")
     args = parser.parse_args()
-    rng, equal = random.Random(args.seed), 0
+    rng = random.Random(args.seed)
+    equal = 0
     for _ in range(args.times):
-        algorithm, processes = rng.choice(ALGORITHMS), rng.choice((1, 2))
+        algorithm = rng.choice(ALGORITHMS)
+        processes = rng.choice((1, 2))
         words = [
             f"algorithm={algorithm}",
             f"trainer.devices={processes}",
@@ -131,7 +133,8 @@ def main() -> None:
             "extras.figures=false",
         ]
         with tempfile.TemporaryDirectory(prefix="kill_") as folder:
-            straight, killed = Path(folder, "straight"), Path(folder, "killed")
+            straight = Path(folder, "straight")
+            killed = Path(folder, "killed")
             finish(start(*words, f"paths.log_dir={straight}"))
             kills = sequence(words, killed, rng)
             same = outcome(killed) == outcome(straight)

@@ -107,7 +107,8 @@ def mutants_of(path):
     wrapper = MetadataWrapper(cst.parse_module(path.read_text()))
     ignored = get_ignored_lines(str(path), path.read_text(), wrapper, None)
     visitor = Visitor([*mutation_operators, (cst.Expr, without_call)], ignored)
-    module, places = wrapper.visit(visitor), wrapper.resolve(PositionProvider)
+    module = wrapper.visit(visitor)
+    places = wrapper.resolve(PositionProvider)
     for mutation in visitor.mutations:
         function = mutation.contained_by_top_level_function
         node = mutation.original_node
@@ -151,7 +152,8 @@ def functions_of(space, module, inside=""):
 def become(path, source):
     """Replaces the code of all functions of an imported module by that of this source."""
     name = ".".join(("gcfed", *path.relative_to(SRC).with_suffix("").parts))
-    new, old = types.ModuleType(name), dict(functions_of(vars(importlib.import_module(name)), name))
+    new = types.ModuleType(name)
+    old = dict(functions_of(vars(importlib.import_module(name)), name))
     exec(compile(source, path, "exec"), new.__dict__)
     for key, function in functions_of(vars(new), name):
         for part in ("__code__", "__defaults__", "__kwdefaults__"):
@@ -187,7 +189,8 @@ class Campaign:
     """A pytest plugin that runs mutants instead of the collected tests."""
 
     def pytest_runtestloop(self, session):
-        self.session, self.items = session, {item.nodeid: item for item in session.items}
+        self.session = session
+        self.items = {item.nodeid: item for item in session.items}
         self.cover = coverage.Coverage(
             str(RECORD / "coverage"), include=[f"{SRC}/*"], config_file=False
         )
@@ -249,7 +252,9 @@ class Campaign:
 
     def draw(self, seed, n, part):
         mutants = [m for path in FILES for m in mutants_of(path) if part in m[1]]
-        accepted, results, survivors = EQUIVALENT.read_text().splitlines(), Counter(), []
+        accepted = EQUIVALENT.read_text().splitlines()
+        results = Counter()
+        survivors = []
         for path, name, lines, around, source in random.Random(seed).sample(
             mutants, min(n, len(mutants))
         ):

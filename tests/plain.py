@@ -22,7 +22,14 @@ from torch import nn
 
 from gcfed.run import train
 
-SEED, ROUNDS, BATCH, LR, DECAY, WEIGHT_DECAY, MOMENTUM, CLIP = 4, 3, 8, 0.2, 0.5, 0.05, 0.6, 0.4
+SEED = 4
+ROUNDS = 3
+BATCH = 8
+LR = 0.2
+DECAY = 0.5
+WEIGHT_DECAY = 0.05
+MOMENTUM = 0.6
+CLIP = 0.4
 SETTING = (
     "precision=64-true",
     f"seed={SEED}",
@@ -47,9 +54,11 @@ class Net(nn.Module):
 
     def __init__(self, special=False):
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(2, 3, (3, 2))
+        self.conv1 = nn.Conv2d(1, 2, 3, stride=2)
+        self.conv2 = nn.Conv2d(2, 3, (3, 2))
         self.norm = nn.BatchNorm2d(3) if special else nn.Identity()
-        self.conv3, self.fc = nn.Conv1d(3, 2, 2), nn.Linear(2, 10)
+        self.conv3 = nn.Conv1d(3, 2, 2)
+        self.fc = nn.Linear(2, 10)
         self.dropout = nn.Dropout(0.3) if special else nn.Identity()
 
     def forward(self, x):
@@ -105,12 +114,24 @@ class Plain:
 
     overrides: tuple[str, ...] = ()
     model: dict | None = None
-    n, cohort, extra, last, nesterov, skewed = 8, 4, 0, "keep", False, True
-    samples, broken, atol = 120, None, 1e-9
+    n = 8
+    cohort = 4
+    extra = 0
+    last = "keep"
+    nesterov = False
+    skewed = True
+    samples = 120
+    broken = None
+    atol = 1e-9
 
     def __init__(self, net, x, y, clients):
-        self.net, self.x, self.y, self.clients = net, x, y.clone(), clients
-        self.names, self.rows, self.state = [name for name, _ in net.named_parameters()], [], {}
+        self.net = net
+        self.x = x
+        self.y = y.clone()
+        self.clients = clients
+        self.names = [name for name, _ in net.named_parameters()]
+        self.rows = []
+        self.state = {}
         self.begin()
 
     inputs = staticmethod(normalized)
@@ -168,7 +189,10 @@ class Plain:
     def round(self, t):
         self.t, self.lr, drawn = t, LR * DECAY**t, self.drawn(t)
         came = self.came(t, drawn)
-        deltas, losses, steps, samples = {}, [], {}, 0
+        deltas = {}
+        losses = []
+        steps = {}
+        samples = 0
         for k, most in came.items():
             w = copy.deepcopy(self.net).train()
             self.start(w, k)
@@ -180,10 +204,12 @@ class Plain:
                 nesterov=self.nesterov,
             )
             torch.manual_seed(int(seeds("dropout", t, k).generate_state(1, np.uint64)[0] >> 1))
-            seen, steps[k] = [], 0
+            seen = []
+            steps[k] = 0
             for batch in itertools.islice(self.batches(k, t), most):
                 optimizer.zero_grad()
-                x, y = self.inputs(self.images(k, steps[k], batch)), self.y[batch]
+                x = self.inputs(self.images(k, steps[k], batch))
+                y = self.y[batch]
                 seen += [self.backward(w, x, y, k).item()] * int((y >= 0).sum())
                 samples += len(batch)
                 self.correct(w, k)

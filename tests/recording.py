@@ -14,7 +14,8 @@ class Recorder(ClientPart):
     """
 
     def __init__(self, poisoned=False):
-        self.rounds, self.poisoned = [], poisoned
+        self.rounds = []
+        self.poisoned = poisoned
 
     def on_download(self, download):
         self.rounds.append(({name: t.numpy().copy() for name, t in download.model.items()}, {}))
@@ -41,7 +42,8 @@ def of_metric(row):
 
 def measured(metric, net, data, *, poisoned=False, methods=(), **run):
     """Runs a metric, with other methods. Returns rows, each round's models, the final weights."""
-    recorder, rows = Recorder(poisoned), []
+    recorder = Recorder(poisoned)
+    rows = []
     settings = {"solver": sgd(), "rounds": 3} | run
     trained = train_rounds(
         net,

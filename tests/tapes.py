@@ -40,7 +40,8 @@ class Twice(Spy):
     """
 
     order = Order.MEASURES
-    recording, tolerance = False, 0.0
+    recording = False
+    tolerance = 0.0
     same: ClassVar[list[bool]] = []
     recorders: ClassVar[list[Recorder]] = []
 

@@ -165,19 +165,14 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
     with refuses(r"/mine holds this run already: continue it with ckpt_path=last, or name"):
         gcfed.train(cfg)
     cfg.seed = 2
-    with refuses(r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"):
-        gcfed.train(cfg)
     other = gcfed.train(gcfed.configure(SMALL, "seed=2", folder=tmp_path / "other"))
     cfg.ckpt_path = str(other.folder / "checkpoints/last.ckpt")  # the checkpoint of another run
-    with refuses(r"/mine holds another run: seed is 1 there, 2 here"):
-        gcfed.train(cfg)
-    cfg.ckpt_path = "last"
-    with refuses(r"belongs to another run: seed is 1 there, 2 here"):
+    with refuses(r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"):
         gcfed.train(cfg)
     assert {
         path: content for path, content in contents(tmp_path).items() if "other" not in str(path)
     } == before
-    cfg.seed, cfg.rounds = 1, 3
+    cfg.seed, cfg.rounds, cfg.ckpt_path = 1, 3, "last"
     assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3]
 
 

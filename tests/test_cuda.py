@@ -98,7 +98,8 @@ def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkey
     args = (*SMALL, "algorithm=scaffold", "precision=64-true")
     cpu = train(config(*args, "trainer=cpu", folder=tmp_path / "cpu"))
     train(config(*args, "trainer=gpu", "rounds=2", folder=tmp_path / "gpu"))
-    held, release = [], ClientStores.release
+    held = []
+    release = ClientStores.release
     monkeypatch.setattr(
         ClientStores,
         "release",

@@ -187,7 +187,9 @@ def test_the_tests_that_reliability_names_exist():
 def test_the_page_states_how_weights_of_classes_change_a_loss(tmp_path):
     """Its two numbers are those of its two classes, and of torch."""
     page = runpy.run_path(written(tmp_path, "myweights.py"))
-    outputs, y, weight = torch.zeros(2, 2), torch.tensor([0, 1]), [1.0, 3.0]
+    outputs = torch.zeros(2, 2)
+    y = torch.tensor([0, 1])
+    weight = [1.0, 3.0]
     batch = Batch(outputs[None], y[None], None, torch.tensor([2.0]))
     losses = [page[name](weight).mean_losses(outputs[None], batch) for name in CLASSES]
     stated = [float(number) for number in re.findall(r"\(1.*?\) / .*? = (\d\.\d{3})", OWN)]
@@ -198,7 +200,8 @@ def test_the_page_states_how_weights_of_classes_change_a_loss(tmp_path):
 
 def test_the_weighted_mean_of_a_padded_stack_is_torchs(tmp_path):
     task = runpy.run_path(written(tmp_path, "myweights.py"))["WeightedMean"]([0.5, 2.0, 7.0])
-    outputs, y = torch.randn(2, 5, 3), torch.randint(3, (2, 5))
+    outputs = torch.randn(2, 5, 3)
+    y = torch.randint(3, (2, 5))
     rows = torch.arange(5) < torch.tensor([[5], [2]])
     batch = Batch(outputs, y, rows, rows.sum(1).float(), rows)
     torchs = torch.nn.CrossEntropyLoss(weight=task.weight)

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from harness import Spy
-from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
@@ -36,10 +35,11 @@ class FailIn(Spy):
 
 
 def run(config, folder, error, *overrides):
-    cfg = config(*FAST, *overrides, folder=folder)
-    with open_dict(cfg):
-        cfg.callbacks.fail = {"_target_": f"{__name__}.FailIn", "error": error}
-    return train(cfg)
+    fail = (
+        f"+callbacks.fail._target_={__name__}.FailIn",
+        f"+callbacks.fail.error={error or 'null'}",
+    )
+    return train(config(*FAST, *fail, *overrides, folder=folder))
 
 
 def test_an_error_is_recorded_and_a_resumed_run_removes_the_record(config, tmp_path):

@@ -61,7 +61,8 @@ def state():
 
 
 def unchanged(call, *args, **kwargs):
-    before, result = state(), call(*args, **kwargs)
+    before = state()
+    result = call(*args, **kwargs)
     assert state() == before
     return result
 

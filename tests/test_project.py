@@ -28,7 +28,8 @@ def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatc
     monkeypatch.chdir(ROOT)
     name = build_wheel(str(tmp_path))
     assert name.startswith(f"gcfed-{gcfed.__version__}-")
-    site, empty = tmp_path / "site", tmp_path / "empty"
+    site = tmp_path / "site"
+    empty = tmp_path / "empty"
     with zipfile.ZipFile(tmp_path / name) as wheel:
         wheel.extractall(site)
     for ours, theirs in (

@@ -9,7 +9,7 @@ from conftest import read_rows, refuses
 from harness import assert_near, final_weights
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from gcfed.assemble import assemble
@@ -221,16 +221,14 @@ def note(trainer, pl_module):
 
 
 def test_every_callback_is_called_in_each_local_step(config, tmp_path):
-    cfg = config(*FAST, "rounds=1", folder=tmp_path)
-    with open_dict(cfg):
-        cfg.callbacks.listener = {"_target_": f"{__name__}.Listener"}
-        own = {"_target_": f"{__name__}.note", "_partial_": True}
-        cfg.callbacks.own = {
-            "_target_": "lightning.pytorch.callbacks.LambdaCallback",
-            "on_after_backward": own,
-        }
+    listeners = (
+        f"+callbacks.listener._target_={__name__}.Listener",
+        "+callbacks.own._target_=lightning.pytorch.callbacks.LambdaCallback",
+        f"+callbacks.own.on_after_backward._target_={__name__}.note",
+        "+callbacks.own.on_after_backward._partial_=true",
+    )
     NOTED.clear()
-    result = train(cfg)
+    result = train(config(*FAST, "rounds=1", *listeners, folder=tmp_path))
     cohort = result.loop.schedule.turn(0).clients
     steps = result.loop.solver.num_steps(result.loop.data.sizes(cohort)).sum()
     heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard

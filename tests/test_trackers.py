@@ -25,7 +25,9 @@ def wandb_records(path):
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    data, at, part = path.read_bytes(), 7, b""
+    data = path.read_bytes()
+    at = 7
+    part = b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # a block's padding
             at += 32768 - at % 32768

@@ -32,8 +32,12 @@ class Numbers(Plain):
     """Adds GC, a server optimizer and the test of the global model."""
 
     n, cohort, samples, atol = 5, 3, 70, 1e-6  # tests average in float32
-    by_samples, crop = False, False
-    local, server, server_lr, beta = (), (), 1.0, 0.0
+    by_samples = False
+    crop = False
+    local = ()
+    server = ()
+    server_lr = 1.0
+    beta = 0.0
 
     def begin(self):
         assert max(map(len, self.clients)) > 2 * min(map(len, self.clients))

@@ -13,7 +13,9 @@ from gcfed.utils.instantiate import build
 
 
 def test_a_kill_during_writing_keeps_the_old_checkpoint(tmp_path, monkeypatch):
-    path, io, needed = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "needed"
+    path = tmp_path / "last.ckpt"
+    io = AtomicCheckpointIO()
+    needed = tmp_path / "needed"
     needed.touch()
     io.save_checkpoint({"round": 1}, path)
     io.wait()
@@ -32,7 +34,9 @@ def test_a_kill_during_writing_keeps_the_old_checkpoint(tmp_path, monkeypatch):
 
 
 def test_the_rows_of_rounds_are_on_the_disk_before_their_checkpoint(tmp_path, monkeypatch):
-    path, io, synced = tmp_path / "checkpoints" / "last.ckpt", AtomicCheckpointIO(), []
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    io = AtomicCheckpointIO()
+    synced = []
     (tmp_path / "metrics.csv").write_text("round\n1\n")
     monkeypatch.setattr(
         os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.exists()))
@@ -50,8 +54,11 @@ def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
 
     No file is deleted before the checkpoint is on the disk.
     """
-    path, io, old = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "old"
-    weights, disk = torch.ones(3), threading.Event()
+    path = tmp_path / "last.ckpt"
+    io = AtomicCheckpointIO()
+    old = tmp_path / "old"
+    weights = torch.ones(3)
+    disk = threading.Event()
     old.touch()
     monkeypatch.setattr(os, "fsync", lambda _: disk.wait(60))
     io.save_checkpoint({"weights": weights}, path)

@@ -35,7 +35,8 @@ def test_a_network_that_works_in_place_does_not_change_the_data(config, tmp_path
         "metrics.forgetting.every=1",
         "rounds=2",
     )
-    splits, frames = [], []
+    splits = []
+    frames = []
     for net in ("InPlace", "OutOfPlace"):
         result = run(config, tmp_path / net, net, *words, clients=3)
         data = result.trainer.datamodule

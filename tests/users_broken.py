@@ -22,43 +22,53 @@ class Arm(Callback):
 
 
 # ----------------------------------------------------------------------------------------- networks
-class TupleInTraining(Small):
+class Changes(Small):
+    """Changes its logits while it trains, or in tests, or only when ``LATE`` is set."""
+
+    late = False
+    in_tests = False
+
+    def changed(self, logits): ...
+
     def forward(self, x):
         logits = super().forward(x)
-        return (logits, logits) if self.training else logits
+        begins = LATE["fails"] or not self.late
+        return self.changed(logits) if begins and self.training != self.in_tests else logits
 
 
-class DictInTraining(Small):
-    def forward(self, x):
-        logits = super().forward(x)
-        return {"logits": logits} if self.training else logits
+class TupleInTraining(Changes):
+    def changed(self, logits):
+        return logits, logits
 
 
-class NoneInTraining(Small):
-    def forward(self, x):
-        return None if self.training else super().forward(x)
+class DictInTraining(Changes):
+    def changed(self, logits):
+        return {"logits": logits}
 
 
-class OtherShapeInTraining(Small):
-    def forward(self, x):
-        logits = super().forward(x)
-        return logits.mean(0) if self.training else logits
+class NoneInTraining(Changes):
+    def changed(self, logits):
+        return None
 
 
-class KeyErrorInForward(Small):
-    def forward(self, x):
-        return {}["missing"] if self.training else super().forward(x)
+class OtherShapeInTraining(Changes):
+    def changed(self, logits):
+        return logits.mean(0)
 
 
-class EmptyMessage(Small):
-    def forward(self, x):
+class KeyErrorInForward(Changes):
+    def changed(self, logits):
+        return {}["missing"]
+
+
+class EmptyMessage(Changes):
+    def changed(self, logits):
         assert not self.training
-        return super().forward(x)
 
 
-class StopsIteration(Small):
-    def forward(self, x):
-        return next(iter([])) if self.training else super().forward(x)
+class StopsIteration(Changes):
+    def changed(self, logits):
+        return next(iter([]))
 
 
 class Endless(Small):
@@ -103,36 +113,36 @@ class Half(Small):
         return self.fc1(x.half())
 
 
-class LateError(Small):
-    def features(self, x):
-        if self.training and LATE["fails"]:
-            raise RuntimeError("")
-        return super().features(x)
+class LateError(Changes):
+    late = True
+
+    def changed(self, logits):
+        raise RuntimeError("")
 
 
-class LateInTest(Small):
-    def features(self, x):
-        if not self.training and LATE["fails"]:
-            raise LookupError("a test")
-        return super().features(x)
+class LateInTest(Changes):
+    late = in_tests = True
+
+    def changed(self, logits):
+        raise LookupError("a test")
 
 
-class LateTuple(Small):
-    def forward(self, x):
-        logits = super().forward(x)
-        return (logits,) if LATE["fails"] and self.training else logits
+class LateTuple(Changes):
+    late = True
+
+    def changed(self, logits):
+        return (logits,)
 
 
-class LateTupleInTest(Small):
-    def forward(self, x):
-        logits = super().forward(x)
-        return (logits,) if LATE["fails"] and not self.training else logits
+class LateTupleInTest(LateTuple):
+    in_tests = True
 
 
-class LateShape(Small):
-    def forward(self, x):
-        logits = super().forward(x)
-        return logits[:-1] if LATE["fails"] and self.training else logits
+class LateShape(Changes):
+    late = True
+
+    def changed(self, logits):
+        return logits[:-1]
 
 
 class LateFlat(Small):
@@ -155,10 +165,11 @@ class LateBackward(Small):
         return NoBackward.apply(h) if LATE["fails"] and self.training else h
 
 
-class LateDetached(Small):
-    def forward(self, x):
-        logits = super().forward(x)
-        return logits.detach() if LATE["fails"] and self.training else logits
+class LateDetached(Changes):
+    late = True
+
+    def changed(self, logits):
+        return logits.detach()
 
 
 def late_hook(module, inputs):
@@ -177,7 +188,8 @@ class Positions(nn.Module):
     """Has four positions."""
 
     last_only = False
-    tokens, positions = 9, 4
+    tokens = 9
+    positions = 4
 
     def __init__(self):
         super().__init__()
@@ -190,7 +202,8 @@ class Positions(nn.Module):
 
 
 class Tokens(Positions):
-    tokens, positions = 5, 6
+    tokens = 5
+    positions = 6
 
 
 # ------------------------------------------------------------------------------------------- losses

@@ -86,7 +86,8 @@ class Clamped(Small):
 
 class Tied(Small):
     def build(self):
-        self.fc2, self.fc3 = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.fc2 = nn.Linear(6, 6)
+        self.fc3 = nn.Linear(6, 6)
         self.tie()
 
     def tie(self):
@@ -187,7 +188,9 @@ class TwoAndThreeAxes(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv2, self.conv3, self.head = nn.Conv2d(1, 4, 3), nn.Conv3d(1, 2, 3), nn.Linear(16, 3)
+        self.conv2 = nn.Conv2d(1, 4, 3)
+        self.conv3 = nn.Conv3d(1, 2, 3)
+        self.head = nn.Linear(16, 3)
 
     def forward(self, x):
         return self.head(self.conv3(self.conv2(x).tanh().unsqueeze(1)).tanh().flatten(1))
@@ -215,7 +218,8 @@ class VisionTransformer(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
-        self.rnn, self.head = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+        self.rnn = nn.LSTM(6, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
 
     def forward(self, x):
         return self.head(self.rnn(x.view(-1, 6, 6))[0][:, -1])

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from users_networks import Small
 
 from gcfed.tasks import Classification, SquaredError
 
@@ -39,21 +39,13 @@ def head(width=6):
 
 
 # ----------------------------------------------------------------------------------------- networks
-class Plain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.head = nn.Linear(36, 6), head()
-
-    def forward(self, x):
-        return self.head(self.fc(x).tanh())
-
-
 class Experts(nn.Module):
     """A mixture of experts, each sample sent to its best one."""
 
     def __init__(self):
         super().__init__()
-        self.gate, self.w = nn.Linear(36, 4), nn.Parameter(torch.randn(4, 36, 6) / 6)
+        self.gate = nn.Linear(36, 4)
+        self.w = nn.Parameter(torch.randn(4, 36, 6) / 6)
         self.head = head()
 
     def forward(self, x):
@@ -71,25 +63,12 @@ class ComplexPairs(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.filter, self.head = nn.Parameter(torch.randn(19, 2)), head(36)
+        self.filter = nn.Parameter(torch.randn(19, 2))
+        self.head = head(36)
 
     def forward(self, x):
         turned = torch.fft.rfft(x) * torch.view_as_complex(self.filter)
         return self.head(torch.fft.irfft(turned, 36))
-
-
-class TiedDecoder(nn.Module):
-    """The decoder of an autoencoder is the transposed encoder."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.bias = nn.Linear(36, 6), nn.Parameter(torch.zeros(36))
-        self.head = head(42)
-
-    def forward(self, x):
-        h = self.encoder(x).tanh()
-        again = F.linear(h, self.encoder.weight.t(), self.bias)
-        return self.head(torch.cat([h, x - again], 1))
 
 
 class Packed(nn.Module):
@@ -97,7 +76,8 @@ class Packed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.rnn, self.head = nn.GRU(6, 6, batch_first=True), head()
+        self.rnn = nn.GRU(6, 6, batch_first=True)
+        self.head = head()
 
     def forward(self, x):
         lengths = 1 + (x[:, 0] > 0).long().cpu() * 4
@@ -113,7 +93,9 @@ class CausalMask(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.qkv, self.head, self.mask = nn.Linear(6, 18), head(), None
+        self.qkv = nn.Linear(6, 18)
+        self.head = head()
+        self.mask = None
 
     def forward(self, x):
         x = x.view(-1, 6, 6)
@@ -128,52 +110,29 @@ class MaxNormTable(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.head = nn.Embedding(8, 4, max_norm=0.5), head(144)
+        self.table = nn.Embedding(8, 4, max_norm=0.5)
+        self.head = head(144)
 
     def forward(self, x):
         levels = ((x.detach() + 1) * 2).long().clamp(0, 7)
         return self.head(self.table(levels).flatten(1))
 
 
-class LowRank(nn.Module):
+class LowRank(Small):
     """A frozen layer and a trained product of two thin matrices."""
 
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(36, 6).requires_grad_(False)
-        self.down, self.up = nn.Parameter(torch.randn(2, 36) / 6), nn.Parameter(torch.zeros(6, 2))
-        self.head = head()
+    def build(self):
+        self.fc1.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(2, 36) / 6)
+        self.up = nn.Parameter(torch.zeros(6, 2))
 
-    def forward(self, x):
-        return self.head((self.fc(x) + x @ self.down.t() @ self.up.t()).tanh())
-
-
-class Skew(nn.Module):
-    def forward(self, w):
-        return w.triu(1) - w.triu(1).t()
+    def features(self, x):
+        return (self.fc1(x) + x @ self.down.t() @ self.up.t()).tanh()
 
 
-class Orthogonal(nn.Module):
-    """A rotation: the exponential of a skew matrix, as a parametrization."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc, self.turn, self.head = nn.Linear(36, 6), nn.Linear(6, 6, bias=False), head()
-        parametrize.register_parametrization(self.turn, "weight", Skew())
-
-    def forward(self, x):
-        h = self.fc(x).tanh()
-        return self.head(h @ torch.matrix_exp(self.turn.weight))
-
-
-class CompiledPart(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.compile(nn.Linear(36, 6), backend="eager")
-        self.head = head()
-
-    def forward(self, x):
-        return self.head(self.fc(x).tanh())
+class CompiledPart(Small):
+    def build(self):
+        self.fc1 = torch.compile(self.fc1, backend="eager")
 
 
 class Swish(torch.autograd.Function):
@@ -189,18 +148,17 @@ class Swish(torch.autograd.Function):
         return grad * (s + x * s * (1 - s))
 
 
-class OwnFunction(Plain):
+class OwnFunction(Small):
+    def features(self, x):
+        return Swish.apply(self.fc1(x))
+
+
+class InPlaceChain(Small):
+    def build(self):
+        self.mid = nn.Linear(6, 6)
+
     def forward(self, x):
-        return self.head(Swish.apply(self.fc(x)))
-
-
-class InPlaceChain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.mid, self.head = nn.Linear(36, 6), nn.Linear(6, 6), head()
-
-    def forward(self, x):
-        h = F.relu(self.fc(x), inplace=True)
+        h = F.relu(self.fc1(x), inplace=True)
         h = F.leaky_relu(self.mid(h), 0.1, inplace=True)
         return self.head(h.mul(2).add_(0.5).clamp_(max=3))
 
@@ -220,13 +178,12 @@ class Reverse(torch.autograd.Function):
         return -0.3 * grad
 
 
-class GradientReversal(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc, self.head, self.adversary = nn.Linear(36, 6), head(), head()
+class GradientReversal(Small):
+    def build(self):
+        self.adversary = head()
 
     def forward(self, x):
-        h = self.fc(x).tanh()
+        h = self.features(x)
         return self.head(h) + 0.1 * self.adversary(Reverse.apply(h))
 
 
@@ -235,7 +192,8 @@ class MemoryBank(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.fc, self.head = nn.Linear(36, 6), head(12)
+        self.fc = nn.Linear(36, 6)
+        self.head = head(12)
         self.register_buffer("queue", torch.zeros(16, 6))
         self.register_buffer("place", torch.zeros((), dtype=torch.int64))
 
@@ -255,57 +213,27 @@ class FourierFeatures(nn.Module):
     def __init__(self):
         super().__init__()
         self.register_buffer("bands", 2.0 ** torch.arange(3) * math.pi, persistent=False)
-        self.fc, self.head = nn.Linear(36 * 6, 6), head()
+        self.fc = nn.Linear(36 * 6, 6)
+        self.head = head()
 
     def forward(self, x):
         angles = x.unsqueeze(-1) * self.bands
         return self.head(self.fc(torch.cat([angles.sin(), angles.cos()], -1).flatten(1)).tanh())
 
 
-class Mixed(Plain):
+class Mixed(Small):
     """Mixes hidden features within the batch while it trains, as manifold mixup does."""
 
-    def forward(self, x):
-        h = self.fc(x).tanh()
-        if self.training:
-            h = 0.8 * h + 0.2 * h.flip(0)
-        return self.head(h)
+    def features(self, x):
+        h = super().features(x)
+        return 0.8 * h + 0.2 * h.flip(0) if self.training else h
 
 
-class NeedsInputGradient(Plain):
+class NeedsInputGradient(Small):
     """Declares that its input requires a gradient, for a saliency map that nobody reads."""
 
-    def forward(self, x):
-        x = x.clone().requires_grad_()
-        return self.head(self.fc(x).tanh())
-
-
-class GumbelCodes(nn.Module):
-    """Discrete codes by the Gumbel softmax."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc, self.codes, self.head = nn.Linear(36, 5), nn.Parameter(torch.randn(5, 6)), head()
-
-    def forward(self, x):
-        logits = self.fc(x)
-        if self.training:
-            share = F.gumbel_softmax(logits, 0.7, hard=True)
-        else:
-            share = F.one_hot(logits.argmax(-1), 5).to(x)
-        return self.head(share @ self.codes)
-
-
-class CountingSchedule(nn.Module):
-    """A temperature that falls with the number of calls, in a Python attribute."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc, self.head, self.calls = nn.Linear(36, 6), head(), 0
-
-    def forward(self, x):
-        self.calls += self.training
-        return self.head(self.fc(x).tanh()) * (1 + 1 / (1 + self.calls))
+    def features(self, x):
+        return super().features(x.clone().requires_grad_())
 
 
 # ------------------------------------------------------------------------------------------- losses
@@ -412,11 +340,6 @@ class EditsLabels(Classification):
         return F.cross_entropy(outputs, y, reduction="none")
 
 
-class ReturnsMean(Classification):
-    def losses(self, outputs, y):
-        return F.cross_entropy(outputs, y)
-
-
 class HardOnly(Classification):
     """Only the harder half of the batch counts."""
 
@@ -426,11 +349,11 @@ class HardOnly(Classification):
         return losses * kept * len(y) / kept.sum()
 
 
-class HalfOutputs(Plain):
+class HalfOutputs(Small):
     """Returns float16."""
 
     def forward(self, x):
-        return self.head(self.fc(x).tanh()).half()
+        return super().forward(x).half()
 
 
 class OfSequence(nn.Module):
@@ -440,7 +363,8 @@ class OfSequence(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.table, self.head = nn.Embedding(9, 6), head()
+        self.table = nn.Embedding(9, 6)
+        self.head = head()
 
     def forward(self, x):
         return self.head(self.table(x).cumsum(1).tanh())

@@ -39,7 +39,8 @@ def load(clients=1, images=False, unit=1.0):
     (x, y), (x_test, y_test) = pixels(sum(SIZES[clients]), 0), pixels(12, 1)
     if not images:
         x, x_test = (normalised(a).reshape(-1, 36) / unit for a in (x, x_test))
-        x, x_test = x.astype(np.float32), x_test.astype(np.float32)
+        x = x.astype(np.float32)
+        x_test = x_test.astype(np.float32)
     groups = np.repeat(np.arange(clients), SIZES[clients])
     return {"x": x.copy(), "y": y, "x_test": x_test.copy(), "y_test": y_test, "groups": groups}
 
@@ -386,7 +387,8 @@ class OwnGenerator(TorchRandom):
 class Fails(Small):
     """Raises ``error`` in the second training step after it was set."""
 
-    error, steps = None, 0
+    error = None
+    steps = 0
 
     def features(self, x):
         if self.training and Fails.error:

@@ -18,7 +18,11 @@ from torch import nn
 from gcfed.run import train
 from gcfed.tasks import Classification
 
-ROUNDS, STEPS, LR, MOMENTUM, WEIGHT_DECAY = 2, 3, 0.2, 0.6, 0.01
+ROUNDS = 2
+STEPS = 3
+LR = 0.2
+MOMENTUM = 0.6
+WEIGHT_DECAY = 0.01
 SETTING = (
     "data=own",
     "data.dataset._target_=users_networks.load",
@@ -104,9 +108,11 @@ def plain(make, x, y, clients, x_test, *, task=Classification, gc=False):
 
     With one client this is plain training with a new optimizer in each round.
     """
-    net, own_task = make(), task()
+    net = make()
+    own_task = task()
     for t in range(ROUNDS):
-        start, ends = copy.deepcopy(net.state_dict()), []
+        start = copy.deepcopy(net.state_dict())
+        ends = []
         for k, own in enumerate(clients):
             w, criterion = (net, own_task) if len(clients) == 1 else (make(), task())
             w.load_state_dict(start)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, weight_norm
+from torch.nn.utils import weight_norm
 from users_networks import Small
 
 
@@ -82,7 +82,8 @@ class NestedContainers(Small):
 
 class CountsInClosure(Small):
     def build(self):
-        calls, steps = [], 0
+        calls = []
+        steps = 0
 
         def count():
             nonlocal steps
@@ -156,16 +157,6 @@ class WritesData(Small):
         self.last.data.copy_(x.detach()[0])
         self.scale.data.add_(1)
         return super().features(x)
-
-
-class SpectralNorm(Small):
-    def build(self):
-        self.fc1 = parametrizations.spectral_norm(self.fc1)
-
-
-class WeightNorm(Small):
-    def build(self):
-        self.fc1 = parametrizations.weight_norm(self.fc1)
 
 
 class OldWeightNorm(Small):

@@ -50,7 +50,9 @@ def krum(x, f):
 
 
 def bulyan(x, f):
-    n, left, chosen = len(x), list(range(len(x))), []
+    n = len(x)
+    left = list(range(len(x)))
+    chosen = []
     while len(chosen) < n - 2 * f:
         best = left[int(np.argmin([sum(s) for s in krum_scores(x[left], f)]))]
         chosen.append(best)
@@ -131,7 +133,8 @@ def matrix(delta):
 @pytest.mark.parametrize("n", [1, 7, 10])
 def test_a_rule_equals_its_definition_for_any_stacks(name, n):
     make, definition = RULES[name]
-    delta, rule = cohort(n), make()
+    delta = cohort(n)
+    rule = make()
     least = {"bulyan": (4, 3), "krum": (2, 3), "multi_krum": (2, 3)}.get(name, (2, 1))
     f = max(0, min(ceil((0.1 if name == "bulyan" else 0.2) * n - 1e-9), (n - least[1]) // least[0]))
     expected = torch.from_numpy(definition(matrix(delta), f))
@@ -144,7 +147,8 @@ def test_a_rule_equals_its_definition_for_any_stacks(name, n):
 
 @pytest.mark.parametrize("name", RULES)
 def test_an_upload_that_is_not_finite_is_left_out(name):
-    delta, rule = cohort(9), RULES[name][0]()
+    delta = cohort(9)
+    rule = RULES[name][0]()
     delta["w"][2, 0, 1] = float("nan")
     honest = [i for i in range(9) if i != 2]
     expected = aggregate(rule, {k: t[honest] for k, t in delta.items()}, [list(range(8))])
@@ -250,11 +254,9 @@ def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
     ],
 )
 def test_extra_tensors_are_reduced_by_the_same_rule(rule, definition):
-    method, stores = Scaffold(), ClientStores()
+    method = Scaffold()
+    stores = ClientStores()
     train_rounds(
-        make_net(),
-        random_federation(),
-        sgd(),
         rounds=1,
         cohort_of=5,
         methods=[method],

@@ -16,7 +16,9 @@ from gcfed.data.base import FederatedDataset, Split
 class Hostile(Plain):
     """A share of 0.26 of ten clients is hostile, which is rounded to three."""
 
-    n, cohort, share = 10, 9, 0.26
+    n = 10
+    cohort = 9
+    share = 0.26
 
     def begin(self):
         self.hostile = set(draw("hostile").choice(self.n, 3, replace=False).tolist())
@@ -52,7 +54,8 @@ class Enough(Hostile):
     overrides = ("attack=alie", "attack.clients=0.26", "attack.z=null", "participation.per_round=9")
 
     def craft(self, t, k, delta, honest, many):
-        n, s = len(honest) + many, (len(honest) + many) // 2 + 1 - many
+        n = len(honest) + many
+        s = (len(honest) + many) // 2 + 1 - many
         z = NormalDist().inv_cdf((n - many - s) / (n - many))
         assert z > 0
         for name in delta:
@@ -90,7 +93,8 @@ class Flipped(Hostile):
         "participation.num_clients=10",
         "participation.per_round=9",
     )
-    inputs, skewed = staticmethod(torch.Tensor.long), False
+    inputs = staticmethod(torch.Tensor.long)
+    skewed = False
 
     def begin(self):
         super().begin()

@@ -135,7 +135,8 @@ def test_a_column_may_be_missing_in_some_rounds(config, tmp_path):
 def test_lightnings_own_callbacks_see_each_test(config, tmp_path):
     """``wave`` has its first peak in round 2; no later test is better before patience ends."""
     cfg = config(*FAST, "rounds=8", folder=tmp_path)
-    lightnings, watched = "lightning.pytorch.callbacks", {"monitor": "clients/wave", "mode": "max"}
+    lightnings = "lightning.pytorch.callbacks"
+    watched = {"monitor": "clients/wave", "mode": "max"}
     with open_dict(cfg):
         cfg.callbacks = {"wave": {"_target_": f"{__name__}.Wave"}, **cfg.callbacks}
         cfg.callbacks.stop = {"_target_": f"{lightnings}.EarlyStopping", "patience": 2, **watched}
@@ -160,10 +161,8 @@ class Timer(Callback):
 
 
 def test_the_last_model_is_tested_if_a_callback_ends_the_run(config, tmp_path):
-    cfg = config(*FAST, "rounds=8", "eval_every=3", folder=tmp_path)
-    with open_dict(cfg):
-        cfg.callbacks.timer = {"_target_": f"{__name__}.Timer"}
-    result = train(cfg)
+    timer = f"+callbacks.timer._target_={__name__}.Timer"
+    result = train(config(*FAST, "rounds=8", "eval_every=3", timer, folder=tmp_path))
     assert [row["round"] for row in read_rows(tmp_path / "metrics.csv") if "test/loss" in row] == [
         3,
         4,

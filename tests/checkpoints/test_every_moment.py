@@ -47,7 +47,8 @@ def is_whole(run):
 
 
 def test_the_last_checkpoint_is_whole_whenever_files_change(config, tmp_path, monkeypatch):
-    run, seen = tmp_path / "run", {"fsync": 0, "unlink": 0, "replace": 0}
+    run = tmp_path / "run"
+    seen = {"fsync": 0, "unlink": 0, "replace": 0}
     one_at_a_time = threading.RLock()  # the other thread must not replace a file while it is read
 
     def look_before(owner, name):

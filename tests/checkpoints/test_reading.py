@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import contents, read_rows, refuses
 from harness import Spy
-from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import checksum, fingerprint, load_checkpoint
 from gcfed.data.base import Split
@@ -157,16 +156,11 @@ def test_a_kill_while_a_checkpoint_is_written_loses_one_round(config, tmp_path, 
 
     scaffold = (*FAST, "rounds=5", "algorithm=scaffold", "participation.per_round=4")
     straight = train(config(*scaffold, folder=tmp_path / "straight"))
-    cfg = config(*scaffold, folder=run)
-    with open_dict(cfg):
-        cfg.callbacks.copy = {
-            "_target_": f"{__name__}.CopyIn",
-            "folder": str(run),
-            "copy": str(killed),
-        }
+    copy = [f"+callbacks.copy._target_={__name__}.CopyIn"]
+    copy += [f"+callbacks.copy.folder={run}", f"+callbacks.copy.copy={killed}"]
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", slow)
-        train(cfg)
+        train(config(*scaffold, *copy, folder=run))
     assert load_checkpoint(killed / "checkpoints/last.ckpt")["global_step"] == 2
     # it repeats round 3
     assert [row["round"] for row in read_rows(killed / "metrics.csv")] == [1, 2, 3]

@@ -93,7 +93,8 @@ def test_nothing_in_a_checkpoint_is_called_or_resolved(finished, config, keep, g
 
 def test_nothing_in_an_exported_model_is_called_or_resolved(finished, config):
     path = finished[1] / EXPORT
-    tensors, words = load_file(path), (*FAST, f"ckpt_path={path}")
+    tensors = load_file(path)
+    words = (*FAST, f"ckpt_path={path}")
     save_file(
         tensors, path, metadata={"round": "2", TEXT: TEXT, "config": json.dumps({"model": NODE})}
     )

@@ -143,7 +143,8 @@ def test_a_killed_node_ends_the_other_and_one_machine_resumes_the_run(
     config, tmp_path, monkeypatch
 ):
     """The processes listen only on the interface that ``GLOO_SOCKET_IFNAME`` names."""
-    logs, words = tmp_path / "logs", [*SMALL, "algorithm=scaffold"]
+    logs = tmp_path / "logs"
+    words = [*SMALL, "algorithm=scaffold"]
     typed = [
         *words,
         *NODES,

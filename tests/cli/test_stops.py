@@ -103,27 +103,21 @@ def test_a_stopped_run_continues_by_the_words_of_the_sentence(tmp_path):
     assert rows(tmp_path / "logs") == 40
 
 
-def test_a_signal_before_the_first_checkpoint_does_not_promise_one(config, tmp_path):
-    """From Python, too: the handler raises in the first round."""
-    from harness import Spy
-    from omegaconf import open_dict
+def stop_now(*_):
+    stop(signal.SIGTERM, None)
 
-    cfg = config(*SMALL, "rounds=3")
-    with open_dict(cfg):
-        cfg.callbacks.stop = {"_target_": f"{__name__}.StopInRound", "index": 0}
-    globals()["StopInRound"] = type("StopInRound", (Spy,), {"__init__": _at, "on_broadcast": _stop})
+
+def test_a_signal_before_the_first_checkpoint_does_not_promise_one(config):
+    """From Python, too: the handler raises in the first round."""
+    stops = (
+        "+callbacks.stop._target_=lightning.pytorch.callbacks.LambdaCallback",
+        f"+callbacks.stop.on_train_batch_start._target_={__name__}.stop_now",
+        "+callbacks.stop.on_train_batch_start._partial_=true",
+    )
+    cfg = config(*SMALL, *stops, "rounds=3")
     with pytest.raises(Stopped, match=r"SIGTERM in round 1 of 3, before its first check") as raised:
         train(cfg)
     assert raised.value.code == 143
-
-
-def _at(self, index):
-    self.index = index
-
-
-def _stop(self, download, round):
-    if round.index == self.index:
-        stop(signal.SIGTERM, None)
 
 
 @pytest.mark.parametrize("words", [("trainer.devices=1",), TWO])

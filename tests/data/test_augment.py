@@ -9,7 +9,8 @@ from gcfed.data.augment import ImageTransform
 
 
 def test_images_are_rotated_cropped_and_flipped_in_this_order():
-    mean, std = [0.1, 0.5, 0.9], [0.2, 0.5, 1.0]
+    mean = [0.1, 0.5, 0.9]
+    std = [0.2, 0.5, 1.0]
     transform = ImageTransform(mean, std, crop_padding=4, flip=True, rotation=10)
     images = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 28), dtype=np.uint8)
     draws = transform.draw(np.random.default_rng(1), (60,))

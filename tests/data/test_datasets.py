@@ -29,8 +29,10 @@ def put(path: Path, content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
-X, Y = np.zeros((3, 1, 2, 2), np.uint8), np.array([0, 1, 2])
-TOKENS, LABELS = np.zeros((3, 5), np.uint8), np.zeros((3, 5), np.int64)
+X = np.zeros((3, 1, 2, 2), np.uint8)
+Y = np.array([0, 1, 2])
+TOKENS = np.zeros((3, 5), np.uint8)
+LABELS = np.zeros((3, 5), np.int64)
 GOOD = Split(X, Y)
 
 
@@ -68,7 +70,8 @@ def test_the_split_of_digits_uses_each_image_once():
     dataset = digits()
     assert dataset.train.x.shape == (1437, 1, 8, 8)
     assert dataset.test.x.shape == (360, 1, 8, 8)
-    train, test = np.bincount(dataset.train.y), np.bincount(dataset.test.y)
+    train = np.bincount(dataset.train.y)
+    test = np.bincount(dataset.test.y)
     np.testing.assert_allclose(test, (train + test) * 360 / 1797, atol=1)
     with np.load(Path(vision.__file__).with_name("digits.npz")) as raw:
         expected = [
@@ -111,7 +114,8 @@ def cifar(tmp_path, monkeypatch):
     for part, attribute in (("train", "train_list"), ("test", "test_list")):
         listed = []
         for file, _ in getattr(cls, attribute):
-            x, y = RNG.integers(0, 256, (5, 3072), np.uint8), RNG.integers(0, 10, 5)
+            x = RNG.integers(0, 256, (5, 3072), np.uint8)
+            y = RNG.integers(0, 10, 5)
             batch = pickle.dumps({"data": x, "labels": y.tolist()})
             listed.append([file, put(tmp_path / cls.base_folder / file, batch)])
             expected[part].append((x.reshape(5, 3, 32, 32), y))
@@ -162,7 +166,8 @@ def test_a_file_is_downloaded_if_it_is_missing_or_damaged(tmp_path, monkeypatch)
         put(root / name, b"content")
 
     monkeypatch.setattr("torchvision.datasets.utils.download_url", download_url)
-    right, path = hashlib.md5(b"content").hexdigest(), tmp_path / "x.bin"
+    right = hashlib.md5(b"content").hexdigest()
+    path = tmp_path / "x.bin"
     for found in (None, b"cut short"):
         if found:
             path.write_bytes(found)
@@ -191,7 +196,8 @@ def idx(array: np.ndarray) -> bytes:
 def test_the_mnist_family_is_read(tmp_path, name, raw, prefixes, classes):
     expected = {}
     for part, prefix in zip(("train", "test"), prefixes, strict=True):
-        x, y = RNG.integers(0, 256, (7, 28, 28), np.uint8), RNG.integers(0, classes, 7)
+        x = RNG.integers(0, 256, (7, 28, 28), np.uint8)
+        y = RNG.integers(0, classes, 7)
         put(tmp_path / raw / "raw" / f"{prefix}-images-idx3-ubyte", idx(x))
         put(tmp_path / raw / "raw" / f"{prefix}-labels-idx1-ubyte", idx(y))
         expected[part] = (x[:, None], y)

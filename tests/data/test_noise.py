@@ -7,7 +7,6 @@ import torch
 from gcfed.assemble import assemble
 from gcfed.data.noise import noisy_labels, noisy_samples
 from gcfed.data.partition import Partition
-from gcfed.folders.identity import identity, leaves
 from gcfed.utils.instantiate import build
 from gcfed.utils.rng import generator
 
@@ -102,11 +101,6 @@ def test_only_clients_samples_are_noisy_and_their_tests_have_true_labels(config)
         noisy.class_counts(np.arange(20)).sum(0).tolist()
         == np.bincount(noisy.labels[kept], minlength=10).tolist()
     )
-
-
-def test_noise_changes_the_runs_identity_and_null_does_not(config):
-    assert not {"data.feature_noise", "data.label_noise"} & leaves(config()).keys()
-    assert len({identity(config(*noise)) for noise in ((), NOISE[:1], NOISE[1:], NOISE)}) == 4
 
 
 @pytest.mark.parametrize(

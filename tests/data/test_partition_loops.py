@@ -41,7 +41,8 @@ def dealt(rng, wanted, labels, n):
 
     Client 0 gets its first ``wanted[class][0]`` samples, client 1 the next ones, and so on.
     """
-    owners, order = np.full(len(labels), -1), rng.permutation(len(labels)).tolist()
+    owners = np.full(len(labels), -1)
+    order = rng.permutation(len(labels)).tolist()
     for c, of_class in zip(CLASSES, wanted, strict=True):
         mine = [i for i in order if labels[i] == c]
         for k in range(n):
@@ -71,7 +72,8 @@ def topped_up(rng, owners, n, least):
 
 
 def iid(rng, n):
-    order, owners = rng.permutation(len(LABELS)).tolist(), np.zeros(len(LABELS), int)
+    order = rng.permutation(len(LABELS)).tolist()
+    owners = np.zeros(len(LABELS), int)
     for place, i in enumerate(order):
         owners[i] = place % n
     return owners
@@ -79,7 +81,8 @@ def iid(rng, n):
 
 def dirichlet(rng, n, alpha, least, tries):
     for _ in range(tries):
-        held, wanted = [0] * n, []
+        held = [0] * n
+        wanted = []
         for c in CLASSES:
             logs = log_gammas(rng, alpha, (n,))
             shares = normalized(
@@ -97,9 +100,11 @@ def dirichlet(rng, n, alpha, least, tries):
 def balanced(rng, n, alpha):
     left = [int((c == LABELS).sum()) for c in CLASSES]
     logs = log_gammas(rng, alpha, (n, len(CLASSES)))
-    wanted, missing = np.zeros((n, len(CLASSES)), int), [len(LABELS) // n] * n
+    wanted = np.zeros((n, len(CLASSES)), int)
+    missing = [len(LABELS) // n] * n
     while any(missing):
-        asking, there = [k for k in range(n) if missing[k]], [c for c, m in enumerate(left) if m]
+        asking = [k for k in range(n) if missing[k]]
+        there = [c for c, m in enumerate(left) if m]
         mixes = np.array([normalized(logs[k][there]) for k in asking])
         asked = rng.multinomial([missing[k] for k in asking], mixes)
         for j, c in enumerate(there):
@@ -116,7 +121,8 @@ def balanced(rng, n, alpha):
 
 
 def classes_each(rng, n, m):
-    dealt_classes, hands = [], []
+    dealt_classes = []
+    hands = []
     if m == 1:
         hands = [[k % len(CLASSES)] for k in range(n)]
     else:
@@ -128,7 +134,8 @@ def classes_each(rng, n, m):
         hands = [dealt_classes[k * m : (k + 1) * m] for k in range(n)]
     wanted = np.zeros((len(CLASSES), n), int)
     for c in range(len(CLASSES)):
-        holders, size = [k for k in range(n) if c in hands[k]], int((CLASSES[c] == LABELS).sum())
+        holders = [k for k in range(n) if c in hands[k]]
+        size = int((CLASSES[c] == LABELS).sum())
         for i, k in enumerate(holders):
             wanted[c, k] = size // len(holders) + (i < size % len(holders))
     return dealt(rng, wanted.tolist(), LABELS, n)
@@ -137,7 +144,8 @@ def classes_each(rng, n, m):
 def shards(rng, n, m):
     order = rng.permutation(len(LABELS)).tolist()
     in_order = [i for c in CLASSES for i in order if LABELS[i] == c]
-    owner_of, owners = rng.permutation(n * m) // m, np.zeros(len(LABELS), int)
+    owner_of = rng.permutation(n * m) // m
+    owners = np.zeros(len(LABELS), int)
     for place, i in enumerate(in_order):
         owners[i] = owner_of[place * n * m // len(LABELS)]
     return owners
@@ -145,7 +153,8 @@ def shards(rng, n, m):
 
 def sizes(rng, n, alpha, least):
     many = cut(normalized(log_gammas(rng, alpha, (n,))), len(LABELS))
-    order, owners = rng.permutation(len(LABELS)).tolist(), np.zeros(len(LABELS), int)
+    order = rng.permutation(len(LABELS)).tolist()
+    owners = np.zeros(len(LABELS), int)
     for i, owner in zip(order, [k for k in range(n) for _ in range(many[k])], strict=True):
         owners[i] = owner
     return topped_up(rng, owners, n, least)
@@ -191,8 +200,3 @@ def test_a_partition_equals_the_plain_loop(partitioner, loop, arguments):
                 found.client(k).tolist() == np.flatnonzero(expected == k).tolist() for k in range(n)
             )
             np.testing.assert_array_equal(found.owners(len(LABELS)), expected)
-
-
-def test_natural_clients_are_all_groups_in_order():
-    partition = ByGroup()(np.zeros(6, np.int64), None, groups=np.array([7, 2, 7, 9, 2, 7]))
-    assert [partition.client(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]

@@ -26,7 +26,8 @@ def test_the_clients_gradients_cancel_at_the_optimum(ridge):
     net.load_state_dict({name: torch.from_numpy(v.copy()) for name, v in dataset.optimum.items()})
     grads = []
     for x, y in by_client(dataset.train):
-        x, y = torch.from_numpy(x).double(), torch.from_numpy(y).double()
+        x = torch.from_numpy(x).double()
+        y = torch.from_numpy(y).double()
         objective = (net(x) - y).square().sum() / (
             2 * len(x)
         ) + ridge / 2 * net.fc.weight.square().sum()

@@ -63,7 +63,8 @@ def test_fedexp_uses_the_step_of_its_paper(monkeypatch, lr):
     monkeypatch.syspath_prepend(EXAMPLES / "method")
     from fedexp import FedExP
 
-    net, record = make_net(), Record()
+    net = make_net()
+    record = Record()
     before = weights(net).clone()
     after = train_rounds(
         net,
@@ -75,7 +76,8 @@ def test_fedexp_uses_the_step_of_its_paper(monkeypatch, lr):
         k=2,
     )
     updates_MP = torch.stack(record.updates)
-    mean, squares = updates_MP.mean(0), updates_MP.square().sum()
+    mean = updates_MP.mean(0)
+    squares = updates_MP.square().sum()
     eta = max(1.0, float(squares / (2 * 5 * (mean.square().sum() + 1e-3))))
     assert (eta > 1.0) == (lr == 0.5)
     assert_near(after - before, eta * mean, 1e-9)

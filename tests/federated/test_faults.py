@@ -50,7 +50,9 @@ def test_stacks_and_two_processes_agree():
 
 def test_stragglers_keep_to_the_deadline():
     """A straggler's random number of steps counts only if it is below the deadline."""
-    planned, clients, deadline = np.full(200, 10), np.arange(200), 4
+    planned = np.full(200, 10)
+    clients = np.arange(200)
+    deadline = 4
     steps = Faults(stragglers=0.5, deadline=deadline).steps(planned, clients, round=2, seed=7)
     expected = []
     for client in clients.tolist():

@@ -22,7 +22,8 @@ class Names(Spy):
     """Records the names of the tensors that clients hold and send."""
 
     def __init__(self):
-        self.held, self.sent = set(), set()
+        self.held = set()
+        self.sent = set()
 
     def on_clients_end(self, stack, download):
         self.held |= {*stack.full, *stack.leaves, *download.model}
@@ -35,13 +36,16 @@ class Names(Spy):
 def test_a_frozen_layer_equals_data_that_passed_it_before(k, make):
     data = random_federation()
     torch.manual_seed(0)
-    frozen, head = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).double(), nn.Linear(5, 4).double()
+    frozen = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).double()
+    head = nn.Linear(5, 4).double()
     features = ArrayData(frozen(data.x).detach(), data.y, data.clients)
     alone = nn.Sequential(nn.Linear(5, 4)).double()
     alone.load_state_dict({f"0.{name}": t.clone() for name, t in head.state_dict().items()})
     expected = train_rounds(alone, features, sgd(momentum=0.5), rounds=3, k=k, methods=make())
     net = nn.Sequential(*frozen.requires_grad_(False), head)
-    before, names, sizes = weights(frozen).clone(), Names(), Sizes()
+    before = weights(frozen).clone()
+    names = Names()
+    sizes = Sizes()
     train_rounds(net, data, sgd(momentum=0.5), rounds=3, k=k, methods=[*make(), names, sizes])
     assert_near(weights(head), expected, 1e-12)
     assert torch.equal(weights(frozen), before)

@@ -54,7 +54,8 @@ def test_terms_of_27_magnitudes_have_one_sum_in_every_order_on_one_and_two_proce
 def together(each):
     """The sums over these processes, here threads, which exchange each message."""
     barrier = threading.Barrier(len(each))
-    sent, found = [None] * len(each), [None] * len(each)
+    sent = [None] * len(each)
+    found = [None] * len(each)
 
     def process(i):
         def reduce(own):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from conftest import TWO
 from harness import final_weights
 from lightning.pytorch import Callback
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from gcfed.assemble import build_methods, models_in_memory
 from gcfed.federated.parallel import strategy as layout
@@ -40,10 +40,9 @@ def test_forked_processes_equal_one_process_and_leave_nothing_behind(config, tmp
     """
     before = dict(os.environ)
     alone = train(config(*TINY, folder=tmp_path / "one"))
-    cfg = config(*TINY, *TWO, folder=tmp_path / "two")
-    with open_dict(cfg):
-        cfg.callbacks.listening = {"_target_": "harness.Listening", "folder": str(tmp_path)}
-    together = train(cfg)
+    listening = "+callbacks.listening._target_=harness.Listening"
+    words = (*TINY, *TWO, listening, f"+callbacks.listening.folder={tmp_path}")
+    together = train(config(*words, folder=tmp_path / "two"))
     assert together.trainer.world_size == 2
     torch.testing.assert_close(final_weights(together), final_weights(alone), rtol=1e-9, atol=1e-12)
     assert together.metrics["test/acc"] == alone.metrics["test/acc"]
@@ -62,7 +61,8 @@ class Trouble(Callback):
     """Kills one process, or raises an error in it, in the second round."""
 
     def __init__(self, rank: int, what: str) -> None:
-        self.rank, self.what = rank, what
+        self.rank = rank
+        self.what = what
 
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_rank == self.rank and trainer.global_step == 1:
@@ -80,11 +80,10 @@ class Trouble(Callback):
     ],
 )
 def test_a_failure_of_one_process_ends_all(config, tmp_path, rank, what, error, match):
-    cfg = config(*TINY, *TWO, folder=tmp_path / "run")
-    with open_dict(cfg):
-        cfg.callbacks.trouble = {"_target_": "test_launch.Trouble", "rank": rank, "what": what}
+    trouble = ["+callbacks.trouble._target_=test_launch.Trouble"]
+    trouble += [f"+callbacks.trouble.rank={rank}", f"+callbacks.trouble.what={what}"]
     with pytest.raises(error, match=match):
-        train(cfg)
+        train(config(*TINY, *TWO, *trouble, folder=tmp_path / "run"))
     assert not dist.is_initialized()
     assert not multiprocessing.active_children()  # no process is left
 
@@ -132,7 +131,8 @@ def test_killing_the_first_process_ends_all(tmp_path):
     )
     process.start()
     process.join()
-    second, end = Path("/proc", (tmp_path / "pid").read_text(), "stat"), time.monotonic() + 5
+    second = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    end = time.monotonic() + 5
     while second.exists() and second.read_text().rsplit(")", 1)[1].split()[0] != "Z":
         assert time.monotonic() < end, "the second process still runs"
 

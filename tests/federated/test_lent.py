@@ -19,9 +19,11 @@ def test_tensors_that_checkpoints_lack_are_not_sent():
 
 def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
     """It has the broadcast tensors. Other tensors have the network's own values."""
-    net, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(1, 5, 4)
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    x = torch.randn(1, 5, 4)
     net.register_buffer("mask", torch.ones(3), persistent=False)
-    start, ones = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"]), np.ones(1)
+    start = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"])
+    ones = np.ones(1)
     stack = ClientStack(net, start, np.arange(1), ones, ones)
     stack(x)
     net.mask.mul_(2)
@@ -37,8 +39,10 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
 
 def test_a_forgotten_loan_ends_only_with_the_next_one():
     """The garbage collector may come while another client has the network."""
-    net, rows = nn.Linear(2, 2), {"weight": torch.zeros(2, 2)}
-    forgotten, other = Lent(net), Lent(net)
+    net = nn.Linear(2, 2)
+    rows = {"weight": torch.zeros(2, 2)}
+    forgotten = Lent(net)
+    other = Lent(net)
     forgotten.begin(rows)
     other.begin({"weight": torch.ones(2, 2)})
     del forgotten
@@ -47,7 +51,8 @@ def test_a_forgotten_loan_ends_only_with_the_next_one():
 
 
 def test_a_changed_constant_is_found_when_a_client_of_a_stack_finishes():
-    net, two = nn.Linear(4, 3), np.ones(2)
+    net = nn.Linear(4, 3)
+    two = np.ones(2)
     net.register_buffer("flag", torch.zeros(3, dtype=torch.bool))
     stack = ClientStack(net, broadcast_state(net), np.arange(2), two, two)
     net.flag.fill_(True)

@@ -20,10 +20,13 @@ class Rehearses(Spy):
     order = Order.MEASURES
 
     def __init__(self):
-        self.rehearsed, self.compared, self.clients = {}, 0, []
+        self.rehearsed = {}
+        self.compared = 0
+        self.clients = []
 
     def validate(self, setup):
-        self.transport, self.solver = setup.transport, sgd(steps=1)
+        self.transport = setup.transport
+        self.solver = sgd(steps=1)
 
     def on_broadcast(self, download, round):
         everybody = np.arange(round.num_clients)
@@ -65,11 +68,12 @@ def test_rehearsals_equal_uploads_and_change_neither_states_nor_rows(federation,
     """Stacks have two clients or one."""
     found = []
     for name, methods in (("without", []), ("with", [Rehearses()])):
-        net, rows, stores, keeps = make_net(), [], ClientStores(folder=tmp_path / name), Keeps()
+        net = make_net()
+        rows = []
+        stores = ClientStores(folder=tmp_path / name)
+        keeps = Keeps()
         end = train_rounds(
             net,
-            federation,
-            sgd(),
             rounds=3,
             methods=[Scaffold(), keeps, *methods],
             stores=stores,

@@ -39,7 +39,8 @@ def before(monkeypatch):
 
     @contextmanager
     def on(stream):
-        outer, before.stream = before.stream, stream
+        outer = before.stream
+        before.stream = stream
         yield
         before.stream = outer
 
@@ -53,7 +54,8 @@ def test_stacks_train_concurrently_and_are_received_one_after_another(config, be
     monkeypatch.setattr(stacks.Stacks, "layout", stacks.Layout(1, torch.device("cuda"), 2))
 
     def counted(owner, name, what):
-        plain, calls = getattr(owner, name), iter(range(1, 9))
+        plain = getattr(owner, name)
+        calls = iter(range(1, 9))
 
         def method(*args, **kwargs):
             before.do(f"{what} {next(calls)}")

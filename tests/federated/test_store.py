@@ -154,7 +154,8 @@ def test_a_checkpoint_writes_only_changed_states_and_keeps_those_of_the_last_one
     tmp_path, monkeypatch
 ):
     """It also waits until these files are on the disk, because a power failure may empty others."""
-    synced, fsync = [], os.fsync
+    synced = []
+    fsync = os.fsync
     monkeypatch.setattr(
         os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file))
     )
@@ -202,7 +203,8 @@ def test_a_new_run_in_the_same_folder_starts_without_states(tmp_path):
 def test_states_stay_on_the_gpu_of_a_single_process(tmp_path, monkeypatch):
     """A checkpoint writes its versions to files. A resumed run reads the same numbers."""
     monkeypatch.setattr("gcfed.federated.state.store._fits", lambda device: True)
-    stores, states = opened(tmp_path), []
+    stores = opened(tmp_path)
+    states = []
     stores.start(ALONE)
     for t, there in enumerate(([], ["1-0.bin", "2-0.bin"], ["1-1.bin", "2-0.bin"])):
         stores.write("c", ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), t)
@@ -268,7 +270,8 @@ def test_a_gpu_reads_the_file_of_a_client_that_does_not_count(on_gpu, tmp_path):
 
 def test_states_are_written_and_read_in_one_piece_of_memory(monkeypatch):
     """Larger, smaller and other states follow each other; earlier results keep their numbers."""
-    made, empty = [], np.empty
+    made = []
+    empty = np.empty
     monkeypatch.setattr(np, "empty", lambda *args: made.append(args) or empty(*args))
     stores = ClientStores()
     stores.names = {"large", "small"}

@@ -10,7 +10,13 @@ from gcfed.data.sampling import DynamicPopulation
 class Faulty(Plain):
     """The first clients to finish count. Clients that drop out never finish."""
 
-    n, cohort, dropout, stragglers, deadline, extra, poisson = 10, 3, 0.4, 0.6, 5, 3, False
+    n = 10
+    cohort = 3
+    dropout = 0.4
+    stragglers = 0.6
+    deadline = 5
+    extra = 3
+    poisson = False
     overrides = (
         *(
             f"participation.faults.{key}={value}"
@@ -27,12 +33,14 @@ class Faulty(Plain):
     )
 
     def drawn(self, t):
-        rng, many = draw("cohort", t), self.cohort + self.extra
+        rng = draw("cohort", t)
+        many = self.cohort + self.extra
         many = rng.binomial(self.n, many / self.n) if self.poisson else many
         return np.sort(rng.choice(self.n, many, replace=False, shuffle=False)).tolist()
 
     def came(self, t, drawn):
-        done, times = {}, {}
+        done = {}
+        times = {}
         for k in drawn:
             planned = sum(1 for _ in self.batches(k, t))
             done[k] = min(planned, self.deadline or planned)
@@ -56,7 +64,11 @@ class Faulty(Plain):
 
 
 class FaultyPoisson(Faulty):
-    last, deadline, dropout, extra, poisson = "drop", None, 0.0, 2, True
+    last = "drop"
+    deadline = None
+    dropout = 0.0
+    extra = 2
+    poisson = True
     overrides = (
         "client.last_batch=drop",
         "participation.faults.stragglers=0.6",
@@ -73,7 +85,12 @@ class Changing(Plain):
     These are drawn by their ranks among sorted ids.
     """
 
-    n, live, every, replace, cohort, last = 9, 6, 1, 0.7, 4, "wrap"
+    n = 9
+    live = 6
+    every = 1
+    replace = 0.7
+    cohort = 4
+    last = "wrap"
     overrides = (
         "client.last_batch=wrap",
         "participation=dynamic",
@@ -91,7 +108,8 @@ class Changing(Plain):
 def population(n, live, every, replace, cohort, t):
     ids = sorted(draw("population", 0).choice(n, live, replace=False, shuffle=False).tolist())
     for stage in range(1, t // every + 1):
-        rng, waiting = draw("population", stage), [k for k in range(n) if k not in ids]
+        rng = draw("population", stage)
+        waiting = [k for k in range(n) if k not in ids]
         leaving = rng.permutation([i for i, u in enumerate(rng.random(live)) if u < replace])[
             : n - live
         ].tolist()

@@ -18,7 +18,8 @@ def test_an_empty_cell_is_missing_and_nan_is_not_finite(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_bytes(b"round,a,b,c\r\n1,,,\r\n2,0.1,,1e-3\r\n3,,inf,\r\n4,nan,-inf,5\r\n")
     table = read_metrics(path)
-    nan, inf = math.nan, math.inf
+    nan = math.nan
+    inf = math.inf
     assert list(table.index) == [1, 2, 3, 4]
     for name, wanted in {
         "a": [nan, 0.1, nan, inf],

@@ -13,7 +13,8 @@ from gcfed.folders.summary import summary_of
 
 def test_a_moving_mean_equals_its_definition():
     # 70 stands alone
-    values, rounds = np.random.default_rng(0).random(25), np.array([1, 2, *range(4, 48, 2), 70])
+    values = np.random.default_rng(0).random(25)
+    rounds = np.array([1, 2, *range(4, 48, 2), 70])
     curve = pd.Series(values, index=rounds)
     wanted = [values[(rounds > t - 10) & (rounds <= t)].mean() for t in rounds]
     np.testing.assert_allclose(smooth(curve), wanted, rtol=1e-13)
@@ -137,7 +138,8 @@ def table():
 
 def test_the_cost_of_a_target(table):
     """Every second round has a test. The cost includes all rounds up to the test."""
-    one, two = summary_of(table, [0.3, 0.5, 0.9]), summary_of(table, [0.5], processes=2)
+    one = summary_of(table, [0.3, 0.5, 0.9])
+    two = summary_of(table, [0.5], processes=2)
     assert one["rounds_to_target"] == {"0.3": 2, "0.5": 4, "0.9": None}
     assert one["bytes_to_target"] == {"0.3": 320, "0.5": 560, "0.9": None}
     assert one["client_seconds"] == 0.5  # the median of 2/4, 8/4, 2/4, 3/2, 2/4 and 2/4

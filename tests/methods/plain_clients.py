@@ -23,7 +23,9 @@ class Net(nn.Module):
     def __init__(self, seed=0):
         super().__init__()
         torch.manual_seed(seed)
-        self.fc1, self.fc2, self.fc3 = nn.Linear(6, 7), nn.Linear(7, 5), nn.Linear(5, 4)
+        self.fc1 = nn.Linear(6, 7)
+        self.fc2 = nn.Linear(7, 5)
+        self.fc3 = nn.Linear(5, 4)
         self.double()
 
     def features(self, x):

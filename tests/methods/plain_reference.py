@@ -54,7 +54,9 @@ def local_sgd(net, w0, steps, *, lr, momentum=0.0, nesterov=False, weight_decay=
 
     Returns the weights and the number of steps.
     """
-    w, velocity, count = w0.clone(), torch.zeros_like(w0), 0
+    w = w0.clone()
+    velocity = torch.zeros_like(w0)
+    count = 0
     for x, y in steps:
         w.requires_grad_()
         objective = loss_at(net, w, x, y) + (term(w) if term else 0.0)
@@ -76,7 +78,8 @@ def skewed_federation(sizes=(6, 9, 4, 8)):
     apart.
     """
     g = torch.Generator().manual_seed(3)
-    x, y = [], []
+    x = []
+    y = []
     for k, n in enumerate(sizes):
         labels = (torch.randint(2, (n,), generator=g) + k) % 4
         x.append(

@@ -25,7 +25,6 @@ from harness import (
     final_weights,
     make_net,
     make_setup,
-    sgd,
     train_rounds,
 )
 from omegaconf import OmegaConf, open_dict
@@ -95,7 +94,8 @@ def bytes_in_the_table(byte, head):
     weight, ⅕ a weight and an index for every tenth weight. ``byte`` is one byte's share of a
     weight, and ``head`` the head's share of the model.
     """
-    table, words = {}, {"¼": byte, "⅕": 0.1 * (1 + 4 * byte), "head": head, "body": 1 - head}
+    table = {}
+    words = {"¼": byte, "⅕": 0.1 * (1 + 4 * byte), "head": head, "body": 1 - head}
     for line in (ROOT / "docs/methods.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 6 and re.match("`(?!gc=|algorithm=)", cells[0]):
@@ -110,7 +110,8 @@ class Copy(ServerPart):
     """
 
     def setup(self, trainer, pl_module, stage):
-        self.folder, self.strategy = Path(trainer.default_root_dir), trainer.strategy
+        self.folder = Path(trainer.default_root_dir)
+        self.strategy = trainer.strategy
 
     def on_receive(self, upload, round):
         if round.index == 1:
@@ -313,7 +314,9 @@ MEANS = {  # method → (the clients' states, the server's mean of them)
     FedDyn: [("feddyn", "u")],
     FedDC: [("feddc_control", "c"), ("feddc_drift", "u")],
 }
-CUT, HOSTILE, IN_BITS = partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1.5), Quantization
+CUT = partial(ClipUpdate, 0.02)
+HOSTILE = partial(Scale, 0.4, factor=-1.5)
+IN_BITS = Quantization
 
 
 @pytest.mark.parametrize(
@@ -325,10 +328,11 @@ CUT, HOSTILE, IN_BITS = partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1
         (FedDyn, IN_BITS),
     ],
 )
-def test_the_server_has_the_mean_of_the_states_if_uploads_are_changed(federation, cls, change):
+def test_the_server_has_the_mean_of_the_states_if_uploads_are_changed(cls, change):
     """Client and server both add the changed upload."""
-    method, stores = cls(), ClientStores()
-    train_rounds(make_net(), federation, sgd(), rounds=3, methods=[method, change()], stores=stores)
+    method = cls()
+    stores = ClientStores()
+    train_rounds(rounds=3, methods=[method, change()], stores=stores)
     servers = [part for part in method.parts if isinstance(part, ServerPart)]
     for (store, name), server in zip(MEANS[cls], servers, strict=True):
         means = server.server_state(name, {})
@@ -359,9 +363,7 @@ class WatchUploads(Spy):
 
 def test_uploads_are_freed_before_the_next_client_trains_and_before_the_test(config, tmp_path):
     """Each upload is as large as the model."""
-    cfg = config("algorithm=scaffold", *TINY, "rounds=1", folder=tmp_path)
-    with open_dict(cfg):
-        cfg.callbacks["watch"] = {"_target_": f"{__name__}.WatchUploads"}
-    train(cfg)
+    watch = f"+callbacks.watch._target_={__name__}.WatchUploads"
+    train(config("algorithm=scaffold", *TINY, "rounds=1", watch, folder=tmp_path))
     assert WatchUploads.alive == [0, 0, 0, 0]
     assert WatchUploads.received

@@ -66,7 +66,8 @@ def diverged_and_dropped(monkeypatch, net, data, cls, clients, k):
     Both have one more round afterwards.
     """
     monkeypatch.setattr(DropOut, "lost", clients)
-    ends, lost = [], []
+    ends = []
+    lost = []
     for other, faults in (([Diverges(clients)], None), ([], DropOut(dropout=0.5))):
         end = train_rounds(
             net(),
@@ -150,10 +151,12 @@ class Statistics(Spy):
 )
 def test_running_statistics_are_the_cohorts_mean_with_every_method(cls):
     """Methods correct, keep or project only trained weights."""
-    net, watch = with_batch_norm(), Statistics()
+    net = with_batch_norm()
+    watch = Statistics()
 
     def on_round(round, row):
-        mean, watch.seen = torch.stack(watch.seen).mean(0), []
+        mean = torch.stack(watch.seen).mean(0)
+        watch.seen = []
         torch.testing.assert_close(
             torch.cat([net[1].running_mean, net[1].running_var]), mean, rtol=1e-12, atol=1e-12
         )

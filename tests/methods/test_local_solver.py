@@ -32,7 +32,8 @@ def solver_of(cfg):
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_an_algorithm_changes_momentum_and_clipping_only_where_others_are_refused(config, name):
-    default, own = solver_of(config()), solver_of(config(f"algorithm={name}"))
+    default = solver_of(config())
+    own = solver_of(config(f"algorithm={name}"))
     changed = {key for key in own if own[key] != default[key]} - OWN_STEPS.get(name, set())
     if not changed:
         return

@@ -16,7 +16,12 @@ class Several(Plain):
     The proximal gradient uses the weights before.
     """
 
-    rho, tau, mu, beta, temperature, weight = 0.3, 0.7, 0.4, 0.8, 2.0, 0.6
+    rho = 0.3
+    tau = 0.7
+    mu = 0.4
+    beta = 0.8
+    temperature = 2.0
+    weight = 0.6
     overrides = (
         "algorithm=fedsam",
         f"methods.sam.rho={rho}",
@@ -64,7 +69,11 @@ class Clipped(Plain):
     Running statistics and rehearsals do not count.
     """
 
-    last, model, quantile, lr_c, first = "wrap", {"special": True}, 0.2, 0.9, 0.3
+    last = "wrap"
+    model = {"special": True}
+    quantile = 0.2
+    lr_c = 0.9
+    first = 0.3
     overrides = (
         "client.last_batch=wrap",
         "+methods.clip._target_=gcfed.methods.upload.clip_update.ClipUpdate",
@@ -112,7 +121,8 @@ class Own(Plain):
     The global ones are the mean of the last cohort's.
     """
 
-    last, model = "wrap", {"_target_": f"{__name__}.Deep", "norm_policy": "local"}
+    last = "wrap"
+    model = {"_target_": f"{__name__}.Deep", "norm_policy": "local"}
     overrides = ("client.last_batch=wrap", "gc.boundary=normal")
 
     def begin(self):

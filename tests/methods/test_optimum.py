@@ -11,7 +11,8 @@ from gcfed.methods.correction.feddyn import FedDyn
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.subspace.ssf import SSF
 
-DATA, DECAY = skewed_federation(), 0.7
+DATA = skewed_federation()
+DECAY = 0.7
 SOLVER = partial(sgd, lr=0.2, weight_decay=DECAY, batch_size=9)
 
 
@@ -22,7 +23,8 @@ def best():
 
 def distance(best, rounds, *methods):
     """Three of four clients train in a round."""
-    net, solver = softmax_regression(), SOLVER(epochs=4)
+    net = softmax_regression()
+    solver = SOLVER(epochs=4)
     return (train_rounds(net, DATA, solver, rounds=rounds, methods=methods, k=3) - best).norm()
 
 

@@ -108,7 +108,7 @@ def test_features_without_a_trained_weight_are_refused(cls, frozen):
     net.requires_grad_(not frozen)
     net.fc2.requires_grad_() if frozen else None
     with refuses(rf"^{cls.__name__} .*no trained weight"):
-        train_rounds(net, random_federation(), sgd(), rounds=1, methods=[cls()])
+        train_rounds(net, rounds=1, methods=[cls()])
 
 
 def test_two_calls_of_a_network_per_step_are_refused_if_it_counts_them():

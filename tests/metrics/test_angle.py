@@ -46,7 +46,11 @@ class Recorder(Spy):
     """
 
     def __init__(self, names, full=False):
-        self.names, self.full, self.starts, self.sent, self.updates = names, full, [], [], []
+        self.names = names
+        self.full = full
+        self.starts = []
+        self.sent = []
+        self.updates = []
         self.order = Order.PROJECTS if full else Order.CORRECTS  # after SSF has lifted the update
 
     def flat(self, tensors, k=1):
@@ -70,7 +74,8 @@ class Recorder(Spy):
 
 def measured(metric, *, methods=(), full=False, **run):
     """Runs a metric. Returns its rows and the recorder."""
-    net, rows = make_net(), []
+    net = make_net()
+    rows = []
     recorder = Recorder([name for name, _ in net.named_parameters()], full)
     settings = {"solver": sgd(), "rounds": 3} | run
     train_rounds(

@@ -43,7 +43,8 @@ def f1(predicted: np.ndarray, y: np.ndarray) -> float:
 def value(name, task, outputs, y, classes=None, **data):
     from gcfed.metrics.by_name import ByName, make
 
-    metric, own = ByName([]), make(name, classes)
+    metric = ByName([])
+    own = make(name, classes)
     metric.module, metric.data = SimpleNamespace(task=task), SimpleNamespace(**data)
     own.update(*metric.pairs(outputs, y, own))
     return float(own.compute())
@@ -67,7 +68,8 @@ def results(tmp_path_factory):
 
 
 def test_the_global_model_has_the_defined_values(results):
-    frame, data = results[0].frame, results[0].trainer.datamodule
+    frame = results[0].frame
+    data = results[0].trainer.datamodule
     x, y = data.fetch_test((0, len(data.test_labels)))
     logits = outputs_of(results[0].model, x)
     assert frame["test/auroc"].iloc[-1] == pytest.approx(
@@ -152,7 +154,8 @@ def test_a_model_with_an_infinite_output_has_no_value(odd, monkeypatch):
 
 
 def test_a_class_without_a_sample_does_not_count_and_small_logits_are_no_probabilities():
-    logits, y = torch.rand(9, 4, generator=torch.Generator().manual_seed(3)), torch.arange(9) % 3
+    logits = torch.rand(9, 4, generator=torch.Generator().manual_seed(3))
+    y = torch.arange(9) % 3
     expected = auroc(logits.softmax(-1)[:, :3].numpy(), y.numpy())
     assert value("auroc", CLASSIFICATION, logits, y, 4) == pytest.approx(expected)
     assert np.isnan(value("auroc", CLASSIFICATION, logits, 0 * y, 4))

@@ -11,7 +11,6 @@ import torch
 from conftest import TWO, read_rows
 from harness import make_download, make_round, make_setup
 from lightning.pytorch import Callback
-from omegaconf import open_dict
 
 from gcfed.federated.network.lent import broadcast_state
 from gcfed.metrics.global_model import Classes
@@ -80,12 +79,15 @@ def test_the_confusion_matrix_counts_the_last_model(config, tmp_path):
 
 def test_padding_and_classes_without_samples_do_not_count(tmp_path):
     """Samples are sequences in two batches. Class 3 is predicted but has no sample."""
-    net, g = torch.nn.Linear(5, 4), torch.Generator().manual_seed(0)
+    net = torch.nn.Linear(5, 4)
+    g = torch.Generator().manual_seed(0)
     dataset = SimpleNamespace(name="pets", class_names=("a cat", "dog, hound", "a\npond", "none"))
     data = SimpleNamespace(num_classes=4, dataset=dataset)
-    metric, round = Classes(str(tmp_path), figures=False), make_round(broadcast_state(net))
+    metric = Classes(str(tmp_path), figures=False)
+    round = make_round(broadcast_state(net))
     metric.validate(make_setup(net, data=data))
-    logits, y = torch.randn(6, 5, 4, generator=g), torch.randint(3, (6, 5), generator=g)
+    logits = torch.randn(6, 5, 4, generator=g)
+    y = torch.randint(3, (6, 5), generator=g)
     y[torch.rand(6, 5, generator=g) < 0.4] = -100
     metric.begin(make_download(round.start), round)
     for batch in (slice(0, 2), slice(2, 6)):
@@ -109,16 +111,16 @@ class Stops(Callback):
 
 def test_a_run_that_stops_early_has_a_confusion_matrix(config, tmp_path, monkeypatch):
     """The run stops after round 2 of 3. Round 1 has no test."""
-    shown, drawn = [], []
+    shown = []
+    drawn = []
     log_image = "gcfed.loggers.folder.RoundCSVLogger.log_image"  # a logger that accepts pictures
     monkeypatch.setattr(
         log_image, lambda self, *about, step: shown.append((*about, step)), raising=False
     )
     monkeypatch.setattr("gcfed.plots.pictures.plot_confusion", lambda *about: drawn.append(about))
-    cfg = config(*TINY, "eval_every=2", "metrics.classes.figures=true", folder=tmp_path / "run")
-    with open_dict(cfg):
-        cfg.callbacks["stops"] = {"_target_": f"{__name__}.Stops"}
-    result = train(cfg)
+    words = ("eval_every=2", "metrics.classes.figures=true")
+    stops = f"+callbacks.stops._target_={__name__}.Stops"
+    result = train(config(*TINY, *words, stops, folder=tmp_path / "run"))
     ((counts, names, path, title),) = drawn
     assert (counts == confusion(result)).all()
     assert len(names) == 10

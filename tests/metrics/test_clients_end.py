@@ -20,6 +20,12 @@ def flat(state):
     return np.concatenate([t.ravel() for t in state.values()])
 
 
+def logits_of(state, x, head="2"):
+    """The outputs of ``make_net()`` in NumPy. ``head`` is the name of its last layer."""
+    hidden = np.tanh(x @ state["0.weight"].T + state["0.bias"])
+    return hidden @ state[f"{head}.weight"].T + state[f"{head}.bias"]
+
+
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_drift(k, poisoned):
     rows, seen, _ = measured(
@@ -30,18 +36,16 @@ def test_drift(k, poisoned):
         w = flat(start)
         deltas = np.array([flat(w_k) - w for w_k in clients.values()])
         deltas = deltas[np.isfinite(deltas).all(1)]
-        mean, norms = deltas.mean(0), np.linalg.norm(deltas, axis=1)
-        assert row == {
-            "drift/client_norm": pytest.approx(norms.mean(), **EXACT),
-            "drift/relative": pytest.approx((norms / np.linalg.norm(w)).mean(), **EXACT),
-            "drift/update_norm": pytest.approx(np.linalg.norm(mean), **EXACT),
-            "drift/divergence": pytest.approx(
-                np.sqrt(((deltas - mean) ** 2).sum(1).mean()), **EXACT
-            ),
-            "drift/cosine": pytest.approx(
-                (deltas @ mean / norms).mean() / np.linalg.norm(mean), **EXACT
-            ),
+        mean = deltas.mean(0)
+        norms = np.linalg.norm(deltas, axis=1)
+        expected = {
+            "drift/client_norm": norms.mean(),
+            "drift/relative": (norms / np.linalg.norm(w)).mean(),
+            "drift/update_norm": np.linalg.norm(mean),
+            "drift/divergence": np.sqrt(((deltas - mean) ** 2).sum(1).mean()),
+            "drift/cosine": (deltas @ mean / norms).mean() / np.linalg.norm(mean),
         }
+        assert row == pytest.approx(expected, **EXACT)
 
 
 # ---------------------------------------------------------------------------------------------- CKA
@@ -108,7 +112,8 @@ def test_cka_of_each_layer():
 # clients' own data
 def scores(logits, y):
     """Accuracy and mean cross-entropy over the labels that are not padding."""
-    logits, y = logits.reshape(-1, logits.shape[-1])[y.ravel() >= 0], y.ravel()[y.ravel() >= 0]
+    logits = logits.reshape(-1, logits.shape[-1])[y.ravel() >= 0]
+    y = y.ravel()[y.ravel() >= 0]
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     return (logits.argmax(1) == y).mean(), -log_p[np.arange(len(y)), y].mean()
 
@@ -116,7 +121,8 @@ def scores(logits, y):
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_clients_are_measured_before_and_after_training(k, poisoned):
     """Training uses dropout, the measurement does not."""
-    data, net = random_federation(), make_net()
+    data = random_federation()
+    net = make_net()
     net.insert(2, nn.Dropout(0.5))
     rows, seen, _ = measured(Clients(every=1), net, data, k=k, poisoned=poisoned, cohort_of=4)
     for row, (start, clients) in zip(rows, seen, strict=True):
@@ -124,17 +130,15 @@ def test_clients_are_measured_before_and_after_training(k, poisoned):
         for client, w_k in clients.items():
             if poisoned and client == NAN_CLIENT:
                 continue
-            x, y = data.x[data.client(client)].numpy(), data.y[data.client(client)].numpy()
-            logits = [
-                np.tanh(x @ s["0.weight"].T + s["0.bias"]) @ s["3.weight"].T + s["3.bias"]
-                for s in (start, w_k)
-            ]
-            expected.append([number for one in logits for number in scores(one, y)])
-        names = ("acc_before", "loss_before", "acc_after", "loss_after")
-        means = np.mean(expected, axis=0)
-        assert row == {
-            f"clients/{n}": pytest.approx(m, **EXACT) for n, m in zip(names, means, strict=True)
-        }
+            x = data.x[data.client(client)].numpy()
+            y = data.y[data.client(client)].numpy()
+            before, after = (scores(logits_of(state, x, "3"), y) for state in (start, w_k))
+            expected.append([*before, *after])
+        names = [
+            f"clients/{name}_{when}" for when in ("before", "after") for name in ("acc", "loss")
+        ]
+        means = dict(zip(names, np.mean(expected, axis=0), strict=True))
+        assert row == pytest.approx(means, **EXACT)
     assert net.training
 
 
@@ -172,7 +176,8 @@ def with_own_tests(sizes):
 
     It is empty for fewer than three samples.
     """
-    data, ends = random_federation(sizes), np.cumsum(sizes)
+    data = random_federation(sizes)
+    ends = np.cumsum(sizes)
     cuts = [end - size // 3 for end, size in zip(ends, sizes, strict=True)]
     data.clients = [
         np.arange(end - size, cut) for end, size, cut in zip(ends, sizes, cuts, strict=True)
@@ -199,18 +204,14 @@ def test_personal_models_on_their_own_tests(k, poisoned, sizes):
             if not len(tests[client]) or (poisoned and client == NAN_CLIENT):
                 continue
             x, y = (t[tests[client]].numpy() for t in (data.x, data.y))
-            for model, s in (("global", start), ("local", w_k)):
-                logits = np.tanh(x @ s["0.weight"].T + s["0.bias"]) @ s["2.weight"].T + s["2.bias"]
-                found[model].append((logits.argmax(1) == y).mean())
-        assert row == {
-            f"personal/{model}_{name}": pytest.approx(value, **EXACT)
-            for model, acc in found.items()
-            for name, value in (
-                ("acc", np.mean(acc)),
-                ("worst10", np.mean(sorted(acc)[: math.ceil(len(acc) / 10)])),
-                ("std", np.std(acc)),
-            )
-        }
+            for model, state in (("global", start), ("local", w_k)):
+                found[model].append((logits_of(state, x).argmax(1) == y).mean())
+        expected = {}
+        for model, acc in found.items():
+            expected[f"personal/{model}_acc"] = np.mean(acc)
+            expected[f"personal/{model}_worst10"] = np.mean(sorted(acc)[: math.ceil(len(acc) / 10)])
+            expected[f"personal/{model}_std"] = np.std(acc)
+        assert row == pytest.approx(expected, **EXACT)
 
 
 def test_clients_without_a_test_sample_are_refused():
@@ -222,17 +223,15 @@ def test_clients_without_a_test_sample_are_refused():
 # -------------------------------------------------------------------------------------- data of the
 # cohort
 def loss_of(state, x, y):
-    logits = (
-        np.tanh(x @ state["0.weight"].T + state["0.bias"]) @ state["2.weight"].T + state["2.bias"]
-    )
-    return scores(logits, y)[1]
+    return scores(logits_of(state, x), y)[1]
 
 
 @pytest.mark.parametrize(("k", "poisoned", "samples"), [(1, False, None), (3, True, 6)])
 def test_each_local_model_on_all_data_of_the_cohort(k, poisoned, samples, monkeypatch):
     """Parts of five samples mix the samples of several clients."""
     monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 5)
-    data, net = random_federation(), make_net()
+    data = random_federation()
+    net = make_net()
     rows, seen, _ = measured(Forgetting(1, samples), net, data, k=k, poisoned=poisoned, cohort_of=4)
     assert net.training
     for t, (row, (start, clients)) in enumerate(zip(rows, seen, strict=True)):
@@ -251,19 +250,14 @@ def test_each_local_model_on_all_data_of_the_cohort(k, poisoned, samples, monkey
         others = [
             np.mean([loss for i, loss in losses.items() if i != k]) for k, losses in after.items()
         ]
-        assert row == {
-            "forgetting/before": pytest.approx(
-                np.average([loss_of(start, *drawn[i]) for i in cohort], weights=data.sizes(cohort)),
-                **EXACT,
-            ),
-            "forgetting/after": pytest.approx(
-                np.mean([[*losses.values()] for losses in after.values()]), **EXACT
-            ),
-            "forgetting/own": pytest.approx(
-                np.mean([losses[k] for k, losses in after.items()]), **EXACT
-            ),
-            "forgetting/others": pytest.approx(np.mean(others), **EXACT),
+        before = [loss_of(start, *drawn[i]) for i in cohort]
+        expected = {
+            "forgetting/before": np.average(before, weights=data.sizes(cohort)),
+            "forgetting/after": np.mean([[*losses.values()] for losses in after.values()]),
+            "forgetting/own": np.mean([losses[k] for k, losses in after.items()]),
+            "forgetting/others": np.mean(others),
         }
+        assert row == pytest.approx(expected, **EXACT)
 
 
 def test_a_single_client_has_no_other_clients_to_forget():

@@ -38,7 +38,8 @@ def names(tmp_path, monkeypatch):
 
 def gradients_of(cfg, result):
     """The gradient of each client at the first model, by name."""
-    net, data = result.model, result.trainer.datamodule
+    net = result.model
+    data = result.trainer.datamodule
     start = dict(assemble(cfg).module.net.double().named_parameters())
     for client in range(4):
         x, y = data.fetch(torch.from_numpy(data.client(client)), None)

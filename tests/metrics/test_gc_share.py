@@ -36,13 +36,15 @@ def gradient(net, start, data, client):
 @pytest.mark.parametrize(("k", "poisoned"), [(1, False), (2, True)])
 def test_the_share_equals_its_definition(k, poisoned):
     """Gradients are taken at the broadcast model, so a client that diverges later counts."""
-    data, net = random_federation(), make_net()
+    data = random_federation()
+    net = make_net()
     rows, rounds, _ = measured(GCShare(every=1), net, data, k=k, cohort_of=4, poisoned=poisoned)
     starts = [
         *(start for start, _ in rounds),
         {name: t.numpy() for name, t in net.state_dict().items()},
     ]
-    other, names = make_net(), ("0.weight", "2.weight")
+    other = make_net()
+    names = ("0.weight", "2.weight")
     for row, (start, locals_), after in zip(rows, rounds, starts[1:], strict=True):
         grads = [gradient(other, start, data, client) for client in locals_]
         wanted = {
@@ -57,7 +59,8 @@ def test_the_share_equals_its_definition(k, poisoned):
 def test_the_model_is_the_broadcast_one():
     """Clients start ahead of the server's own model here."""
     server = partial(torch.optim.SGD, lr=1.0, momentum=0.85)
-    data, net = random_federation(), make_net()
+    data = random_federation()
+    net = make_net()
     run = {"methods": [LookAhead(0.85)], "server": server, "cohort_of": 4}
     rows, rounds, _ = measured(GCShare(every=1), net, data, **run)
     for row, (start, _) in zip(rows, rounds, strict=True):

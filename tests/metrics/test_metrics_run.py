@@ -185,7 +185,7 @@ def test_a_metric_with_a_wrong_number_of_values_is_refused():
             return torch.zeros(1)
 
     with refuses(r"^Two\.measure returns .* \[1\], not \[2\], for mine/a, mine/b\."):
-        train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Two()])
+        train_rounds(rounds=1, methods=[Two()])
 
 
 class Gives(ServerMetric):
@@ -208,14 +208,11 @@ def test_a_column_takes_numbers_only(value):
     with refuses(
         r"^column mine/x: a row of metrics takes numbers, and a part has given it ",
     ):
-        train_rounds(make_net(), random_federation(), sgd(), rounds=1, methods=[Gives(value)])
+        train_rounds(rounds=1, methods=[Gives(value)])
 
 
 def test_a_tensor_of_one_number_is_a_number():
     train_rounds(
-        make_net(),
-        random_federation(),
-        sgd(),
         rounds=1,
         methods=[gives := Gives(torch.tensor(3.0))],
     )
@@ -241,8 +238,6 @@ def test_the_gap_is_the_distance_to_a_run_of_all_clients(monkeypatch, method, ag
         monkeypatch.setattr(Cohorts, "__call__", lambda self, t, *_: np.array(cohorts[t]))
         train_rounds(
             net,
-            random_federation(),
-            sgd(),
             rounds=2,
             methods=[Gap(), *([method()] if method else [])],
             k=k,
@@ -347,7 +342,7 @@ def test_each_clients_updates_are_written_layer_by_layer(tmp_path):
     """The expected numbers come from copies of the models."""
     recorder = Recorder()
     updates = Updates(str(tmp_path))
-    train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=[updates, recorder], k=2)
+    train_rounds(rounds=2, methods=[updates, recorder], k=2)
     lines = (tmp_path / "updates.csv").read_text().splitlines()
     assert lines.pop(0) == "round,client,tensor,norm,removed"
     for t, (start, locals_) in enumerate(recorder.rounds, start=1):

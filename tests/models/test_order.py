@@ -60,7 +60,8 @@ def test_tables_of_positions_are_no_weights_and_tables_of_tokens_are():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.places, self.tokens = nn.Embedding(5, 8), nn.Embedding(7, 8)
+            self.places = nn.Embedding(5, 8)
+            self.tokens = nn.Embedding(7, 8)
             self.rows = nn.Parameter(torch.randn(7, 8))
 
         def forward(self, x):
@@ -113,7 +114,8 @@ LAYERS = {
 class Call(nn.Module):
     def __init__(self, net, how):
         super().__init__()
-        self.net, self.how = net, how
+        self.net = net
+        self.how = how
 
     def forward(self, x):
         return self.how(self.net, x)
@@ -173,9 +175,11 @@ class Tokens(nn.Module):
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.randn(shape)))
         self.mask = nn.Parameter(torch.randn(1, 8))
-        self.inputs, self.attention = nn.Linear(2, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.inputs = nn.Linear(2, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
         self.weight = nn.Parameter(torch.randn(1, 8))
-        self.pair, self.norm = nn.Bilinear(1, 1, 1), nn.LayerNorm([5, 8])
+        self.pair = nn.Bilinear(1, 1, 1)
+        self.norm = nn.LayerNorm([5, 8])
 
     def forward(self, x):
         h = torch.zeros(len(x), 5, 8)
@@ -225,7 +229,8 @@ def test_the_axis_of_the_outputs_is_found():
                 "einsum_frames",
             ):
                 self.register_parameter(name, nn.Parameter(torch.randn(6, 6)))
-            self.low, self.high = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 6))
+            self.low = nn.Parameter(torch.randn(6, 2))
+            self.high = nn.Parameter(torch.randn(2, 6))
             self.wide = nn.Parameter(torch.randn(6, 5))
 
         def forward(self, x):
@@ -266,7 +271,8 @@ class Experts(nn.Module):
 
     def __init__(self, product):
         super().__init__()
-        self.gate, self.experts = nn.Linear(8, 3), nn.Parameter(torch.randn(3, 8, 5))
+        self.gate = nn.Linear(8, 3)
+        self.experts = nn.Parameter(torch.randn(3, 8, 5))
         self.product = product
 
     def forward(self, x):
@@ -278,8 +284,10 @@ class StateSpace(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.rates, self.step = nn.Parameter(torch.randn(8, 4)), nn.Linear(8, 8)
-        self.pairs, self.scale = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(8, 1))
+        self.rates = nn.Parameter(torch.randn(8, 4))
+        self.step = nn.Linear(8, 8)
+        self.pairs = nn.Parameter(torch.randn(8, 2))
+        self.scale = nn.Parameter(torch.randn(8, 1))
         self.read = nn.Linear(8, 4)
 
     def forward(self, x):

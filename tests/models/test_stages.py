@@ -66,7 +66,8 @@ def network(name, seed=0):
 
 
 def images(name, *batch):
-    shape, g = MAKE[name][1], torch.Generator().manual_seed(1)
+    shape = MAKE[name][1]
+    g = torch.Generator().manual_seed(1)
     if name.startswith(("lstm", "gpt")):
         return torch.randint(11, (*batch, *shape), generator=g)
     return torch.randn(*batch, *shape, generator=g, dtype=torch.float64)
@@ -81,7 +82,8 @@ def compose(net, h, first=0):
 
 @pytest.mark.parametrize("name", MAKE)
 def test_stages_and_the_head_of_features_equal_the_network(name):
-    net, x = network(name).eval(), images(name, 2)
+    net = network(name).eval()
+    x = images(name, 2)
     outputs = compose(net, x)
     assert len(outputs) == (1 if name == "linear" else max(3, len(outputs)))
     assert torch.equal(outputs[-1], net(x))
@@ -100,7 +102,8 @@ def test_stages_and_the_head_of_features_equal_the_network(name):
 
 @pytest.mark.parametrize("name", [name for name in MAKE if not name.startswith("lstm")])
 def test_a_stack_under_vmap_equals_its_networks(name):
-    nets, x_KB = [network(name, seed).eval() for seed in range(2)], images(name, 2, 2)
+    nets = [network(name, seed).eval() for seed in range(2)]
+    x_KB = images(name, 2, 2)
     params, buffers = stack_module_state(nets)
     logits_KBC = vmap(lambda p, b, x: functional_call(nets[0], (p, b), (x,)))(params, buffers, x_KB)
     logits_KBC.square().sum().backward()

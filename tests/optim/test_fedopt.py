@@ -45,7 +45,10 @@ def feed(optimizer, params, updates):
 
 @pytest.mark.parametrize("cls", ALL)
 def test_several_steps_equal_algorithm_2(cls):
-    lr, tau, beta1, beta2 = 0.1, 0.02, 0.8, 0.95
+    lr = 0.1
+    tau = 0.02
+    beta1 = 0.8
+    beta2 = 0.95
     params = make_params()
     expected = [p.detach().numpy().copy() for p in params]
     m = [np.zeros_like(w) for w in expected]

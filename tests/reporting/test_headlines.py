@@ -144,7 +144,8 @@ def judged_by(column, runs, last_ten):
 
 def sharing_seeds(values):
     """The methods that share three seeds, those with the most seeds first, and their values."""
-    ranked, seeds = [], None
+    ranked = []
+    seeds = None
     for method in sorted(values, key=lambda one: -len(values[one])):
         common = {*values[method]} if seeds is None else seeds & {*values[method]}
         if len(common) >= 3:
@@ -154,7 +155,8 @@ def sharing_seeds(values):
 
 
 def interval(differences):
-    mean, error = differences.mean(), stats.sem(differences)
+    mean = differences.mean()
+    error = stats.sem(differences)
     return stats.t.interval(0.95, len(differences) - 1, loc=mean, scale=error)
 
 

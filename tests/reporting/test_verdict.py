@@ -22,7 +22,8 @@ SCAFFOLD = {
     "methods.scaffold._target_": "gcfed.methods.correction.scaffold.Scaffold",
 }
 LOCAL = {"tags.gc": "local", "gc._target_": "gcfed.methods.centralization.LocalGC"}
-FEDAVG, BETTER = (0.5, 0.6, 0.7), (0.54, 0.65, 0.73)
+FEDAVG = (0.5, 0.6, 0.7)
+BETTER = (0.54, 0.65, 0.73)
 
 
 def runs(values, **config):
@@ -194,7 +195,8 @@ def test_the_table_shows_how_runs_ended_and_what_differs():
 
 def test_the_last_ten_rounds_decide_if_they_are_a_third_of_the_run():
     tests = tuple(np.arange(30) / 30)
-    long, short = run_of(values=tests), run_of(values=tests[:29], seed=2)
+    long = run_of(values=tests)
+    short = run_of(values=tests[:29], seed=2)
     assert of([long]).measure == "last10:test/acc"
     assert of([long, short]).measure == "final:test/acc"
     assert of([run_of("failed", values=tests)]).measure == "final:test/acc"

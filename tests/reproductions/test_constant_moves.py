@@ -9,7 +9,9 @@ from gcfed.methods.sharpness.fedwmsam import FedWMSAM
 from gcfed.methods.sharpness.sam import Sam
 from reproductions.constant_moves import ConstantLESAM, ConstantWMSAM
 
-RHO, LR, ROUNDS = 0.3, 0.1, 4
+RHO = 0.3
+LR = 0.1
+ROUNDS = 4
 
 
 def constant(net, direction):
@@ -28,7 +30,8 @@ def lesam_by_hand(net, data):
     for t in range(ROUNDS):
         ends = []
         for k in cohort(data, t, 3):
-            v, shift = w, constant(net, -last_step)
+            v = w
+            shift = constant(net, -last_step)
             for x, y in batches(data, sgd(), k, t):
                 v = v - LR * gradient(net, v + shift, x, y)
             ends.append(v)
@@ -50,13 +53,20 @@ def test_fedlesams_code_moves_along_the_servers_last_step(federation, k):
 
 
 def wmsam_by_hand(net, data, alpha, absent):
-    w0, n = weights(net), len(data.clients)
+    w0 = weights(net)
+    n = len(data.clients)
     zero = torch.zeros_like(w0)
-    c, delta, own = zero, zero, [zero] * n
+    c = zero
+    delta = zero
+    own = [zero] * n
     for t in range(ROUNDS):
-        ends, changes, steps, values = [], [], [], []
+        ends = []
+        changes = []
+        steps = []
+        values = []
         for k in (k for k in cohort(data, t, 3) if k != absent):
-            w, momentum = w0, delta + alpha / (1 - alpha) * (c - own[k])
+            w = w0
+            momentum = delta + alpha / (1 - alpha) * (c - own[k])
             for count, (x, y) in enumerate(batches(data, sgd(), k, t)):
                 papers = w0 + count * momentum - w
                 at = w + constant(net, -papers)
@@ -68,12 +78,16 @@ def wmsam_by_hand(net, data, alpha, absent):
             cosine = torch.cosine_similarity(w - w0, delta, dim=0).item()
             values.append(1 + cosine if delta.any() else 0.0)
         alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
-        w0, c, delta = sum(ends) / len(ends), c + sum(changes) / n, sum(steps) / len(steps)
+        w0 = sum(ends) / len(ends)
+        c = c + sum(changes) / n
+        delta = sum(steps) / len(steps)
     return w0, alpha
 
 
 def test_fedwmsams_code_moves_against_the_papers_direction(federation):
-    method, data, alpha = ConstantWMSAM(RHO, alpha=0.3), broken(federation, 3), 0.3
+    method = ConstantWMSAM(RHO, alpha=0.3)
+    data = broken(federation, 3)
+    alpha = 0.3
     expected, last = wmsam_by_hand(make_net(), data, alpha, 3)
     run = {"rounds": ROUNDS, "k": 2}
     found = train_rounds(make_net(), data, sgd(lr=LR), methods=[method], **run)

@@ -14,8 +14,10 @@ from reproductions.delta_lookahead import DeltaLookAhead
 @pytest.mark.parametrize("k", [1, 2])
 def test_it_equals_the_plain_loop(federation, k):
     """m is FedACG's, but the server adds Δ only."""
-    net, lam = make_net(), 0.85
-    theta, m = weights(net), 0.0
+    net = make_net()
+    lam = 0.85
+    theta = weights(net)
+    m = 0.0
     for t in range(4):
         ahead = theta + lam * m
         ends = []
@@ -25,9 +27,7 @@ def test_it_equals_the_plain_loop(federation, k):
         delta = torch.stack(ends).mean(0) - ahead
         m = lam * m + delta
         theta = theta + delta
-    found = train_rounds(
-        make_net(), federation, sgd(), rounds=4, methods=[DeltaLookAhead(lam)], k=k
-    )
+    found = train_rounds(rounds=4, methods=[DeltaLookAhead(lam)], k=k)
     assert_near(found, theta, 1e-10)
 
 

@@ -61,7 +61,9 @@ def network():
 @pytest.mark.parametrize("mean", ["out_kernel", "in_kernel"])
 def test_a_run_equals_the_plain_loop(mean):
     """Local GC before the last layer, Global GC in all layers."""
-    data, net, lr = random_federation(), network(), 0.1
+    data = random_federation()
+    net = network()
+    lr = 0.1
     w = weights(net)
 
     def project(flat, local):

@@ -43,8 +43,11 @@ class Trainer:
     def __init__(
         self, of=lambda values, number: 0.5, compose=plain, result=lambda values: "test/acc"
     ):
-        self.of, self.compose, self.result = of, compose, result
-        self.jobs, self.folders = [], []
+        self.of = of
+        self.compose = compose
+        self.result = result
+        self.jobs = []
+        self.folders = []
 
     def __call__(self, overrides, folder):
         values = dict(override.split("=", 1) for override in overrides)

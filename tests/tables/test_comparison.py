@@ -159,7 +159,8 @@ def test_a_bound_has_no_difference_and_departures_say_why(cells):
 
 
 def test_compare_alone_trains_nothing_and_counts_only_finished_runs(cells):
-    trainer, scales = Trainer(), {"full": {"overrides": ["model.hidden=[8]"]}}
+    trainer = Trainer()
+    scales = {"full": {"overrides": ["model.hidden=[8]"]}}
     cells(trainer, "rows=[FedAvg]", scales=scales)
     (trainer.folders[1] / "summary.json").unlink()  # seed 2 has all rows, but has not ended
     found, text = cells(trainer, "compare=true", scales=scales)

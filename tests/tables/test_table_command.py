@@ -25,8 +25,10 @@ from gcfed.tables.plan import plan
 from gcfed.tables.reading import load, names
 from gcfed.tables.records import Table
 
-FEDAVG, GCFED = "fedavg_alpha-0.1_s1", "gc-fed_alpha-0.1_s1"
-EVERY, PATIENCE = "metrics.gap.every", "callbacks.early_stopping.patience"
+FEDAVG = "fedavg_alpha-0.1_s1"
+GCFED = "gc-fed_alpha-0.1_s1"
+EVERY = "metrics.gap.every"
+PATIENCE = "callbacks.early_stopping.patience"
 TABLE = {
     "overrides": ["rounds=4"],
     "rows": [
@@ -99,7 +101,8 @@ def test_an_equal_run_of_another_table_counts_and_a_longer_one_does_not(table):
     ],
 )
 def test_a_folder_with_another_run_is_named_and_not_changed(table, capsys, then, now, why):
-    trainer, folder = Trainer(), table.root / "try" / "full" / FEDAVG
+    trainer = Trainer()
+    folder = table.root / "try" / "full" / FEDAVG
     then, now = ((words,) if isinstance(words, str) else words for words in (then, now))
     finish(folder, ["gc=none", "partition.alpha=0.1", *then], 4, trainer.compose)
     (folder / "checkpoints" / "last.ckpt").unlink()
@@ -113,7 +116,8 @@ def test_a_job_that_stopped_early_is_finished_if_the_table_asks_for_early_stoppi
     table, words, goes_on
 ):
     """The job stopped after two of four rounds."""
-    trainer, overrides = Trainer(), ["gc=none", "partition.alpha=0.1", f"{PATIENCE}=3"]
+    trainer = Trainer()
+    overrides = ["gc=none", "partition.alpha=0.1", f"{PATIENCE}=3"]
     rows = [{"test/acc": 0.5}] * 2
     finish(
         table.root / "try" / "full" / FEDAVG,

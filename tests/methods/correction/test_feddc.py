@@ -13,10 +13,12 @@ def reference(net, data, solver, rounds, *, alpha, correction):
 
     The gradient c_k is −g_k/(ηK), and all means are over all clients.
     """
-    w, n = weights(net), len(data.clients)
+    w = weights(net)
+    n = len(data.clients)
     h, c = torch.zeros(2, n, len(w), dtype=w.dtype)
     for t in range(rounds):
-        mean_c, ends = c.mean(0), []
+        mean_c = c.mean(0)
+        ends = []
         for k in cohort(data, t, 3):
 
             def term(v, k=k, start=w, pull=mean_c - c[k]):

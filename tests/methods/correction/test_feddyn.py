@@ -9,10 +9,13 @@ from gcfed.methods.correction.feddyn import FedDyn
 
 
 def reference(net, data, solver, *, rounds, alpha, divide_by, lr=0.1, momentum, weight_decay):
-    w, n = weights(net), len(data.clients)
-    h, grads = torch.zeros_like(w), {k: torch.zeros_like(w) for k in range(n)}
+    w = weights(net)
+    n = len(data.clients)
+    h = torch.zeros_like(w)
+    grads = {k: torch.zeros_like(w) for k in range(n)}
     for t in range(rounds):
-        models, members = [], cohort(data, t, 3)
+        models = []
+        members = cohort(data, t, 3)
         for k in members:
 
             def term(v, grad=grads[k], start=w):
@@ -36,7 +39,8 @@ def reference(net, data, solver, *, rounds, alpha, divide_by, lr=0.1, momentum, 
 
 @pytest.mark.parametrize("divide_by", ["clients", "authors"])
 def test_it_equals_the_plain_loop(federation, divide_by):
-    setting, method = {"momentum": 0.5, "weight_decay": 0.01}, FedDyn(0.3, divide_by=divide_by)
+    setting = {"momentum": 0.5, "weight_decay": 0.01}
+    method = FedDyn(0.3, divide_by=divide_by)
     solver = sgd(**setting)
     ours = train_rounds(make_net(), federation, solver, rounds=4, methods=[method], k=2)
     theirs, h = reference(

@@ -54,13 +54,18 @@ def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, layerwise=
 
     Returns the weights and the numbers of projections by CGC and SGC.
     """
-    theta, counts = weights(net), [p.numel() for p in net.parameters()]
+    theta = weights(net)
+    counts = [p.numel() for p in net.parameters()]
     ends = np.cumsum(counts)[:-1]
     # a weight and a bias in each layer
     ends = {"tensor": ends, "layer": ends[1::2], "model": []}[layerwise]
-    last, projected, active = None, 0, 0
+    last = None
+    projected = 0
+    active = 0
     for t in range(rounds):
-        lr, gradients, sizes = solver.lr(t), [], []
+        lr = solver.lr(t)
+        gradients = []
+        sizes = []
         for k in cohort(data, t, size):
             theta_B, _ = local_sgd(net, theta, batches(data, solver, k, t), lr=lr)
             pseudo = ((theta_B - theta) / lr).numpy()
@@ -75,11 +80,14 @@ def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, layerwise=
                         projected += v > 1e-9
             gradients.append(np.concatenate(layers))
             sizes.append(len(data.clients[k]))
-        g, G = np.average(gradients, axis=0, weights=sizes), np.stack(gradients)
+        g = np.average(gradients, axis=0, weights=sizes)
+        G = np.stack(gradients)
         if sgc:
             solution = quadprog.solve_qp(np.eye(len(g)), g, G.T.copy(), np.full(len(G), margin))
-            g, active = solution[0], active + (solution[4] > 0).sum()
-        theta, last = theta + lr * torch.from_numpy(g), g
+            g = solution[0]
+            active = active + (solution[4] > 0).sum()
+        theta = theta + lr * torch.from_numpy(g)
+        last = g
     return theta, projected, active
 
 
@@ -100,7 +108,9 @@ def test_it_equals_algorithm_1(switches, monkeypatch):
     monkeypatch.setattr(
         "gcfed.methods.correction.fedgc.COLUMNS", 8
     )  # in parts of 8 of 30 and 20 weights
-    data, solver, rows = opposed_federation(), sgd(**FEDGC), []
+    data = opposed_federation()
+    solver = sgd(**FEDGC)
+    rows = []
     expected, projected, active = fedgc(make_net(), data, solver, 4, **switches)
     # at most 3 rounds · 3 clients · 4 tensors
     assert projected > 3 or not switches.get("cgc", True)
@@ -124,7 +134,8 @@ def test_it_equals_algorithm_1(switches, monkeypatch):
 
 
 def test_a_client_that_is_not_finite_constrains_no_other():
-    data, solver = broken(opposed_federation(), 1), sgd(**FEDGC)
+    data = broken(opposed_federation(), 1)
+    solver = sgd(**FEDGC)
     expected, *_ = fedgc(make_net(), data, solver, 3)
     found = train_rounds(
         make_net(), data, solver, rounds=3, methods=[FedGC()], aggregator=samples(), k=2
@@ -151,7 +162,9 @@ def test_a_layer_is_a_module_with_parameters_such_as_a_fixup_block():
 def test_the_closed_form_of_cgc_equals_quadprog():
     rng = np.random.default_rng(0)
     for _ in range(50):
-        h, z, margin = rng.normal(size=(4, 2, 3)), rng.normal(size=(2, 3)), rng.exponential()
+        h = rng.normal(size=(4, 2, 3))
+        z = rng.normal(size=(2, 3))
+        margin = rng.exponential()
         u = torch.from_numpy(h.copy())
         v = constrain_([(u, torch.from_numpy(z))], margin).numpy()
         for k in range(4):
@@ -233,11 +246,14 @@ def test_opposite_gradients_have_a_solution_without_a_margin():
 
 
 def test_if_no_update_satisfies_all_the_mean_is_applied_and_counted():
-    part, net = server_of(FedGC(cgc=False)), nn.Linear(3, 1, bias=False).double()
+    part = server_of(FedGC(cgc=False))
+    net = nn.Linear(3, 1, bias=False).double()
     part.meet(make_setup(net))
     start = {"weight": torch.zeros(1, 3).double()}
     delta = {"weight": torch.tensor([[[0.5, 0.3, 0.0]], [[-0.5, -0.3, 0.0]]]).double()}
-    upload, round, row = make_upload(delta, np.array([1, 3])), make_received(start), {}
+    upload = make_upload(delta, np.array([1, 3]))
+    round = make_received(start)
+    row = {}
     upload.clients, update = np.array([4, 1]), {"weight": torch.tensor([[0.1, 0.2, 0.0]]).double()}
     part.on_broadcast(make_download(start), round)
     part.on_receive(upload, round)
@@ -252,12 +268,11 @@ def test_if_no_update_satisfies_all_the_mean_is_applied_and_counted():
     [(3, True, [1, 2, 2]), (5, True, [1, 1, 1]), (3, False, [1, 1, 1])],
 )
 def test_the_bytes_of_the_servers_gradient_count_unless_all_clients_know_it(
-    federation, cohort_of, cgc, factors
+    cohort_of, cgc, factors
 ):
-    net, sizes = make_net(), Sizes()
-    train_rounds(
-        net, federation, sgd(), rounds=3, methods=[FedGC(cgc=cgc), sizes], cohort_of=cohort_of
-    )
+    net = make_net()
+    sizes = Sizes()
+    train_rounds(net, rounds=3, methods=[FedGC(cgc=cgc), sizes], cohort_of=cohort_of)
     size = 8 * weights(net).numel()
     assert sizes.down == [factor * size for factor in factors]
     assert set(sizes.up) == {size}

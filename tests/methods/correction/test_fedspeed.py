@@ -9,15 +9,21 @@ from gcfed.methods.correction.feddyn import FedDyn
 from gcfed.methods.correction.fedspeed import FedSpeed
 from gcfed.methods.sharpness.sam import Sam
 
-ALPHA, RHO, MIX, LR, ROUNDS = 0.5, 0.3, 0.3, 0.1, 5
+ALPHA = 0.5
+RHO = 0.3
+MIX = 0.3
+LR = 0.1
+ROUNDS = 5
 
 
 def by_hand(net, data, duals, absent=None):
     """Three of five clients train in a round. ``absent`` is never finite and does not count."""
-    x, n = weights(net), len(data.clients)
+    x = weights(net)
+    n = len(data.clients)
     g_hat = [torch.zeros_like(x) for _ in range(n)]
     for t in range(ROUNDS):
-        ends, corrected = [], []
+        ends = []
+        corrected = []
         for i in (k for k in cohort(data, t, 3) if k != absent):
             w = x
             for inputs, labels in batches(data, sgd(), i, t):
@@ -46,11 +52,6 @@ def test_it_equals_the_plain_loop(federation, duals, absent):
     data = federation if absent is None else broken(federation, absent)
     expected = by_hand(make_net(), data, duals, absent)
     assert_near(ours(data, duals), expected, 1e-10)
-
-
-def test_the_two_differ_under_partial_participation(federation):
-    cohort_duals, all_duals = ours(federation, "cohort"), ours(federation, "clients")
-    assert not torch.allclose(cohort_duals, all_duals, rtol=0, atol=1e-3)
 
 
 def test_the_duals_of_all_clients_are_feddyn(federation):

@@ -34,10 +34,13 @@ def reference(
     lr=0.1,
     weight_decay=0.0,
 ):
-    w, n = weights(net), len(data.clients)
-    c, own = torch.zeros_like(w), {k: torch.zeros_like(w) for k in range(n)}
+    w = weights(net)
+    n = len(data.clients)
+    c = torch.zeros_like(w)
+    own = {k: torch.zeros_like(w) for k in range(n)}
     for t in range(rounds):
-        deltas, changes = [], []
+        deltas = []
+        changes = []
         for k in cohort(data, t, 3):
             w_k, steps = local_sgd(
                 net,

@@ -14,14 +14,28 @@ def test_it_equals_the_plain_loop(federation, gc):
     """Unequal clients, one of them not finite. v starts as one number per tensor; t counts the
     steps of all rounds.
     """
-    alpha, beta1, beta2, eps, lr, decay = 0.3, 0.8, 0.95, 1e-3, 0.05, 0.1
-    net, data = make_net(), broken(federation, 3)
-    w, direction, mean, t0 = weights(net), 0.0, torch.zeros(len([*net.parameters()])), 0.0
+    alpha = 0.3
+    beta1 = 0.8
+    beta2 = 0.95
+    eps = 1e-3
+    lr = 0.05
+    decay = 0.1
+    net = make_net()
+    data = broken(federation, 3)
+    w = weights(net)
+    direction = 0.0
+    mean = torch.zeros(len([*net.parameters()]))
+    t0 = 0.0
     sizes = torch.tensor([p.numel() for p in net.parameters()])
     for t in range(3):
-        ends, moments, steps, counts = [], [], [], []
+        ends = []
+        moments = []
+        steps = []
+        counts = []
         for k in [k for k in cohort(data, t, 3) if k != 3]:
-            u, m, v = w, 0.0, mean.double().repeat_interleave(sizes)
+            u = w
+            m = 0.0
+            v = mean.double().repeat_interleave(sizes)
             for i, (x, y) in enumerate(batches(data, sgd(), k, t), start=1):
                 g = tensors(net, gradient(net, u, x, y)).values()
                 g = torch.cat(
@@ -30,15 +44,18 @@ def test_it_equals_the_plain_loop(federation, gc):
                         for p in g
                     ]
                 )
-                m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+                m = beta1 * m + (1 - beta1) * g
+                v = beta2 * v + (1 - beta2) * g * g
                 adam = m / (1 - beta1**i) / ((v / (1 - beta2 ** (t0 + i))) ** 0.5 + eps)
                 steps.append(adam + alpha * direction + decay * u)
                 u = u - lr * steps[-1]
             ends.append(u)
             moments.append(torch.stack([p.mean() for p in tensors(net, v).values()]))
             counts.append(i)
-        w, mean = sum(ends) / len(ends), sum(moments) / len(ends)
-        direction, t0 = sum(steps) / len(steps), t0 + sum(counts) / len(counts)
+        w = sum(ends) / len(ends)
+        mean = sum(moments) / len(ends)
+        direction = sum(steps) / len(steps)
+        t0 = t0 + sum(counts) / len(counts)
     method = FedAdamW(alpha, beta1=beta1, beta2=beta2, eps=eps)
     methods = [method, *([LocalGC()] if gc else [])]
     found = train_rounds(
@@ -48,7 +65,8 @@ def test_it_equals_the_plain_loop(federation, gc):
 
 
 def test_one_client_in_one_round_equals_torchs_adamw(federation):
-    net, solver = make_net(), sgd(0.05, weight_decay=0.1)
+    net = make_net()
+    solver = sgd(0.05, weight_decay=0.1)
     ours = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedAdamW()], cohort_of=1)
     adam = torch.optim.AdamW(net.parameters(), lr=0.05, weight_decay=0.1)
     for x, y in batches(federation, solver, int(cohort(federation, 0, 1)[0]), 0):

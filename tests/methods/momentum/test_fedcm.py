@@ -11,9 +11,11 @@ def reference(net, data, solver, rounds, *, alpha, weight_decay):
     """FedCM as the paper writes it. Δ is the mean of all local steps of the round
     over all clients.
     """
-    w, direction = weights(net), 0.0
+    w = weights(net)
+    direction = 0.0
     for t in range(rounds):
-        ends, steps = [], []
+        ends = []
+        steps = []
         for k in cohort(data, t, 3):
             w_k = w
             for x, y in batches(data, solver, k, t):
@@ -22,7 +24,8 @@ def reference(net, data, solver, rounds, *, alpha, weight_decay):
                 )
                 w_k = w_k - solver.lr(t) * steps[-1]
             ends.append(w_k)
-        w, direction = torch.stack(ends).mean(0), torch.stack(steps).mean(0)
+        w = torch.stack(ends).mean(0)
+        direction = torch.stack(steps).mean(0)
     return w
 
 

@@ -36,13 +36,20 @@ def convolutional():
 )
 def test_it_equals_the_plain_loop(federation, make_net, gc):
     """Local GC centralizes the gradients before they become orthogonal steps."""
-    beta, alpha, lr, net = 0.9, 0.3, 0.1, make_net()
-    w, direction = weights(net), 0.0
+    beta = 0.9
+    alpha = 0.3
+    lr = 0.1
+    net = make_net()
+    w = weights(net)
+    direction = 0.0
     mean_momentum = torch.zeros_like(w)
     for t in range(2):
-        ends, momenta, steps = [], [], []
+        ends = []
+        momenta = []
+        steps = []
         for k in cohort(federation, t, 3):
-            v, m = w, mean_momentum
+            v = w
+            m = mean_momentum
             for x, y in batches(federation, sgd(), k, t):
                 g = tensors(net, gradient(net, v, x, y)).values()
                 g = [t - t.mean(1, keepdim=True) if gc and t.dim() > 1 else t for t in g]
@@ -52,7 +59,9 @@ def test_it_equals_the_plain_loop(federation, make_net, gc):
                 v = v - lr * steps[-1]
             ends.append(v)
             momenta.append(m)
-        w, mean_momentum, direction = sum(ends) / 3, sum(momenta) / 3, sum(steps) / len(steps)
+        w = sum(ends) / 3
+        mean_momentum = sum(momenta) / 3
+        direction = sum(steps) / len(steps)
     methods = [FedMuon(beta, alpha=alpha), *([LocalGC()] if gc else [])]
     found = train_rounds(make_net(), federation, sgd(lr), rounds=2, methods=methods, k=2)
     assert_near(found, w, 1e-9)

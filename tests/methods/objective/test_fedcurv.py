@@ -39,7 +39,8 @@ def squared_gradients(net, w, data, client):
 
 def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
     """The final weights. Clients in ``silent`` train, but their uploads do not count."""
-    w, last = weights(net), {}
+    w = weights(net)
+    last = {}
     for t in range(rounds):
         now = {}
         for k in cohort(data, t, cohort_of):
@@ -53,14 +54,13 @@ def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
             w_k, _ = local_sgd(net, w, batches(data, solver, k, t), lr=lr, term=term)
             now[k] = (w_k, squared_gradients(net, w_k, data, k))
         if now:
-            w, last = sum(w_k for w_k, _ in now.values()) / len(now), now
+            w = sum(w_k for w_k, _ in now.values()) / len(now)
+            last = now
     return w
 
 
 def test_it_equals_the_plain_loop(federation):
-    ours = train_rounds(
-        make_net(), federation, sgd(), rounds=4, methods=[FedCurv(LAM, chunk=5)], k=2
-    )
+    ours = train_rounds(rounds=4, methods=[FedCurv(LAM, chunk=5)], k=2)
     assert_near(ours, reference(make_net(), federation, sgd(), rounds=4), 1e-10)
 
 
@@ -76,7 +76,8 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
 
     The loss of a sequence is the mean over its real labels.
     """
-    data, net = sequence_federation(sequences), Net()
+    data = sequence_federation(sequences)
+    net = Net()
     net.fc1.weight.requires_grad_(False)
     net.fc2 = nn.Sequential(net.fc2, nn.Dropout(0.5))
     found = []

@@ -9,7 +9,9 @@ from gcfed.methods.objective.fedlc import FedLC
 
 @pytest.mark.parametrize("sequences", [False, True])
 def test_rounds_equal_an_independent_loop(sequences):
-    data, tau, exponent = federation(sequences), 1.0, 0.5
+    data = federation(sequences)
+    tau = 1.0
+    exponent = 0.5
 
     def objective(w, start, client, x, y, previous):
         counts = [int((data.y[data.clients[client]] == c).sum()) for c in range(4)]

@@ -15,7 +15,9 @@ from gcfed.models.mlp import MLP
 
 @pytest.mark.parametrize("sequences", [False, True])
 def test_rounds_equal_an_independent_loop(sequences):
-    ce, kl, tau = 0.2, 0.7, 2.0
+    ce = 0.2
+    kl = 0.7
+    tau = 2.0
 
     def objective(w, start, client, x, y, previous):
         h1, h2, logits = layers(w, x)

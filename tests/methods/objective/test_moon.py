@@ -15,7 +15,9 @@ def cosine(a, b):
 
 @pytest.mark.parametrize("sequences", [False, True])
 def test_rounds_equal_an_independent_loop(sequences):
-    mu, temperature, seen = 3.0, 0.2, []
+    mu = 3.0
+    temperature = 0.2
+    seen = []
 
     def objective(w, start, client, x, y, previous):
         """The paper's Algorithm 1. A client without a previous model uses the broadcast model."""

@@ -325,5 +325,5 @@ def test_fedbabu_equals_a_frozen_head(first):
     for methods in ([FedExP()], [FedRep(0.0), FedExP()] if first else [FedExP(), FedRep(0.0)]):
         net = make_net()
         net[2].requires_grad_(len(methods) > 1)
-        runs.append(train_rounds(net, random_federation(), sgd(), rounds=2, methods=methods))
+        runs.append(train_rounds(net, rounds=2, methods=methods))
     assert torch.equal(*runs)

@@ -32,19 +32,26 @@ def by_hand(
     the last step.
     """
     net = make_net()
-    theta, velocity, last, cosine = weights(net), torch.zeros(59), torch.zeros(59), 0.0
+    theta = weights(net)
+    velocity = torch.zeros(59)
+    last = torch.zeros(59)
+    cosine = 0.0
     for t in range(4):
-        start, total, count = theta + momentum * velocity * ahead, 0.0, 0.0
+        start = theta + momentum * velocity * ahead
+        total = 0.0
+        count = 0.0
         for k in {*cohort(data, t, cohort_of)} - {absent}:
             w = start.clone()
             for x, y in batches(data, sgd(), k, t):
                 grad = gradient(net, w, x, y)
                 w = w - 0.3 * (centred(grad, {0}) if gc else grad)
-            update, weight = w - start, len(data.clients[k]) if samples else 1
+            update = w - start
+            weight = len(data.clients[k]) if samples else 1
             if last.any():
                 cosine = max(cosine, abs(float(torch.cosine_similarity(update, last, dim=0))))
                 update = update - (update @ last) / (last @ last) * last
-            total, count = total + weight * update, count + weight
+            total = total + weight * update
+            count = count + weight
         before = theta
         if count:
             velocity = momentum * velocity + centred(total / count, {0, 1} if gc else {})

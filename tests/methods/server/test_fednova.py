@@ -7,9 +7,12 @@ from gcfed.methods.server.fednova import FedNova
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_each_client_counts_as_one_average_step(federation, momentum):
-    solver, w, data = sgd(momentum=momentum), weights(make_net()), broken(federation, 3)
+    solver = sgd(momentum=momentum)
+    w = weights(make_net())
+    data = broken(federation, 3)
     for t in range(2):
-        directions, lengths = [], []
+        directions = []
+        lengths = []
         for k in {*cohort(data, t, 3)} - {3}:  # client 3 has numbers that are not finite
             w_k, steps = local_sgd(
                 make_net(), w, batches(data, solver, k, t), lr=0.1, momentum=momentum

@@ -13,7 +13,8 @@ from gcfed.methods.server.fedvarp import FedVARP
 
 def reference(net, data, solver, *, rounds, lr=0.1, momentum=0.0, server_lr=1.0):
     """Computes the mean of the table again in every round."""
-    w, n = weights(net), len(data.clients)
+    w = weights(net)
+    n = len(data.clients)
     table = torch.zeros(n, len(w), dtype=w.dtype)
     for t in range(rounds):
         members = cohort(data, t, 3)
@@ -29,7 +30,9 @@ def reference(net, data, solver, *, rounds, lr=0.1, momentum=0.0, server_lr=1.0)
 
 
 def test_it_equals_the_plain_loop(federation):
-    solver, method, stores = sgd(momentum=0.5), FedVARP(), ClientStores()
+    solver = sgd(momentum=0.5)
+    method = FedVARP()
+    stores = ClientStores()
     server = partial(torch.optim.SGD, lr=0.7)
     ours = train_rounds(
         make_net(),

@@ -1,6 +1,7 @@
 """Clients on a simulated clock: schedules, late updates, what is refused, and checkpoints."""
 
 import heapq
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -56,18 +57,22 @@ REFUSED = {"fedsub", "ssf", "fedcurv"}
 LIMITS = sorted({*ALGORITHMS} - REFUSED - {*LATE})
 
 
-def schedule(sampler, faults=None, steps=range(1, 7), **clock):
-    """Six clients, which need 1 to 6 seconds."""
+def timetable(sampler, faults=None, steps=range(1, 7), seed=1, **clock):
+    """The schedule of clients with these numbers of steps."""
     planned = np.array(steps)
     return schedule_of(
         sampler,
         faults or Faults(),
-        Clock(step=1.0, jitter=0.0, **clock),
-        6,
-        1,
+        Clock(**clock),
+        len(planned),
+        seed,
         planned.__getitem__,
         np.ones_like,
     )
+
+
+#: Six clients need 1 to 6 seconds.
+schedule = partial(timetable, step=1.0, jitter=0.0)
 
 
 def test_six_clients_answer_in_the_order_of_their_speeds():
@@ -105,10 +110,7 @@ def test_a_synchronous_round_ends_with_the_last_client_that_counts(faults, secon
 
 def test_the_server_steps_with_fewer_uploads_if_no_other_client_can_answer():
     """Three clients, each of them asked once per version. Lost ones get the next version."""
-    faults = Faults(dropout=0.5)
-    queue = schedule_of(
-        Buffered(3, concurrency=3), faults, Clock(), 3, 1, np.ones_like, np.ones_like
-    )
+    queue = timetable(Buffered(3, concurrency=3), Faults(dropout=0.5), [1] * 3)
     turns = [queue.turn(t) for t in range(40)]
     assert {len(turn.clients) for turn in turns} == {0, 1, 2, 3}
     assert all(turn.num_asked == 3 == len(turn.clients) + turn.num_lost for turn in turns)
@@ -201,14 +203,12 @@ def test_a_trace_that_is_no_list_of_factors_is_refused(factors, tmp_path):
 
 def test_clients_are_asked_in_their_part_of_the_day():
     """A client's window lasts 0.3 of a day of 100 s, and begins at a time of its own."""
-    clock = Clock(step=1.0, jitter=0.0, available=0.3, day=100.0)
-    rest = (Faults(), clock, 40, 3, np.ones_like, np.ones_like)
     begins = (1 - generator(3, "phase").random(40)) * 100
     for sampler in (UniformSampler(4), Buffered(4, concurrency=8)):
-        timetable = schedule_of(sampler, *rest)
+        rounds = schedule(sampler, steps=[1] * 40, seed=3, available=0.3, day=100.0)
         seen = set()
         for t in range(300):
-            turn = timetable.turn(t)
+            turn = rounds.turn(t)
             assert len(turn.clients) == 4
             asked_at = turn.seconds - 1.0  # a step takes a second
             of_day = (asked_at - begins[turn.clients]) % 100
@@ -223,10 +223,9 @@ def test_a_population_that_is_never_awake_together_is_refused():
     for_one = Clock(step=1.0, available=1e-10)
     with pytest.raises(ValueError, match=r"participation.clock.available=1e-10: at most 0"):
         for_one.require_enough(10, 1, seed=1)
-    clock = Clock(step=1.0, available=0.01)
-    timetable = schedule_of(UniformSampler(5), Faults(), clock, 10, 1, np.ones_like, np.ones_like)
+    rounds = timetable(UniformSampler(5), steps=[1] * 10, step=1.0, available=0.01)
     with pytest.raises(ValueError, match=r"participation.clock.available=0.01: at most"):
-        timetable.validate()
+        rounds.validate()
 
 
 def test_power_of_choice_takes_unseen_clients_and_then_the_largest_losses():
@@ -326,15 +325,8 @@ def test_losses_choose_the_same_clients_with_two_processes_and_after_a_kill(
 
 
 def test_no_client_has_a_version_twice_and_places_are_full():
-    queue = schedule_of(
-        Buffered(3, concurrency=8),
-        Faults(dropout=0.3),
-        Clock(spread=1.0),
-        20,
-        3,
-        lambda k: 1 + k % 5,
-        np.ones_like,
-    )
+    steps = [1 + k % 5 for k in range(20)]
+    queue = timetable(Buffered(3, concurrency=8), Faults(dropout=0.3), steps, seed=3, spread=1.0)
     seen = []
     for t in range(60):
         turn = queue.turn(t)
@@ -348,17 +340,12 @@ def test_no_client_has_a_version_twice_and_places_are_full():
 
 def test_a_schedule_goes_on_from_its_state():
     def make():
-        return schedule_of(
-            Buffered(2, concurrency=5),
-            Faults(dropout=0.2),
-            Clock(spread=1.0),
-            9,
-            1,
-            lambda k: 1 + k,
-            np.ones_like,
-        )
+        rule = Buffered(2, concurrency=5)
+        return timetable(rule, Faults(dropout=0.2), range(1, 10), spread=1.0)
 
-    whole, first, second = make(), make(), make()
+    whole = make()
+    first = make()
+    second = make()
     turns = [whole.turn(t) for t in range(20)]
     for t in range(9):
         first.turn(t)
@@ -373,8 +360,14 @@ def test_a_schedule_goes_on_from_its_state():
 def eager(rule, data, solver, rounds, seed=5, per_round=3, concurrency=4):
     """The ordinary way: clients train when they are asked, and their updates wait."""
     net = make_net()
-    w, heap, buffer, asked, now, t = weights(net), [], [], 0, 0.0, 0
-    cache, mean = {}, torch.zeros_like(w)
+    w = weights(net)
+    heap = []
+    buffer = []
+    asked = 0
+    now = 0.0
+    t = 0
+    cache = {}
+    mean = torch.zeros_like(w)
     while t < rounds:
         taken = {event[2] for event in heap} | {client for client, *_ in buffer}
         idle = [k for k in range(data.num_clients) if k not in taken]
@@ -413,14 +406,16 @@ def eager(rule, data, solver, rounds, seed=5, per_round=3, concurrency=4):
             )
             cache |= {k: end - start for k, _, start, end in buffer}
             mean = sum(cache.values()) / data.num_clients
-        t, buffer = t + 1, []
+        t = t + 1
+        buffer = []
     return w
 
 
 @pytest.mark.parametrize("rule", ["fedbuff", "hinge", "cached"])
 @pytest.mark.parametrize("world", [1, 2])
 def test_late_clients_equal_eager_ones(rule, world):
-    data, solver = random_federation((7, 12, 5, 9, 1, 6, 8, 3, 10)), sgd()
+    data = random_federation((7, 12, 5, 9, 1, 6, 8, 3, 10))
+    solver = sgd()
     method = {"fedbuff": FedBuff(), "hinge": FedAsync(0.6, "hinge", 10.0, 1), "cached": FedVARP()}[
         rule
     ]
@@ -529,28 +524,13 @@ def test_what_cannot_be_late_is_refused(overrides, words, trained):
         trained("participation=buffered", *overrides)
 
 
-def test_late_clients_over_a_wire_and_after_a_checkpoint(trained, tmp_path):
-    late = [
-        "algorithm=scaffold",
-        "participation=buffered",
-        "participation.clock.spread=0.7",
-        "client.steps=3",
-    ]
-    late += ["client.epochs=null", "participation.faults.dropout=0.2"]
-    (whole, rows) = trained(*late, "rounds=8")
-    (wired, others) = trained(*late, "rounds=8", "federation=wire")
-    trained(*late, "rounds=4")
-    (tmp_path / "3").rename(tmp_path / "4")
-    resumed, _ = trained(*late, "rounds=8", f"ckpt_path={tmp_path}/4/checkpoints/last.ckpt")
-    assert rows.equals(others)
-    assert torch.equal(whole, wired)
-    assert torch.equal(whole, resumed)
-
-
-@pytest.mark.parametrize("algorithm", LATE)
-def test_stacks_processes_a_wire_and_a_killed_run_agree(algorithm, trained, tmp_path):
+@pytest.mark.parametrize(
+    "chosen",
+    [*([f"algorithm={name}"] for name in LATE), ["algorithm=scaffold", "participation=buffered"]],
+)
+def test_stacks_processes_a_wire_and_a_killed_run_agree(chosen, trained, tmp_path):
     """The contract of all algorithms with late clients, together with GC and lost clients."""
-    words = [f"algorithm={algorithm}", "gc=gcfed", "precision=64-true", "data.limit_train=300"]
+    words = [*chosen, "gc=gcfed", "precision=64-true", "data.limit_train=300"]
     words += ["participation.per_round=3", "participation.sampler.concurrency=6"]
     words += ["participation.clock.spread=1.0", "participation.faults.dropout=0.2"]
     words += ["client.epochs=1", "model.hidden=[8]", "eval_every=6"]
@@ -559,12 +539,13 @@ def test_stacks_processes_a_wire_and_a_killed_run_agree(algorithm, trained, tmp_
     others = [
         trained(*words, "rounds=6", "client.stack=2", "trainer.devices=1"),
         trained(*words, "rounds=6", "trainer.devices=2"),
-        trained(*words, "rounds=6", "federation=wire", "trainer.devices=1"),
+        trained(*words, "rounds=6", "client.stack=1", "federation=wire", "trainer.devices=1"),
     ]
     trained(*words, "rounds=3", "trainer.devices=1")
     (tmp_path / "5").rename(tmp_path / "6")
     last = f"ckpt_path={tmp_path}/6/checkpoints/last.ckpt"
     others.append(trained(*words, "rounds=6", "trainer.devices=2", last))
+    assert torch.equal(others[2][0], whole)  # over the wire, without a stack
     for model, found in others:
         assert_near(model, whole, 1e-9)
         for column in ("clock/seconds", "late/mean", "train/dropped_clients", "comm/down_bytes"):

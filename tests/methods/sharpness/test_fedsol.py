@@ -63,7 +63,7 @@ def test_steps_use_the_gradient_at_proximally_perturbed_weights(federation, adap
     expected = by_hand(make_net(), federation, sgd(), 2, 0.8, 2.0, adaptive)
     assert (expected - by_hand(make_net(), federation, sgd(), 2, 0.0, 2.0, adaptive)).norm() > 1e-3
     method = FedSol(0.8, temperature=2.0, adaptive=adaptive)
-    trained = train_rounds(make_net(), federation, sgd(), rounds=2, methods=[method], k=2)
+    trained = train_rounds(rounds=2, methods=[method], k=2)
     assert_near(trained, expected, 1e-10)
 
 
@@ -72,7 +72,8 @@ class Scaled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed, self.out = nn.Embedding(5, 3), nn.Linear(3, 4)
+        self.embed = nn.Embedding(5, 3)
+        self.out = nn.Linear(3, 4)
         self.gain = nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x):
@@ -83,7 +84,8 @@ class Scaled(nn.Module):
 def test_padding_does_not_count(adaptive):
     """Clients of unequal sizes with padded sequences train one by one and in a stack."""
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randint(5, (13, 6), generator=g), torch.randint(4, (13, 6), generator=g)
+    x = torch.randint(5, (13, 6), generator=g)
+    y = torch.randint(4, (13, 6), generator=g)
     y[::3, 4:] = -100
     data = ArrayData(x, y, np.split(np.arange(13), [5, 6]))
 
@@ -95,7 +97,8 @@ def test_padding_does_not_count(adaptive):
         assert (trained - before).norm() > 0.01
         return trained
 
-    alone, together = run(1), run(3)
+    alone = run(1)
+    together = run(3)
     assert_near(together, alone, 1e-10)
     x[::3, 4:] = 0  # changes only padded positions
     assert_near(run(1), alone, 1e-12)

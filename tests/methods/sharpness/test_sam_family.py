@@ -17,7 +17,9 @@ from gcfed.methods.sharpness.fedsmoo import DualSam
 from gcfed.methods.sharpness.fedwmsam import FedWMSAM
 from gcfed.methods.sharpness.sam import Sam
 
-RHO, LR, ROUNDS = 0.3, 0.1, 3
+RHO = 0.3
+LR = 0.1
+ROUNDS = 3
 
 
 def unit(v):
@@ -29,17 +31,22 @@ def by_hand(net, data, move, correction="", alpha=1.0):
 
     FedDyn's h has strength 0.5, FedCM's Δ weight 0.4, FedGloSS ρ = 0.4.
     """
-    w0, n = weights(net), len(data.clients)
+    w0 = weights(net)
+    n = len(data.clients)
     zero = torch.zeros_like(w0)
     clients = [SimpleNamespace(old=None, c=zero, h=zero, mu=zero) for _ in range(n)]
     c = h = momentum = s = last = zero
     dynamic = correction in ("feddyn", "fedgloss")
     for t in range(ROUNDS):
-        sent, model = [], w0
+        sent = []
+        model = w0
         if correction == "fedgloss":
             w0 = w0 - 0.4 * unit(last)  # where clients start
         for k in cohort(data, t, 3):
-            own, w, steps, shift = clients[k], w0, [], zero
+            own = clients[k]
+            w = w0
+            steps = []
+            shift = zero
             back = zero if own.old is None else own.old - w0
             for x, y in batches(data, sgd(), k, t):
                 g = gradient(net, w, x, y)
@@ -117,18 +124,25 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent):
 
     Also returns α and the last mean of v_k.
     """
-    w0, n = weights(net), len(data.clients)
+    w0 = weights(net)
+    n = len(data.clients)
     c = torch.zeros_like(w0)
     delta = torch.zeros_like(w0)
     own = [torch.zeros_like(w0) for _ in range(n)]
     for t in range(ROUNDS):
-        ends, changes, steps, values = [], [], [], []
+        ends = []
+        changes = []
+        steps = []
+        values = []
         for k in [k for k in cohort(data, t, 3) if k != absent]:
-            w, count, momentum = w0, 0, delta + alpha / (1 - alpha) * (c - own[k])
+            w = w0
+            count = 0
+            momentum = delta + alpha / (1 - alpha) * (c - own[k])
             for x, y in batches(data, sgd(), k, t):
                 at = w + RHO * unit(w0 + count * momentum - w)
                 steps.append(alpha * gradient(net, at, x, y) + (1 - alpha) * momentum)
-                w, count = w - lr * steps[-1], count + 1
+                w = w - lr * steps[-1]
+                count = count + 1
             ends.append(w)
             changes.append((w0 - w) / (count * lr) - c)
             own[k] = own[k] + changes[-1]
@@ -136,7 +150,9 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent):
                 1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0
             )
         alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
-        w0, c, delta = sum(ends) / len(ends), c + sum(changes) / n, sum(steps) / len(steps)
+        w0 = sum(ends) / len(ends)
+        c = c + sum(changes) / n
+        delta = sum(steps) / len(steps)
     return w0, alpha, sum(values) / len(values)
 
 
@@ -144,7 +160,8 @@ def fedwmsam_by_hand(net, data, alpha, lr, absent):
     ("alpha", "lr", "low", "high"), [(0.3, LR, 0.0, 0.9), (0.9, 5.0, 0.9, 2.0)]
 )
 def test_fedwmsam_without_a_client_that_is_not_finite(federation, alpha, lr, low, high):
-    method, data = FedWMSAM(RHO, alpha=alpha), broken(federation, 3)
+    method = FedWMSAM(RHO, alpha=alpha)
+    data = broken(federation, 3)
     expected, last, value = fedwmsam_by_hand(make_net(), data, alpha, lr, 3)
     assert low < value < high  # values above 0.9 are clipped
     found = train_rounds(make_net(), data, sgd(lr=lr), rounds=ROUNDS, methods=[method], k=2)

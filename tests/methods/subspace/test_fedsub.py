@@ -22,8 +22,11 @@ def reference(
     w = {n: p.detach().clone() for n, p in net.named_parameters()}
     duals = {}
     for t in range(rounds):
-        space, lr = Coordinates(w, t, ratio, refresh), solver.lr(t)
-        z0, moves, mine = space.down(w), {}, {}
+        space = Coordinates(w, t, ratio, refresh)
+        lr = solver.lr(t)
+        z0 = space.down(w)
+        moves = {}
+        mine = {}
         for k in cohort(data, t, size):
             if k in duals:
                 old, dual = duals[k]
@@ -47,8 +50,10 @@ def reference(
     ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 3, 0.05, 0.7)]
 )
 def test_it_equals_the_plain_loop(federation, ratio, refresh, weight_decay, gamma):
-    run, stores = {"ratio": ratio, "refresh": refresh}, ClientStores()
-    solver, method = sgd(weight_decay=weight_decay, lr_decay=0.8), FedSub(**run)
+    run = {"ratio": ratio, "refresh": refresh}
+    stores = ClientStores()
+    solver = sgd(weight_decay=weight_decay, lr_decay=0.8)
+    method = FedSub(**run)
     ours = train_rounds(
         wide_and_tall(),
         federation,
@@ -69,7 +74,8 @@ def test_it_equals_the_plain_loop(federation, ratio, refresh, weight_decay, gamm
 
 
 def test_a_straggler_applies_its_dual_only_in_the_steps_that_it_makes(federation):
-    solver, run = sgd(epochs=4), {"rounds": 3, "faults": Faults(stragglers=0.7)}
+    solver = sgd(epochs=4)
+    run = {"rounds": 3, "faults": Faults(stragglers=0.7)}
     ours = train_rounds(
         wide_and_tall(), federation, solver, methods=[FedSub(ratio=0.5, refresh=99)], k=2, **run
     )
@@ -78,13 +84,12 @@ def test_a_straggler_applies_its_dual_only_in_the_steps_that_it_makes(federation
 
 
 @pytest.mark.parametrize("others", [[], [Quantization(bits=4)]])
-def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(federation, others):
+def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(others):
     """Duals use the update that the server received, not the one before quantization."""
-    method, stores = FedSub(ratio=0.5, refresh=99), ClientStores()
+    method = FedSub(ratio=0.5, refresh=99)
+    stores = ClientStores()
     train_rounds(
         wide_and_tall(),
-        federation,
-        sgd(),
         rounds=2,
         methods=[method, *others],
         stores=stores,
@@ -101,5 +106,5 @@ def test_fedsub_sends_the_bytes_of_the_coordinates(federation):
         [],
         {"rounds": 1, "methods": [FedSub(ratio=0.25)], "on_round": lambda _, row: rows.append(row)},
     )
-    train_rounds(wide_and_tall(), federation, sgd(), **run)
+    train_rounds(wide_and_tall(), **run)
     assert rows[0]["comm/down_bytes"] == 3 * 2 * COORDINATES  # the reply has the same size

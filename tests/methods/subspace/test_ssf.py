@@ -55,7 +55,8 @@ def combine(f, *dicts):
 
 def local_iteration(net, space, w, data_batches, correction, lr, weight_decay):
     """z_τ, and the mean of ∂F_k/∂z over the steps by autograd through Pz + (I − Π)w."""
-    z, grads = space.down(w), []
+    z = space.down(w)
+    grads = []
     rest = combine(torch.sub, w, space.up(z, w))
     for x, y in data_batches:
         z = {n: v.detach().requires_grad_() for n, v in z.items()}
@@ -74,8 +75,11 @@ def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, 
     c = {n: torch.zeros_like(v) for n, v in w.items()}
     own = {k: dict(c) for k in range(count)}
     for t in range(rounds):
-        space, lr = Coordinates(w, t, ratio, refresh), solver.lr(t)
-        z0, moves, changes = space.down(w), [], []
+        space = Coordinates(w, t, ratio, refresh)
+        lr = solver.lr(t)
+        z0 = space.down(w)
+        moves = []
+        changes = []
         for k in cohort(data, t, size):
             correction = combine(torch.sub, space.down(c), space.down(own[k]))
             z, mean = local_iteration(
@@ -102,7 +106,8 @@ def server(gamma):
     [(0.3, 1, 0.0, 1.0), (0.5, 3, 0.05, 0.7), (0.01, 2, 0.05, 1.0)],
 )
 def test_ssf_equals_the_papers_iteration(federation, ratio, refresh, weight_decay, gamma):
-    solver, method = sgd(weight_decay=weight_decay, lr_decay=0.8), SSF(ratio=ratio, refresh=refresh)
+    solver = sgd(weight_decay=weight_decay, lr_decay=0.8)
+    method = SSF(ratio=ratio, refresh=refresh)
     ours = train_rounds(
         wide_and_tall(), federation, solver, methods=[method], rounds=4, k=2, server=server(gamma)
     )
@@ -137,9 +142,10 @@ def test_ssf_sends_the_bytes_of_the_coordinates_also_quantized(federation):
     assert uploads == [COORDINATES + COORDINATES // 8 + 4 * 4] * 2
 
 
-def test_ssf_holds_only_projections_on_the_device(federation):
+def test_ssf_holds_only_projections_on_the_device():
     """During training, a stack holds only projections. The variates stay on the CPU."""
-    method, sizes = SSF(ratio=0.25), []
+    method = SSF(ratio=0.25)
+    sizes = []
 
     class Watch(Spy):
         order = Order.PROJECTS
@@ -147,6 +153,6 @@ def test_ssf_holds_only_projections_on_the_device(federation):
         def prepare(self, stack, own, download):
             sizes.append(nbytes(stack.prepared[client_of(method)]))
 
-    train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method, Watch()], k=3)
+    train_rounds(wide_and_tall(), rounds=2, methods=[method, Watch()], k=3)
     assert sizes == [3 * COORDINATES] * 2
     assert {t.device.type for t in server_of(method).control.values()} == {"cpu"}

@@ -13,7 +13,7 @@ import harness
 import numpy as np
 import pytest
 import torch
-from conftest import needs, read_rows, refuses
+from conftest import TWO, needs, read_rows, refuses
 from harness import (
     final_weights,
     make_net,
@@ -116,13 +116,10 @@ class Sent(harness.Spy):
         self.rows = [*getattr(self, "rows", []), *rows]
 
 
-def test_no_client_adds_more_than_the_bound(federation):
+def test_no_client_adds_more_than_the_bound():
     """A client that is not finite adds nothing. The sum is always divided by qN."""
     found, sent, method = [], Sent(), ClientDP(0.05, noise_multiplier=0.0)
     train_rounds(
-        make_net(),
-        federation,
-        sgd(),
         rounds=1,
         methods=[method, Longer(), sent],
         cohort_of=5,
@@ -148,25 +145,7 @@ def test_each_round_adds_its_own_noise_even_without_clients(federation):
             torch.testing.assert_close(with_noise - without, expected, rtol=1e-6, atol=1e-15)
 
 
-def test_two_processes_give_the_same_bits():
-    data = random_federation(dtype=torch.float32)
-    method = partial(ClientDP, 0.1, noise_multiplier=0.5)
-    one, two = (
-        train_rounds(
-            make_net(dtype=torch.float32),
-            data,
-            sgd(),
-            rounds=2,
-            cohort_of=2,
-            methods=[method()],
-            world=world,
-        )
-        for world in (1, 2)
-    )
-    assert torch.equal(one, two)
-
-
-def test_a_resumed_run_draws_the_same_noise(config, tmp_path):
+def test_a_resumed_run_with_two_processes_draws_the_same_noise(config, tmp_path):
     def run(folder, rounds, *more):
         small = (
             "model.hidden=[8]",
@@ -179,7 +158,7 @@ def test_a_resumed_run_draws_the_same_noise(config, tmp_path):
         return final_weights(train(config(*given, folder=tmp_path / folder)))
 
     straight, _ = run("straight", 2), run("resumed", 1)
-    assert torch.equal(run("resumed", 2, "ckpt_path=last"), straight)
+    assert torch.equal(run("resumed", 2, "ckpt_path=last", *TWO), straight)
     rows = [row["privacy/epsilon_rdp"] for row in read_rows(tmp_path / "resumed/metrics.csv")]
     assert rows == sorted({*rows})
     assert (

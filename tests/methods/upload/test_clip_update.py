@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import Sizes, assert_near, make_net, sgd, train_rounds, weights
+from harness import Sizes, assert_near, make_net, train_rounds, weights
 
 from gcfed.methods.correction.fedgc import FedGC
 from gcfed.methods.momentum.lookahead import LookAhead
@@ -14,19 +14,17 @@ from gcfed.methods.subspace.ssf import SSF
 from gcfed.methods.upload.clip_update import ClipUpdate
 
 
-def test_the_bound_is_sent_down_and_one_bit_up(federation):
+def test_the_bound_is_sent_down_and_one_bit_up():
     sizes = Sizes()
-    train_rounds(make_net(), federation, sgd(), rounds=1, methods=[ClipUpdate(), sizes])
+    train_rounds(rounds=1, methods=[ClipUpdate(), sizes])
     model = weights(make_net()).numel() * 8
     assert sizes.down == [model + 8]
     assert set(sizes.up) == {model + 1}
 
 
-def test_stacks_and_two_processes_agree_and_a_large_bound_equals_fedavg(federation):
+def test_stacks_and_two_processes_agree_and_a_large_bound_equals_fedavg():
     def run(*methods, **kwargs):
-        return train_rounds(
-            make_net(), federation, sgd(), rounds=2, cohort_of=4, methods=methods, **kwargs
-        )
+        return train_rounds(rounds=2, cohort_of=4, methods=methods, **kwargs)
 
     one, *others = (
         run(ClipUpdate(0.34, quantile=0.3), **where) for where in ({}, {"k": 4}, {"world": 2})
@@ -44,15 +42,13 @@ def test_stacks_and_two_processes_agree_and_a_large_bound_equals_fedavg(federati
     ],
     ids=["clipped SSF", "FedGC ahead"],
 )
-def test_the_listed_order_of_methods_does_not_matter(federation, methods, more):
+def test_the_listed_order_of_methods_does_not_matter(methods, more):
     """A method that reads updates comes before clipping.
 
     A method that reads the model sees the clients' model.
     """
     one, other = (
-        train_rounds(
-            make_net(), federation, sgd(), rounds=2, methods=[make() for make in listed], **more
-        )
+        train_rounds(rounds=2, methods=[make() for make in listed], **more)
         for listed in (methods, methods[::-1])
     )
     assert torch.equal(one, other)
