@@ -116,10 +116,9 @@ class FusedKernel:
         """Whether the kept lists are those of these parameters, and gradients lie as before."""
         if params is not self._params or self._has_no_state(params[0]):
             return False
-        for number, strides in self._strides.items():
-            if grads[number].stride() != strides:
-                return False
-        return True
+        if not self._strides:
+            return True
+        return all(grads[number].stride() == strides for number, strides in self._strides.items())
 
     def _has_no_state(self, parameter: Tensor) -> bool:
         """Whether the optimizer has not begun, or begins again."""
