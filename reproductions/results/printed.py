@@ -7,7 +7,7 @@ without stored runs stay as they are written.
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gcfed.folders.measures import first_round, smooth  # noqa: E402
-from reproductions.results import late_updates  # noqa: E402
+from reproductions.results import late_updates, small_tables  # noqa: E402
 from reproductions.results.cells import Cells, Runs, number, signed  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 ACCURACY = "test/acc"
 PAPER = {"GC-Fed": 72.44, "FedAvg": 66.44}  # Table 5, CIFAR-10, 5/100, α 0.1
 CLIPPED = "client.clip_norm=10"
+TARGETS = (50, 60, 70)  # percent
 GC = {"GC-Fed": "gc=gcfed", "Global GC": "gc=global", "FedAvg": "gc=none"}
 
 
@@ -54,58 +55,60 @@ def of_table5(runs: Runs, method: str, seed: int, clipped: bool) -> StoredRun:
     return run
 
 
+def unclipped(runs: Runs) -> dict[str, StoredRun]:
+    """Table 5's runs without clipping by the label of their row; seed 1 has no stored data."""
+    found = {}
+    for method in PAPER:
+        for seed in (2, 3):
+            found[f"{method}, seed {seed}"] = of_table5(runs, method, seed, clipped=False)
+    return found
+
+
+def clipped(runs: Runs) -> dict[str, StoredRun]:
+    """Seed 1 of Table 5's clipped runs by the label of their row."""
+    return {f"{method}, clipped at 10": of_table5(runs, method, 1, clipped=True) for method in GC}
+
+
 def three_seeds(runs: Runs) -> Cells:
     cells: Cells = {}
-    for method, paper in PAPER.items():
-        for seed in (2, 3):
-            run = of_table5(runs, method, seed, clipped=False)
-            end = round(last(run, 10), 2)
-            targets = [rounds_to(run, target) for target in (50, 60, 70)]
-            row = [number(end), None, signed(end - paper), number(last(run, 50)), *targets]
-            cells[f"{method}, seed {seed}",] = row
+    for label, run in unclipped(runs).items():
+        end = round(last(run, 10), 2)
+        above = end - PAPER[label.partition(",")[0]]
+        targets = [rounds_to(run, target) for target in TARGETS]
+        cells[label,] = [number(end), None, signed(above), number(last(run, 50)), *targets]
     return cells
 
 
-def by_round(run: StoredRun, *ends: int) -> list[str | None]:
-    return [number(up_to(run, end), 1) for end in ends]
+def by_round(found: Mapping[str, StoredRun], *ends: int) -> Cells:
+    cells: Cells = {}
+    for label, run in found.items():
+        cells[label,] = [number(up_to(run, end), 1) for end in ends]
+    return cells
 
 
 def three_seeds_by_round(runs: Runs) -> Cells:
-    cells: Cells = {}
-    for method in PAPER:
-        for seed in (2, 3):
-            run = of_table5(runs, method, seed, clipped=False)
-            cells[f"{method}, seed {seed}",] = by_round(run, 100, 200, 400, 600)
-    return cells
+    return by_round(unclipped(runs), 100, 200, 400, 600)
 
 
 def ten_tests(runs: Runs) -> Cells:
     cells: Cells = {}
-    for method in PAPER:
-        for seed in (2, 3):
-            run = of_table5(runs, method, seed, clipped=False)
-            best = run.curve(ACCURACY)
-            means = [rounds_to(run, 60, window) for window in (10, 50)]
-            row = [number(100 * best.max()), str(best.idxmax()), *means]
-            cells[f"{method}, seed {seed}",] = [*row]
+    for label, run in unclipped(runs).items():
+        best = run.curve(ACCURACY)
+        means = [rounds_to(run, 60, window) for window in (10, 50)]
+        cells[label,] = [number(100 * best.max()), str(best.idxmax()), *means]
     return cells
 
 
 def clipped_seed_1(runs: Runs) -> Cells:
     cells: Cells = {}
-    for method in GC:
-        run = of_table5(runs, method, 1, clipped=True)
-        targets = [rounds_to(run, target) for target in (50, 60, 70)]
-        cells[f"{method}, clipped at 10",] = [number(last(run, 10)), *targets, None, None]
+    for label, run in clipped(runs).items():
+        targets = [rounds_to(run, target) for target in TARGETS]
+        cells[label,] = [number(last(run, 10)), *targets, None, None]
     return cells
 
 
 def clipped_by_round(runs: Runs) -> Cells:
-    cells: Cells = {}
-    for method in GC:
-        run = of_table5(runs, method, 1, clipped=True)
-        cells[f"{method}, clipped at 10",] = by_round(run, 100, 200, 400, 600, 800)
-    return cells
+    return by_round(clipped(runs), 100, 200, 400, 600, 800)
 
 
 class Ends(NamedTuple):
@@ -137,17 +140,17 @@ def clipped_seeds(runs: Runs) -> Cells:
     server = clipped_ends(runs, "Global GC")
     fedavg = clipped_ends(runs, "FedAvg")
     # seed 1 without clipping has no stored data
-    unclipped: list[str | None] = [None, None]
+    without: list[str | None] = [None, None]
     added: list[str | None] = [None, None]
     for seed in (2, 3):
         run = of_table5(runs, "GC-Fed", seed, clipped=False)
         ten = round(last(run, 10), 2)
         fifty = round(last(run, 50), 2)
-        unclipped += [number(ten), number(fifty)]
+        without += [number(ten), number(fifty)]
         added += [number(gcfed.ten[seed - 1] - ten), number(gcfed.fifty[seed - 1] - fifty)]
     return {
         ("GC-Fed, clipped at 10",): gcfed.row(),
-        ("GC-Fed",): [*unclipped, None, None],
+        ("GC-Fed",): [*without, None, None],
         ("clipping adds",): [*added, None, None],
         ("Global GC, clipped at 10",): server.row(),
         ("GC-Fed above Global GC, both clipped",): gcfed.less(server).row(),
@@ -158,14 +161,14 @@ def clipped_seeds(runs: Runs) -> Cells:
 
 def clipped_rounds(runs: Runs) -> Cells:
     cells: Cells = {}
-    for target in (50, 60, 70):
+    for target in TARGETS:
         for method in GC:
             own = [of_table5(runs, method, seed, clipped=True) for seed in (1, 2, 3)]
             row = [rounds_to(run, target) for run in own]
             if any(text.isdecimal() for text in row):
                 cells[f"{target} %: {method}, clipped",] = [*row]
-        unclipped = [of_table5(runs, "GC-Fed", seed, clipped=False) for seed in (2, 3)]
-        cells[f"{target} %: GC-Fed",] = [None, *(rounds_to(run, target) for run in unclipped)]
+        others = [of_table5(runs, "GC-Fed", seed, clipped=False) for seed in (2, 3)]
+        cells[f"{target} %: GC-Fed",] = [None, *(rounds_to(run, target) for run in others)]
     return cells
 
 
@@ -245,6 +248,10 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("late-updates", "lateness"): late_updates.lateness,
     ("late-updates", "search"): late_updates.search,
     ("tinyimagenet-vgg11", "by round"): vgg11,
+    ("small-tables", "last tests"): small_tables.accuracies,
+    ("small-tables", "best tests"): small_tables.best_tests,
+    ("small-tables", "changes"): small_tables.changes,
+    ("small-tables", "costs"): small_tables.costs,
 }
 
 
