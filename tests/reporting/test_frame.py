@@ -42,6 +42,24 @@ def test_the_latest_of_two_runs_with_the_same_seed_counts():
     assert [*frame_of([new, run_of("unfinished"), old])["repeated"]] == [False, True, True]
 
 
+def test_data_that_changed_between_runs_of_equal_settings_are_named(caplog):
+    """Such as an edited CSV file. Seeds have other clients, and so other checksums."""
+
+    def runs(*checksums):
+        found = []
+        for method, seed, data in zip("aabb", (1, 2, 1, 2), checksums, strict=True):
+            summary = {"data": data, "ended": "2026-05-01T00:00:00+00:00"}
+            found.append(run_of(seed=seed, summary=summary, **{"client.epochs": ord(method)}))
+        return found
+
+    frame_of(runs("one", "two", "one", "two"))
+    frame_of(runs("one", None, "one", "two"))
+    assert not caplog.text
+    frame = frame_of(runs("one", "two", "one", "changed"))
+    assert "of seed 2 have other samples, labels or clients" in caplog.text
+    assert frame["place"].nunique() == 1
+
+
 def test_a_run_that_ended_counts_instead_of_a_later_one_that_did_not():
     """The later run had ended once. Then it was continued with more rounds, and failed."""
     ended, later = (f"2026-05-0{day}T00:00:00+00:00" for day in (1, 2))

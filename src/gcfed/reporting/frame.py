@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pandas as pd
 
 from gcfed.folders.folder import STORAGE, TRIALS, Run
+
+log = logging.getLogger(__name__)
 
 #: Columns of the frame. All others are dotted config keys in which runs differ, as text ("" if a
 #: key is not set).
@@ -62,6 +65,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     Runs with the same ``setting`` are repetitions: all keys that change results are equal, except
     the seed. Methods are compared within a ``place``: data, model, clients, partition, rounds. If a
     seed was run several times, only the run that ended last counts; ``repeated`` marks the others.
+    Warns if the data of a place have changed between two runs.
     """
     runs = [run for run in runs if run.config]
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
@@ -81,7 +85,32 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     frame["seed"] = [run.seed for run in runs]
     frame["state"] = [run.state for run in runs]
     frame["repeated"] = _repeated(frame)
+    _warn_of_changed_data(frame[~frame["repeated"]])
     return frame.join(keys[differing])
+
+
+def _warn_of_changed_data(frame: pd.DataFrame) -> None:
+    """Warns if two runs of a place and a seed had other samples, labels or clients, as after an
+    edit of the files: their settings do not show it.
+    """
+    for place, same_place in frame.groupby("place", sort=False):
+        for seed, same_seed in same_place.groupby("seed", sort=False):
+            folders: dict[str, Path] = {}  # the checksum of the data → a run
+            for run in same_seed["run"]:
+                data = run.summary.get("data")
+                if data is not None:
+                    folders.setdefault(data, run.folder)
+            if len(folders) > 1:
+                one, other, *_ = folders.values()
+                log.warning(
+                    "%s: %s and %s of seed %s have other samples, labels or clients, although their"
+                    " settings agree. Train again what has the old data.",
+                    place,
+                    one,
+                    other,
+                    seed,
+                )
+                break
 
 
 def _repeated(frame: pd.DataFrame) -> pd.Series:
