@@ -1,11 +1,13 @@
 """``import gcfed``: results agree with the folders of runs, and comparisons with single runs."""
 
+import math
 import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from os.path import relpath
+from pathlib import Path
 from types import FunctionType
 
 import numpy as np
@@ -316,3 +318,19 @@ def test_a_comparison_leaves_out_what_cannot_be_compared_and_says_why(tmp_path, 
     assert {*table["column"]} == {"test/acc"}
     why = f"FedRep is judged by {OWN}, which FedAvg and Other did not measure"
     assert f"Not compared: {why}" in caplog.text
+
+
+def test_a_diverged_run_does_not_vanish_from_a_mean():
+    """Two seeds of one method have finite losses. The third counts, too."""
+    last = {("a", 1): 1.0, ("a", 2): 1.2, ("a", 3): math.inf}
+    last |= {("b", 1): 2.0, ("b", 2): 2.2, ("b", 3): 2.1}
+    rows = [(*run, round, loss) for run, loss in last.items() for round in range(1, 41)]
+    names = ["method", "seed", "round"]
+    frame = pd.DataFrame(rows, columns=[*names, "test/loss"]).set_index(names)
+    comparison = gcfed.Comparison(frame, dict.fromkeys(last, Path()))
+    for rounds in (10, 30):  # a mean of the last rounds, and the last test
+        table = comparison.table("test/loss", rounds, baseline="b")
+        assert table["mean"].tolist() == [math.inf, pytest.approx(2.1)]
+        assert table["low"].isna().tolist() == [True, False]
+        assert table["difference"]["a"] == math.inf
+        assert table["pairs"]["a"] == 3

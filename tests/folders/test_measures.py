@@ -27,6 +27,16 @@ def run(tmp_path):
     return write_run(tmp_path / "a", rows)
 
 
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_moving_mean_is_infinite_while_it_has_an_infinite_test(window):
+    losses = pd.Series([1.0, 2.0, np.inf, 3.0, 5.0, 4.0], index=[1, 2, 3, 5, 6, 8])
+    every = losses.reindex(range(1, 9))
+    wanted = [
+        every.loc[max(1, t - window + 1) : t].dropna().to_numpy().mean() for t in losses.index
+    ]
+    np.testing.assert_allclose(smooth(losses, window), wanted)
+
+
 @pytest.mark.parametrize(
     ("measure", "wanted"),
     [

@@ -141,11 +141,15 @@ def whole_length(run: Run, measure: str) -> float | None:
 
 def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:
     """For each test, the mean of the tests in the last ``rounds`` rounds, including its own
-    (GC-Fed's tables).
+    (GC-Fed's tables). It is infinite if one of them is not finite.
     """
     # rounds without a test are NaN
     every = range(1, curve.index[-1] + 1) if len(curve) else curve.index
-    return curve.reindex(every).rolling(rounds, min_periods=1).mean()[curve.index]
+    means = curve.reindex(every).rolling(rounds, min_periods=1).mean()
+    # pandas leaves infinities out of a rolling mean
+    is_infinite = (curve.abs() == math.inf).astype(float)
+    has_infinite = is_infinite.reindex(every).rolling(rounds, min_periods=1).max() > 0
+    return means.mask(has_infinite, math.inf)[curve.index]
 
 
 def first_round(curve: pd.Series, target: float) -> int | None:

@@ -79,8 +79,10 @@ def scale_of(measure: str, largest: float = 1.0) -> Scale:
 
 
 def interval(values: Any) -> tuple[float, float]:
-    """The 95 % interval of the mean, by Student's t; NaN for fewer than two values."""
-    if len(values) < 2:
+    """The 95 % interval of the mean, by Student's t; NaN for fewer than two values, and for values
+    that are not finite.
+    """
+    if len(values) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
     mean = np.mean(values)
     half = quantile(len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
