@@ -136,3 +136,59 @@ def test_batches_are_drawn_for_several_stacks_before_the_first_trains(federation
     monkeypatch.setattr(client, "STACKS_AHEAD", 2)
     train_rounds(make_net(), federation, sgd(), rounds=1, cohort_of=5)
     assert events == ["plan", "plan", "train", "train"] * 2 + ["plan", "train"]
+
+
+class Reads(Spy):
+    """Makes steps depend on a tensor of their own stack."""
+
+    recordable = "run"
+
+    def prepare(self, stack, own, download):
+        return {"pull": stack.full["0.weight"].clone()}
+
+    def on_after_backward(self, trainer, pl_module):
+        stack = pl_module.clients
+        pull = stack.prepared[self]["pull"][: stack.active]
+        leaf = stack.leaves["0.weight"]
+        leaf.grad.add_(leaf.detach() - pull)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("optimizer", [SGD, partial(torch.optim.AdamW, lr=0.1)])
+@pytest.mark.parametrize("methods", [[], [Reads()]])
+def test_stacks_of_a_round_use_one_memory(k, optimizer, methods, federation, monkeypatch):
+    """With the same bits as in memory of their own. Five clients make stacks of two values of K."""
+    made, own = [], ClientStack.__init__
+    monkeypatch.setattr(
+        ClientStack, "__init__", lambda *args, **kw: made.append(0) or own(*args, **kw)
+    )
+    ends, numbers = [], []
+    for small in (client.SMALL, 0):
+        monkeypatch.setattr(client, "SMALL", small)
+        made.clear()
+        solver = LocalSolver(optimizer, epochs=2, batch_size=4, lr_decay=0.9)
+        ends.append(
+            train_rounds(
+                make_net(), federation, solver, rounds=3, methods=methods, k=k, cohort_of=5
+            )
+        )
+        numbers.append(len(made))
+    assert torch.equal(*ends)
+    stacks, values_of_k = (5, 1) if k == 1 else (3, 2)
+    assert numbers == [3 * values_of_k, 3 * stacks]
+
+
+def test_a_network_with_new_tensors_gets_a_new_stack(federation, monkeypatch):
+    """Its old leaves would train memory that the network no longer has."""
+    ends = []
+    for small in (client.SMALL, 0):
+        monkeypatch.setattr(client, "SMALL", small)
+        net = make_net()
+
+        class Renews(Spy):
+            def on_clients_end(self, stack, download, net=net):
+                stack.lent.end()
+                net[0].weight = nn.Parameter(net[0].weight.detach().clone())
+
+        ends.append(train_rounds(net, federation, sgd(), rounds=2, methods=[Renews()]))
+    assert torch.equal(*ends)

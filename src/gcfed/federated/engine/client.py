@@ -20,12 +20,13 @@ from gcfed.federated.parts import ClientPart, Own, Part
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
-from gcfed.federated.training.batches import BatchPlan, Steps
+from gcfed.federated.training.batches import BatchPlan, KeptSteps, Steps
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.utils.rng import seed_generators, torch_seed
 
 STACKS_AHEAD = 8  # stacks whose batches are drawn at once on a CPU
+SMALL = 1 << 20  # entries of a model for which a stack's memory is kept on a CPU
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
 
 
@@ -47,6 +48,7 @@ class ClientProgram:
         aggregator: knows which numbers the server can add up.
         download: the download of the present round.
         hooks: what local steps of the present round call.
+        kept: the steps of this round's stacks on a CPU; None if the model is too large to gain.
         sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
     """
 
@@ -58,12 +60,15 @@ class ClientProgram:
     aggregator: Aggregator | None = None
     download: Download = field(init=False)
     hooks: StepHooks = field(init=False)
+    kept: KeptSteps | None = field(init=False)
     sent: list[tuple[np.ndarray, Tensor]] = field(init=False)
 
     def receive(self, download: Download) -> None:
         """Takes the server's download."""
         self.download = download
         self.sent = []
+        is_small = sum(t.numel() for t in download.model.values()) <= SMALL
+        self.kept = KeptSteps() if is_small else None
         self.module.net.train()
         autocast = self.module.trainer.precision_plugin.forward_context
         after_backward = self.module.after_backward()
@@ -148,7 +153,9 @@ class ClientProgram:
             ClientStack, module.net, reads=self.reads, task=module.task, lent=module.lent
         )
         lasting = recording == "run"
-        return self.solver.begin(make, download, clients, plan, self.data, recorder, lasting)
+        return self.solver.begin(
+            make, download, clients, plan, self.data, recorder, lasting, self.kept
+        )
 
     @cached_property
     def in_steps(self) -> list[ClientPart]:

@@ -4,6 +4,7 @@ The first axis of every client-side tensor is the client axis K.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,7 @@ class ClientStack:
         """Makes the memory of K clients."""
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
         network = self.lent.tensors
+        self._network = network
         self._trained = [name for name, t in network.items() if t.requires_grad]
         # Each client's buffers: those that travel are in ``full``, the others have copies.
         self._buffers: Params = {}
@@ -94,6 +96,7 @@ class ClientStack:
             if name not in start and name not in self.lent.saved and not is_parameter:
                 self._unsaved[name] = t.data
                 self._buffers[name] = broadcast_like(t, k)
+        self._loan: list[tuple[Tensor, Tensor]] = []  # each trained parameter, and its leaf
         # Integers travel as floats, so each counter has a float in ``full``.
         self._counters: list[tuple[Tensor, Tensor]] = []
         for name in start:
@@ -145,15 +148,27 @@ class ClientStack:
 
     def _lend(self) -> None:
         """Gives the network the tensors of the first client."""
-        rows = {name: t[0] for name, t in {**self.full, **self._buffers}.items()}
-        self.lent.begin(rows)
-        for name in self._trained:
-            parameter = self.lent.tensors[name]
-            # They share a version counter, so autograd notices an edit of a leaf that its graph
-            # still needs.
-            leaf = parameter.detach().unsqueeze(0).requires_grad_()
-            self.leaves[name] = leaf
-            self._lent_leaves.append((parameter, leaf))
+        self.lent.begin(self._first_rows)
+        if not self._loan:
+            for name in self._trained:
+                parameter = self.lent.tensors[name]
+                # They share a version counter, so autograd notices an edit of a leaf that its graph
+                # still needs.
+                self._loan.append((parameter, parameter.detach().unsqueeze(0).requires_grad_()))
+        self._lent_leaves = self._loan
+        leaves = [leaf for _, leaf in self._loan]
+        self.leaves = dict(zip(self._trained, leaves, strict=True))
+
+    @cached_property
+    def _first_rows(self) -> Params:
+        """The first client's tensors, ``[*shape]``, in the memory of this stack."""
+        return {name: t[0] for name, t in {**self.full, **self._buffers}.items()}
+
+    @property
+    def is_of_present_network(self) -> bool:
+        """Whether the network still has the tensors that it had when this stack was made."""
+        self.lent.end()
+        return self.lent.tensors is self._network
 
     def __len__(self) -> int:
         return len(self.clients)

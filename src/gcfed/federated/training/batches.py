@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.protocol.messages import Params
+from gcfed.optim.partial import unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 
@@ -166,6 +168,24 @@ def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Ten
         yield Batch(batch.x[:, piece], batch.y[:, piece], mask, count, rows), share
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """K clients that begin to train.
+
+    Attributes:
+        model: the broadcast model, name → ``[*shape]``.
+        clients, sizes: their ids and numbers of samples, ``[K]``.
+        make: takes a model; returns a stack of these clients that begins with it, and its
+            optimizer.
+    """
+
+    model: Params
+    clients: np.ndarray
+    sizes: np.ndarray
+    plan: BatchPlan
+    make: Callable[[Params], tuple[ClientStack, Optimizer]]
+
+
 class Steps:
     """K clients that are ready to train, their batches, their optimizer (new in each round) and
     their losses.
@@ -177,9 +197,22 @@ class Steps:
         self.stack = stack
         self.plan = plan
         self.optimizer = optimizer
+        self.update = unprofiled_step(optimizer)
         # of each step: the active clients' losses, and their numbers of labels
         self._losses: list[Tensor] = []
         self._labels: list[Tensor] = []
+
+    def restart(self, beginning: Beginning) -> None:
+        """Begins with the next K clients in the memory of the last ones, in the state before the
+        first step.
+        """
+        old = list(self.stack.leaves.values())
+        self.plan = beginning.plan
+        self.stack.load(beginning.model, beginning.clients, beginning.sizes, self.plan.steps)
+        self.stack.regroup(self.optimizer, old)
+        self.optimizer.state.clear()
+        self._losses = []
+        self._labels = []
 
     def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns what the local steps read as ``stack.prepared[part]``."""
@@ -211,6 +244,25 @@ class Steps:
         losses_TK = _stacked(self._losses)
         labels_TK = _stacked(self._labels)
         return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
+
+
+class KeptSteps:
+    """The steps of a round's stacks on a CPU, which the next K clients restart."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Steps] = {}  # by K
+
+    def begin(self, beginning: Beginning) -> Steps:
+        """The steps of K clients, in the memory of an earlier stack of as many clients."""
+        k = len(beginning.clients)
+        steps = self._kept.get(k)
+        if steps is not None and steps.stack.is_of_present_network:
+            steps.restart(beginning)
+            return steps
+        stack, optimizer = beginning.make(beginning.model)
+        steps = Steps(stack, beginning.plan, optimizer)
+        self._kept[k] = steps
+        return steps
 
 
 def _stacked(steps: list[Tensor]) -> Tensor:

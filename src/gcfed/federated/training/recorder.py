@@ -12,19 +12,16 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.protocol.messages import Params
-from gcfed.federated.training.batches import BatchPlan, Kind, Steps
+from gcfed.federated.training.batches import BatchPlan, Beginning, Kind, Steps
 from gcfed.models.facts import is_graphable, is_recurrent
 from gcfed.optim.partial import starts_at_zero
 
@@ -45,24 +42,6 @@ def can_replay_later(optimizer: Optimizer, rate_changes: bool) -> bool:
     It must be able to start again, and to read a changing η_l from a tensor.
     """
     return starts_at_zero(optimizer) and (not rate_changes or bool(optimizer.defaults["fused"]))
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """K clients that begin to train.
-
-    Attributes:
-        model: the broadcast model, name → ``[*shape]``.
-        clients, sizes: their ids and numbers of samples, ``[K]``.
-        make: takes a model; returns a stack of these clients that begins with it, and its
-            optimizer.
-    """
-
-    model: Params
-    clients: np.ndarray
-    sizes: np.ndarray
-    plan: BatchPlan
-    make: Callable[[Params], tuple[ClientStack, Optimizer]]
 
 
 class Replays(NamedTuple):

@@ -17,10 +17,16 @@ from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Download, Params
-from gcfed.federated.training.batches import BatchPlan, Kind, Steps, split
+from gcfed.federated.training.batches import (
+    BatchPlan,
+    Beginning,
+    KeptSteps,
+    Kind,
+    Steps,
+    split,
+)
 from gcfed.federated.training.hooks import LocalHooks, StepHooks
 from gcfed.federated.training.recorder import (
-    Beginning,
     Recorder,
     Replays,
     can_record,
@@ -32,7 +38,6 @@ from gcfed.optim.partial import (
     is_elementwise,
     probe_optimizer,
     try_optimizer,
-    unprofiled_step,
 )
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
@@ -149,13 +154,16 @@ class LocalSolver:
         data: FederatedDataModule,
         recorder: Recorder | None = None,
         lasting: bool = False,
+        kept: KeptSteps | None = None,
     ) -> Steps:
         """Prepares K clients, at the broadcast model, for training.
 
         Args:
             make_stack: takes the model, the clients, their numbers of samples and of steps.
             recorder: records the steps; None if nothing can.
-            lasting: whether the methods allow later stacks to replay recorded steps.
+            lasting: whether the methods allow later stacks to replay recorded steps, or to train in
+                the memory of earlier ones.
+            kept: the steps of earlier stacks that are not recorded; None if nothing is kept.
         """
         sizes = data.sizes(clients)
 
@@ -163,13 +171,15 @@ class LocalSolver:
             stack = make_stack(model, clients, sizes, plan.steps)
             return stack, self._new_optimizer(stack)
 
+        beginning = Beginning(download.model, clients, sizes, plan, make)
+        lasts = lasting and self._can_replay_later
         if recorder is None:
-            stack, optimizer = make(download.model)
-            return Steps(stack, plan, optimizer)
+            kept = kept if kept is not None and lasts else KeptSteps()
+            return kept.begin(beginning)
         replays = None
-        if lasting and self._can_replay_later:
+        if lasts:
             replays = Replays(partial(self._most_steps, data), self._rate_changes)
-        return recorder.begin(Beginning(download.model, clients, sizes, plan, make), replays)
+        return recorder.begin(beginning, replays)
 
     def _new_optimizer(self, stack: ClientStack) -> Optimizer:
         optimizer = self.optimizer(list(stack.leaves.values()))
@@ -271,9 +281,10 @@ class LocalSolver:
         Returns:
             Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
         """
-        stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
-        set_lr(optimizer, lr)
-        update = unprofiled_step(optimizer)
+        stack = steps.stack
+        plan = steps.plan
+        update = steps.update
+        set_lr(steps.optimizer, lr)
         kernel = None  # takes the gradients of a lone client directly
         if isinstance(update, FusedKernel) and not self._shows_gradients(hooks):
             kernel = update
@@ -303,7 +314,7 @@ class LocalSolver:
 
         for t, kind in enumerate(plan.kinds):
             if kind.active < stack.active:
-                stack.shrink(kind.active, optimizer)
+                stack.shrink(kind.active, steps.optimizer)
             steps.run(step, t, kind)
             if t == 0:
                 steps.first_done()
