@@ -150,11 +150,15 @@ def _end_stopped(signalled: KeyboardInterrupt | Stopped) -> NoReturn:
 
 def _train(cfg: DictConfig) -> None:
     """Trains one run: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``."""
+    from hydra.core.hydra_config import HydraConfig
+
     from gcfed.folders.place import remove_refused
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
+    from gcfed.utils.compose import refuse_idle
     from gcfed.utils.refusal import Refusal
 
     try:
+        refuse_idle(cfg, HydraConfig.get().overrides.task)
         result = train(cfg)
     finally:
         remove_refused(cfg)

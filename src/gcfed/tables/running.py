@@ -16,7 +16,7 @@ from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
 from gcfed.tables.plan import Job
-from gcfed.utils.compose import composed
+from gcfed.utils.compose import composed, refuse_idle
 from gcfed.utils.refusal import Refusal, message_of
 
 STOP = "callbacks.early_stopping"
@@ -31,7 +31,9 @@ CODE = "from gcfed.commands import train; train()"
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The config of a run. Raises Refusal if an override or an interpolation is wrong."""
-    return composed(overrides)
+    cfg = composed(overrides)
+    refuse_idle(cfg, overrides)
+    return cfg
 
 
 def train(overrides: Sequence[str], folder: Path) -> str:
