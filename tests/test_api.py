@@ -261,6 +261,9 @@ def test_a_comparison_equals_single_runs(tmp_path):
     ("more", "seeds", "sentence"),
     [
         (["gc.lam=2"], [1], "gc.lam=2: "),
+        (["algorithm=fedprox", "methods.proximal.mu=-1"], [1], "methods.proximal.mu=-1: "),
+        (["task._target_=mytask_of_nobody.Task"], [1], "there is no module mytask_of_nobody"),
+        (["metrics=drift", "metrics.drift.every=0"], [1], "metrics.drift.every=0: "),
         ([], [1, 1], "different seeds"),
         ([], [], "different seeds"),
         ([], [1.5], "seed=1.5: "),
@@ -272,7 +275,7 @@ def test_a_comparison_equals_single_runs(tmp_path):
     ],
 )
 def test_an_invalid_comparison_is_refused(tmp_path, more, seeds, sentence):
-    configs = {"one": gcfed.configure(SMALL, more), "two": gcfed.configure(SMALL)}
+    configs = {"one": gcfed.configure(SMALL), "two": gcfed.configure(SMALL, more)}
     with refuses(sentence):
         gcfed.compare(configs, seeds, tmp_path / "runs")
     assert [*tmp_path.rglob("metrics.csv")] == []

@@ -134,7 +134,7 @@ def compare(
     """
     import pandas as pd
 
-    from gcfed.check import check
+    from gcfed.assemble import check_parts  # torch
 
     if not isinstance(configs, Mapping):
         raise TypeError('compare takes a dict: {"FedAvg": gcfed.configure("gc=none"), …}.')
@@ -151,7 +151,7 @@ def compare(
     runs = {}
     for (method, seed), path in folders.items():
         run = _seeded(composed_configs[method], seed, path)
-        check(run)
+        check_parts(run)
         check_folder(run, path)
         runs[f"{method}, seed {seed}"] = run
     check_jobs(runs, jobs)

@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.callbacks.monitored import check_monitors
+from gcfed.check import check
 from gcfed.data.checks import check_labels, check_samples
 from gcfed.data.clock import Clock
 from gcfed.data.datamodule import DATASET, FederatedDataModule
@@ -35,11 +36,12 @@ from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
 from gcfed.optim.partial import MakeOptimizer, first_move
 from gcfed.utils.checked import SettingError
-from gcfed.utils.instantiate import build_all, optional, require, typed_key
+from gcfed.utils.instantiate import build_all, optional, require, target_of, typed_key
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import seed_generators, torch_seed
 
 log = logging.getLogger(__name__)
+MANY_CLIENTS = 2**31  # where the data have not been read, and their clients not been counted
 AGGREGATOR = ("validate", "beside", "add", "reduce")  # what the server uses of it
 
 
@@ -118,6 +120,25 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
         _refuse_client_callbacks(users_callbacks)
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks, result)
+
+
+def check_parts(cfg: DictConfig) -> None:
+    """Builds those parts of a run that need no data, and drops them.
+
+    Several runs are checked so before the first one begins.
+
+    Raises ValueError if a setting cannot work.
+    """
+    check(cfg)
+    for key in ("data", "server", "task"):
+        require(cfg, key)
+    if cfg.model.get("_target_") is not None:
+        target_of(cfg.model)
+    num_clients = cfg.participation.num_clients
+    build_loop(cfg, MANY_CLIENTS if num_clients is None else num_clients)
+    build_methods(cfg)
+    build_all(cfg, "metrics")
+    build_all(cfg, "callbacks", Callback)
 
 
 def _read_data(cfg: DictConfig) -> FederatedDataModule:

@@ -39,7 +39,7 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
     target: Any = None
     arguments: dict[str, Any] = {}
     try:
-        target = _target(node)
+        target = target_of(node)
         arguments = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
         return partial(target, **arguments) if node.get("_partial_") else target(**arguments)
     except (BuildError, FileNotFoundError):
@@ -66,7 +66,7 @@ def _require_module(node: DictConfig) -> None:
         )
 
 
-def _target(node: DictConfig) -> Any:
+def target_of(node: DictConfig) -> Any:
     """What a ``_target_`` names. Raises BuildError if its module has no such name, or if it cannot
     be called; the module's own error if it cannot be imported.
     """
