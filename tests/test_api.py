@@ -307,6 +307,13 @@ def test_a_comparison_is_by_the_result_that_methods_declare(tmp_path, caplog):
     assert found.figure().axes[0].get_ylabel() == "accuracy of clients' own models (%)"
 
 
+def test_a_comparison_counts_diverged_runs(tmp_path):
+    lost = ("test/acc", {"test/loss": float("inf")})
+    found = compared(tmp_path, FedAvg=("test/acc", {"test/loss": 1.0}), Lost=lost)
+    assert found.table()["diverged"].to_dict() == {"FedAvg": 0, "Lost": 2}
+    assert found.table("test/acc", baseline="FedAvg")["diverged"].tolist() == [0, 2]
+
+
 def test_a_comparison_leaves_out_what_cannot_be_compared_and_says_why(tmp_path, caplog):
     found = compared(
         tmp_path, FedAvg=("test/acc", {}), Other=("test/acc", {}), FedRep=(OWN, {OWN: 0.4})
