@@ -219,3 +219,11 @@ def test_a_forgotten_config_dir_is_named(tmp_path, monkeypatch):
     with pytest.raises(Refusal, match="add --config-dir conf "):
         gcfed.configure("algorithm=mine")
     assert gcfed.configure("algorithm=mine", config_dir="conf").tags.algorithm == "fedavg"
+
+
+def test_a_broken_file_of_the_users_is_named_in_one_line(tmp_path):
+    file = tmp_path / "algorithm" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("defaults: [fedavg, _self_\ntags: 3\n")
+    with pytest.raises(Refusal, match=r"^[^\n]*algorithm/mine.yaml\", line 1, [^\n]*$"):
+        gcfed.configure("algorithm=mine", config_dir=tmp_path)

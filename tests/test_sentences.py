@@ -85,6 +85,10 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
         (["server.lr=null"], "server.lr=null must be a number"),
         (["partition=dirichlet", "partition.alpha=0"], "alpha=0: Input should be greater than 0$"),
         (["targets=90"], r"targets=90: Input should be a list, such as \[1,2\]"),
+        (
+            ["task._target_=test_sentences.NoRule"],
+            "task: NoRule is no task: derive it from gcfed.ta",
+        ),
         (["client.optimizer=adam"], "client.optimizer=adam: Input should be a class or function"),
         (
             ["data=csv", "data.ignore=id"],
@@ -96,6 +100,14 @@ def test_a_wrong_name_or_value_is_refused_with_its_key_and_a_remedy(overrides, m
     with pytest.raises(Refusal, match=message) as refused:
         gcfed.train(gcfed.configure(overrides), quiet=True)
     assert says_all(refused.value)  # a command prints one line
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(
+        Refusal, match=r"accelerator=gpu: torch .* finds no CUDA GPU here: take tra"
+    ):
+        gcfed.train(gcfed.configure(SMALL, "trainer=gpu"), quiet=True)
 
 
 def test_an_installed_package_is_not_the_users_own_code(tmp_path):

@@ -67,6 +67,7 @@ def _call(command: Callable[[list[str]], int | None]) -> None:
 
 def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     import hydra
+    import yaml
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -107,6 +108,8 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         compose(partial(_guarded, task))()
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(explained(error, with_config_dir(overrides, flags), path)) from None
+    except yaml.YAMLError as error:
+        raise Refusal(" ".join(str(error).split())) from None
 
 
 def _guarded(task: Task, cfg: DictConfig) -> None:

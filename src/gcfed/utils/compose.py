@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
@@ -125,6 +126,8 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(explained(error, overrides)) from None
+    except yaml.YAMLError as error:  # of a user's own file, which it names
+        raise Refusal(" ".join(str(error).split())) from None
     return cfg
 
 
