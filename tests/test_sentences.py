@@ -89,6 +89,7 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
             ["task._target_=test_sentences.NoRule"],
             "task: NoRule is no task: derive it from gcfed.ta",
         ),
+        (["model=torchvision"], "^model: ResNet cannot read"),
         (["client.optimizer=adam"], "client.optimizer=adam: Input should be a class or function"),
         (
             ["data=csv", "data.ignore=id"],
@@ -96,10 +97,11 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
         ),
     ],
 )
-def test_a_wrong_name_or_value_is_refused_with_its_key_and_a_remedy(overrides, message):
+def test_a_wrong_name_or_value_is_refused_with_its_key_and_a_remedy(overrides, message, caplog):
     with pytest.raises(Refusal, match=message) as refused:
         gcfed.train(gcfed.configure(overrides), quiet=True)
     assert says_all(refused.value)  # a command prints one line
+    assert "hydra" not in {record.name.partition(".")[0] for record in caplog.records}
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):

@@ -241,7 +241,7 @@ def wrong_command(folder, *words):
         ({"overrides": ["client.epoch=3"]}, "did you mean client.epochs?"),
         ({"overrides": ["seed=7"]}, "FedAvg, α 0.1: seed=7 is set by the command: write seeds="),
         ({"seeds": -2}, "seeds=-2 must be at least 1"),
-        ({"seeds": [1, -1]}, "seeds.list"),
+        ({"seeds": [1, -1]}, "seeds.1: Input should be greater than or equal to 0"),
         ({"overrides": ["rounds=abc"]}, "FedAvg, α 0.1, seed 1: rounds=abc: Input should be"),
         (
             {"columns": [{"label": "a"}, {"label": "b", "overrides": ["partition.alpha=low"]}]},

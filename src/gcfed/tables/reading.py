@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -102,7 +103,8 @@ def _axis(one: Any, known: Mapping[str, Any]) -> Any:
 
 def reason(finding: ErrorDetails) -> str:
     """Pydantic's finding in words, with the key."""
-    place = [str(part) for part in finding["loc"]]
+    # without the names of types, which pydantic adds where a key has one of several
+    place = [str(part) for part in finding["loc"] if not re.fullmatch(r"int|list\[.*\]", str(part))]
     key = ".".join(place)
     if finding["type"] == "missing":
         return f"the key {key} is missing"

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from typing import Any
 
-from hydra.utils import get_object
+from hydra._internal.utils import _locate
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.utils.checked import SettingError
@@ -51,7 +51,8 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         message = message_of(error)
         if not isinstance(error, ValueError):
             message = f"{type(error).__name__}: {message}"
-        raise BuildError(f"{node._get_full_key(None)}: {message}") from error
+        prefix = f"{node._get_full_key(None)}: "
+        raise BuildError(prefix + message.removeprefix(prefix)) from error
 
 
 def _require_module(node: DictConfig) -> None:
@@ -73,7 +74,7 @@ def target_of(node: DictConfig) -> Any:
     name = str(node["_target_"])
     key = node._get_full_key("_target_")
     try:
-        found = get_object(name)
+        found = _locate(name)
     except ImportError:
         _refuse_unknown_name(key, name)
         raise
