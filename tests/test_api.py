@@ -261,6 +261,9 @@ def test_a_comparison_equals_single_runs(tmp_path):
     ("more", "seeds", "sentence"),
     [
         (["gc.lam=2"], [1], "gc.lam=2: "),
+        (["algorithm=fedprox", "methods.proximal.mu=-1"], [1], "methods.proximal.mu=-1: "),
+        (["task._target_=mytask_of_nobody.Task"], [1], "there is no module mytask_of_nobody"),
+        (["metrics=drift", "metrics.drift.every=0"], [1], "metrics.drift.every=0: "),
         ([], [1, 1], "different seeds"),
         ([], [], "different seeds"),
         ([], [1.5], "seed=1.5: "),
@@ -272,7 +275,7 @@ def test_a_comparison_equals_single_runs(tmp_path):
     ],
 )
 def test_an_invalid_comparison_is_refused(tmp_path, more, seeds, sentence):
-    configs = {"one": gcfed.configure(SMALL, more), "two": gcfed.configure(SMALL)}
+    configs = {"one": gcfed.configure(SMALL), "two": gcfed.configure(SMALL, more)}
     with refuses(sentence):
         gcfed.compare(configs, seeds, tmp_path / "runs")
     assert [*tmp_path.rglob("metrics.csv")] == []
@@ -302,6 +305,13 @@ def test_a_comparison_is_by_the_result_that_methods_declare(tmp_path, caplog):
     assert found.table("test/acc")["mean"].tolist() == pytest.approx([15, 15])
     assert not caplog.text
     assert found.figure().axes[0].get_ylabel() == "accuracy of clients' own models (%)"
+
+
+def test_a_comparison_counts_diverged_runs(tmp_path):
+    lost = ("test/acc", {"test/loss": float("inf")})
+    found = compared(tmp_path, FedAvg=("test/acc", {"test/loss": 1.0}), Lost=lost)
+    assert found.table()["diverged"].to_dict() == {"FedAvg": 0, "Lost": 2}
+    assert found.table("test/acc", baseline="FedAvg")["diverged"].tolist() == [0, 2]
 
 
 def test_a_comparison_leaves_out_what_cannot_be_compared_and_says_why(tmp_path, caplog):

@@ -21,6 +21,15 @@ HINTS = {
     "gc=none gc.lam=0.5": (
         "gc.lam: there is no such key without gc=gcfed or gc=global or gc=local or gc=warmup."
     ),
+    "gc=none gc.boundary=fc1": (
+        "gc.boundary=fc1 has no effect without gc=gcfed or gc=global or gc=local or gc=warmup."
+    ),
+    "methods.mine._target_=mine.Mine": (
+        "methods.mine._target_: there is no such key: did you mean +methods.mine._target_?"
+    ),
+    "model._target_=mynet.Net model.width=8": (
+        "model.width: there is no such key: did you mean +model.width?"
+    ),
     "callbacks.best.monitor=val/acc": (
         "callbacks.best.monitor: there is no such key without callbacks=best."
     ),
@@ -65,7 +74,7 @@ def test_the_error_of_a_wrong_word_suggests_the_right_one(words):
             [word for word in rest if not word.startswith(f"{option[0]}=")], "=".join(option), wrong
         )
     hint = HINTS[words].partition("did you mean ")[2].partition("?")[0]
-    for key in re.findall(r"[\w.=]{3,}", hint):
+    for key in re.findall(r"[\w.=+]{3,}", hint):
         gcfed.configure(rest, key if "=" in key else f"{key}={wrong.partition('=')[2]}")
 
 
@@ -200,3 +209,21 @@ def test_bare_words_and_dashes_know_the_users_own_files(conf):
         refuse_words(["mine"], overrides, path)
     with pytest.raises(Refusal, match=r"did you mean methods\.mine\.strength=2"):
         refuse_words(["--strength=2"], overrides, path)
+
+
+def test_a_forgotten_config_dir_is_named(tmp_path, monkeypatch):
+    file = tmp_path / "conf" / "algorithm" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("# @package _global_\ndefaults: [fedavg, _self_]\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match="add --config-dir conf "):
+        gcfed.configure("algorithm=mine")
+    assert gcfed.configure("algorithm=mine", config_dir="conf").tags.algorithm == "fedavg"
+
+
+def test_a_broken_file_of_the_users_is_named_in_one_line(tmp_path):
+    file = tmp_path / "algorithm" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("defaults: [fedavg, _self_\ntags: 3\n")
+    with pytest.raises(Refusal, match=r"^[^\n]*algorithm/mine.yaml\", line 1, [^\n]*$"):
+        gcfed.configure("algorithm=mine", config_dir=tmp_path)

@@ -11,12 +11,17 @@ import gcfed
 from gcfed.assemble import assemble, build_loop
 from gcfed.check import check
 from gcfed.utils.instantiate import BuildError
+from gcfed.utils.refusal import Refusal, in_own_code, says_all
 
 
 class NoRule:
     def add(self, upload, round): ...
 
     def reduce(self, round, like): ...
+
+
+class Deep:
+    def __init__(self, depth, width=1): ...
 
 
 class ByParity:
@@ -60,3 +65,65 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
     with refuses(r"client.lr_cosine=5 is below rounds=9: .* from round 6"):
         check(gcfed.configure("rounds=9", "client.lr_cosine=5"))
     check(gcfed.configure("rounds=9", "client.lr_cosine=9"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["model._target_=plain.Nothing"],
+            r"model._target_=plain.Nothing: plain has no Nothing; there are .*\.$",
+        ),
+        (["model._target_=users_networks.Smal"], r"users_networks has no Smal: did you mean Small"),
+        (["model._target_=plain"], "model._target_=plain is a module: name a class or a function"),
+        (["model._target_=test_sentences.Deep"], r"Deep needs depth: add \+model.depth=…\."),
+        (
+            ["model._target_=test_sentences.Deep", "+model.depth=1", "+model.widht=2"],
+            r"takes depth, width, not widht: did you mean model.width\?",
+        ),
+        (["client.optimizer.lr=fast"], "client.optimizer.lr=fast must be a number"),
+        (["server.lr=null"], "server.lr=null must be a number"),
+        (["partition=dirichlet", "partition.alpha=0"], "alpha=0: Input should be greater than 0$"),
+        (["targets=90"], r"targets=90: Input should be a list, such as \[1,2\]"),
+        (
+            ["task._target_=test_sentences.NoRule"],
+            "task: NoRule is no task: derive it from gcfed.ta",
+        ),
+        (["model=torchvision"], "^model: ResNet cannot read"),
+        (["client.optimizer=adam"], "client.optimizer=adam: Input should be a class or function"),
+        (
+            ["data=csv", "data.ignore=id"],
+            r"^data.ignore=id: Input should be a list",
+        ),
+    ],
+)
+def test_a_wrong_name_or_value_is_refused_with_its_key_and_a_remedy(overrides, message, caplog):
+    with pytest.raises(Refusal, match=message) as refused:
+        gcfed.train(gcfed.configure(overrides), quiet=True)
+    assert says_all(refused.value)  # a command prints one line
+    assert "hydra" not in {record.name.partition(".")[0] for record in caplog.records}
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(
+        Refusal, match=r"accelerator=gpu: torch .* finds no CUDA GPU here: take tra"
+    ):
+        gcfed.train(gcfed.configure(SMALL, "trainer=gpu"), quiet=True)
+
+
+def test_an_installed_package_is_not_the_users_own_code(tmp_path):
+    """Also in another environment's folder, which ``--system-site-packages`` adds."""
+    for folder, is_own in (
+        ("lib/site-packages", False),
+        ("lib/dist-packages", False),
+        ("mine", True),
+    ):
+        file = tmp_path / folder / "raises.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("def f():\n    raise OSError('no GPU')\n")
+        names = {}
+        exec(compile(file.read_text(), str(file), "exec"), names)
+        with pytest.raises(OSError, match="no GPU") as error:
+            names["f"]()
+        assert in_own_code(error.value.with_traceback(error.tb.tb_next)) == is_own

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.folders.folder import CHECKPOINT, METRICS, Run, find_runs, read_run
+from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, read_run
 from gcfed.folders.measures import is_accuracy, parse, smooth, value
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.jobs import check_jobs, train_all
-from gcfed.utils.compose import composed, searchpath, shorthand
+from gcfed.utils.compose import composed, refuse_idle, searchpath, shorthand
 from gcfed.utils.machine import job
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
@@ -68,6 +68,7 @@ def configure(
         searched = [searchpath(config_dir, words), *words]
     with _composing:
         cfg = composed(searched)
+    refuse_idle(cfg, words)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
         changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
         changed = re.sub(r"['\"\\$]+", "-", changed)  # the resolver's argument is in quotes
@@ -133,7 +134,7 @@ def compare(
     """
     import pandas as pd
 
-    from gcfed.check import check
+    from gcfed.assemble import check_parts  # torch
 
     if not isinstance(configs, Mapping):
         raise TypeError('compare takes a dict: {"FedAvg": gcfed.configure("gc=none"), …}.')
@@ -150,7 +151,7 @@ def compare(
     runs = {}
     for (method, seed), path in folders.items():
         run = _seeded(composed_configs[method], seed, path)
-        check(run)
+        check_parts(run)
         check_folder(run, path)
         runs[f"{method}, seed {seed}"] = run
     check_jobs(runs, jobs)
@@ -283,6 +284,7 @@ class Comparison:
         its 95 % interval. Accuracies are in percent.
 
         If a run has fewer than three times as many rounds, only the last value of each run counts.
+        ``diverged`` is the number of the method's diverged runs, which count like the others.
 
         Args:
             column: None: the column that the methods declare as their result. A method that cannot
@@ -309,8 +311,9 @@ class Comparison:
         rows = {}
         for method, numbers in numbers_of.items():
             shown = factor * numbers
-            rows[method] = (shown.mean(), *interval(shown), unit, column, len(shown), rounds)
-        names = ["mean", "low", "high", "unit", "column", "seeds", "rounds"]
+            counts = (len(shown), rounds, self._diverged(method))
+            rows[method] = (shown.mean(), *interval(shown), unit, column, *counts)
+        names = ["mean", "low", "high", "unit", "column", "seeds", "rounds", "diverged"]
         table = pd.DataFrame.from_dict(rows, orient="index", columns=names)
         if baseline is None:
             return table
@@ -327,6 +330,11 @@ class Comparison:
     @property
     def _methods(self) -> list[Name]:
         return list(dict.fromkeys(method for method, _ in self.folders))
+
+    def _diverged(self, method: Name) -> int:
+        """How many runs of a method diverged."""
+        folders = [folder for (other, _), folder in self.folders.items() if other == method]
+        return sum(read_run(folder).state == DIVERGED for folder in folders)
 
     def _judged_by(self, column: str | None) -> tuple[str, list[Name], Mapping[str, str]]:
         """The column, the methods that it judges, and why others are left out, by name.

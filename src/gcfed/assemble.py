@@ -19,9 +19,10 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.callbacks.monitored import check_monitors
+from gcfed.check import check
 from gcfed.data.checks import check_labels, check_samples
 from gcfed.data.clock import Clock
-from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.datamodule import DATASET, FederatedDataModule
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import number_of_clients
 from gcfed.federated.engine.loop import FederatedLoop
@@ -34,11 +35,13 @@ from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
 from gcfed.optim.partial import MakeOptimizer, first_move
-from gcfed.utils.instantiate import build_all, optional, require
+from gcfed.utils.checked import SettingError
+from gcfed.utils.instantiate import build_all, optional, require, target_of, typed_key
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import seed_generators, torch_seed
 
 log = logging.getLogger(__name__)
+MANY_CLIENTS = 2**31  # where the data have not been read, and their clients not been counted
 AGGREGATOR = ("validate", "beside", "add", "reduce")  # what the server uses of it
 
 
@@ -97,8 +100,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
 
     Raises ValueError if a setting cannot work, and FileNotFoundError if data do not exist.
     """
-    data: FederatedDataModule = require(cfg, "data")
-    data.setup()
+    data = _read_data(cfg)
     if not clients_only:
         check_samples(data)
     module = build_module(fill_from_data(cfg, data), data)
@@ -118,6 +120,37 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
         _refuse_client_callbacks(users_callbacks)
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks, result)
+
+
+def check_parts(cfg: DictConfig) -> None:
+    """Builds those parts of a run that need no data, and drops them.
+
+    Several runs are checked so before the first one begins.
+
+    Raises ValueError if a setting cannot work.
+    """
+    check(cfg)
+    for key in ("data", "server", "task"):
+        require(cfg, key)
+    if cfg.model.get("_target_") is not None:
+        target_of(cfg.model)
+    num_clients = cfg.participation.num_clients
+    build_loop(cfg, MANY_CLIENTS if num_clients is None else num_clients)
+    build_methods(cfg)
+    build_all(cfg, "metrics")
+    build_all(cfg, "callbacks", Callback)
+
+
+def _read_data(cfg: DictConfig) -> FederatedDataModule:
+    data: FederatedDataModule = require(cfg, "data")
+    try:
+        data.setup()
+    except SettingError as error:
+        group, _, name = error.name.rpartition(".")
+        if group != DATASET:
+            raise
+        raise Refusal(f"{typed_key(cfg.data.dataset, name)}{error.rest}") from None
+    return data
 
 
 def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:

@@ -67,6 +67,7 @@ def _call(command: Callable[[list[str]], int | None]) -> None:
 
 def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     import hydra
+    import yaml
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -107,6 +108,8 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         compose(partial(_guarded, task))()
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(explained(error, with_config_dir(overrides, flags), path)) from None
+    except yaml.YAMLError as error:
+        raise Refusal(" ".join(str(error).split())) from None
 
 
 def _guarded(task: Task, cfg: DictConfig) -> None:
@@ -150,11 +153,15 @@ def _end_stopped(signalled: KeyboardInterrupt | Stopped) -> NoReturn:
 
 def _train(cfg: DictConfig) -> None:
     """Trains one run: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``."""
+    from hydra.core.hydra_config import HydraConfig
+
     from gcfed.folders.place import remove_refused
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
+    from gcfed.utils.compose import refuse_idle
     from gcfed.utils.refusal import Refusal
 
     try:
+        refuse_idle(cfg, HydraConfig.get().overrides.task)
         result = train(cfg)
     finally:
         remove_refused(cfg)

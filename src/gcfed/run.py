@@ -123,6 +123,13 @@ def _silence(cfg: DictConfig) -> None:
 
 
 def _set_up_process(cfg: DictConfig) -> None:
+    """Raises Refusal if the config asks for a GPU that is not there."""
+    asked = cfg.trainer.accelerator
+    if asked in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise Refusal(
+            f"trainer.accelerator={asked}: torch {torch.__version__} finds no CUDA GPU here: take"
+            " trainer=auto or trainer=cpu."
+        )
     keep_freed_memory()
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import refuses
 from harness import assert_near
+from torch.utils.data import TensorDataset
 
 from gcfed.assemble import assemble
 from gcfed.data.augment import AutoTransform, ImageTransform, PlainTransform
@@ -154,6 +155,7 @@ def test_columns_of_pandas_are_arrays():
         ),
         ({"x": IMAGES, "y": CLASSES, "z": CLASSES}, "has x, y, z: give x and y"),
         ([IMAGES, CLASSES], "gives a list: make it a dict of arrays"),
+        ((IMAGES, CLASSES), r'gives a tuple: make it a dict of arrays x and y: {"x": x, "y": y}'),
         (
             {"x": IMAGES / 255, "y": CLASSES},
             r"samples must be images, uint8 .* not float64 .*\(x \* 255\)\.round",
@@ -339,3 +341,14 @@ def test_validation_samples_are_held_out_before_the_partition(config):
     )
     assert not train & held
     assert held == {x.numpy().tobytes() for x in other._tests[1][0]}  # the same for all seeds
+
+
+def test_the_code_that_converts_a_torch_dataset_is_in_the_message():
+    pairs = TensorDataset(torch.rand(30, 4), torch.arange(30) % 3)
+    with pytest.raises(ValueError, match="gives a TensorDataset") as refused:
+        from_arrays(pairs, "mine", 0.2)
+    code = str(refused.value).partition("x and y: ")[2].removesuffix(".")
+    arrays = eval(code, {"numpy": np, "data": pairs})
+    dataset = from_arrays(arrays, "mine", 0.2)
+    assert dataset.num_classes == 3
+    assert len(dataset.train.x) + len(dataset.test.x) == 30

@@ -24,6 +24,7 @@ from gcfed.tables import command, cost, running
 from gcfed.tables.plan import plan
 from gcfed.tables.reading import load, names
 from gcfed.tables.records import Table
+from gcfed.utils.refusal import Refusal
 
 FEDAVG = "fedavg_alpha-0.1_s1"
 GCFED = "gc-fed_alpha-0.1_s1"
@@ -37,6 +38,9 @@ TABLE = {
     ],
     "columns": [{"label": "α 0.1", "overrides": ["partition.alpha=0.1"]}],
 }
+
+
+SEARCH = {"metric": "last:val/acc", "n_trials": 1, "overrides": ["seed=9"]}
 
 
 @pytest.fixture
@@ -237,6 +241,17 @@ def wrong_command(folder, *words):
         ({"overrides": ["client.epoch=3"]}, "did you mean client.epochs?"),
         ({"overrides": ["seed=7"]}, "FedAvg, α 0.1: seed=7 is set by the command: write seeds="),
         ({"seeds": -2}, "seeds=-2 must be at least 1"),
+        ({"seeds": [1, -1]}, "seeds.1: Input should be greater than or equal to 0"),
+        ({"overrides": ["rounds=abc"]}, "FedAvg, α 0.1, seed 1: rounds=abc: Input should be"),
+        (
+            {"columns": [{"label": "a"}, {"label": "b", "overrides": ["partition.alpha=low"]}]},
+            "FedAvg, b, seed 1: partition.alpha=low: Input should be a valid number",
+        ),
+        ({"overrides": ["gc.boundary=fc1"]}, "gc.boundary=fc1 has no effect without gc=gcfed"),
+        (
+            {"search": SEARCH | {"params": {"client.optimizer.rl": "interval(0.1, 1)"}}},
+            "search for fedavg_alpha-0.1: client.optimizer.rl: there is no such key",
+        ),
         ({"unit": "furlong"}, "unit=furlong must be percent, points, rounds"),
         ({"measure": "median:test/acc"}, "measure=median:test/acc must be max:test/acc"),
         (
@@ -251,6 +266,15 @@ def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
     said = wrong_command(tmp_path, str(path), f"paths.log_dir={tmp_path / 'logs'}")
     assert sentence in said
     assert len(said.splitlines()) == 1
+    assert not [*tmp_path.rglob("metrics.csv")]
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "- [a, b]\n", "hello\n"])
+def test_a_table_without_keys_is_one_sentence(tmp_path, text):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(Refusal, match=r"mine.yaml is no table: it holds a .*, not keys with val"):
+        load(path)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
+DATASET = "data.dataset"  # the key of the function that loads the data
 
 
 def _two_shares(value: Any) -> Any:
@@ -151,7 +152,7 @@ class FederatedDataModule(LightningDataModule):
         try:
             return self.load()
         except SettingError as error:
-            raise Refusal(f"data.dataset.{error.name}{error.rest}") from None
+            raise SettingError(f"{DATASET}.{error.name}", error.rest) from None
 
     def _limited(self) -> list[Split]:
         """The training samples, the test split, and the validation split if there is one."""

@@ -35,13 +35,20 @@ MOST_ROUNDS = 10_000_000
 def read_yaml(path: Path) -> dict[Any, Any]:
     """A mapping from a file; {} from an empty one. Errors of YAML name the file.
 
-    Raises ValueError for a file that is too large, too deep, or becomes so by aliases of aliases.
+    Raises ValueError for a file that is too large, too deep, or becomes so by aliases of aliases,
+    and for one without keys.
     """
     _check_size(path)
     with path.open(encoding="utf-8") as file:
         _check_values(file)
         file.seek(0)
-        return dict(yaml.load(file, YamlLoader) or {})
+        content = yaml.load(file, YamlLoader)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        kind = "list" if isinstance(content, list) else "single value"
+        raise Refusal(f"it holds a {kind}, not keys with values")
+    return content
 
 
 def _check_size(path: Path) -> None:

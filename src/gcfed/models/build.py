@@ -4,14 +4,13 @@ from contextlib import suppress
 from inspect import signature
 from typing import Any
 
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import Tensor, nn
 
 from gcfed.models.adapters import with_adapters
 from gcfed.models.own import begin_at, fitted
 from gcfed.utils.checked import SettingError
-from gcfed.utils.instantiate import build
+from gcfed.utils.instantiate import build, target_of
 from gcfed.utils.refusal import Refusal
 
 
@@ -37,7 +36,7 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
         lora = {key: value for key, value in lora.items() if value is not None}
         known = set[str]()
         with suppress(Exception):  # build() raises it again, with the key
-            known = {*signature(get_object(target)).parameters}
+            known = {*signature(target_of(node)).parameters}
         # data sets of texts set last_only
         for key in {"last_only", *(shape if is_users else ())} - known:
             node.pop(key, None)

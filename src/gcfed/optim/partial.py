@@ -31,6 +31,7 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
 
     Raises BuildError, with the config key, if torch refuses a setting or the step fails.
     """
+    _require_numbers(optimizer, key)
     try:
         idle = torch.zeros(1, requires_grad=True)
         idle.grad = torch.zeros(1)
@@ -44,6 +45,19 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
             f"{key}{'.' if isinstance(error, SettingError) else ': '}{error}"
         ) from None
     return optimizer
+
+
+def _require_numbers(optimizer: MakeOptimizer, key: str) -> None:
+    """Raises BuildError for a text or null where torch's default is a number."""
+    if not isinstance(optimizer, partial):
+        return
+    known = inspect.signature(optimizer.func).parameters
+    for name, value in optimizer.keywords.items():
+        default = known[name].default if name in known else None
+        is_number = isinstance(default, int | float) and not isinstance(default, bool)
+        if is_number and (value is None or isinstance(value, str)):
+            shown = "null" if value is None else value
+            raise BuildError(f"{key}.{name}={shown} must be a number.")
 
 
 def first_move(optimizer: MakeOptimizer, gradient: float) -> float:

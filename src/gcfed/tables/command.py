@@ -201,6 +201,8 @@ def main(words: Sequence[str]) -> int:
     logs = _logs(planned, request)
     root = logs / "study" / table.name / request.scale
     state = _state(table, request, planned, root, logs)
+    if not request.compare:
+        running.check_cells(state.left)
     _print(state.lines())
     if request.dry_run:
         _print(state.lines_of_jobs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -51,7 +52,7 @@ def load(name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
     if not path.is_file():
         raise MissingFile(f"There is no table {name}; the package has {', '.join(names())}.")
     try:
-        raw = _with_shared({"name": path.stem} | read_yaml(path))
+        raw = _with_shared({"name": path.stem} | _mapping(path))
         for key, value in (changes or {}).items():
             _change(raw, key, value)
         return Table(**raw)
@@ -63,6 +64,13 @@ def load(name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
     except (OSError, TypeError, AttributeError, KeyError, ValueError, yaml.YAMLError) as error:
         text = message_of(error)
         raise Refusal(f"{path} is no table: {type(error).__name__}: {text}") from None
+
+
+def _mapping(path: Path) -> dict[Any, Any]:
+    try:
+        return read_yaml(path)
+    except Refusal as error:
+        raise Refusal(f"{path} is no table: {error}. A table has rows and columns.") from None
 
 
 def _change(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -95,7 +103,8 @@ def _axis(one: Any, known: Mapping[str, Any]) -> Any:
 
 def reason(finding: ErrorDetails) -> str:
     """Pydantic's finding in words, with the key."""
-    place = [str(part) for part in finding["loc"]]
+    # without the names of types, which pydantic adds where a key has one of several
+    place = [str(part) for part in finding["loc"] if not re.fullmatch(r"int|list\[.*\]", str(part))]
     key = ".".join(place)
     if finding["type"] == "missing":
         return f"the key {key} is missing"

@@ -13,6 +13,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from gcfed.tables.measures import UNITS, column_of
+from gcfed.utils.checked import Whole
 
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -50,7 +51,7 @@ class Part:
 
     rows: list[str | int | float] | None = None  # labels or short names; * stands for anything
     columns: list[str | int | float] | None = None
-    seeds: list[int] | None = None
+    seeds: list[Whole] | None = None
     overrides: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -81,7 +82,7 @@ class Search:
     # the first trials, such as a grid; then Optuna draws
     points: list[dict[str, Any]] = field(default_factory=list)
     # a trial has a run per seed; its value is their mean
-    seeds: list[int] = field(default_factory=list)
+    seeds: list[Whole] = field(default_factory=list)
     # of the trials: a validation split, a seed that no job has
     overrides: list[str] = field(default_factory=list)
 
@@ -105,7 +106,7 @@ class Table:
     source: str = ""
     unit: str | None = None  # of measures.UNITS; None: that of the measure
     # the seeds, or how many the paper averaged; None: it does not say
-    seeds: int | list[int] | None = None
+    seeds: int | list[Whole] | None = None
     measure: str | None = "mean:test/acc[10]"  # as measures.measured reads it
     setting: dict[str, Any] = field(default_factory=dict)
     unstated: str = ""  # what the paper does not say about its setting

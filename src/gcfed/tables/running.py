@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gcfed.check import check
 from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
 from gcfed.tables.plan import Job
-from gcfed.utils.compose import composed
+from gcfed.utils.compose import composed, refuse_idle
 from gcfed.utils.refusal import Refusal, message_of
 
 STOP = "callbacks.early_stopping"
@@ -31,7 +32,9 @@ CODE = "from gcfed.commands import train; train()"
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The config of a run. Raises Refusal if an override or an interpolation is wrong."""
-    return composed(overrides)
+    cfg = composed(overrides)
+    refuse_idle(cfg, overrides)
+    return cfg
 
 
 def train(overrides: Sequence[str], folder: Path) -> str:
@@ -142,7 +145,7 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
     works: dict[tuple[object, ...], Work] = {}
     work_of: dict[str, Work] = {}
     for job in jobs.values():
-        work = _work(job, root / job.folder)
+        work = composed_work(job, root / job.folder)
         identity = (digest(work.leaves), work.cfg.rounds)
         key = (*identity, work.cfg.eval_every, str(work.measurements))
         if key not in works:
@@ -154,12 +157,27 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
     return work_of
 
 
-def _work(job: Job, folder: Path) -> Work:
+def composed_work(job: Job, folder: Path) -> Work:
+    """Raises Refusal, with the job's title, for a setting that cannot work."""
     try:
         cfg = compose(job.overrides)
+        OmegaConf.update(cfg, "paths.output_dir", str(folder))
+        check(cfg)
         return Work(job, cfg, leaves(cfg), folder)
     except (ValueError, OmegaConfBaseException) as error:
         raise Refusal(f"{job.title}: {message_of(error)}") from None
+
+
+def check_cells(works: Iterable[Work]) -> None:
+    """Raises Refusal, with the cell's name, if a part of its run cannot be built."""
+    from gcfed.assemble import check_parts  # torch
+
+    cells = {work.job.cell: work for work in works}
+    for work in cells.values():
+        try:
+            check_parts(work.cfg)
+        except (ValueError, OSError) as error:
+            raise Refusal(f"{work.job.title}: {' '.join(str(error).split())}") from error
 
 
 def _take_twin(work: Work, twins: Sequence[Run]) -> None:

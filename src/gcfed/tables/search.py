@@ -115,7 +115,10 @@ def _cell_search(search: Search, job: Job, root: Path) -> CellSearch:
 
 
 def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
-    """Raises Refusal if the search cannot choose for the runs."""
+    """Raises Refusal if the trials cannot run, or if the search cannot choose for the runs."""
+    drawn = [f"{key}={_some_value(space)}" for key, space in one.space.items()]
+    trial = Job(f"search for {one.cell}", [*one.overrides, *drawn], "", one.cell, one.cfg.seed)
+    running.check_cells([running.composed_work(trial, one.folder)])
     if "methods" in one.cfg:
         from gcfed.assemble import declared_result  # torch
 
@@ -126,6 +129,11 @@ def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
         raise Refusal(
             f"seed={min(both)} is in a search and in a run: set other seeds, or other search.seeds."
         )
+
+
+def _some_value(distribution: Any) -> Any:
+    choices = getattr(distribution, "choices", None)
+    return distribution.low if choices is None else choices[0]
 
 
 def _report_unused(search: Search, jobs: Any) -> None:

@@ -38,6 +38,14 @@ Inside = Annotated[float, Field(gt=0, lt=1)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 
+A_LIST = "Input should be a list, such as [1,2]"
+#: Pydantic's sentences that speak of Python → ours.
+REASONS = {
+    "'str' instances are not allowed as a Sequence value": A_LIST,
+    "Input should be an instance of Sequence": A_LIST,
+    "Input should be callable": "Input should be a class or function, which _target_ names",
+}
+
 T = TypeVar("T", bound=Callable[..., Any])
 
 
@@ -107,4 +115,7 @@ def validated(name: str, value: Any, hint: Any) -> Any:
 
 def _reason(finding: ErrorDetails) -> str:
     """Pydantic's sentence about a value. One raised by a validator of ours comes without prefix."""
-    return finding["msg"].removeprefix("Value error, ")
+    if finding.get("ctx", {}).get("ge") == SMALLEST:
+        return "Input should be greater than 0"
+    message = finding["msg"].removeprefix("Value error, ")
+    return REASONS.get(message, message)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
@@ -34,6 +35,8 @@ GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
 )
 
+#: Groups of one object, which the option none switches off.
+SWITCHES = ("attack", "federation", "gc", "privacy", "quantization")
 #: Other projects' words for options of ours.
 WORDS_FOR_OPTIONS = {"cuda": "gpu", "cuda:0": "gpu", "sgdm": "sgd"}
 
@@ -123,7 +126,27 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except (HydraException, OmegaConfBaseException) as error:
         raise Refusal(explained(error, overrides)) from None
+    except yaml.YAMLError as error:  # of a user's own file, which it names
+        raise Refusal(" ".join(str(error).split())) from None
     return cfg
+
+
+def refuse_idle(cfg: DictConfig, words: Sequence[str]) -> None:
+    """Raises Refusal if the user set a key of a group that is switched off: ``gc.boundary`` without
+    GC.
+
+    A config file may set such a key, as models do for the case that there is GC.
+    """
+    for word in words:
+        key, _, value = word.partition("=")
+        group = key.partition(".")[0]
+        if group not in SWITCHES or group == key:
+            continue
+        node = cfg.get(group)
+        if OmegaConf.is_dict(node) and not node.get("_target_"):
+            options = [f"{group}={option}" for option in _options(group, words)]
+            options.remove(f"{group}=none")
+            raise Refusal(f"{key}={value} has no effect without {' or '.join(options)}.")
 
 
 def _is_value(override: Override) -> bool:
@@ -180,6 +203,8 @@ def _unknown_key(key: str, words: Sequence[str], path: Path) -> str:
         places = [other for other in PLACES if other in known]
         if places:
             return f"{key}: there is no such key: did you mean {places[0]}?"
+    if _could_be_added(key, words):
+        return f"{key}: there is no such key: did you mean +{key}?"
     group = key.partition(".")[0].replace("methods", "algorithm")
     if group != "hydra":
         options = _options(group, words)
@@ -193,12 +218,28 @@ def _unknown_key(key: str, words: Sequence[str], path: Path) -> str:
     return f"{key}: there is no such key{suggestion(key, _known(words, path))}"
 
 
+def _could_be_added(key: str, words: Sequence[str]) -> bool:
+    """Whether a key is the ``_target_`` of a further method, metric or callback, or an argument of
+    a class that the user named.
+    """
+    node, _, name = key.rpartition(".")
+    if name == "_target_":
+        return node.partition(".")[0] in ("callbacks", "logger", "methods", "metrics")
+    return any(word.lstrip("+").startswith(f"{node}._target_=") for word in words)
+
+
 def _unknown_option(group: str, option: str, words: Sequence[str]) -> str:
     known = _options(group, words)
     if option == "none":
         keys = [f"{group}.{key}" for key in _keys_of_default(group)]
         rest = f" Set its keys instead: {', '.join(keys[:4])}." if keys else ""
         return f"{group}=null: {group} cannot be left out. There are {', '.join(known)}.{rest}"
+    for file in Path.cwd().glob(f"*/{group}/{option}.yaml"):
+        folder = file.relative_to(Path.cwd()).parts[0]
+        return (
+            f"{group}={option}: there is no such option without {folder}/{group}/{option}.yaml: add"
+            f" --config-dir {folder} (in Python config_dir='{folder}')."
+        )
     meant = suggestion(option, known, f"{group}=")
     return f"{group}={option}: there is no such option{meant} There are {', '.join(known)}."
 

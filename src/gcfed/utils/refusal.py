@@ -9,6 +9,9 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+#: Folders of installed packages, also of another environment that this one can see.
+INSTALLED = frozenset(("site-packages", "dist-packages"))
+
 
 class Refusal(ValueError):
     """A setting, a file or a combination that cannot work; names the key or the file."""
@@ -52,8 +55,10 @@ def _is_own(file: str) -> bool:
     """Whether a file is neither this project's, nor an installed package's, nor Python's."""
     if file.startswith("<"):  # code without a file
         return False
-    folders = [Path(__file__).parents[2]]  # of this package
-    for kind in ("stdlib", "platstdlib", "purelib", "platlib"):
-        folders.append(Path(sysconfig.get_path(kind)))
     path = Path(file)
+    if not INSTALLED.isdisjoint(path.parts):
+        return False
+    folders = [Path(__file__).parents[2]]  # of this package
+    for kind in ("stdlib", "platstdlib"):
+        folders.append(Path(sysconfig.get_path(kind)))
     return not any(path.is_relative_to(folder) for folder in folders)

@@ -147,7 +147,13 @@ def _report_untested(dataset: FederatedDataset, name: str, note: Note) -> None:
 def _require_keys(content: Any, name: str) -> None:
     """Raises ValueError unless ``content`` maps the names of the arrays to arrays."""
     if not isinstance(content, Mapping):
-        raise Refusal(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
+        fix = ""
+        if hasattr(content, "__getitem__") and hasattr(content, "__len__"):
+            fix = ': {"x": numpy.stack([x for x, _ in data]), "y": [y for _, y in data]}'
+        if isinstance(content, tuple) and len(content) == 2:
+            fix = ': {"x": x, "y": y}'
+        kind = type(content).__name__
+        raise Refusal(f"{name} gives a {kind}: make it a dict of arrays x and y{fix}.")
     is_complete = {"x", "y"} <= content.keys() <= set(KEYS)
     if not is_complete or ("x_test" in content) != ("y_test" in content):
         raise Refusal(

@@ -75,6 +75,11 @@ class FederatedModule(LightningModule):
         self.make_optimizer = try_optimizer(server, "server")
         self.clients: ClientStack | None = None
         self.run: Callable[[int], dict[str, Any]]  # the loop's round; see ``FederatedLoop.bind``
+        if not hasattr(task, "columns"):
+            raise Refusal(
+                f"task: {type(task).__name__} is no task: derive it from gcfed.tasks.Classification"
+                " or SquaredError."
+            )
         self.task = task
         wrong = [column for column in task.columns if not column.startswith("test/")]
         if wrong or "test/loss" not in task.columns:
