@@ -150,11 +150,11 @@ def compare(
     }
     runs = {}
     for (method, seed), path in folders.items():
-        run = _seeded(composed_configs[method], seed, path)
+        runs[f"{method}, seed {seed}"] = _seeded(composed_configs[method], seed, path)
+    check_jobs(runs, jobs)
+    for run, path in zip(runs.values(), folders.values(), strict=True):
         check_parts(run)
         check_folder(run, path)
-        runs[f"{method}, seed {seed}"] = run
-    check_jobs(runs, jobs)
     train_all(runs, jobs=jobs, quiet=quiet)
     frames = {key: read_metrics(folders[key] / METRICS) for key in _sorted(folders)}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]), folders)
