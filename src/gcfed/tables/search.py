@@ -13,11 +13,12 @@ import numpy as np
 import yaml
 from omegaconf import DictConfig
 
+from gcfed.folders.columns import refuse_unwritten
 from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.folders.lock import locked
 from gcfed.folders.measures import check_judges
 from gcfed.tables import running
-from gcfed.tables.measures import column_of, less_is_better, measured
+from gcfed.tables.measures import column_of, less_is_better, measured, refuse_without_direction
 from gcfed.tables.plan import Job
 from gcfed.tables.records import Search
 from gcfed.utils.instantiate import installed
@@ -69,6 +70,7 @@ def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> 
     share a seed.
     """
     installed("optuna", "search")
+    refuse_without_direction(search.metric, "search.metric")
     cells = {job.cell: job for job in jobs.values()}
     run_seeds = {job.seed for job in jobs.values()}
     searches = [_cell_search(search, job, root) for job in cells.values()]
@@ -119,10 +121,11 @@ def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
     drawn = [f"{key}={_some_value(space)}" for key, space in one.space.items()]
     trial = Job(f"search for {one.cell}", [*one.overrides, *drawn], "", one.cell, one.cfg.seed)
     running.check_cells([running.composed_work(trial, one.folder)])
+    key = f"{one.cell}: search.metric={search.metric}"
+    refuse_unwritten(column_of(search.metric), one.cfg, key)
     if "methods" in one.cfg:
         from gcfed.assemble import declared_result  # torch
 
-        key = f"{one.cell}: search.metric={search.metric}"
         check_judges(column_of(search.metric), declared_result(one.cfg), key)
     both = {*(search.seeds or [one.cfg.seed])} & run_seeds
     if both:
