@@ -78,7 +78,7 @@ class Sitting(Callback):
         loop.server.schedule.sampler = InPairs(loop.sampler)
         self.module = pl_module
         parts = [*loop.stacks.program.parts, *loop.server.parts]
-        self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
+        self.gc = [(part, part.axes_of) for part in parts if isinstance(part, LocalGC | GlobalGC)]
         self.solver, self.recorders = (
             loop.stacks.program.solver,
             (defaultdict(Recorder), defaultdict(Recorder)),
@@ -89,7 +89,7 @@ class Sitting(Callback):
     def _switch(self, on: bool) -> None:
         self.solver.recorders = self.recorders[on]  # a graph of one method is wrong for the other
         for part, layers in self.gc:
-            part.ndim = layers if on else {}
+            part.axes_of = layers if on else {}
         # A run of FedAvg has no hook after the backward pass.
         vars(self.module).pop("after_backward", None)
         if not on:

@@ -29,6 +29,7 @@ from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
 from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result_of
+from gcfed.federated.parts.part import AGGREGATOR_METHODS
 from gcfed.federated.state.store import ClientStores
 from gcfed.folders.identity import digest
 from gcfed.methods.personal.local_norm import LocalNorm
@@ -42,7 +43,6 @@ from gcfed.utils.rng import seed_generators, torch_seed
 
 log = logging.getLogger(__name__)
 MANY_CLIENTS = 2**31  # where the data have not been read, and their clients not been counted
-AGGREGATOR = ("validate", "beside", "add", "reduce")  # what the server uses of it
 
 
 @dataclass
@@ -302,7 +302,7 @@ def _warn_of_long_steps(server: MakeOptimizer) -> None:
 
 def _check_aggregator(aggregator: object) -> None:
     """Raises ValueError if the object lacks a method that the server calls."""
-    missing = [name for name in AGGREGATOR if not hasattr(aggregator, name)]
+    missing = [name for name in AGGREGATOR_METHODS if not hasattr(aggregator, name)]
     if missing:
         raise Refusal(
             f"aggregator: {type(aggregator).__name__} has no {' and no '.join(missing)}: derive it"

@@ -4,7 +4,6 @@ and of processes.
 
 import copy
 from functools import partial
-from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -23,18 +22,13 @@ from harness import (
 )
 from torch import nn
 
-from gcfed.federated.engine.stacks import Stacks, assign
-from gcfed.federated.network.lent import Traits, broadcast_state
+from gcfed.federated.network.lent import broadcast_state
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts import ClientPart, Kept, Method, ServerPart, like_trained
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training import batches
-from gcfed.federated.training.batches import Kind
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.objective.proximal import Proximal
-from gcfed.models.cnn import CNN
-from gcfed.models.mlp import MLP
 
 
 def solver(**kwargs):
@@ -216,133 +210,11 @@ def test_a_users_own_optimizer_steps_as_torchs(federation):
 
 
 @pytest.mark.parametrize(
-    ("last_batch", "counts"), [("keep", [4, 4, 1]), ("drop", [4, 4]), ("wrap", [4, 4, 4])]
-)
-def test_an_epoch_is_divided_as_configured(last_batch, counts):
-    data = random_federation(sizes=(9, 3))
-    plan = plan_of(data, [0], last_batch=last_batch)
-    assert plan.counts.tolist() == [counts * 2]
-    epochs = plan.index[0].view(2, -1)
-    for epoch in epochs:
-        # wrap repeats the first samples at the end
-        times = np.bincount(epoch[: sum(counts)], minlength=9)
-        assert (
-            sorted(times)
-            == {"keep": [1] * 9, "drop": [0] + [1] * 8, "wrap": [1] * 6 + [2] * 3}[last_batch]
-        )
-    assert not torch.equal(epochs[0], epochs[1])
-    few = plan_of(data, [1], epochs=1, last_batch=last_batch)
-    # a small client keeps its only batch
-    assert few.counts.tolist() == [[4 if last_batch == "wrap" else 3]]
-    assert (plan_of(data, [0, 1], steps=5, last_batch=last_batch).counts > 0).sum(1).tolist() == [
-        5,
-        5,
-    ]
-
-
-class Counts(ArrayData):
-    """Counts the fetched values, and adds the augmentation's draw to each sample."""
-
-    values: ClassVar = []
-
-    def draw(self, rng, shape):
-        return rng.integers(0, 100, (*shape, 1))
-
-    def fetch(self, index, augment):
-        x, y = super().fetch(index, augment)
-        self.values.append(x.numel())
-        return x + augment, y
-
-
-@pytest.mark.parametrize("ahead", [0, 40, 80, 10**6])  # values; a batch has 20
-@pytest.mark.parametrize("clients", [[1], [1, 2]])
-def test_a_steps_batch_does_not_depend_on_earlier_steps(monkeypatch, clients, ahead):
-    data = random_federation(sizes=(3, 14, 9), features=5)
-    data = Counts(data.x, data.y, data.clients)
-    monkeypatch.setattr(batches, "VALUES_AHEAD", ahead)
-    plan = plan_of(data, clients)
-    for step in [*range(8), *range(7, -1, -1), 0, 5, 2, 2, 7, 3]:
-        n, size, _ = kind = plan.kinds[step]
-        rows = plan.index[:n, step, :size]
-        for number in (step, torch.tensor([step])):
-            batch = plan.batch(data, number, kind)
-            assert torch.equal(batch.x, data.x[rows] + plan.augment[:n, step, :size])
-            assert torch.equal(batch.y, data.y[rows])
-            # alignment changes the last bits of products on CPUs
-            assert batch.x.data_ptr() % 64 == 0
-            assert batch.count.tolist() == plan.counts[:n, step].tolist()
-        wide = plan.batch(data, step, Kind(n, 4, even=False))  # as FedReg's
-        assert torch.equal(wide.x[:, :size], batch.x)
-        assert wide.mask.tolist() == [
-            [i < count for i in range(4)] for count in plan.counts[:n, step]
-        ]
-
-
-def test_a_client_fetches_no_value_beyond_its_plan(monkeypatch):
-    data = random_federation(sizes=(3, 14, 2))
-    data = Counts(data.x, data.y, data.clients)
-    monkeypatch.setattr(batches, "VALUES_AHEAD", 100)
-    for client, cut, expected in ((1, 8, [96, 96]), (1, 5, [96, 24]), (2, 6, [72])):
-        plan = plan_of(data, [client], epochs=2 if client == 1 else 6).cut(np.array([cut]))
-        data.values.clear()
-        for step, kind in enumerate(plan.kinds):
-            plan.batch(data, step, kind)
-        assert data.values == expected
-
-
-def test_clients_are_assigned_to_processes_largest_first():
-    cohort, work = np.array([3, 5, 8, 9]), np.array([1, 10, 4, 6])
-    parts = [assign(cohort, work, rank, 2) for rank in range(2)]
-    assert [p.tolist() for p in parts] == [[5, 3], [9, 8]]
-    assert assign(cohort, work, 0, 1).tolist() == [5, 9, 8, 3]
-    assert len(assign(cohort, work, 6, 7)) == 0
-    assert [len(assign(np.arange(9), np.ones(9), rank, 3)) for rank in range(3)] == [3, 3, 3]
-
-
-@pytest.mark.parametrize(
     ("stack", "optimizer"), [("many", torch.optim.SGD), (1, torch.optim.Adafactor)]
 )
 def test_the_error_of_a_solver_setting_names_its_key(stack, optimizer):
     with pytest.raises(ValueError, match=r"stack=many|optimizer=Adafactor"):
         LocalSolver(partial(optimizer, lr=0.1), stack=stack)
-
-
-@pytest.mark.parametrize(
-    ("net", "gigabytes", "expected"),
-    [
-        # weights of 4.0 MB; a client needs 16 times as much, and twice 50 activations of 4 kB
-        (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 80, (5, 1)),
-        (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 0.2, (3, 1)),
-        (CNN(input_shape=(3, 32, 32), num_classes=10), 0.5, (1, 3)),
-        # its draws depend on the stack
-        (nn.Sequential(nn.Linear(1000, 1000), nn.Dropout()), 80, (1, 1)),
-    ],
-)
-def test_a_gpu_trains_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes, expected):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gigabytes * 1e9), 0))
-    shape = (3, 32, 32) if isinstance(net, CNN) else (1000,)
-    sample = SimpleNamespace(
-        fetch=lambda index, augment: (torch.zeros(1, *shape), None),
-        sizes=lambda: np.square(np.arange(5)),
-    )
-    monkeypatch.setattr(torch, "zeros", partial(_on_cpu, torch.zeros))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-
-    def layout(stack, device):
-        module = SimpleNamespace(
-            net=net, device=torch.device(device), lent=SimpleNamespace(traits=Traits())
-        )
-        program = SimpleNamespace(solver=sgd(stack=stack), module=module, data=sample)
-        found = Stacks(program, None, 5).layout
-        return found.k, len(found.streams)
-
-    assert layout("auto", "cuda") == expected
-    assert layout(2, "cuda")[0] == 2
-    assert layout("auto", "cpu") == (1, 0)
-
-
-def _on_cpu(make, *size, device=None, **keywords):
-    return make(*size, **keywords)
 
 
 @pytest.mark.parametrize("how", ["backward", "gradients"])
@@ -462,6 +334,41 @@ class KeepsOther(ClientPart):
 
     def keep(self, upload, own, download):
         return {"mine": own["yours"]} if self.reads_other else {"yours": upload.delta}
+
+
+class EditsItsState(Spy):
+    """Adds Δ to its state in place. Client 1 sends a number that is not finite."""
+
+    keeps: ClassVar = {"mine": Kept(like_trained)}
+
+    def __init__(self, adds):
+        self.adds = adds
+
+    def send(self, upload, own, download):
+        upload.delta["0.bias"][torch.from_numpy(upload.clients == 1)] = torch.inf
+
+    def keep(self, upload, own, download):
+        if self.adds:
+            return {"mine": own.add("mine", upload.delta, upload.finite)}
+        for name, kept in own["mine"].items():
+            kept += upload.delta[name]
+        return {"mine": own["mine"]}
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_state_that_a_method_edits_in_place_is_kept_of_finite_clients_only(federation, adds):
+    stores = ClientStores()
+    net = make_net()
+    like = {name: t.detach().clone() for name, t in net.named_parameters()}
+    method = EditsItsState(adds)
+    train_rounds(
+        net, federation, sgd(), rounds=2, methods=[method], cohort_of=5, k=5, stores=stores
+    )
+    states = stores.read("mine", np.arange(5), like)
+    for t in states.values():
+        moved = t.flatten(1).abs().sum(1)
+        assert moved.isfinite().all()
+        assert (moved > 0).tolist() == [True, False, True, True, True]
 
 
 class TermOfClasses(ClientPart):

@@ -91,7 +91,7 @@ def test_a_first_layer_of_global_gc_is_no_fact_for_other_parts():
     setup = make_setup(net(), data=without_samples((1, 4, 4)))
     gc = GlobalGC("fc1")
     gc.meet(setup)
-    assert {*gc.ndim} == {"fc1.weight", "fc2.weight"}
+    assert {*gc.axes_of} == {"fc1.weight", "fc2.weight"}
     assert setup.no_steps == set()
 
 
@@ -139,7 +139,7 @@ def test_local_gc_ends_at_the_boundary(kwargs, expected):
     ]
     for part in clients:
         meet(part)
-    assert [name for part in clients for name in part.ndim] == expected
+    assert [name for part in clients for name in part.axes_of] == expected
 
 
 def test_lam_is_a_share_of_the_trained_tensors(caplog):
@@ -148,13 +148,13 @@ def test_lam_is_a_share_of_the_trained_tensors(caplog):
     model[:2].requires_grad_(False)
     gc = GradientCentralization(lam=0.5).local_gc
     meet(gc, model)
-    assert [*gc.ndim] == ["2.weight"]
+    assert [*gc.axes_of] == ["2.weight"]
     assert not caplog.records
     meet(GradientCentralization(lam=0.2).local_gc, model)
     assert "there is no Local GC" in caplog.text
     gc = GradientCentralization(lam=0.29, tensors="all").local_gc
     meet(gc, nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
-    assert len(gc.ndim) == 29  # 0.29 · 100 is 28.999… in floating point
+    assert len(gc.axes_of) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
 class Decoder(nn.Module):
@@ -206,10 +206,10 @@ def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     setup = make_setup(Decoder(), data=random_federation())
     method.local_gc.meet(setup)
     method.global_gc.meet(setup)
-    assert [*method.local_gc.ndim] == expected
+    assert [*method.local_gc.axes_of] == expected
     later = GradientCentralization(local=False, server_boundary="body.conv").global_gc
     later.meet(setup)
-    assert [*later.ndim] == ["body.conv.weight", "head.weight"]
+    assert [*later.axes_of] == ["body.conv.weight", "head.weight"]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_tied_weight_belongs_to_the_layer_that_uses_it_last():
     for boundary, expected in (("2", ["0.weight"]), ("1", [])):  # layer 1 uses it last
         gc = GradientCentralization(boundary=boundary).local_gc
         meet(gc, tied)
-        assert [*gc.ndim] == expected
+        assert [*gc.axes_of] == expected
 
 
 def test_an_unusable_boundary_is_refused():

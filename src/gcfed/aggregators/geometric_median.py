@@ -2,10 +2,9 @@
 Algorithm 2).
 
 The smoothed Weiszfeld algorithm, which starts at the coordinate-wise median: no single client can
-move that far. Two
-differences: the paper weights clients by their samples, about which a hostile client could lie, and
-here all clients have equal weights; the paper recommends about three iterations, and here there are
-ten.
+move that far. There are two differences. The paper weights clients by their samples, about which a
+hostile client could lie; here all clients have equal weights. The paper recommends about three
+iterations; here there are ten.
 """
 
 import torch

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 
 from gcfed.federated.parts import ClientPart, Download, Method, ServerPart, Setup
 from gcfed.methods.projection import centralize_, input_axes
-from gcfed.models.adapters import A, B, centre_a
+from gcfed.models.adapters import FACTOR_A, FACTOR_B, centre_a
 from gcfed.utils.checked import Count, SettingError, Share, checked
 from gcfed.utils.refusal import Refusal
 
@@ -66,9 +66,9 @@ class GradientCentralization(Method):
                 " and lam are null, but Local and Global GC together need a borderline: set"
                 " boundary to a module, set lam in [0, 1], or use gc=local or gc=global.",
             )
-        least = 2 if tensors == "weights" else 1
-        self.local_gc = LocalGC(lam, boundary, local_rounds, least, lora is not None)
-        self.global_gc = GlobalGC(server_boundary, least, lora is not None)
+        min_axes = 2 if tensors == "weights" else 1
+        self.local_gc = LocalGC(lam, boundary, local_rounds, min_axes, lora is not None)
+        self.global_gc = GlobalGC(server_boundary, min_axes, lora is not None)
         chosen: list[ClientPart | ServerPart] = []
         if local:
             chosen.append(self.local_gc)
@@ -78,22 +78,22 @@ class GradientCentralization(Method):
 
 
 class LocalGC(ClientPart):
-    """Line 14, in the tensors before the borderline that have ``least`` axes."""
+    """Line 14, in the tensors before the borderline that have at least ``min_axes`` axes."""
 
     def __init__(
         self,
         lam: float | None = None,
         boundary: str | None = None,
         rounds: int | None = None,
-        least: int = 2,
+        min_axes: int = 2,
         lora: bool = False,
     ) -> None:
         self.lam = lam
         self.boundary = boundary
         self.rounds = rounds
-        self.least = least
+        self.min_axes = min_axes
         self.lora = lora
-        self.mean_axes = input_axes
+        self.mean_axes = input_axes  # reproductions/mean_shapes.py tries other axes
         self.recordable = "run" if rounds is None else "stack"
         self._now = True
 
@@ -104,11 +104,11 @@ class LocalGC(ClientPart):
         if self.lora:
             chosen = _with_a(setup, names, chosen)
         self.groups = setup.forward_order.groups
-        self.ndim = _axes(setup, chosen, self.least)
-        if self.ndim:
-            every = _axes(setup, names, self.least)
-            shown = ", ".join(name.removesuffix(".weight") for name in self.ndim)
-            log.info("Local GC in %d of %d tensors: %s", len(self.ndim), len(every), shown)
+        self.axes_of = _axes(setup, chosen, self.min_axes)
+        if self.axes_of:
+            every = _axes(setup, names, self.min_axes)
+            shown = ", ".join(name.removesuffix(".weight") for name in self.axes_of)
+            log.info("Local GC in %d of %d tensors: %s", len(self.axes_of), len(every), shown)
         elif self.lam != 0:
             log.warning(
                 "there is no Local GC: no trained weight lies before its borderline (gc.boundary,"
@@ -137,7 +137,7 @@ class LocalGC(ClientPart):
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         if not self._now:
             return
-        for name, ndim in self.ndim.items():
+        for name, ndim in self.axes_of.items():
             grad = pl_module.clients.leaves[name].grad  # [n, *shape]
             if grad is not None:
                 centralize_(grad, ndim, self.groups.get(name, 0), self.mean_axes(ndim))
@@ -146,11 +146,11 @@ class LocalGC(ClientPart):
 class GlobalGC(ServerPart):
     """Line 20, for all modules from ``boundary`` on."""
 
-    def __init__(self, boundary: str | None = None, least: int = 2, lora: bool = False) -> None:
+    def __init__(self, boundary: str | None = None, min_axes: int = 2, lora: bool = False) -> None:
         self.boundary = boundary
-        self.least = least
+        self.min_axes = min_axes
         self.lora = lora
-        self.mean_axes = input_axes
+        self.mean_axes = input_axes  # reproductions/mean_shapes.py tries other axes
 
     def validate(self, setup: Setup) -> None:
         order = setup.forward_order
@@ -165,8 +165,8 @@ class GlobalGC(ServerPart):
                     "gc.lora=centre_a needs server=sgd: other optimizers move the mean of A."
                 )
         self.groups = order.groups
-        self.ndim = _axes(setup, names, self.least)
-        if not self.ndim:
+        self.axes_of = _axes(setup, names, self.min_axes)
+        if not self.axes_of:
             log.warning(
                 "there is no Global GC: it applies to no trained weight (gc.tensors,"
                 " gc.server_boundary)"
@@ -176,21 +176,21 @@ class GlobalGC(ServerPart):
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         for name, param in pl_module.net.named_parameters():  # type: ignore[union-attr]
-            if name in self.ndim and param.grad is not None:
-                ndim = self.ndim[name]
+            if name in self.axes_of and param.grad is not None:
+                ndim = self.axes_of[name]
                 centralize_(param.grad, ndim, self.groups.get(name, 0), self.mean_axes(ndim))
 
 
-def _axes(setup: Setup, names: Iterable[str], least: int) -> dict[str, int]:
+def _axes(setup: Setup, names: Iterable[str], min_axes: int) -> dict[str, int]:
     """The parameters among ``names`` that are trained and centralized, with their
     number of axes.
     """
     params = dict(setup.module.net.named_parameters())
-    added = setup.forward_order.added if least > 1 else set()
+    added = setup.forward_order.added if min_axes > 1 else set()
     axes: dict[str, int] = {}
     for name in names:
         param = params[name]
-        if param.requires_grad and param.dim() >= least and name not in added:
+        if param.requires_grad and param.dim() >= min_axes and name not in added:
             axes[name] = param.dim()
     return axes
 
@@ -199,7 +199,7 @@ def _with_a(setup: Setup, names: list[str], chosen: list[str]) -> list[str]:
     """Centres the factors A of adapters. Returns them, and of ``chosen`` what is no factor B."""
     if not centre_a(setup.module.net):
         raise Refusal("gc.lora=centre_a needs adapters: set model.lora.rank.")
-    return [name for name in names if A in name or (name in chosen and B not in name)]
+    return [name for name in names if FACTOR_A in name or (name in chosen and FACTOR_B not in name)]
 
 
 def _place(setup: Setup, key: str, module: str) -> int:

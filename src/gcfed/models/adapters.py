@@ -17,8 +17,8 @@ from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import message_of
 
 # In the names of the factors.
-A = ".lora_A."  # ``[r, in, …]``
-B = ".lora_B."  # ``[out, r, …]``
+FACTOR_A = ".lora_A."  # ``[r, in, …]``
+FACTOR_B = ".lora_B."  # ``[out, r, …]``
 
 
 @checked
@@ -82,7 +82,7 @@ def with_adapters(
                 raise SettingError(
                     "average", f"={average} is not for embeddings, whose A starts at zero."
                 )
-            if average == "ffa" and A in name:
+            if average == "ffa" and FACTOR_A in name:
                 parameter.requires_grad_(False)
     return net
 
@@ -121,7 +121,7 @@ def centre_a(net: nn.Module) -> bool:
 
     Returns whether there are such factors.
     """
-    factors_a = [parameter.data for name, parameter in net.named_parameters() if A in name]
+    factors_a = [parameter.data for name, parameter in net.named_parameters() if FACTOR_A in name]
     for factor in factors_a:
         mean = factor.double().mean(tuple(range(1, factor.dim())), keepdim=True)
         # a centred factor must keep its bits

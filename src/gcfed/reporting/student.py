@@ -1,5 +1,7 @@
 """Student's t distribution. With t = √ν·tan θ its density is ∝ cos^(ν−1) θ, so that the integrals
 have finite bounds.
+
+scipy has the distribution too, but it would be a dependency for these two functions only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Builds the object of a node of the config. Errors name the key.
 
-Not ``hydra.utils.instantiate``: version 1.3.8 takes 12 ms for a node, and 0.65 ms for each call of
-a ``_partial_``, such as each client's optimizer in each round. Lists and dicts become Python's own.
+Not ``hydra.utils.instantiate``: with version 1.3.8 each call of a ``_partial_``, such as that of
+each client's optimizer in each round, takes 0.2 ms; here it takes 4 µs (SGD, one CPU core).
+Lists and dicts become Python's own.
 """
 
 import re

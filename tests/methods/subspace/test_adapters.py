@@ -154,7 +154,7 @@ def test_the_factor_that_is_not_trained_does_not_move():
 def test_the_copy_that_peft_keeps_of_a_trained_module_does_not_move_the_borderline():
     gc = GradientCentralization(boundary="2").local_gc
     gc.validate(make_setup(adapted(), methods=[gc], data=random_federation()))
-    assert [*gc.ndim] == ["0.lora_A.default.weight", "0.lora_B.default.weight"]
+    assert [*gc.axes_of] == ["0.lora_A.default.weight", "0.lora_B.default.weight"]
 
 
 def test_gc_of_a_refuses_servers_that_would_break_it():

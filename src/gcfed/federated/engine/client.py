@@ -20,6 +20,7 @@ from gcfed.federated.parts import ClientPart, Own, Part
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
+from gcfed.federated.state.own import Edited
 from gcfed.federated.training.batches import BatchPlan, KeptSteps, Steps
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
@@ -239,13 +240,10 @@ class ClientProgram:
             upload.finite = upload.finite & sendable(upload, limit_of(self.aggregator))
 
     def _keep(self, upload: Upload, states: Mapping[ClientPart, Own], download: Download) -> None:
-        """Writes the clients' new states, of those whose upload is finite."""
+        """Writes the new states of the clients whose upload is finite."""
         for part in self.parts:
             for name, values in (part.keep(upload, states[part], download) or {}).items():
-                # A part that edits a state in place leaves out clients itself, without a wait for
-                # the device.
-                in_place = values is states[part].get(name)
-                finite = None if in_place else upload.finite
+                finite = None if isinstance(values, Edited) else upload.finite
                 part.stores.write(name, upload.clients, values, download.round, finite)
         self.sent.append((upload.clients, upload.finite))
 

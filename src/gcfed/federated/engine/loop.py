@@ -59,7 +59,11 @@ class FederatedLoop(Callback):
     # takes the simulation in memory; returns another transport
     federation: Callable[[Stacks], Stacks] | None = None
     data: Any = field(default=None, init=False)  # None before ``bind``
-    schedule: Schedule = field(init=False, repr=False)  # there after ``bind``
+    # there after ``bind``
+    schedule: Schedule = field(init=False, repr=False)
+    stacks: Stacks = field(init=False, repr=False)
+    transport: Stacks = field(init=False, repr=False)  # ``stacks`` itself without a federation
+    server: Server = field(init=False, repr=False)
     # whether a client has counted in a round of this run
     counted: bool = field(default=False, init=False)
     # of the last round in this process
@@ -124,7 +128,7 @@ class FederatedLoop(Callback):
             validate_parts(setup)
         self.data = data
         self.server = Server(setup, self.schedule, self.seed)
-        module.run = self.run_and_test
+        module.run_round_and_test = self.run_and_test
 
     def _check_traits(self, module: FederatedModule, data: Any) -> None:
         traits = module.lent.traits
@@ -168,7 +172,7 @@ class FederatedLoop(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.stores.load_state_dict(state_dict["stores"])
-        self.counted = state_dict.get("counted", True)  # earlier checkpoints lack it
+        self.counted = state_dict["counted"]
         if "schedule" in state_dict:
             self.schedule.load_state_dict(state_dict["schedule"])
 

@@ -11,8 +11,11 @@ from gcfed.federated.protocol.rounds import Received
 def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     """Draws a cohort, sends the model, adds up the uploads, makes the server's step and replies.
 
+    Clients learn nothing that is not in a message. Their local training is
+    :meth:`~gcfed.federated.engine.client.ClientProgram.train`, which the transport calls.
+
     Returns:
-        The row of metrics, and what was received. Clients learn nothing that is not in a message.
+        The row of metrics, and what was received.
     """
     started = time.perf_counter()
     turn = server.schedule.turn(t)

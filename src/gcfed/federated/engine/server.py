@@ -161,9 +161,10 @@ class Server:
         totals = sums.totals(round)
         losses = {} if totals.losses is None else losses_by_client(totals.losses, round)
         is_finite = are_finite(t for mean in means.values() for t in mean.values())
-        numbers = torch.cat([totals.counts, is_finite.view(1)]).tolist()  # waits for the device
-        counts = Counts(*numbers[:-1])
-        overflowed = not numbers[-1]
+        # one transfer, because the host waits for the device
+        *numbers, is_update_finite = torch.cat([totals.counts, is_finite.view(1)]).tolist()
+        counts = Counts(*numbers)
+        overflowed = not is_update_finite
         has_step = counts.num_finite > 0 or self._steps_without_clients
         answered = round.scheduled
         if len(outcome.missing):
@@ -207,7 +208,7 @@ class Server:
 
         Those that convert it into the model's coordinates come first.
         """
-        for part in sorted(self.parts, key=lambda part: type(part).decode is ServerPart.decode):
+        for part in sorted(self.parts, key=lambda part: not part.converts):
             part.on_aggregate_end(received.update, received)
 
     def step(self, received: Received) -> bool:

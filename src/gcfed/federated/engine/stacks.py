@@ -116,23 +116,29 @@ class Stacks(Transport):
         train one client at a time. Networks that draw random numbers, as a user's may, use one
         stream: all streams share a generator.
         """
-        program = self.program
-        net, device = program.module.net, program.module.device
-        chosen = None
-        if program.solver.stack != "auto":
-            chosen = min(program.solver.stack, self.cohort)
+        device = self.program.module.device
         if device.type != "cuda":
-            return Layout(chosen or 1, device, num_streams=0)
-        room = max(1, min(self.cohort, free_memory(device) // self._bytes_of_client()))
+            return Layout(self._chosen() or 1, device, num_streams=0)
+        k, num_streams = self.division(free_memory(device))
+        return Layout(k, device, num_streams)
+
+    def _chosen(self) -> int | None:
+        """The K that the user has set; None for ``auto``."""
+        stack = self.program.solver.stack
+        return None if stack == "auto" else min(stack, self.cohort)
+
+    def division(self, free_bytes: int) -> tuple[int, int]:
+        """K and the number of streams on a GPU with this much free memory."""
+        module = self.program.module
+        net = module.net
         # Dropout in a stack depends on K, and K depends on the free memory, which must not change a
         # run.
-        alone = program.module.lent.traits.alone or has_dropout(net) or has_convolutions(net)
-        k = chosen or (1 if alone else room)
+        alone = bool(module.lent.traits.alone) or has_dropout(net) or has_convolutions(net)
+        room = free_bytes // self._bytes_of_client()
+        k, num_streams = divide(self.cohort, room, alone, self._chosen())
         if has_dropout(net) or not is_ours(type(net).__module__):
-            return Layout(k, device, num_streams=1)
-        num_stacks = ceil(self.cohort / k)
-        num_streams = max(1, min(num_stacks, room // k, MAX_STREAMS))
-        return Layout(k, device, num_streams)
+            return k, 1
+        return k, num_streams
 
     def forget_layout(self) -> None:
         """The layout is made again at its next use."""
@@ -152,6 +158,19 @@ class Stacks(Transport):
             activations = activation_bytes(net, sample)
         weights = sum(p.nbytes for p in net.parameters())
         return 16 * weights + 2 * batch_size * activations
+
+
+def divide(cohort: int, room: int, alone: bool, chosen: int | None = None) -> tuple[int, int]:
+    """K and the number of streams of a GPU.
+
+    Args:
+        room: how many clients' memory is free.
+        alone: whether clients train one at a time, unless the user has ``chosen`` a K.
+    """
+    room = max(1, min(cohort, room))
+    k = chosen or (1 if alone else room)
+    num_stacks = ceil(cohort / k)
+    return k, max(1, min(num_stacks, room // k, MAX_STREAMS))
 
 
 class Layout:

@@ -51,6 +51,10 @@ class FederatedModule(LightningModule):
     ``test/``.
     """
 
+    # Runs the round with this index and its test, and returns the row of metrics. Set by
+    # ``FederatedLoop.bind``.
+    run_round_and_test: Callable[[int], dict[str, Any]]
+
     def __init__(
         self,
         net: nn.Module,
@@ -74,7 +78,6 @@ class FederatedModule(LightningModule):
         server = validated("server", server, Callable[..., Any])
         self.make_optimizer = try_optimizer(server, "server")
         self.clients: ClientStack | None = None
-        self.run: Callable[[int], dict[str, Any]]  # the loop's round; see ``FederatedLoop.bind``
         if not hasattr(task, "columns"):
             raise Refusal(
                 f"task: {type(task).__name__} is no task: derive it from gcfed.tasks.Classification"
@@ -165,7 +168,7 @@ class FederatedModule(LightningModule):
         t = self.trainer.global_step
         # autocast is on again in local training and tests
         with blamed(self.net, self.task, f"in round {t + 1}"), outside_autocast():
-            return self.run(t)
+            return self.run_round_and_test(t)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
         """Tests the global model on the test split, and on the validation split if there is one,
@@ -178,6 +181,7 @@ class FederatedModule(LightningModule):
         Returns:
             The values of the task's columns.
         """
+        # Not by trainer.validate: it would set up and tear down the trainer, which is fitting.
         self.sums = {}
         if self.trainer.datamodule.num_clients > 1:  # type: ignore[attr-defined]
             self.lent.begin_anew()

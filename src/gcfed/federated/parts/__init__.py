@@ -15,7 +15,7 @@ from gcfed.federated.parts.server import ServerPart
 from gcfed.federated.parts.transport import Transport
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
-from gcfed.federated.state.own import Kept, Own, like_trained
+from gcfed.federated.state.own import Edited, Kept, Own, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.tasks import Batch
 
@@ -27,6 +27,7 @@ __all__ = [
     "ClientStack",
     "ClientStores",
     "Download",
+    "Edited",
     "Kept",
     "Method",
     "Need",

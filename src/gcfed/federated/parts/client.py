@@ -122,9 +122,12 @@ class ClientPart(Part):
         return {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
-        """Called after the uploads. Returns the clients' new states by the names in ``keeps``:
-        ``own.add(…)``, or new tensors ``[K, *shape]``, which the engine stores if the upload is
-        finite.
+        """Called after the uploads. Returns the clients' new states by the names in ``keeps``,
+        tensors ``[K, *shape]``.
+
+        The engine stores them for the clients whose upload is finite, also if the part has edited
+        ``own[name]`` in place. ``own.add(…)`` itself leaves out the other clients; its result
+        (``Edited``) is stored without a wait for the device.
         """
         return None
 

@@ -157,6 +157,10 @@ class Aggregator(Protocol):
     def reduce(self, round: Round, like: Params) -> Params: ...
 
 
+AGGREGATOR_METHODS = ("validate", "beside", "add", "reduce")
+"""What the server calls of an :class:`Aggregator`; ``limit`` is optional."""
+
+
 def limit_of(aggregator: Any) -> float:
     """Its ``limit``.
 

@@ -78,6 +78,13 @@ class ServerPart(Part):
         """
         return sent
 
+    @property
+    def converts(self) -> bool:
+        """Whether its clients send Δ in other coordinates, which ``decode`` and
+        ``on_aggregate_end`` convert back.
+        """
+        return type(self).decode is not ServerPart.decode
+
     def server_state(self, name: str, like: Mapping[str, Tensor], *, zeros: bool = True) -> Params:
         """The server's tensors of this name, name → ``[*shape]``, which are edited in place and
         saved in checkpoints. They start as zeros, or as copies of ``like``, which also gives

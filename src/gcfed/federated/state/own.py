@@ -29,6 +29,15 @@ class Kept:
     starts_at_model: bool = False
 
 
+class Edited(Params):
+    """A state in which clients with numbers that are not finite still have their old tensors, name
+    → ``[K, *shape]``.
+
+    The engine stores it for all K clients. Any other state it stores for the finite clients only.
+    On a GPU the engine would otherwise wait for the device.
+    """
+
+
 class Own(dict[str, Params]):
     """The states of K clients, by the names in ``keeps``: name → ``[K, *shape]``.
 
@@ -43,14 +52,14 @@ class Own(dict[str, Params]):
         super().__init__()
         self.version = np.array(version, dtype=np.int64)
 
-    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
+    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Edited:
         """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``.
 
-        Returns the tensors of this name.
+        Returns the tensors of this name, which ``keep`` may return as they are.
         """
         for key, t in self[name].items():
             t.add_(torch.where(per_client(finite, t), change[key], 0.0))
-        return self[name]
+        return Edited(self[name])
 
 
 def like_trained(part: Any, download: Download) -> Params:

@@ -16,8 +16,8 @@ class Proximal(ClientPart):
     """Adds μ (w − w₀) to each client's gradients, with the broadcast model w₀.
 
     Args:
-        mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is
-            μ = 2β.
+        mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's paper writes
+            β/2 ‖·‖², so μ is its β. For a β without the ½, μ = 2β.
     """
 
     recordable = "run"

@@ -28,7 +28,7 @@ from gcfed.federated.parts import (
     Params,
     per_client,
 )
-from gcfed.methods.personal.tensors import Private, Withheld
+from gcfed.methods.personal.tensors import Private, WithheldSide
 from gcfed.utils.checked import Share, checked
 from gcfed.utils.device import on_device
 
@@ -44,8 +44,7 @@ class FedRep(Method):
     """
 
     def __init__(self, head_share: Share = 0.8, head: Sequence[str] | None = None) -> None:
-        client = InTurn(head_share, head)
-        super().__init__(client, Withheld(client))
+        super().__init__(InTurn(head_share, head), WithheldSide("head", head))
 
 
 class InTurn(Private):

@@ -33,6 +33,8 @@ from gcfed.methods.requirements import teacher
 from gcfed.utils.checked import checked
 from gcfed.utils.refusal import Refusal
 
+Side = Literal["head", "body"]
+
 
 @checked
 class Personal(Method):
@@ -44,11 +46,8 @@ class Personal(Method):
             of GC-Fed's CNN has two, with 95 % of all weights.
     """
 
-    def __init__(
-        self, keep: Literal["head", "body"] = "head", head: Sequence[str] | None = None
-    ) -> None:
-        client = Private(keep, head)
-        super().__init__(client, Withheld(client))
+    def __init__(self, keep: Side = "head", head: Sequence[str] | None = None) -> None:
+        super().__init__(Private(keep, head), WithheldSide(keep, head))
 
 
 class Private(LocalNorm):
@@ -56,7 +55,7 @@ class Private(LocalNorm):
     keeps = {"personal": LocalNorm.keeps["batch_norm"]}
     needs = []
 
-    def __init__(self, side: str, head: Sequence[str] | None) -> None:
+    def __init__(self, side: Side, head: Sequence[str] | None) -> None:
         self.side = side
         self.head = head
 
@@ -69,26 +68,32 @@ class Private(LocalNorm):
             )
 
     def personal_tensors(self, setup: Setup) -> list[str]:
-        """Raises ValueError if a module of the head has no tensors, or the body none."""
-        modules = [setup.forward_order.last_module] if self.head is None else self.head
-        travels = setup.module.travels
-        head: list[str] = []
-        has_empty = False  # whether a module has no tensors
-        for module in modules:
-            found = [name for name in travels if f"{name}.".startswith(f"{module}.")]
-            has_empty |= not found
-            head += found
-        body = [name for name in travels if name not in head]
-        if has_empty or not (head and body):
-            known = ", ".join(name for name, _ in setup.module.net.named_modules() if name)
-            raise Refusal(
-                f"{self.title}: head={[*modules]} must be modules with tensors, and not all, of"
-                f" {known}."
-            )
-        return head if self.side == "head" else body
+        return tensors_of_side(setup, self.title, self.side, self.head)
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         withhold(upload, self.kept)
+
+
+def tensors_of_side(setup: Setup, title: str, side: Side, head: Sequence[str] | None) -> list[str]:
+    """The names of the head's or the body's tensors, those of the method ``title``.
+
+    Raises ValueError if a module of the head has no tensors, or the body none.
+    """
+    modules = [setup.forward_order.last_module] if head is None else head
+    travels = setup.module.travels
+    of_head: list[str] = []
+    has_empty = False  # whether a module has no tensors
+    for module in modules:
+        found = [name for name in travels if f"{name}.".startswith(f"{module}.")]
+        has_empty |= not found
+        of_head += found
+    of_body = [name for name in travels if name not in of_head]
+    if has_empty or not (of_head and of_body):
+        known = ", ".join(name for name, _ in setup.module.net.named_modules() if name)
+        raise Refusal(
+            f"{title}: head={[*modules]} must be modules with tensors, and not all, of {known}."
+        )
+    return of_head if side == "head" else of_body
 
 
 def withhold(upload: Upload, names: Iterable[str]) -> None:
@@ -100,12 +105,8 @@ def withhold(upload: Upload, names: Iterable[str]) -> None:
 class Withheld(ServerPart):
     """Expects no entries of the personal tensors.
 
-    It shares only their choice with the client part.
+    A subclass chooses them by the function that its client part calls, too.
     """
-
-    def __init__(self, client: Private) -> None:
-        self.personal_tensors = client.personal_tensors  # type: ignore[method-assign]
-        self.method = client.method
 
     def validate(self, setup: Setup) -> None:
         if setup.server_optimizer.defaults.get("weight_decay"):
@@ -130,3 +131,12 @@ class Withheld(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         update |= {name: torch.zeros_like(round.start[name]) for name in self.kept}
+
+
+class WithheldSide(Withheld):
+    def __init__(self, side: Side, head: Sequence[str] | None) -> None:
+        self.side = side
+        self.head = head
+
+    def personal_tensors(self, setup: Setup) -> list[str]:
+        return tensors_of_side(setup, self.title, self.side, self.head)

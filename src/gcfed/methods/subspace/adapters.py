@@ -32,10 +32,10 @@ from gcfed.federated.parts import (
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.personal.tensors import Private, Withheld, withhold
 from gcfed.methods.requirements import mean_aggregator, plain_server
-from gcfed.models.adapters import A, B, factors
+from gcfed.models.adapters import FACTOR_A, FACTOR_B, factors
 from gcfed.utils.refusal import Refusal
 
-FIXED = (A, B)  # by RoLoRA in rounds 1, 3, … and in rounds 2, 4, …
+FIXED = (FACTOR_A, FACTOR_B)  # by RoLoRA in rounds 1, 3, … and in rounds 2, 4, …
 
 
 class PrivateB(Private):
@@ -43,7 +43,19 @@ class PrivateB(Private):
     keeps = {"lora_b": LocalNorm.keeps["batch_norm"]}
 
     def personal_tensors(self, setup: Setup) -> list[str]:
-        return [name for name in setup.module.travels if B in name]
+        return factors_b(setup)
+
+
+class WithheldB(Withheld):
+    method = PrivateB.method
+
+    def personal_tensors(self, setup: Setup) -> list[str]:
+        return factors_b(setup)
+
+
+def factors_b(setup: Setup) -> list[str]:
+    """The names of the factors B that travel."""
+    return [name for name in setup.module.travels if FACTOR_B in name]
 
 
 class OneFactor(ClientPart):
@@ -76,7 +88,6 @@ class OtherFactor(Withheld):
 
     method = OneFactor.method
 
-    def __init__(self) -> None: ...
     def validate(self, setup: Setup) -> None: ...
 
     def on_broadcast(self, download: Download, round: Round) -> None:
@@ -102,7 +113,11 @@ class MeanProduct(ServerPart):
     ]
 
     def validate(self, setup: Setup) -> None:
-        self.pairs = {name: name.replace(A, B) for name in self.trained_names if A in name}
+        self.pairs = {
+            name: name.replace(FACTOR_A, FACTOR_B)
+            for name in self.trained_names
+            if FACTOR_A in name
+        }
 
     def sums(self, round: Round) -> Params:
         sums = {}
@@ -131,13 +146,8 @@ class MeanProduct(ServerPart):
             update[name_b] = b - round.start[name_b]
 
 
-def _own_factors_b() -> list[Any]:
-    client = PrivateB("body", None)
-    return [client, Withheld(client)]
-
-
 AVERAGES: dict[str, Any] = {
     "alternate": lambda: [OneFactor(), OtherFactor()],
     "svd": lambda: [MeanProduct()],
-    "fedsa": _own_factors_b,
+    "fedsa": lambda: [PrivateB("body", None), WithheldB()],
 }

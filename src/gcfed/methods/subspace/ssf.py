@@ -20,6 +20,7 @@ import torch
 from gcfed.federated.parts import (
     ClientStack,
     Download,
+    Edited,
     Kept,
     Method,
     Own,
@@ -75,7 +76,7 @@ class ProjectedVariates(SubspaceClient):
         for name, change in upload.extra["ssf"].items():
             counted = change.where(per_client(upload.finite, change), 0.0)
             own["ssf"][name] += self.space[name].lift(counted).cpu()
-        return {"ssf": own["ssf"]}
+        return {"ssf": Edited(own["ssf"])}
 
 
 class ProjectedMean(SubspaceServer):

@@ -83,4 +83,4 @@ class TopK(ClientPart):
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old residual."""
-        return {"topk": dict(own["topk"])}
+        return {"topk": own["topk"]}
