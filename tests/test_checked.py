@@ -1,13 +1,17 @@
 """Constructors validate arguments against their annotations, and errors name the key."""
 
+import pkgutil
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from inspect import isclass
 from math import inf, nan
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import pytest
 from omegaconf import OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
+import gcfed
 from gcfed.utils.checked import Count, Positive, Share, ShareBelow1, Weight, checked
 from gcfed.utils.instantiate import build
 
@@ -95,3 +99,27 @@ def test_an_error_of_pydantic_within_the_function_is_not_caught():
 
     with pytest.raises(ValidationError, match="many"):
         use(1)
+
+
+def constructors():
+    """Each class of ours that has a constructor of its own."""
+    for info in pkgutil.walk_packages(gcfed.__path__, "gcfed."):
+        for kind in vars(import_module(info.name)).values():
+            if isclass(kind) and kind.__module__ == info.name and "__init__" in vars(kind):
+                yield kind
+
+
+def has_rules(kind):
+    """Whether an argument has a rule, such as ``Count``."""
+    try:
+        hints = get_type_hints(kind.__init__, include_extras=True)
+    except NameError:  # types of an import that only type checkers make: checked() refuses them
+        return False
+    return any("Annotated" in str(hint) for hint in hints.values())
+
+
+def test_each_constructor_with_rules_checks_them():
+    """A dataclass writes a new constructor, which loses the check of its base class."""
+    with_rules = [kind for kind in constructors() if has_rules(kind)]
+    assert len(with_rules) > 50
+    assert [kind for kind in with_rules if not hasattr(kind.__init__, "__wrapped__")] == []

@@ -69,6 +69,7 @@ class UniformSampler:
         return np.sort(rng.choice(num_clients, self.per_round, replace=False, shuffle=False))
 
 
+@checked
 @dataclass(frozen=True)
 class PoissonSampler(UniformSampler):
     """Each client with probability ``per_round`` / N, independently of the others.
