@@ -37,6 +37,23 @@ def test_rounds_and_tests_distinguish_settings():
     ]
 
 
+@pytest.mark.parametrize(
+    ("per_round", "num_clients", "words"),
+    [
+        (0.05, 100, "5 of 100 clients"),
+        (0.001, 100, "1 of 100 clients"),
+        (0.07, 10, "1 of 10 clients"),
+        (7, 10, "7 of 10 clients"),
+        (0.05, None, "5% of all clients"),
+        (7, None, "7 of all clients"),
+    ],
+)
+def test_a_place_has_the_number_of_clients_and_no_share(per_round, num_clients, words):
+    shares = {"participation.per_round": per_round, "participation.num_clients": num_clients}
+    (place,) = frame_of([run_of(**shares)])["place"]
+    assert f", {words}, " in place
+
+
 def test_the_latest_of_two_runs_with_the_same_seed_counts():
     old, new = (run_of(summary={"ended": f"2026-05-0{day}T00:00:00+00:00"}) for day in (1, 2))
     assert [*frame_of([new, run_of("unfinished"), old])["repeated"]] == [False, True, True]

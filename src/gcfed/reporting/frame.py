@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from gcfed.data.sampling import number_of_clients
 from gcfed.folders.folder import STORAGE, TRIALS, Run
 
 log = logging.getLogger(__name__)
@@ -188,18 +189,31 @@ def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
 
 def _place(run: Run) -> str:
     """``CIFAR-10, CNN, 5 of 100 clients, Dirichlet 0.1, 800 rounds``."""
-    per_round = run.get("participation.per_round")
-    num_clients = run.get("participation.num_clients") or "all"
     partition = _text(run.get("partition._target_", ""))
     parameter = run.leaves.get("partition.alpha", run.leaves.get("partition.classes", ""))
     words = [
         _label(run, "data"),
         _label(run, "model"),
-        f"{per_round} of {num_clients} clients",
+        _clients(run),
         f"{partition} {parameter}".strip(),
         f"{run.planned} rounds",
     ]
     return ", ".join(words)
+
+
+def _clients(run: Run) -> str:
+    """``5 of 100 clients``, also for a share of 0.05; ``5% of all clients`` if the data have the
+    clients.
+    """
+    key = "participation.per_round"
+    per_round = run.get(key)
+    num_clients = run.get("participation.num_clients")
+    is_share = isinstance(per_round, float) and 0 < per_round < 1
+    if is_share and num_clients:
+        per_round = number_of_clients(per_round, num_clients, key)
+    elif is_share:
+        per_round = f"{100 * per_round:g}%"
+    return f"{per_round} of {num_clients or 'all'} clients"
 
 
 def _method(run: Run) -> str:
