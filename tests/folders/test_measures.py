@@ -9,6 +9,7 @@ from run_folders import ROW, accuracies, run_of, write_run
 
 from gcfed.folders.measures import is_accuracy, smooth, value
 from gcfed.folders.summary import summary_of
+from gcfed.tables.measures import measured
 
 
 def test_a_moving_mean_equals_its_definition():
@@ -108,6 +109,22 @@ def test_a_diverged_run_has_no_final_value(tmp_path):
     assert value(run, "final:test/loss") is value(run, "last10:test/loss") is None
     assert value(run, "best:test/loss") == 1
     assert value(run, "final:test/acc") == 0.1
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("column", "values", "best"),
+    [("test/score", (0.8, 0.9), 0.9), ("test/loss", (0.5, 0.4), 0.4)],
+)
+def test_a_diverged_test_is_never_the_best(tmp_path, column, values, best, bad):
+    first, last = values
+    run = write_run(tmp_path / "a", accuracies(0.1, 0.5, 0.2, **{column: [first, bad, last]}))
+    assert value(run, f"best:{column}") == best
+    assert measured(run, f"max:{column}") == max(values)
+    assert measured(run, f"min:{column}") == min(values)
+    assert value(run, f"last10:{column}") is None
+    only = write_run(tmp_path / "b", accuracies(0.1, **{column: [bad]}))
+    assert value(only, f"best:{column}") is None
 
 
 #: In these rounds, each client sends 10 bytes and receives 30.

@@ -60,6 +60,13 @@ def trials(folder, cell):
     )
 
 
+def test_a_metric_without_direction_is_refused_before_the_first_trial(tuned):
+    going = trainer()
+    with refuses("^search.metric=last:train/samples: neither more nor less of train/samples"):
+        tuned(going, search=SEARCH | {"metric": "last:train/samples"})
+    assert not going.jobs
+
+
 def test_a_personal_method_is_not_tuned_by_the_global_model(tuned):
     def with_ditto(overrides):
         cfg = plain([*overrides, "model={}", "gc=null", "privacy=null", "attack=null"])

@@ -2,7 +2,7 @@
 
 ====================  ==============================================================
 ``final:<column>``    the last value of a column of ``metrics.csv``; also ``<column>``
-``best:<column>``     its highest value; the lowest one where less is better
+``best:<column>``     its highest finite value; the lowest one where less is better
 ``last10:<column>``   its mean over the last ten rounds
 ``total:<column>``    its sum over all rounds, as for ``comm/up_bytes``
 ``rounds:<target>``   the first round whose test accuracy is at least the target
@@ -17,6 +17,7 @@ import re
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
+from gcfed.folders.columns import better
 from gcfed.folders.reading import GLOBAL_TESTS
 from gcfed.utils.refusal import Refusal
 
@@ -34,16 +35,14 @@ FORMS = (
     f"A measure is {', '.join(f'{name}:<column>' for name in OF_COLUMNS)},"
     f" {', '.join(f'{name}:<target accuracy>' for name in TO_TARGET)}, or a column."
 )
-# In these columns, less is better.
-_LOWER = re.compile(
-    "loss|error|rmse|mse|mae|perplexity|distance|divergence|epsilon|bytes|seconds|time/|comm/|_std"
-)
 # These columns are shares from 0 to 1, which people read in percent.
 _ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
 
 
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:
-    """Name, and column or target. Raises ValueError, which names ``key``, for anything else."""
+    """Name, and column or target. Raises ValueError, which names ``key``, for anything else, and
+    for the best value of a column that has none.
+    """
     name, colon, subject = measure.partition(":")
     if not colon:
         name = "final"
@@ -51,6 +50,11 @@ def parse(measure: str, key: str = "measure") -> tuple[str, str]:
     of_target = name in TO_TARGET and re.fullmatch(r"\d*\.?\d+", subject)
     if not of_target and not (name in OF_COLUMNS and subject):
         raise Refusal(f"{key}={measure!r} is not understood. {FORMS}")
+    if name == "best" and better(subject) == "neither":
+        raise Refusal(
+            f"{key}={measure!r}: neither more nor less of {subject} is better. Take"
+            f" final:{subject} or last10:{subject}."
+        )
     return name, subject
 
 
@@ -66,8 +70,11 @@ def is_to_target(measure: str) -> bool:
 
 
 def higher_is_better(measure: str) -> bool:
+    """Whether a search for this measure looks for the highest value. A measure for which neither
+    is better counts as one.
+    """
     name, subject = parse(measure)
-    return name not in TO_TARGET and not _LOWER.search(subject)
+    return name not in TO_TARGET and better(subject) != "lower"
 
 
 def is_accuracy(column: str) -> bool:
@@ -120,10 +127,16 @@ def value(run: Run, measure: str) -> float | None:
     if curve.empty:
         return None
     if name == "best":
-        measured = curve.max() if higher_is_better(measure) else curve.min()
+        tests = finite(curve)
+        measured = tests.max() if higher_is_better(measure) else tests.min()
     else:
         measured = {"final": curve.iloc[-1], "last10": curve.mean(), "total": curve.sum()}[name]
     return float(measured) if math.isfinite(measured) else None
+
+
+def finite(curve: pd.Series) -> pd.Series:
+    """The finite values of a curve: a test of a diverged model is never the best or the worst."""
+    return curve[curve.abs() < math.inf]
 
 
 def seconds_at(run: Run, round: int) -> float | None:

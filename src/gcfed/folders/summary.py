@@ -13,6 +13,7 @@ from gcfed.folders.folder import SUMMARY
 from gcfed.folders.measures import (
     CLOCK,
     DECAY,
+    finite,
     first_round,
     global_test,
     is_accuracy,
@@ -83,10 +84,11 @@ def _accuracies(acc: pd.Series) -> dict[str, Any]:
     # eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ (FedACG)
     average = acc.ewm(alpha=1 - DECAY, adjust=False).mean()
     change = acc.diff().dropna()
+    tests = finite(acc)
     return {
         "test/acc": _last(acc),
-        "test/acc_best": float(acc.max()),
-        "best_round": int(acc.idxmax()) if len(acc) else None,
+        "test/acc_best": float(tests.max()),
+        "best_round": int(tests.idxmax()) if len(tests) else None,
         "test/acc_smooth10": _last(smooth(acc)),
         "test/acc_ema": _last(average),
         "acc_diff/mean": float(change.mean()),
@@ -103,7 +105,7 @@ def _errors(metrics: pd.DataFrame) -> dict[str, float]:
         if name in metrics:
             errors = column(metrics, name)
             last[name] = _last(errors)
-            best[f"{name}_best"] = float(errors.min())
+            best[f"{name}_best"] = float(finite(errors).min())
     return last | best
 
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from gcfed.folders.columns import better
 from gcfed.folders.folder import Run
-from gcfed.folders.measures import first_round, higher_is_better, is_accuracy, smooth
+from gcfed.folders.measures import finite, first_round, higher_is_better, is_accuracy, smooth
 from gcfed.reporting.verdict import TITLES
 from gcfed.utils.refusal import Refusal
 
@@ -80,7 +81,10 @@ def measured(run: Run, measure: str) -> float | None:
         return None
     if statistic == "last":
         return _finite(last.iloc[-1])
-    return _finite(getattr(last, statistic)())
+    if statistic == "mean":
+        return _finite(last.mean())
+    tests = finite(last)
+    return _finite(float(tests.max() if statistic == "max" else tests.min()))
 
 
 def column_of(measure: str) -> str:
@@ -89,6 +93,16 @@ def column_of(measure: str) -> str:
     Raises Refusal for a measure of another form.
     """
     return _form_of(measure)["column"]
+
+
+def refuse_without_direction(measure: str, key: str) -> None:
+    """Raises Refusal for a measure that cannot choose between runs."""
+    column = column_of(measure)
+    if _form_of(measure)["how"] != "rounds" and better(column) == "neither":
+        raise Refusal(
+            f"{key}={measure}: neither more nor less of {column} is better: choose by another"
+            " column, such as last:val/acc."
+        )
 
 
 def less_is_better(measure: str) -> bool:

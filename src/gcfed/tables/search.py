@@ -17,7 +17,7 @@ from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.folders.lock import locked
 from gcfed.folders.measures import check_judges
 from gcfed.tables import running
-from gcfed.tables.measures import column_of, less_is_better, measured
+from gcfed.tables.measures import column_of, less_is_better, measured, refuse_without_direction
 from gcfed.tables.plan import Job
 from gcfed.tables.records import Search
 from gcfed.utils.instantiate import installed
@@ -69,6 +69,7 @@ def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> 
     share a seed.
     """
     installed("optuna", "search")
+    refuse_without_direction(search.metric, "search.metric")
     cells = {job.cell: job for job in jobs.values()}
     run_seeds = {job.seed for job in jobs.values()}
     searches = [_cell_search(search, job, root) for job in cells.values()]
