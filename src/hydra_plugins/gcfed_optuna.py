@@ -53,6 +53,7 @@ class OptunaSweeper(Sweeper):
         """Raises ValueError before any run if a setting cannot work or the folder holds another
         search.
         """
+        from gcfed.folders.columns import refuse_unwritten
         from gcfed.folders.lock import locked
         from gcfed.folders.measures import check_judges, column_of, higher_is_better, parse
 
@@ -71,6 +72,7 @@ class OptunaSweeper(Sweeper):
                 " seed."
             )
         cfg = self.load(self.cfg, common)
+        refuse_unwritten(column_of(metric), cfg, f"optimized_metric={metric}")
         if "methods" in cfg:
             from gcfed.assemble import declared_result  # torch
 

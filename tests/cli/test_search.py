@@ -207,7 +207,17 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
         (
             [],
             {"metric": "final:test/acd"},
-            "optimized_metric=final:test/acd is not among what runs measure: .*test/acc",
+            r"^optimized_metric=final:test/acd: no run .* did you mean test/acc\?",
+        ),
+        (
+            ["data.validation=0"],
+            {"metric": "final:val/acc"},
+            r"^optimized_metric=final:val/acc needs .*: set data\.validation=0\.1",
+        ),
+        (
+            [],
+            {"metric": "final:cka/fc1"},
+            "optimized_metric=final:cka/fc1 is not among what runs measure: .*test/acc",
         ),
     ],
 )
@@ -215,7 +225,7 @@ def test_invalid_searches_are_refused(tmp_path, words, settings, message):
     launcher = Launcher()
     with refuses(message):
         go(tmp_path, launcher, *words, **settings)
-    assert len(launcher.jobs) == ("acd" in message)  # measures are known after the first run
+    assert len(launcher.jobs) == ("cka" in message)  # measures are known after the first run
 
 
 def with_ditto(config, overrides):

@@ -67,6 +67,30 @@ def test_a_metric_without_direction_is_refused_before_the_first_trial(tuned):
     assert not going.jobs
 
 
+def test_a_metric_that_no_trial_writes_is_refused_before_the_first_one(tuned):
+    going = trainer()
+    with refuses(r"search.metric=last:test/ac: no run .* did you mean test/acc\?"):
+        tuned(going, search=SEARCH | {"metric": "last:test/ac"})
+    with refuses(r"search.metric=last:val/acc needs a validation split"):
+        overrides = ["data.validation=0", "seed=9"]
+        tuned(going, search=SEARCH | {"metric": "last:val/acc", "overrides": overrides})
+    assert not going.jobs
+
+
+@pytest.mark.parametrize("measure", ["last:test/ac", "test/acc_smoth10@5", "bestround"])
+def test_a_measure_that_no_job_writes_is_refused_before_the_first_one(tuned, measure):
+    going = trainer()
+    with refuses(r"^measure=.*: no run with these settings writes .*: did you mean .*\?"):
+        tuned(going, measure=measure)
+    assert not going.jobs
+
+
+def test_a_class_of_the_user_may_write_any_column(tuned):
+    mine = ["metrics.mine._target_=mine.Own"]
+    search = SEARCH | {"overrides": [*SEARCH["overrides"], *mine]}
+    tuned(trainer(), overrides=mine, measure="last:test/own", search=search)
+
+
 def test_a_personal_method_is_not_tuned_by_the_global_model(tuned):
     def with_ditto(overrides):
         cfg = plain([*overrides, "model={}", "gc=null", "privacy=null", "attack=null"])

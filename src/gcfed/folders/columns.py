@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+from gcfed.utils.refusal import Refusal
 
 Better = Literal["higher", "lower", "neither"]
 
@@ -94,6 +100,8 @@ _LOWER = re.compile(
     "|comm/|_std",
     re.IGNORECASE,
 )
+# Classes of other packages may write columns of any name.
+_NO_COLUMNS = ("gcfed.", "torch.", "torchvision.", "lightning.", "hydra.", "optuna.")
 
 
 def better(column: str) -> Better:
@@ -104,3 +112,51 @@ def better(column: str) -> Better:
         if fnmatchcase(column, pattern):
             return direction
     return "lower" if _LOWER.search(column) else "higher"
+
+
+def refuse_unwritten(column: str, cfg: DictConfig, key: str) -> None:
+    """Raises Refusal, with a suggestion, for a column that no run of this config can write.
+
+    Args:
+        key: the setting that chose the column, such as ``search.metric=last:test/ac``.
+    """
+    if column.startswith("val/") and OmegaConf.select(cfg, "data.validation", default=1) in (
+        0,
+        None,
+    ):
+        raise Refusal(f"{key} needs a validation split: set data.validation=0.1.")
+    if is_written(column, cfg):
+        return
+    known = [*COLUMNS, *SUMMARY_NUMBERS, *_of_torchmetrics(cfg)]
+    near = get_close_matches(column, known, n=1)
+    meant = f": did you mean {near[0]}?" if near else ". docs/concepts.md lists the columns."
+    raise Refusal(f"{key}: no run with these settings writes {column}{meant}")
+
+
+def is_written(column: str, cfg: DictConfig) -> bool:
+    """Whether a run of this config may write the column. A class that is not ours may write any."""
+    known = [*COLUMNS, *SUMMARY_NUMBERS, *_of_torchmetrics(cfg)]
+    if any(fnmatchcase(column, pattern) for pattern in known):
+        return True
+    settings = OmegaConf.to_container(cfg)
+    return any(not target.startswith(_NO_COLUMNS) for target in _targets(settings))
+
+
+def _of_torchmetrics(cfg: DictConfig) -> list[str]:
+    names = OmegaConf.select(cfg, "metrics.torchmetrics.names") or ()
+    columns = []
+    for name in names:
+        columns += [f"test/{name}", f"personal/global_{name}", f"personal/local_{name}"]
+    return columns
+
+
+def _targets(node: Any) -> Iterator[str]:
+    """The classes and functions that a config names."""
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield str(node["_target_"])
+        for value in node.values():
+            yield from _targets(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _targets(value)

@@ -30,11 +30,13 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
+from gcfed.folders.columns import is_written, refuse_unwritten
 from gcfed.folders.identity import leaves
 from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gather
+from gcfed.tables.measures import column_of
 from gcfed.tables.plan import Plan, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Part, Table
@@ -198,6 +200,7 @@ def main(words: Sequence[str]) -> int:
     request = request_of(words)
     table = load(request.name, request.changes)
     planned = plan(table, request.scale, request.part, request.arguments)
+    _check_measures(table, planned)
     logs = _logs(planned, request)
     root = logs / "study" / table.name / request.scale
     state = _state(table, request, planned, root, logs)
@@ -222,6 +225,19 @@ def main(words: Sequence[str]) -> int:
         ]
     )
     return 1
+
+
+def _check_measures(table: Table, planned: Plan) -> None:
+    """Raises Refusal for a measure that no job of the table can have."""
+    jobs = {job.cell: job for job in planned.jobs.values()}
+    for measure in table.measures:
+        column = column_of(measure)
+        # most columns are known without a config, which takes long to compose
+        if not jobs or is_written(column, DictConfig({})):
+            continue
+        configs = [running.compose(job.overrides) for job in jobs.values()]
+        if not any(is_written(column, cfg) for cfg in configs):
+            refuse_unwritten(column, configs[0], f"measure={measure}")
 
 
 def _print(lines: Sequence[str]) -> None:

@@ -136,15 +136,23 @@ class Table:
 
     def _check_measures(self) -> None:
         """Raises ValueError for a measure or unit that the comparison could not show."""
+        for measure in self.measures:
+            column_of(measure)
+        for unit in (self.unit, *(axis.unit for axis in self._axes())):
+            if unit is not None and unit not in UNITS:
+                raise ValueError(f"unit={unit} must be {', '.join(UNITS)} or null")
+
+    @property
+    def measures(self) -> list[str]:
+        """The measures of the table, of its rows and of its columns."""
+        measures = [self.measure, *(axis.measure for axis in self._axes())]
+        return [measure for measure in measures if measure is not None]
+
+    def _axes(self) -> list[Axis]:
         axes = [*self.rows, *self.columns]
         for row in self.rows:
             axes += row.by_column.values()
-        for measure in (self.measure, *(axis.measure for axis in axes)):
-            if measure is not None:
-                column_of(measure)
-        for unit in (self.unit, *(axis.unit for axis in axes)):
-            if unit is not None and unit not in UNITS:
-                raise ValueError(f"unit={unit} must be {', '.join(UNITS)} or null")
+        return axes
 
     def _check_row(self, row: Axis, columns: Sequence[str]) -> None:
         unknown = row.by_column.keys() - {*columns}

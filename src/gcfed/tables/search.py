@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 from omegaconf import DictConfig
 
+from gcfed.folders.columns import refuse_unwritten
 from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.folders.lock import locked
 from gcfed.folders.measures import check_judges
@@ -120,10 +121,11 @@ def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
     drawn = [f"{key}={_some_value(space)}" for key, space in one.space.items()]
     trial = Job(f"search for {one.cell}", [*one.overrides, *drawn], "", one.cell, one.cfg.seed)
     running.check_cells([running.composed_work(trial, one.folder)])
+    key = f"{one.cell}: search.metric={search.metric}"
+    refuse_unwritten(column_of(search.metric), one.cfg, key)
     if "methods" in one.cfg:
         from gcfed.assemble import declared_result  # torch
 
-        key = f"{one.cell}: search.metric={search.metric}"
         check_judges(column_of(search.metric), declared_result(one.cfg), key)
     both = {*(search.seeds or [one.cfg.seed])} & run_seeds
     if both:
