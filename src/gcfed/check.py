@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from gcfed.utils.checked import Count, Share, Whole, validated
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.refusal import Refusal, message_of
 from gcfed.utils.unread import refuse_unread
 
-Devices = Annotated[str, Field(pattern=r"^(auto|-1|\d+(,\d+)*)$")]  # as Lightning reads a text
+DEVICES = (
+    "set auto, a number of devices from 1 on, -1 for all of them, or a list of different GPUs such"
+    " as [0,1]"
+)
+
+
+def _known_devices(devices: Any) -> Any:
+    """Returns the devices if Lightning can read them; else raises ValueError."""
+    read = devices
+    if isinstance(devices, str) and re.fullmatch(r"-?\d+(,\d+)*", devices):
+        # Lightning takes a text without a comma as a number of devices
+        read = [int(text) for text in devices.split(",")] if "," in devices else int(devices)
+    if isinstance(read, list):
+        is_known = _are_gpus(read)
+    else:
+        is_known = read == "auto" or (type(read) is int and (read == -1 or read >= 1))
+    if not is_known:
+        raise ValueError(DEVICES)
+    return devices
+
+
+def _are_gpus(numbers: Sequence[Any]) -> bool:
+    """Whether these are the indices of one or more different GPUs."""
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        return False
+    return 0 < len(numbers) == len({*numbers})
+
+
 RANGES: dict[str, Any] = {
     "name": Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")],
     "rounds": Count,
@@ -33,7 +61,7 @@ RANGES: dict[str, Any] = {
     "extras.figures": bool,
     "participation.num_clients": Count | None,
     "trainer.num_nodes": Count | None,
-    "trainer.devices": Annotated[int, Field(ge=-1)] | Devices | Sequence[Whole],
+    "trainer.devices": Annotated[Any, AfterValidator(_known_devices)],
     "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }
 

@@ -99,6 +99,8 @@ WRONG = {
     "ckpt_path={folder}/text.npz": "ckpt_path",
     "trainer.accelerator=tpu": "trainer.accelerator",
     "trainer.devices=none": "trainer.devices",
+    "trainer.devices=0": "trainer.devices=0",
+    "trainer.devices=abc": "trainer.devices=abc",
     "paths=null": "paths",
     "hparams_search=digits_optuna": "-m",
     "hydra.run.dir={folder}/text.npz/run": "text.npz",
