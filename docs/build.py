@@ -423,6 +423,7 @@ def notebook_pages() -> None:
 def copy_pages() -> None:
     pictures = ["docs/images", "reproductions/results/images"]
     names = ["*.md", "LICENSE", "CITATION.cff", "Dockerfile", "docs/site.css", *pictures]
+    names.append(":!src/gcfed/project")  # its README is the template of a new project's
     for name in filter(
         None,
         subprocess.check_output(["git", "ls-files", "-z", "--", *names], cwd=ROOT, text=True).split(

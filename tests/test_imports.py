@@ -65,3 +65,17 @@ def test_nothing_imports_upwards(floor):
             assert {m.split(".")[1] for m in imports(module, late=True) if "." in m} <= below, (
                 module
             )
+
+
+def test_a_test_file_imports_only_test_files_that_pytest_finds_for_it_alone():
+    """pytest finds modules in the folder of the file, of conftest.py, and in ``pythonpath``."""
+    tests = SRC.parent / "tests"
+    lost = []
+    for path in tests.rglob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ImportFrom) or not str(node.module).startswith("test_"):
+                continue
+            folders = (path.parent, tests, tests / "methods")
+            if not any((folder / f"{node.module}.py").is_file() for folder in folders):
+                lost.append(f"{path.relative_to(tests)}: {node.module}")
+    assert not lost

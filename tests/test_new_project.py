@@ -1,6 +1,7 @@
 """``gcfed-new`` writes a project whose own test passes."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -28,6 +29,25 @@ def test_a_new_project_has_the_files_of_the_examples(tmp_path):
     assert len(readme.splitlines()) <= 10
     assert "/logs/" in (folder / ".gitignore").read_text().split()
     assert (ROOT / "src/gcfed/py.typed").is_file()
+
+
+def test_a_new_project_has_every_yaml_that_its_readme_names(tmp_path):
+    folder = new_project(tmp_path / "flowers")
+    named = re.findall(r"[\w/]+\.yaml", (folder / "README.md").read_text())
+    assert set(named) == {"my.yaml"}
+    assert (folder / "my.yaml").is_file()
+
+
+def test_the_table_of_a_new_project_can_be_planned(tmp_path):
+    folder = new_project(tmp_path / "flowers")
+    words = ["my.yaml", "--config-dir", "conf", "dry_run=true"]
+    call = f"import sys; from gcfed.commands import table; sys.argv[1:] = {words}; table()"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}  # this clone's package
+    done = subprocess.run(
+        [sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, env=environment
+    )
+    assert "12 to start" in done.stdout, done.stderr
+    assert "FedExP, α 0.1, seed 3" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,8 @@ class Misfit(Spy):
         ),
         (
             [("more", "v", torch.zeros(())), ("less", "u", torch.zeros(()))],
-            r"^an upload's less .* u is torch.float32 \(1,\), and here it is unknown",
+            r"^an upload's less .* u is torch.float32 \(1,\), and here it is unknown\."
+            r" No method lists less, and Misfit sends it in send\(\): list it in .* uploads\(\)",
         ),
     ],
 )

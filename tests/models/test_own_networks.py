@@ -36,6 +36,7 @@ from gcfed.models.own import apply_policy, batch_norms, fitted, timm_net, torchv
 from gcfed.run import train
 from gcfed.tasks import Classification
 from gcfed.utils.compose import shorthand
+from gcfed.utils.instantiate import BuildError
 
 SMALL = ("rounds=1", "client.epochs=1", "data.limit_train=120", "data.limit_test=40")
 
@@ -261,7 +262,7 @@ def test_a_run_has_its_networks_name_and_boundary(config, tmp_path, caplog):
     assert cfg.name == "digits_Net_gcfed"
     assert result.module.net.conv.out_channels == 5
     assert caplog.text.count("gc.boundary=head, the last module with a weight") == 1
-    assert result.loop.stacks.program.parts[0].ndim == {"conv.weight": 4}
+    assert result.loop.stacks.program.parts[0].axes_of == {"conv.weight": 4}
 
 
 def test_local_statistics_survive_a_kill(config, tmp_path):
@@ -284,3 +285,19 @@ def test_the_error_of_clients_with_one_sample_names_the_remedy(config, tmp_path,
     with refuses(rf"{net} cannot train .*, and \d+ of 40 clients .*{re.escape(remedy)}"):
         assemble(own(config, tmp_path, "participation.num_clients=40", net=net))
     assemble(own(config, tmp_path, "participation.num_clients=40", remedy, net=net))
+
+
+class AnyKey(nn.Module):
+    """Reads the number of classes from its ``**kwargs``."""
+
+    def __init__(self, **kwargs):
+        super().__init__()
+        self.head = nn.Linear(64, kwargs["num_classes"])
+
+
+def test_a_network_that_expects_the_number_of_classes_in_its_kwargs_gets_a_remedy():
+    shape = {"input_shape": [1, 8, 8], "num_classes": 10}
+    model = {"_target_": f"{__name__}.AnyKey", **shape}
+    remedy = "num_classes.*AnyKey has .*kwargs, which do not get input_shape and num_classes"
+    with pytest.raises(BuildError, match=remedy):
+        build_net(OmegaConf.create({"model": model}))

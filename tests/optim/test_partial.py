@@ -15,11 +15,15 @@ from gcfed.utils.layout import in_memory_order
 def test_optimizers_that_cannot_train_are_refused_by_their_key():
     for settings, message in (
         ({"nesterov": True}, "Nesterov momentum"),
-        ({"betas": (0.9, 0.9)}, ".*argument 'betas'"),
         ({"momentum": float("nan")}, "momentum=nan is not finite"),
     ):
         with pytest.raises(BuildError, match=rf"^server: {message}"):
             try_optimizer(partial(SGD, lr=1.0, **settings), "server")
+    with pytest.raises(BuildError, match=r"^server\.betas: SGD takes lr, .*, not betas: leave"):
+        try_optimizer(partial(SGD, lr=1.0, betas=(0.9, 0.9)), "server")
+    remedy = r"adam\.momentum: Adam takes lr, .*, not momentum: .* '~adam\.momentum'"
+    with pytest.raises(BuildError, match=remedy):
+        try_optimizer(partial(torch.optim.Adam, lr=0.1, momentum=0.9), "adam")
     # they need a closure, or sparse gradients
     for cls in (torch.optim.LBFGS, torch.optim.SparseAdam):
         with pytest.raises(BuildError, match=r"^server: "):

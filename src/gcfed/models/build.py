@@ -1,7 +1,8 @@
 """Builds the network of a config: its policy for batch normalisation, its start, its adapters."""
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from gcfed.models.adapters import with_adapters
 from gcfed.models.own import begin_at, fitted
 from gcfed.utils.checked import SettingError
-from gcfed.utils.instantiate import build, target_of
+from gcfed.utils.instantiate import BuildError, build, target_of
 from gcfed.utils.refusal import Refusal
 
 
@@ -34,13 +35,19 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
         start = node.pop("start", None)
         lora: Any = OmegaConf.to_container(node.pop("lora", OmegaConf.create()))
         lora = {key: value for key, value in lora.items() if value is not None}
-        known = set[str]()
+        arguments: Mapping[str, Parameter] = {}
         with suppress(Exception):  # build() raises it again, with the key
-            known = {*signature(target_of(node)).parameters}
+            arguments = signature(target_of(node)).parameters
         # data sets of texts set last_only
-        for key in {"last_only", *(shape if is_users else ())} - known:
+        for key in {"last_only", *(shape if is_users else ())} - arguments.keys():
             node.pop(key, None)
-    net = build(node)
+    try:
+        net = build(node)
+    except BuildError as error:
+        not_passed = shape.keys() - node.keys()
+        if not_passed and _takes_any_key(arguments):
+            raise BuildError(f"{error}{_unnamed(target, sorted(not_passed))}") from error.__cause__
+        raise
     if not isinstance(net, nn.Module):
         raise Refusal(
             f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module."
@@ -58,3 +65,15 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
         return with_adapters(net, **lora) if lora else net
     except SettingError as error:
         raise Refusal(f"model.lora.{error}") from None
+
+
+def _takes_any_key(arguments: Mapping[str, Parameter]) -> bool:
+    return any(argument.kind is Parameter.VAR_KEYWORD for argument in arguments.values())
+
+
+def _unnamed(target: str, keys: Iterable[str]) -> str:
+    """The remedy if a network expects these keys among its ``**kwargs``."""
+    return (
+        f". {target} has **kwargs, which do not get {' and '.join(keys)} of the data: name those"
+        " that the network needs as arguments of its constructor."
+    )

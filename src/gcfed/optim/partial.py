@@ -31,6 +31,7 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
 
     Raises BuildError, with the config key, if torch refuses a setting or the step fails.
     """
+    _require_known(optimizer, key)
     _require_numbers(optimizer, key)
     try:
         idle = torch.zeros(1, requires_grad=True)
@@ -45,6 +46,25 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
             f"{key}{'.' if isinstance(error, SettingError) else ': '}{error}"
         ) from None
     return optimizer
+
+
+def _require_known(optimizer: MakeOptimizer, key: str) -> None:
+    """Raises BuildError for a setting that the optimizer's constructor does not have."""
+    if not isinstance(optimizer, partial):
+        return
+    known = inspect.signature(optimizer.func).parameters
+    if any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in known.values()):
+        return
+    unknown = [name for name in optimizer.keywords if name not in known]
+    if not unknown:
+        return
+    takes = ", ".join(list(known)[1:])  # without the parameters to train
+    keys = " and ".join(f"{key}.{name}" for name in unknown)
+    words = " ".join(f"'~{key}.{name}'" for name in unknown)
+    raise BuildError(
+        f"{keys}: {optimizer.func.__name__} takes {takes}, not {', '.join(unknown)}: leave the key"
+        f" out, or add {words} if a YAML has it."
+    )
 
 
 def _require_numbers(optimizer: MakeOptimizer, key: str) -> None:

@@ -17,6 +17,7 @@ FILES = {
     "fedexp.py": EXAMPLES / "method/fedexp.py",
     "conf/algorithm/fedexp_last.yaml": EXAMPLES / "method/conf/algorithm/fedexp_last.yaml",
     "conf/experiment/first.yaml": _HERE / "first.yaml",
+    "my.yaml": _HERE / "table.yaml",
     "test_first.py": _HERE / "one_round.py",
     "README.md": _HERE / "README.md",
     ".gitignore": _HERE / "gitignore",

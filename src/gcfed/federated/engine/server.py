@@ -20,6 +20,7 @@ from gcfed.federated.protocol.checks import are_finite, refuse_misfit, sendable
 from gcfed.federated.protocol.messages import (
     Download,
     Expected,
+    MessageError,
     Params,
     Upload,
     quantized_nbytes,
@@ -139,7 +140,10 @@ class Server:
             MessageError: a client part sends other tensors than its server part lists in
                 ``uploads``.
         """
-        refuse_misfit(upload, sums.expected.shapes)
+        try:
+            refuse_misfit(upload, sums.expected.shapes)
+        except MessageError as error:
+            raise MessageError(f"{error}{self._undeclared(upload, sums.expected)}") from None
         if self.setup.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
         # On a GPU the host would wait for the device.
@@ -149,6 +153,21 @@ class Server:
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             sums.add_terms(part, part.on_receive(upload, round) or {})
         sums.add(upload, round)
+
+    def _undeclared(self, upload: Upload, expected: Expected) -> str:
+        """Names what was sent without being listed, and the parts that may have sent it."""
+        names = [name for name in upload.extra if name not in expected.shapes]
+        if not names:
+            return ""
+        senders = []
+        for part in self.setup.parts:
+            if isinstance(part, ClientPart) and type(part).send is not ClientPart.send:
+                senders.append(type(part).__name__)
+        by = f", and {' or '.join(senders)} sends it in send()" if senders else ""
+        return (
+            f" No method lists {', '.join(names)}{by}: list it in the method's uploads(), or do not"
+            " send it."
+        )
 
     @cached_property
     def explanations(self) -> Explanations:
