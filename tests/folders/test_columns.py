@@ -36,7 +36,7 @@ def match(one, other):
     return fnmatchcase(one, other) or fnmatchcase(other, one)
 
 
-@pytest.mark.parametrize("name", documented())
+@pytest.mark.parametrize("name", [*documented()])
 def test_each_documented_column_has_a_direction(name):
     prefix, _, end = name.rpartition("/")
     names = (name, f"{prefix}/*_{end}", f"{name.rstrip('*')}acc")

@@ -346,7 +346,7 @@ def test_a_table_from_the_command_line_names_failed_jobs_and_continues_with_more
         "trainer.devices=1",
     ]
     rows = [
-        {"label": "broken", "overrides": ["gc=gcfed", "gc.lam=2"]},
+        {"label": "broken", "overrides": ["participation.num_clients=300"]},
         {"label": "GC-Fed", "overrides": ["gc=gcfed"]},
     ]
     node = {"overrides": words, "rows": rows, "columns": [{"label": "digits"}]}
@@ -371,7 +371,7 @@ def test_a_table_from_the_command_line_names_failed_jobs_and_continues_with_more
         return printed.read_text()
 
     said = call(code=1)
-    assert "gc.lam=2: " in said, said
+    assert "participation.num_clients=300 needs 300 training samples" in said, said
     assert "1 of 2 jobs are not finished" in said
     run = read_run(tmp_path / "logs/study/tiny/full/gc-fed_digits_s1")
     assert run.state == "finished"
