@@ -164,9 +164,11 @@ class ClientStack:
         """The first client's tensors, ``[*shape]``, in the memory of this stack."""
         return {name: t[0] for name, t in {**self.full, **self._buffers}.items()}
 
-    @property
-    def is_of_present_network(self) -> bool:
-        """Whether the network still has the tensors that it had when this stack was made."""
+    def fits_network(self) -> bool:
+        """Whether the network still has the tensors that it had when this stack was made.
+
+        It ends the loan to the last client, because only then the network has its own tensors.
+        """
         self.lent.end()
         return self.lent.tensors is self._network
 

@@ -256,7 +256,7 @@ class KeptSteps:
         """The steps of K clients, in the memory of an earlier stack of as many clients."""
         k = len(beginning.clients)
         steps = self._kept.get(k)
-        if steps is not None and steps.stack.is_of_present_network:
+        if steps is not None and steps.stack.fits_network():
             steps.restart(beginning)
             return steps
         stack, optimizer = beginning.make(beginning.model)

@@ -173,9 +173,11 @@ class LocalSolver:
 
         beginning = Beginning(download.model, clients, sizes, plan, make)
         lasts = lasting and self._can_replay_later
-        if recorder is None:
-            kept = kept if kept is not None and lasts else KeptSteps()
+        if recorder is None and kept is not None and lasts:
             return kept.begin(beginning)
+        if recorder is None:
+            stack, optimizer = make(download.model)
+            return Steps(stack, plan, optimizer)
         replays = None
         if lasts:
             replays = Replays(partial(self._most_steps, data), self._rate_changes)
@@ -191,7 +193,8 @@ class LocalSolver:
 
     def _most_steps(self, data: FederatedDataModule) -> int:
         """Number of steps of the client with most samples."""
-        return int(self.num_steps(data.sizes()).max())
+        largest = data.sizes().max(keepdims=True)
+        return int(self.num_steps(largest)[0])
 
     def lr(self, round_index: int) -> float:
         """η_l, the clients' learning rate in a round."""
