@@ -161,7 +161,7 @@ class Server:
             return ""
         senders = []
         for part in self.setup.parts:
-            if isinstance(part, ClientPart) and type(part).send is not ClientPart.send:
+            if isinstance(part, ClientPart) and part.overrides("send"):
                 senders.append(type(part).__name__)
         by = f", and {' or '.join(senders)} sends it in send()" if senders else ""
         return (
