@@ -8,14 +8,14 @@ import copy
 import re
 import shutil
 import weakref
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, composer, read_rows
+from conftest import TWO, composed_once, read_rows
 from harness import (
     ALGORITHMS,
     FEW_INNER_STEPS,
@@ -129,9 +129,6 @@ def assert_gc_comes_after_what_corrects(cfg):
     assert [type(part) for part in build_methods(OmegaConf.merge(cfg, {"gc": None}))] == rest
 
 
-composed = cache(composer)
-
-
 def changed(cfg, folder, **changes):
     """A copy of a config with another folder and other settings."""
     cfg = copy.deepcopy(cfg)
@@ -161,8 +158,8 @@ def continued_by_two_processes(cfg, folder):
         cfg,
         folder,
         client={"stack": 1},
-        metrics=composed(MEASURED).metrics,
-        trainer=composed(TWO).trainer,
+        metrics=composed_once(MEASURED).metrics,
+        trainer=composed_once(TWO).trainer,
     )
     setting.ckpt_path = "last"
     result = train(setting)
