@@ -242,7 +242,7 @@ def test_debug_shows_the_traceback_of_a_refusal(typed, tmp_path):
     assert "partition.alpha=0" in lines[-1]
 
 
-def test_the_version(typed, monkeypatch, capsys):
+def test_the_version(monkeypatch, capsys):
     from gcfed import __version__
 
     monkeypatch.setattr(sys, "argv", ["gcfed-train", "--version"])

@@ -43,7 +43,7 @@ def test_a_client_without_samples_does_not_count_and_constants_have_no_distance(
     assert feature_distance(x[:0], dealt(0, 0)) is None
 
 
-def test_it_reads_a_bounded_part_of_a_large_data_set(monkeypatch):
+def test_it_reads_a_bounded_part_of_a_large_data_set():
     """500 clients with 300 samples each, whose values are the client's number modulo 2."""
     owner_n = np.repeat(np.arange(500), 300)
     read = []

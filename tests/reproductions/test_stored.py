@@ -119,7 +119,7 @@ def finished_run(folder, command="seed=2 algorithm=fedprox paths.log_dir=/a/b", 
     return folder
 
 
-def test_a_stored_run_has_its_rounded_metrics_its_command_and_its_commit(empty, capsys):
+def test_a_stored_run_has_its_rounded_metrics_its_command_and_its_commit(empty):
     folder = finished_run(empty / "logs/run")
     store.main(["mine", str(empty / "logs")])
     (run,) = stored.stored_runs("mine").values()

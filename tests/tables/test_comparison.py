@@ -201,7 +201,7 @@ def test_a_mean_of_ten_rounds_needs_thirty_rounds_as_in_the_report(cells, rounds
     assert f"Measure: {words}." in text
 
 
-def test_a_personal_method_is_compared_by_its_result_or_not_at_all(cells, monkeypatch):
+def test_a_personal_method_is_compared_by_its_result_or_not_at_all(cells):
     own = "personal/local_acc"
 
     def of(measured):

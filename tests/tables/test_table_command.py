@@ -314,7 +314,7 @@ def test_without_a_table_the_command_lists_them_and_help_shows_its_words(capsys)
     assert table.own_seeds == [1, 2, 3]
 
 
-def test_a_table_finds_methods_in_a_folder_of_the_users(tmp_path, capsys):
+def test_a_table_finds_methods_in_a_folder_of_the_users(tmp_path):
     """The run's process gets the folder, and so does the comparison with the whole table."""
     algorithms = tmp_path / "conf/algorithm"
     algorithms.mkdir(parents=True)
