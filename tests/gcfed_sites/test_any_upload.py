@@ -100,6 +100,8 @@ def other_nodes(node):
         yield [node]
     if type(node) is int:
         yield from (node + 1, node - 1, float(node), float(node) + 0.5, str(node))
+        if node in (0, 1):
+            yield bool(node)  # equal to the number
 
 
 def is_honest(path, node, value):
