@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from statistics import fmean
 
+from gcfed.folders.measures import first_round
 from reproductions.results.cells import Cells, Runs, number
 from reproductions.stored import StoredRun
 
@@ -81,18 +82,11 @@ def costs(runs: Runs) -> Cells:
         rounds = []
         sent = []
         for run, target in zip(own, targets, strict=True):
-            reached = rounds_to(run, target)
+            reached = first_round(100 * run.curve("test/acc"), target)
             rounds.append(str(reached or f"{run.metrics.index[-1]}+"))
             sent.append(f"{megabytes(run, reached):.0f}" + ("" if reached else "+"))
         cells[row,] = [", ".join(rounds), ", ".join(sent)]
     return cells
-
-
-def rounds_to(run: StoredRun, target: float) -> int | None:
-    """The first round with a test at the target."""
-    curve = 100 * run.curve("test/acc")
-    reached = curve.index[curve >= target - 1e-9]
-    return int(reached[0]) if len(reached) else None
 
 
 def megabytes(run: StoredRun, end: int | None) -> float:
