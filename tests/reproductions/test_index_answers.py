@@ -243,6 +243,17 @@ def test_readme_gives_both_measures_of_table_5_in_one_line():
     assert stated == pytest.approx(expected, abs=0.051)
 
 
+def test_the_accuracies_of_vgg11_are_those_of_the_table_on_its_page():
+    name = "tinyimagenet-vgg11.md"
+    page = (ROOT / "reproductions/results" / name).read_text()
+    readme = (ROOT / "README.md").read_text()
+    gcfed, fedavg = (row(name, 0, method)[4] for method in ("GC-Fed", "FedAvg"))
+    assert f"{gcfed} % after 50 rounds with GC-Fed and {fedavg} % with FedAvg" in readme
+    assert f"after 50 rounds GC-Fed has {gcfed} %, FedAvg {fedavg} %" in INDEX
+    assert f"after 50 rounds with one seed, GC-Fed has {gcfed} % and FedAvg {fedavg} %" in page
+    assert f"by {float(gcfed) - float(fedavg):.1f} points" in page
+
+
 def test_readmes_table_of_digits_follows_from_the_page():
     """Mean ± sample standard deviation, each to one decimal."""
     seeds = {name: cells for name, *cells in table("every-method.md", 1)}

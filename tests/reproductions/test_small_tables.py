@@ -1,6 +1,7 @@
 """The verdicts of the small tables follow from their stored runs, by the rules of their plan."""
 
 import re
+from collections import Counter
 from functools import cache
 
 import numpy as np
@@ -174,6 +175,12 @@ def test_a_verdict_follows_from_the_data_and_is_that_of_the_coverage(name):
     section = section.partition(f"## {paper}\n")[2].partition("\n## ")[0]
     (row,) = re.findall(rf"^\| {what}, .*$", section, re.MULTILINE)
     assert f"| {verdict} | [small tables](small-tables.md) |" in row
+
+
+def test_the_page_and_the_index_count_the_verdicts():
+    assert Counter(VERDICTS.values()) == {"trend": 10, "fails": 8}
+    assert "Of eighteen, ten show their main claim in these runs, and eight do not." in text()
+    assert "| Ten of eighteen do: " in (ROOT / "reproductions/results/README.md").read_text()
 
 
 def test_all_cells_of_a_table_have_the_same_seeds():
