@@ -79,3 +79,13 @@ def test_a_test_file_imports_only_test_files_that_pytest_finds_for_it_alone():
             if not any((folder / f"{node.module}.py").is_file() for folder in folders):
                 lost.append(f"{path.relative_to(tests)}: {node.module}")
     assert not lost
+
+
+def test_each_equivalent_mutant_is_of_a_function_that_exists():
+    """An entry of ``equivalent_mutants.txt`` counts for a mutant of exactly this name."""
+    text = (SRC.parent / "tests" / "equivalent_mutants.txt").read_text()
+    entries = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert entries
+    for entry in entries:
+        file, function, _ = entry.split(":", 2)
+        assert f"def {function}(" in (SRC / "gcfed" / file).read_text(), entry
