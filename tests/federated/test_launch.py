@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import TWO
+from conftest import TWO, refuses
 from harness import final_weights
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf
@@ -175,6 +175,8 @@ def spread(
         ({"devices": 9}, 5),
         ({"devices": 2}, 2),
         ({"devices": 1}, 1),
+        ({"devices": -1}, 4),
+        ({"devices": "-1"}, 4),
         ({"LOCAL_RANK": "0"}, 1),
         ({"SLURM_NTASKS": "2"}, 1),  # a batch script
     ],
@@ -205,6 +207,12 @@ def test_two_processes_of_vgg11_fit_into_24_gigabytes(config, monkeypatch, overr
 def test_gpus_that_the_user_names_are_used(monkeypatch):
     assert spread(monkeypatch, [3], accelerator="gpu") == {}
     assert [*spread(monkeypatch, 2, accelerator="gpu")] == ["strategy"]
+
+
+@pytest.mark.parametrize("devices", [[0], [0, 1], "0,1"])
+def test_gpus_are_refused_where_the_run_trains_on_the_cpu(monkeypatch, devices):
+    with refuses(r"^trainer\.devices=.* names GPUs, and this run trains on the CPU: set the num"):
+        spread(monkeypatch, devices)
 
 
 @linux

@@ -211,14 +211,15 @@ def spread(
     """The devices and the strategy of the trainer.
 
     ``trainer.devices=auto`` means one GPU, or on CPUs one process per core, as far as memory
-    suffices: two processes of one thread are faster than one of two. No run on CPUs has more
-    processes than clients in a round or test samples.
+    suffices: two processes of one thread are faster than one of two. On CPUs -1 means the same.
+    No run on CPUs has more processes than clients in a round or test samples.
 
     Args:
         models: how many times the network's parameters a process holds in memory, at most.
 
     Raises:
-        ValueError: several processes of a job would each train the whole run.
+        ValueError: several processes of a job would each train the whole run, or the devices are
+            GPUs and the run trains on CPUs.
     """
     devices = trainer.devices
     on_cpu = trains_on_cpu(trainer.accelerator)
@@ -230,13 +231,20 @@ def spread(
                 " trainer=ddp."
             )
         return {}
-    if devices == "auto":
-        devices = _processes_on_cpu(net, models) if on_cpu else 1
+    if devices == "auto" and not on_cpu:
+        devices = 1
     if not on_cpu and devices != 1:
         is_one = OmegaConf.is_list(devices) and len(devices) == 1
         if is_one or has_strategy:
             return {}
         return {"strategy": CohortStrategy()}
+    if devices in ("auto", -1, "-1"):
+        devices = _processes_on_cpu(net, models)
+    if not str(devices).isdecimal():
+        raise Refusal(
+            f"trainer.devices={devices} names GPUs, and this run trains on the CPU: set the number"
+            " of processes, such as trainer.devices=2."
+        )
     processes = max(1, min(int(devices), per_round, num_test))
     if processes == 1:
         return {"devices": 1}
