@@ -19,11 +19,13 @@ def test_optimizers_that_cannot_train_are_refused_by_their_key():
     ):
         with pytest.raises(BuildError, match=rf"^server: {message}"):
             try_optimizer(partial(SGD, lr=1.0, **settings), "server")
-    with pytest.raises(BuildError, match=r"^server\.betas: SGD takes lr, .*, not betas: leave"):
+    with pytest.raises(BuildError, match=r"^server: SGD takes lr, .*, not betas: add '~server"):
         try_optimizer(partial(SGD, lr=1.0, betas=(0.9, 0.9)), "server")
-    remedy = r"adam\.momentum: Adam takes lr, .*, not momentum: .* '~adam\.momentum'"
+    remedy = r"adam: Adam takes lr, .*, not momentum: .* '~adam\.momentum'"
     with pytest.raises(BuildError, match=remedy):
         try_optimizer(partial(torch.optim.Adam, lr=0.1, momentum=0.9), "adam")
+    with pytest.raises(BuildError, match=r"not momentun: did you mean sgd\.momentum\?$"):
+        try_optimizer(partial(SGD, lr=1.0, momentun=0.9), "sgd")
     # they need a closure, or sparse gradients
     for cls in (torch.optim.LBFGS, torch.optim.SparseAdam):
         with pytest.raises(BuildError, match=r"^server: "):

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from gcfed.models.adapters import with_adapters
 from gcfed.models.own import begin_at, fitted
 from gcfed.utils.checked import SettingError
-from gcfed.utils.instantiate import BuildError, build, target_of
+from gcfed.utils.instantiate import BuildError, build, takes_any_key, target_of
+from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
 
 
@@ -28,7 +29,7 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
         raise Refusal("model=own: name your network, as in model._target_=mynet.Net.")
     node = cfg.model.copy()
     target = str(cfg.model._target_)
-    is_users = not target.startswith("gcfed.")
+    is_users = not is_ours(target)
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
         policy = node.pop("norm_policy", "average")
@@ -45,7 +46,7 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
         net = build(node)
     except BuildError as error:
         not_passed = shape.keys() - node.keys()
-        if not_passed and _takes_any_key(arguments):
+        if not_passed and takes_any_key(arguments):
             raise BuildError(f"{error}{_unnamed(target, sorted(not_passed))}") from error.__cause__
         raise
     if not isinstance(net, nn.Module):
@@ -65,10 +66,6 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
         return with_adapters(net, **lora) if lora else net
     except SettingError as error:
         raise Refusal(f"model.lora.{error}") from None
-
-
-def _takes_any_key(arguments: Mapping[str, Parameter]) -> bool:
-    return any(argument.kind is Parameter.VAR_KEYWORD for argument in arguments.values())
 
 
 def _unnamed(target: str, keys: Iterable[str]) -> str:

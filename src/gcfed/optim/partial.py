@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gcfed.optim.kernels import direct_step, ordered_step
 from gcfed.utils.checked import SettingError
-from gcfed.utils.instantiate import BuildError
+from gcfed.utils.instantiate import BuildError, refuse_unknown, takes_any_key
 from gcfed.utils.refusal import Refusal
 
 MakeOptimizer = Callable[..., Optimizer]
@@ -31,8 +31,8 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
 
     Raises BuildError, with the config key, if torch refuses a setting or the step fails.
     """
-    _require_known(optimizer, key)
-    _require_numbers(optimizer, key)
+    if isinstance(optimizer, partial):
+        _check_settings(optimizer, key)
     try:
         idle = torch.zeros(1, requires_grad=True)
         idle.grad = torch.zeros(1)
@@ -48,30 +48,14 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     return optimizer
 
 
-def _require_known(optimizer: MakeOptimizer, key: str) -> None:
-    """Raises BuildError for a setting that the optimizer's constructor does not have."""
-    if not isinstance(optimizer, partial):
-        return
-    known = inspect.signature(optimizer.func).parameters
-    if any(argument.kind is inspect.Parameter.VAR_KEYWORD for argument in known.values()):
-        return
-    unknown = [name for name in optimizer.keywords if name not in known]
-    if not unknown:
-        return
-    takes = ", ".join(list(known)[1:])  # without the parameters to train
-    keys = " and ".join(f"{key}.{name}" for name in unknown)
-    words = " ".join(f"'~{key}.{name}'" for name in unknown)
-    raise BuildError(
-        f"{keys}: {optimizer.func.__name__} takes {takes}, not {', '.join(unknown)}: leave the key"
-        f" out, or add {words} if a YAML has it."
-    )
-
-
-def _require_numbers(optimizer: MakeOptimizer, key: str) -> None:
-    """Raises BuildError for a text or null where torch's default is a number."""
-    if not isinstance(optimizer, partial):
-        return
-    known = inspect.signature(optimizer.func).parameters
+def _check_settings(optimizer: partial, key: str) -> None:
+    """Raises BuildError for a setting that the optimizer's constructor does not have, and for a
+    text or null where its default is a number.
+    """
+    known = dict(inspect.signature(optimizer.func).parameters)
+    known.pop("params", None)  # the parameters to train
+    if not takes_any_key(known):
+        refuse_unknown(key, optimizer.func.__name__, known, optimizer.keywords)
     for name, value in optimizer.keywords.items():
         default = known[name].default if name in known else None
         is_number = isinstance(default, int | float) and not isinstance(default, bool)

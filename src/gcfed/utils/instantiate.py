@@ -7,6 +7,7 @@ Lists and dicts become Python's own.
 
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -129,18 +130,35 @@ def _explain_arguments(
     if missing:
         remedy = " ".join(f"+{key}.{name}=…" for name in missing)
         raise BuildError(f"{key}: {node['_target_']} needs {', '.join(missing)}: add {remedy}.")
-    if any(argument.kind is Parameter.VAR_KEYWORD for argument in known.values()):
-        return
-    unknown = [name for name in arguments if name not in known]
+    if not takes_any_key(known):
+        refuse_unknown(key, node["_target_"], known, arguments)
+
+
+def takes_any_key(known: Mapping[str, Parameter]) -> bool:
+    """Whether these arguments of a class or function include ``**kwargs``."""
+    return any(argument.kind is Parameter.VAR_KEYWORD for argument in known.values())
+
+
+def refuse_unknown(key: str, target: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """Raises BuildError for keys that are no arguments of a class or function.
+
+    Args:
+        key: that of the node.
+        target: the name of the class or function.
+        known: its arguments.
+        given: the keys.
+    """
+    known = list(known)
+    unknown = [name for name in given if name not in known]
     if not unknown:
         return
     takes = ", ".join(known) or "no arguments"
     remedy = " ".join(f"'~{key}.{name}'" for name in unknown)
-    text = f"{key}: {node['_target_']} takes {takes}, not {', '.join(unknown)}"
+    text = f"{key}: {target} takes {takes}, not {', '.join(unknown)}"
     meant = suggestion(unknown[0], known, f"{key}.")
     if meant == ".":
         meant = f": add {remedy}, or choose an option that has no such key."
-    raise BuildError(f"{text}{meant}") from error
+    raise BuildError(f"{text}{meant}")
 
 
 def _is_missing(argument: Parameter, arguments: dict[str, Any]) -> bool:
