@@ -24,6 +24,9 @@ HINTS = {
     "gc=none gc.boundary=fc1": (
         "gc.boundary=fc1 has no effect without gc=gcfed or gc=global or gc=local or gc=warmup."
     ),
+    "gc=none ++gc.boundary=fc1": (
+        "gc.boundary=fc1 has no effect without gc=gcfed or gc=global or gc=local or gc=warmup."
+    ),
     "methods.mine._target_=mine.Mine": (
         "methods.mine._target_: there is no such key: did you mean +methods.mine._target_?"
     ),

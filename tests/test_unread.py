@@ -129,7 +129,7 @@ def test_an_argument_of_an_object_that_is_not_built_is_refused(group):
         if name.startswith("_") or key in known_keys():
             continue
         with pytest.raises(Refusal, match=rf"^{key} has no effect"):
-            refuse_unread(composer([f"{group}=none", f"++{key}=1"]))
+            refuse_unread(composer([f"{group}=none", f"+{key}=1"]))
         refused += 1
     assert refused >= 2
 

@@ -22,7 +22,7 @@ from gcfed.folders.measures import is_accuracy, parse, smooth, value
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.jobs import check_jobs, train_all
-from gcfed.utils.compose import composed, refuse_idle, searchpath, shorthand
+from gcfed.utils.compose import composed, searchpath, shorthand
 from gcfed.utils.machine import job
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
@@ -68,7 +68,6 @@ def configure(
         searched = [searchpath(config_dir, words), *words]
     with _composing:
         cfg = composed(searched)
-    refuse_idle(cfg, words)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
         changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
         changed = re.sub(r"['\"\\$]+", "-", changed)  # the resolver's argument is in quotes

@@ -67,12 +67,10 @@ def _call(command: Callable[[list[str]], int | None]) -> None:
 
 def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
     import hydra
-    import yaml
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
     from gcfed.folders.place import run_config  # its resolvers name the folders of runs
     from gcfed.utils.compose import (
+        COMPOSING_ERRORS,
         explained,
         is_override,
         refuse_words,
@@ -106,10 +104,8 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         sys.argv[1:] = overrides + flags
         compose = hydra.main(config_path=str(path.parent), config_name=path.stem, **VERSION_BASE)
         compose(partial(_guarded, task))()
-    except (HydraException, OmegaConfBaseException) as error:
+    except COMPOSING_ERRORS as error:
         raise Refusal(explained(error, with_config_dir(overrides, flags), path)) from None
-    except yaml.YAMLError as error:
-        raise Refusal(" ".join(str(error).split())) from None
 
 
 def _guarded(task: Task, cfg: DictConfig) -> None:

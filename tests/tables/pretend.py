@@ -7,7 +7,7 @@ from conftest import composer
 from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
 
-from gcfed.tables import command, running
+from gcfed.tables import command, running, search
 
 composed = cache(composer)
 
@@ -68,7 +68,8 @@ def go(monkeypatch, tmp_path, trainer, node, *words, name="try"):
     path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(node, allow_unicode=True))
     monkeypatch.setattr(running, "train", trainer)
-    monkeypatch.setattr(running, "compose", trainer.compose)
+    for module in (command, running, search):
+        monkeypatch.setattr(module, "composed", trainer.compose)
     if trainer.compose is not composed:  # its config is not whole
         monkeypatch.setattr(running, "check", lambda cfg: None)
         monkeypatch.setattr(running, "check_cells", lambda works: None)

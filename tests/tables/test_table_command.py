@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from conftest import forked, run_script
+from conftest import composer, forked, run_script
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from pretend import Trainer, composed, finish, go, plain
 
@@ -327,7 +327,7 @@ def test_a_table_finds_methods_in_a_folder_of_the_users(tmp_path):
     asked = command.request_of([str(path), "--config-dir", str(tmp_path / "conf"), "rounds=3"])
     table = load(path)
     (job,) = plan(table, "full", asked.part, asked.arguments).jobs.values()
-    assert running.compose(job.overrides).client.epochs == 7
+    assert composer(job.overrides).client.epochs == 7
     whole = command.WholeTable(table, asked)
     values = whole.values(table.rows[0], table.columns[0])
     assert values["client.epochs"] == 7

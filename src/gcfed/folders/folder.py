@@ -19,7 +19,7 @@ from gcfed.folders.reading import (
     read_summary,
     read_yaml,
 )
-from gcfed.utils.refusal import MissingFile
+from gcfed.utils.refusal import MissingFile, message_of
 from gcfed.utils.resolvers import ROOT
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def read_run(folder: Path) -> Run:
         run = Run(folder, config, summary, metrics, state, note)
         run.identity  # noqa: B018  # raises if a value has no text
     except Exception as error:  # a damaged or foreign folder
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        why = message_of(f"{type(error).__name__}: {error}")[:500]
         return Run(folder, {}, {}, read_metrics(None), FAILED, f"its files cannot be read: {why}")
     return run
 

@@ -41,7 +41,7 @@ from gcfed.tables.plan import Plan, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Part, Table
 from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
-from gcfed.utils.compose import searchpath
+from gcfed.utils.compose import composed, searchpath
 from gcfed.utils.refusal import Refusal
 
 FOLDER = "--config-dir"
@@ -130,7 +130,7 @@ class WholeTable:
             return {}
         words = (*(self.table.overrides_of(row, column) or ()), *self.always)
         if words not in self._known:
-            cfg = running.compose(words)
+            cfg = composed(words)
             counted = {"rounds": cfg.rounds, "eval_every": cfg.eval_every}
             self._known[words] = leaves(cfg) | counted
         return self._known[words]
@@ -235,7 +235,7 @@ def _check_measures(table: Table, planned: Plan) -> None:
         # most columns are known without a config, which takes long to compose
         if not jobs or is_written(column, DictConfig({})):
             continue
-        configs = [running.compose(job.overrides) for job in jobs.values()]
+        configs = [composed(job.overrides) for job in jobs.values()]
         if not any(is_written(column, cfg) for cfg in configs):
             refuse_unwritten(column, configs[0], f"measure={measure}")
 
@@ -250,7 +250,7 @@ def _logs(planned: Plan, request: Request) -> Path:
     for job in planned.jobs.values():
         overrides = job.overrides
         break
-    return Path(running.compose(overrides).paths.log_dir).absolute()
+    return Path(composed(overrides).paths.log_dir).absolute()
 
 
 def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path) -> State:

@@ -17,7 +17,7 @@ from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
 from gcfed.tables.plan import Job
-from gcfed.utils.compose import composed, refuse_idle
+from gcfed.utils.compose import composed
 from gcfed.utils.refusal import Refusal, message_of
 
 STOP = "callbacks.early_stopping"
@@ -28,13 +28,6 @@ NEW = "to start"
 OTHER = "not to be run"
 #: What the process of a run calls: the command that a user types.
 CODE = "from gcfed.commands import train; train()"
-
-
-def compose(overrides: Sequence[str]) -> DictConfig:
-    """The config of a run. Raises Refusal if an override or an interpolation is wrong."""
-    cfg = composed(overrides)
-    refuse_idle(cfg, overrides)
-    return cfg
 
 
 def train(overrides: Sequence[str], folder: Path) -> str:
@@ -160,7 +153,7 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
 def composed_work(job: Job, folder: Path) -> Work:
     """Raises Refusal, with the job's title, for a setting that cannot work."""
     try:
-        cfg = compose(job.overrides)
+        cfg = composed(job.overrides)
         OmegaConf.update(cfg, "paths.output_dir", str(folder))
         check(cfg)
         return Work(job, cfg, leaves(cfg), folder)
@@ -177,7 +170,7 @@ def check_cells(works: Iterable[Work]) -> None:
         try:
             check_parts(work.cfg)
         except (ValueError, OSError) as error:
-            raise Refusal(f"{work.job.title}: {' '.join(str(error).split())}") from error
+            raise Refusal(f"{work.job.title}: {message_of(error)}") from error
 
 
 def _take_twin(work: Work, twins: Sequence[Run]) -> None:

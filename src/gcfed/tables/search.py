@@ -21,6 +21,7 @@ from gcfed.tables import running
 from gcfed.tables.measures import column_of, less_is_better, measured, refuse_without_direction
 from gcfed.tables.plan import Job
 from gcfed.tables.records import Search
+from gcfed.utils.compose import composed
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal
 from hydra_plugins.gcfed_optuna import next_trial, open_study, space_of, write
@@ -112,7 +113,7 @@ def _cell_search(search: Search, job: Job, root: Path) -> CellSearch:
         folder=root / "searches" / job.cell,
         space=space,
         overrides=overrides,
-        cfg=running.compose(overrides),
+        cfg=composed(overrides),
     )
 
 

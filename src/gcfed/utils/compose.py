@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.utils.refusal import MissingFile, Refusal
+from gcfed.utils.refusal import MissingFile, Refusal, message_of
 from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
 TRAIN = CONFIGS / "train.yaml"
@@ -37,6 +37,8 @@ GROUPS = sorted(
 
 #: Groups of one object, which the option none switches off.
 SWITCHES = ("attack", "federation", "gc", "privacy", "quantization")
+#: What Hydra raises for a wrong override, or for a user's own file that is no YAML.
+COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 #: Other projects' words for options of ours.
 WORDS_FOR_OPTIONS = {"cuda": "gpu", "cuda:0": "gpu", "sgdm": "sgd"}
 
@@ -113,7 +115,7 @@ def _own_folders(words: Iterable[str]) -> list[Path]:
 def composed(overrides: Sequence[str]) -> DictConfig:
     """A new config of ``configs/train.yaml``.
 
-    Raises Refusal for a wrong override, with a suggestion.
+    Raises Refusal for a wrong override, with a suggestion, and for one without effect.
 
     Hydra composes the same choice of files once, because that takes 0.3 s. Values are set
     afterwards.
@@ -124,10 +126,9 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         chosen = [str(override.input_line) for override in parsed if override not in values]
         cfg = deepcopy(_by_hydra(tuple(chosen)))
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
-    except (HydraException, OmegaConfBaseException) as error:
+    except COMPOSING_ERRORS as error:
         raise Refusal(explained(error, overrides)) from None
-    except yaml.YAMLError as error:  # of a user's own file, which it names
-        raise Refusal(" ".join(str(error).split())) from None
+    refuse_idle(cfg, overrides)
     return cfg
 
 
@@ -138,7 +139,7 @@ def refuse_idle(cfg: DictConfig, words: Sequence[str]) -> None:
     A config file may set such a key, as models do for the case that there is GC.
     """
     for word in words:
-        key, _, value = word.partition("=")
+        key, _, value = word.removeprefix("++").partition("=")
         group = key.partition(".")[0]
         if group not in SWITCHES or group == key:
             continue
@@ -181,8 +182,8 @@ _composed_once = cache(_composed_anew)
 
 
 def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str:
-    """Hydra's message about the overrides ``words`` of a config file, in one line, with a
-    suggestion.
+    """The message of one of COMPOSING_ERRORS about the overrides ``words`` of a config file, in
+    one line, with a suggestion.
     """
     unknown = re.search(r"Could not override '([^']+)'", str(error))
     if unknown is not None:
@@ -191,7 +192,7 @@ def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str
     if group:
         return _unknown_option(group, option, words)
     word: str | None = getattr(error, "override", None)
-    message = " ".join(str(error).partition("\nSee https://")[0].split())
+    message = message_of(str(error).partition("\nSee https://")[0])
     if word is None:
         return message
     return f"{word}: {message}{_quotes_for(word)}"
