@@ -224,7 +224,10 @@ def test_a_comparison_equals_single_runs(tmp_path):
     last = [curve.iloc[-1] for curve in acc]
     half = 12.7062 * abs(last[0] - last[1]) / 2
     expected = [np.mean(last), np.mean(last) - half, np.mean(last) + half]
-    row = comparison.table(rounds=2).loc["GC, Fed"]
+    both = comparison.table(rounds=2).loc["GC, Fed"]
+    assert both["mean"] == pytest.approx(100 * np.mean([curve.mean() for curve in acc]))
+    assert both["rounds"] == 2
+    row = comparison.table().loc["GC, Fed"]
     assert row[["mean", "low", "high"]].tolist() == pytest.approx(
         [100 * number for number in expected], rel=1e-4
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, read_run
-from gcfed.folders.measures import is_accuracy, parse, smooth, value
+from gcfed.folders.measures import WINDOW, are_short, is_accuracy, parse, smooth, value
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.jobs import check_jobs, train_all
@@ -277,17 +277,17 @@ class Comparison:
         return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(
-        self, column: str | None = None, rounds: int = 10, baseline: Name | None = None
+        self, column: str | None = None, rounds: int | None = None, baseline: Name | None = None
     ) -> pd.DataFrame:
         """A row for each method: a column's mean over seeds and the last ``rounds`` rounds, with
         its 95 % interval. Accuracies are in percent.
 
-        If a run has fewer than three times as many rounds, only the last value of each run counts.
         ``diverged`` is the number of the method's diverged runs, which count like the others.
 
         Args:
             column: None: the column that the methods declare as their result. A method that cannot
                 be compared with the others is left out, and the log says why.
+            rounds: None: ten, or the last value alone if a run has fewer than thirty rounds.
             baseline: a method. Adds the mean ``difference`` to it, seed by seed, its 95 % interval
                 from ``difference_low`` to ``difference_high``, and the number of ``pairs``.
                 Accuracies differ by points.
@@ -300,9 +300,9 @@ class Comparison:
 
         column, methods, not_compared = self._judged_by(column)
         curves = self.curves(column, methods)
-        lengths = [runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()]
-        if min(lengths) < 3 * rounds:
-            rounds = 1
+        if rounds is None:
+            lengths = [runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()]
+            rounds = 1 if are_short(lengths) else WINDOW
         unit, factor = ("%", 100) if is_accuracy(column) else ("", 1)
         numbers_of = {}  # by method, then by seed
         for method, runs in curves.items():

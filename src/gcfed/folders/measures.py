@@ -88,9 +88,19 @@ def global_test(columns: Container[str]) -> str:
 
 
 def measure_of(column: str, rounds: Iterable[int]) -> str:
-    """``last10:`` and the column if ten rounds are at most a third of each run, else ``final:``."""
-    is_long = min(rounds, default=0) >= 3 * WINDOW
-    return f"last10:{column}" if is_long and is_accuracy(column) else f"final:{column}"
+    """``last10:`` and an accuracy's column if no run is short, else ``final:``."""
+    is_mean = is_accuracy(column) and not are_short(rounds)
+    return f"last10:{column}" if is_mean else f"final:{column}"
+
+
+def are_short(rounds: Iterable[int], window: int = WINDOW) -> bool:
+    """Whether ``window`` rounds are more than a third of a run. Then its last test counts, and not
+    a mean over its last rounds.
+
+    Args:
+        rounds: the number of rounds of each run.
+    """
+    return min(rounds, default=0) < 3 * window
 
 
 def check_judges(column: str, result: str, key: str) -> None:

@@ -21,7 +21,14 @@ import pandas as pd
 
 from gcfed.folders.columns import better
 from gcfed.folders.folder import Run
-from gcfed.folders.measures import finite, first_round, higher_is_better, is_accuracy, smooth
+from gcfed.folders.measures import (
+    are_short,
+    finite,
+    first_round,
+    higher_is_better,
+    is_accuracy,
+    smooth,
+)
 from gcfed.reporting.verdict import TITLES
 from gcfed.utils.refusal import Refusal
 
@@ -123,7 +130,7 @@ def of_short_runs(measure: str, rounds: Sequence[int]) -> str:
     """The measure, or the last test instead of a mean over more than a third of a run."""
     match = _form_of(measure)
     is_mean = match["how"] == "mean" and match["number"]
-    if is_mean and min(rounds, default=0) < 3 * int(match["number"]):
+    if is_mean and are_short(rounds, int(match["number"])):
         return f"last:{match['column']}"
     return measure
 
