@@ -203,15 +203,15 @@ class LocalFederation:
 
 def _start(kit: Path) -> subprocess.Popen:
     kind = "server" if kit.name == SERVER else "client"
-    program = f"nvflare.private.fed.app.{kind}.{kind}_train"
-    words = f"-u -m {program} -s fed_{kind}.json -m".split()
-    settings = f"--set secure_train=true org=local uid={kit.name} config_folder=config".split()
+    program = [sys.executable, "-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train"]
+    files = ["-m", str(kit), "-s", f"fed_{kind}.json"]
+    settings = ["secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
     # it imports what this process can
     places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
     known = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (kit / "log").open("a") as file:
         return subprocess.Popen(
-            [sys.executable, *words, str(kit), *settings],
+            [*program, *files, "--set", *settings],
             env=known,
             cwd=kit,
             stdout=file,

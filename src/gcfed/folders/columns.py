@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
+from gcfed.utils.compose import suggestion
 from gcfed.utils.refusal import Refusal
 
 Better = Literal["higher", "lower", "neither"]
@@ -120,32 +120,29 @@ def refuse_unwritten(column: str, cfg: DictConfig, key: str) -> None:
     Args:
         key: the setting that chose the column, such as ``search.metric=last:test/ac``.
     """
-    if column.startswith("val/") and OmegaConf.select(cfg, "data.validation", default=1) in (
-        0,
-        None,
-    ):
+    validation = OmegaConf.select(cfg, "data.validation", default=1)
+    if column.startswith("val/") and not validation:
         raise Refusal(f"{key} needs a validation split: set data.validation=0.1.")
     if is_written(column, cfg):
         return
-    known = [*COLUMNS, *SUMMARY_NUMBERS, *_of_torchmetrics(cfg)]
-    near = get_close_matches(column, known, n=1)
-    meant = f": did you mean {near[0]}?" if near else ". docs/concepts.md lists the columns."
+    meant = suggestion(column, _known(cfg))
+    if meant == ".":
+        meant = ". docs/concepts.md lists the columns."
     raise Refusal(f"{key}: no run with these settings writes {column}{meant}")
 
 
 def is_written(column: str, cfg: DictConfig) -> bool:
     """Whether a run of this config may write the column. A class that is not ours may write any."""
-    known = [*COLUMNS, *SUMMARY_NUMBERS, *_of_torchmetrics(cfg)]
-    if any(fnmatchcase(column, pattern) for pattern in known):
+    if any(fnmatchcase(column, pattern) for pattern in _known(cfg)):
         return True
     settings = OmegaConf.to_container(cfg)
     return any(not target.startswith(_NO_COLUMNS) for target in _targets(settings))
 
 
-def _of_torchmetrics(cfg: DictConfig) -> list[str]:
-    names = OmegaConf.select(cfg, "metrics.torchmetrics.names") or ()
-    columns = []
-    for name in names:
+def _known(cfg: DictConfig) -> list[str]:
+    """All columns by pattern, with those of torchmetrics that the config asks for."""
+    columns = [*COLUMNS, *SUMMARY_NUMBERS]
+    for name in OmegaConf.select(cfg, "metrics.torchmetrics.names") or ():
         columns += [f"test/{name}", f"personal/global_{name}", f"personal/local_{name}"]
     return columns
 

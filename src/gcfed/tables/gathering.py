@@ -91,7 +91,7 @@ def gather(table: Table, works_of: Mapping[Place, Sequence[Work]], whole: Whole)
     compare them.
 
     Args:
-        found: the works of each cell.
+        works_of: the works of each cell.
         whole: gives what the whole table runs in a cell, by dotted key.
     """
     cells: list[Cell] = []
