@@ -161,6 +161,12 @@ def test_eval_reproduces_the_last_test(config, finished, tmp_path):
         assert metrics["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-7)
 
 
+def test_a_refused_setting_of_the_data_has_the_typed_key_in_eval_too(config, monkeypatch):
+    monkeypatch.setattr("gcfed.run.load_weights", lambda path: ({}, 1))
+    with refuses("^data.ignore=id: Input should be a list"):
+        evaluate(config("data=csv", "data.ignore=id", "ckpt_path=last.ckpt"))
+
+
 def test_eval_precision_changes_only_tests(config, tmp_path):
     """Tests in bfloat16 equal those of eval.py in bfloat16. Training keeps the run's precision."""
     full, half = (

@@ -100,7 +100,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
 
     Raises ValueError if a setting cannot work, and FileNotFoundError if data do not exist.
     """
-    data = _read_data(cfg)
+    data = read_data(cfg)
     if not clients_only:
         check_samples(data)
     module = build_module(fill_from_data(cfg, data), data)
@@ -141,7 +141,10 @@ def check_parts(cfg: DictConfig) -> None:
     build_all(cfg, "callbacks", Callback)
 
 
-def _read_data(cfg: DictConfig) -> FederatedDataModule:
+def read_data(cfg: DictConfig) -> FederatedDataModule:
+    """The data of a config, loaded. Raises Refusal, with the key that the user typed, for a setting
+    that cannot work.
+    """
     data: FederatedDataModule = require(cfg, "data")
     try:
         data.setup()

@@ -16,7 +16,14 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from gcfed.assemble import Parts, assemble, build_module, build_trainer, fill_from_data
+from gcfed.assemble import (
+    Parts,
+    assemble,
+    build_module,
+    build_trainer,
+    fill_from_data,
+    read_data,
+)
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.check import check
 from gcfed.checkpoints.reading import (
@@ -40,7 +47,6 @@ from gcfed.folders.printing import print_summary
 from gcfed.folders.reading import column, read_metrics
 from gcfed.folders.summary import summary_of, write_summary
 from gcfed.folders.writing import Held, begin, export
-from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
 from gcfed.utils.refusal import Refusal
@@ -260,8 +266,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """
     tensors, rounds = load_weights(cfg.ckpt_path)
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
-    data = require(cfg, "data")
-    data.setup()
+    data = read_data(cfg)
     cfg = fill_from_data(cfg, data)
     for key in {"weights", "pretrained", "start"} & cfg.model.keys():
         # the file's tensors replace them: no download
