@@ -16,6 +16,7 @@ from gcfed.plots.pictures import (
     plot_curves,
     plot_partition,
 )
+from gcfed.plots.style import axis_label
 from gcfed.utils.instantiate import build
 
 
@@ -133,3 +134,17 @@ def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
             "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("column", "label"),
+    [
+        ("test/acc", "test accuracy (%)"),
+        ("val/acc", "validation accuracy (%)"),
+        ("personal/local_std", "personal/local_std (%)"),
+        ("comm/up_bytes", "sent by clients (bytes)"),
+        ("drift/cosine", "drift/cosine"),
+    ],
+)
+def test_an_axis_names_the_unit_of_its_column(column, label):
+    assert axis_label(column) == label

@@ -35,6 +35,19 @@ FORMS = (
     f"A measure is {', '.join(f'{name}:<column>' for name in OF_COLUMNS)},"
     f" {', '.join(f'{name}:<target accuracy>' for name in TO_TARGET)}, or a column."
 )
+#: Names of columns.
+TITLES = {
+    "test/acc": "test accuracy",
+    "test/rmse": "RMSE",
+    "test/relative_error": "relative error",
+    "test/loss": "test loss",
+    "test/perplexity": "perplexity",
+    "val/acc": "validation accuracy",
+    "personal/global_acc": "accuracy of the global model at clients",
+    "personal/local_acc": "accuracy of clients' own models",
+    "comm/down_bytes": "sent to clients",
+    "comm/up_bytes": "sent by clients",
+}
 # These columns are shares from 0 to 1, which people read in percent.
 _ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
 

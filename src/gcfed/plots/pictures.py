@@ -22,8 +22,8 @@ from gcfed.folders.summary import skew_in_words
 from gcfed.plots.style import (
     BLUE,
     GREY,
-    LABELS,
     VERMILION,
+    axis_label,
     factor,
     logarithmic,
     save,
@@ -54,7 +54,7 @@ def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
         _line(left, smooth(tests), "mean of 10 rounds", color=BLUE, linewidth=2.2)
     _line(right, column(table, "train/loss"), "train loss", color=VERMILION, linewidth=1.4)
     _line(right, column(table, "test/loss"), "test loss", color=BLUE, linewidth=1.4)
-    left.set(title="Global model on the test split", ylabel=LABELS.get(measure, measure))
+    left.set(title="Global model on the test split", ylabel=axis_label(measure))
     right.set(title="Loss", ylabel="squared error / 2" if "test/rmse" in table else "loss")
     for axes in (left, right):
         if is_regression and _falls_far(axes):

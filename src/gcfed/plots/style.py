@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from gcfed.folders.measures import is_accuracy
+from gcfed.folders.measures import TITLES, is_accuracy
 from gcfed.utils.files import replacing
 
 # Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision
@@ -135,16 +135,13 @@ def _next_free(start: int, taken: Iterable[dict[str, Any]]) -> dict[str, Any]:
 #: Markers of the methods in a figure, in their order.
 MARKERS = "osD^vP*X<>hp"
 
-#: Names of columns in figures.
-LABELS = {
-    "test/acc": "test accuracy (%)",
-    "personal/local_acc": "accuracy of clients' own models (%)",
-    "personal/global_acc": "accuracy of the global model at clients (%)",
-    "test/loss": "test loss",
-    "test/rmse": "root mean squared error",
-    "test/relative_error": "relative error",
-    "test/perplexity": "perplexity",
-}
+
+def axis_label(column: str) -> str:
+    """The name of a column in a figure, with its unit."""
+    title = TITLES.get(column, column)
+    if is_accuracy(column):
+        return f"{title} (%)"
+    return f"{title} (bytes)" if column.endswith("_bytes") else title
 
 
 def factor(column: str) -> int:

@@ -14,12 +14,22 @@ from matplotlib.figure import Figure
 
 from gcfed.folders.folder import FINISHED, Run
 from gcfed.folders.measures import CLOCK, parse, smooth
-from gcfed.plots.style import LABELS, MARKERS, factor, logarithmic, looks, save, styled, ticks
+from gcfed.plots.style import MARKERS, axis_label, factor, logarithmic, looks, save, styled, ticks
 from gcfed.reporting.verdict import Verdict
 
 METHODS = 12  # the first so many methods of a place are drawn
 PLACES = 6  # of the first so many places
 POINTS = 8  # markers on a curve
+#: The columns that are drawn, if a run has them.
+DRAWN = {
+    "test/acc",
+    "personal/local_acc",
+    "personal/global_acc",
+    "test/loss",
+    "test/rmse",
+    "test/relative_error",
+    "test/perplexity",
+}
 #: What a curve is drawn over → the label of the axis.
 ABSCISSAE = {
     "round": "communication round",
@@ -87,7 +97,7 @@ def _plans(rows: pd.DataFrame, verdict: Verdict) -> list[Plan]:
     plans: list[Plan] = []
     _, first = parse(verdict.measure)
     measured = {name for run in rows["run"] for name in run.metrics}
-    for column in sorted(measured & {*LABELS}, key=lambda name: (name != first, name)):
+    for column in sorted(measured & DRAWN, key=lambda name: (name != first, name)):
         smoothed = column == first and verdict.measure.startswith("last10")
         caption = _caption(rows, verdict)
         if smoothed:
@@ -95,7 +105,8 @@ def _plans(rows: pd.DataFrame, verdict: Verdict) -> list[Plan]:
         if verdict.declared and column.startswith("test/"):
             caption += " This is the global model."
         name = column.replace("/", "_")
-        title = LABELS[column].capitalize()
+        title = axis_label(column)
+        title = title[0].upper() + title[1:]
         plan = Plan(name, title, caption, column, "round", smoothed)
         plans.append(plan)
         if column == first and _bytes_differ(rows):
@@ -169,7 +180,7 @@ def curves(
                 label = ""
     if factor(column) == 1 and _spans_thousandfold(axes):
         logarithmic(axes)
-    axes.set(xlabel=ABSCISSAE[over], ylabel=LABELS.get(column, column))
+    axes.set(xlabel=ABSCISSAE[over], ylabel=axis_label(column))
     if over == "round":
         ticks(axes)
     _legend(figure, axes)

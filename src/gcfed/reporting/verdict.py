@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from gcfed.folders.measures import (
+    TITLES,
     WINDOW,
     higher_is_better,
     is_accuracy,
@@ -23,18 +24,6 @@ from gcfed.reporting.judged import judged, listed
 from gcfed.reporting.student import quantile
 
 FEWEST = 3  # seeds of a method that is ranked
-#: Names of columns.
-TITLES = {
-    "test/acc": "test accuracy",
-    "test/rmse": "RMSE",
-    "test/relative_error": "relative error",
-    "test/loss": "test loss",
-    "val/acc": "validation accuracy",
-    "personal/global_acc": "accuracy of the global model at clients",
-    "personal/local_acc": "accuracy of clients' own models",
-    "comm/down_bytes": "sent to clients",
-    "comm/up_bytes": "sent by clients",
-}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import pandas as pd
 from gcfed.folders.columns import better
 from gcfed.folders.folder import Run
 from gcfed.folders.measures import (
+    TITLES,
     are_short,
     finite,
     first_round,
@@ -29,7 +30,6 @@ from gcfed.folders.measures import (
     is_accuracy,
     smooth,
 )
-from gcfed.reporting.verdict import TITLES
 from gcfed.utils.refusal import Refusal
 
 
