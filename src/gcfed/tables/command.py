@@ -230,10 +230,12 @@ def main(words: Sequence[str]) -> int:
 def _check_measures(table: Table, planned: Plan) -> None:
     """Raises Refusal for a measure that no job of the table can have."""
     jobs = {job.cell: job for job in planned.jobs.values()}
+    if not jobs:
+        return
     for measure in table.measures:
         column = column_of(measure)
         # most columns are known without a config, which takes long to compose
-        if not jobs or is_written(column, DictConfig({})):
+        if is_written(column, DictConfig({})):
             continue
         configs = [composed(job.overrides) for job in jobs.values()]
         if not any(is_written(column, cfg) for cfg in configs):
