@@ -264,3 +264,22 @@ def test_the_error_of_several_failures_names_the_cause():
     with pytest.raises(ChildProcessError, match="process 2 of this run died of signal 9"):
         ForkLauncher(4).launch(work)
     os.close(reader)
+
+
+@linux
+def test_an_error_of_all_processes_keeps_the_line_that_names_its_code():
+    """Also if the other process fails first."""
+    reader, writer = os.pipe()
+
+    def work():
+        if os.environ["LOCAL_RANK"] == "0":
+            os.close(writer)
+            os.read(reader, 1)  # returns when the other process is gone
+        error = RuntimeError("wrong")
+        error.add_note("model: Net fails in round 2.")
+        raise error
+
+    with pytest.raises(ChildProcessError, match="process 1 of this run failed") as caught:
+        ForkLauncher(2).launch(work)
+    os.close(reader)
+    assert caught.value.__notes__ == ["model: Net fails in round 2."]

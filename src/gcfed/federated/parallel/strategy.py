@@ -71,9 +71,13 @@ class ForkLauncher(_Launcher):
             return result
         except RuntimeError as error:  # as torch reports that another process is gone
             failure = self._join()
-            if failure:
-                raise ChildProcessError(f"{failure}; this process reports: {error}") from error
-            raise
+            if not failure:
+                raise
+            several = ChildProcessError(f"{failure}; this process reports: {error}")
+            # The same code may have failed in all processes: say which.
+            for note in getattr(error, "__notes__", []):
+                several.add_note(note)
+            raise several from error
         finally:
             self._join()
             _leave_group()
