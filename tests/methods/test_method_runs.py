@@ -82,7 +82,6 @@ class Clipped(Plain):
         f"+methods.clip.lr={lr_c}",
         "metrics=gap",
         "metrics.gap.every=1",
-        "gc.boundary=fc",
     )
 
     def begin(self):
@@ -123,7 +122,7 @@ class Own(Plain):
 
     last = "wrap"
     model = {"_target_": f"{__name__}.Deep", "norm_policy": "local"}
-    overrides = ("client.last_batch=wrap", "gc.boundary=normal")
+    overrides = ("client.last_batch=wrap",)
 
     def begin(self):
         self.kept = {}

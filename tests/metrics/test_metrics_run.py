@@ -30,7 +30,6 @@ from gcfed.run import train
 N = 6
 TINY = (
     "model.hidden=[12]",
-    "gc.boundary=fc2",
     "rounds=2",
     f"participation.num_clients={N}",
     "participation.per_round=3",

@@ -22,7 +22,6 @@ from reproductions.recovered import plot_recovered
 
 TINY = (
     "model.hidden=[12]",
-    "gc.boundary=fc2",
     "rounds=1",
     "participation.num_clients=5",
     "participation.per_round=3",
