@@ -10,6 +10,7 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
+from tensorboard.summary.writer import event_file_writer
 
 from gcfed.folders.identity import hyperparameters
 from gcfed.loggers.folder import FIRST, RoundTensorBoardLogger
@@ -114,3 +115,14 @@ def test_a_killed_run_keeps_its_rounds_and_hyperparameters(tmp_path):
         (2, 0.2),
         (3, 0.5),
     ]
+
+
+def test_the_events_of_a_continued_run_come_after_those_before(tmp_path, monkeypatch):
+    """Also in the same second, where a counter orders the files by its digits."""
+    for resume_round, count in ((0, 9), (1, 10)):
+        counter = event_file_writer.AtomicCounter(count)
+        monkeypatch.setattr(event_file_writer, "_global_uid", counter)
+        logger = RoundTensorBoardLogger(str(tmp_path), resume_round)
+        logger.log_metrics({"test/acc": 0.5}, resume_round + 1)
+        logger.experiment.close()
+    assert [event.step for event in events(tmp_path).Scalars("test/acc")] == [1, 2]

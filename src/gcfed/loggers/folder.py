@@ -4,6 +4,7 @@
 """
 
 import csv
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ class RoundTensorBoardLogger(TensorBoardLogger):
         purged = resume_round + 1 if resume_round else 0  # from this round on
         super().__init__(save_dir, name="", version="", purge_step=purged)
         self.resume_round = resume_round
+        while resume_round and _has_events_of(int(time.time()), Path(save_dir)):
+            time.sleep(0.05)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -113,3 +116,12 @@ class RoundTensorBoardLogger(TensorBoardLogger):
 
     def save(self) -> None:
         """Writes no ``hparams.yaml``: the folder has ``config.yaml``."""
+
+
+def _has_events_of(second: int, folder: Path) -> bool:
+    """Whether a file of events begins in this second.
+
+    TensorBoard reads files in the order of their names. After the second these have a counter, by
+    which a 10th file comes before the 9th.
+    """
+    return any(folder.glob(f"events.out.tfevents.{second:010d}.*"))
