@@ -5,10 +5,11 @@ import subprocess
 import sys
 import zipfile
 
+import pytest
 from hatchling.build import build_wheel
 
 import gcfed
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import ROOT, runs_root
 
 CALL = """
 import sys
@@ -57,3 +58,36 @@ def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatc
 def test_git_and_images_exclude_the_private_keys_of_a_federation():
     for name, line in ((".gitignore", "workspace/"), (".dockerignore", "**/workspace")):
         assert line in (ROOT / name).read_text().split(), name
+
+
+@pytest.mark.parametrize(
+    ("started_in", "runs_in"),
+    [("clone", "clone"), ("clone/src", "clone"), ("flowers", "flowers"), ("clone2", "clone2")],
+)
+def test_runs_stay_with_the_project_that_started_them(tmp_path, started_in, runs_in):
+    assert runs_root(tmp_path / started_in, tmp_path / "clone") == tmp_path / runs_in
+
+
+def test_a_project_beside_a_clone_keeps_its_runs_and_shares_the_data(tmp_path):
+    """The commands of an editable installation, started in a folder outside the clone."""
+    environment = {key: value for key, value in os.environ.items() if key != "DATA_DIR"} | {
+        "PYTHONPATH": str(ROOT / "src")
+    }
+    words = ["data=mnist", "--cfg", "job", "--resolve", "--package", "paths"]
+    train = f"from gcfed.commands import train; import sys; sys.argv[1:] = {words}; train()"
+    done = subprocess.run(
+        [sys.executable, "-c", train], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
+    assert f"log_dir: {tmp_path}/logs\n" in done.stdout, done.stderr
+    assert f"data_dir: {ROOT}/data\n" in done.stdout
+
+    report = "from gcfed.commands import report; report()"
+    done = subprocess.run(
+        [sys.executable, "-c", report],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    )
+    assert f"{tmp_path}/logs" in done.stderr + done.stdout
+    assert str(ROOT / "logs") not in done.stderr + done.stdout

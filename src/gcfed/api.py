@@ -25,7 +25,7 @@ from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand
 from gcfed.utils.machine import job
 from gcfed.utils.refusal import Refusal
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import LOGS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -231,7 +231,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
     asked = [measures] if isinstance(measures, str) else [*measures]
     for measure in asked:
         parse(measure, "measures")
-    table = frame_of(find_runs(roots or [ROOT / "logs"]))
+    table = frame_of(find_runs(roots or [LOGS]))
     found_runs = table["run"]
     frame = pd.DataFrame({"folder": [str(run.folder) for run in found_runs]}, table.index)
     frame = frame.join(table[["place", "method", "seed", "state"]])

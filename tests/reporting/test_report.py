@@ -91,7 +91,7 @@ def test_the_report_from_the_command_line(tmp_path):
 def test_an_error_names_the_argument_and_nothing_is_written(
     tmp_path, monkeypatch, roots, changed, error, message
 ):
-    monkeypatch.setattr("gcfed.reporting.build.ROOT", tmp_path)
+    monkeypatch.setattr("gcfed.reporting.build.LOGS", tmp_path / "logs")
     (tmp_path / "logs").mkdir()
     for folder in ("trial_0000", "trial_0001/seed_1"):  # the second trial has one run per seed
         write_run(tmp_path / "search" / folder, curve(0.9, 4), "data=digits rounds=4")

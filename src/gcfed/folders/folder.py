@@ -20,7 +20,7 @@ from gcfed.folders.reading import (
     read_yaml,
 )
 from gcfed.utils.refusal import MissingFile, message_of
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import LOGS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,7 +114,7 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
     for root in map(Path, roots):
         if not root.is_dir():
             raise MissingFile(
-                f"roots={root}: there is no such folder. Runs are in {ROOT / 'logs'} by default."
+                f"roots={root}: there is no such folder. Runs are in {LOGS} by default."
             )
         for name, below, files in os.walk(root):
             if _has_run(files):

@@ -21,7 +21,7 @@ from gcfed.reporting.tables import Table, all_runs, comparison, harmless, target
 from gcfed.reporting.verdict import Verdict, verdict
 from gcfed.utils.files import write_text
 from gcfed.utils.refusal import Refusal
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import LOGS
 
 if TYPE_CHECKING:
     from gcfed.reporting.figures import Picture
@@ -54,7 +54,7 @@ class _Found:
 
 def write_report(
     *roots: str | Path,
-    out: str | Path = ROOT / "logs" / "report",
+    out: str | Path = LOGS / "report",
     measures: str | Sequence[str] | None = None,
     figures: bool = True,
 ) -> Path:
@@ -71,7 +71,7 @@ def write_report(
     unknown measure.
     """
     out = Path(out)
-    folders = [Path(root) for root in roots or [ROOT / "logs"]]
+    folders = [Path(root) for root in roots or [LOGS]]
     asked = [measures] if isinstance(measures, str) else [*(measures or ())]
     for measure in asked:
         parse(measure, "measures")

@@ -16,8 +16,19 @@ _PACKAGED = Path(__file__).resolve().parents[1] / "configs"  # in a wheel
 
 #: The folder of the configs.
 CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CLONE / "configs"
-#: The folder of data and runs: the clone, or the working folder of an installed command.
+#: The folder of the data: the clone, or the working folder of an installed package.
 ROOT = Path.cwd() if _PACKAGED.is_dir() else _CLONE
+
+
+def runs_root(working: Path, root: Path) -> Path:
+    """The folder that holds ``logs``: ``root`` for a command that starts within it, and the working
+    folder elsewhere. So a project beside a clone keeps its own runs.
+    """
+    return root if working.is_relative_to(root) else working
+
+
+#: The folder of all runs.
+LOGS = runs_root(Path.cwd(), ROOT) / "logs"
 
 
 def all_devices(accelerator: str) -> int:
@@ -112,6 +123,7 @@ register("class_name", lambda target: str(target).rpartition(".")[2], replace=Tr
 register("last_layer", last_layer, replace=True)
 register("length", lambda values, times=1: len(values) * times, replace=True)
 register("method_name", method_name, replace=True)
+register("logs", lambda: str(LOGS), replace=True)
 register("nodes", nodes, replace=True)
 register("project_root", lambda: str(ROOT), replace=True)
 register("stem", stem, replace=True)
