@@ -1,7 +1,11 @@
 """TensorBoard's own readers, and the backend of its HParams tab, read the files of a run."""
 
+import io
+
+import numpy as np
 import pytest
 from conftest import read_rows
+from PIL import Image
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
@@ -126,3 +130,17 @@ def test_the_events_of_a_continued_run_come_after_those_before(tmp_path, monkeyp
         logger.log_metrics({"test/acc": 0.5}, resume_round + 1)
         logger.experiment.close()
     assert [event.step for event in events(tmp_path).Scalars("test/acc")] == [1, 2]
+
+
+def test_the_partition_is_among_the_images_once(config, tmp_path):
+    """It is there from the start, with the pixels of partition.png, also after a continued run."""
+    settings = (*FAST, "extras.figures=true")
+    train(config(*settings, "rounds=1", folder=tmp_path / "run"))
+    train(config(*settings, "rounds=2", "ckpt_path=last", folder=tmp_path / "run"))
+    reader = events(tmp_path / "run")
+    assert reader.Tags()["images"] == ["·partition"]
+    (image,) = reader.Images("·partition")
+    assert image.step == 0
+    shown = Image.open(io.BytesIO(image.encoded_image_string))
+    drawn = Image.open(tmp_path / "run/partition.png")
+    assert np.array_equal(np.asarray(shown), np.asarray(drawn))

@@ -47,6 +47,7 @@ from gcfed.folders.printing import print_summary
 from gcfed.folders.reading import column, read_metrics
 from gcfed.folders.summary import summary_of, write_summary
 from gcfed.folders.writing import Held, begin, export
+from gcfed.loggers.showing import show_picture
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
 from gcfed.utils.refusal import Refusal
@@ -158,10 +159,27 @@ def _fit_and_finish(
         log.info("%s; on %d × %s", parts, trainer.world_size, trainer.strategy.root_device)
     for logger in trainer.loggers:
         logger.log_hyperparams(hyperparameters(cfg))
+    if leads and cfg.extras.figures:
+        _show_partition(folder / "partition.png", parts, held, trainer, resumed_after)
     _fit(parts, trainer, folder, checkpoint, resumed_after)
     if leads:
         export(folder, parts.module.net, trainer.global_step)
         _summarize(cfg, folder, parts, record, trainer, held)
+
+
+def _show_partition(
+    picture: Path, parts: Parts, held: Held, trainer: Trainer, resumed_after: int
+) -> None:
+    """Draws the partition before the first round, so that it is seen while the run trains.
+
+    A resumed run keeps the picture that it has. Clients of a federation do not say what they hold.
+    """
+    if held.counts_NC is None or (resumed_after and picture.is_file()):
+        return
+    from gcfed.plots.pictures import draw_partition  # matplotlib
+
+    draw_partition(parts.data, held.counts_NC, picture)
+    show_picture(trainer.loggers, picture, resumed_after)
 
 
 def _fit(
@@ -192,7 +210,7 @@ def _summarize(
     trainer: Trainer,
     held: Held,
 ) -> None:
-    """Writes the summary and pictures, and prints the summary.
+    """Writes the summary and the curves, and prints the summary.
 
     A run that was killed between its last checkpoint and this function calls it when it is resumed.
 
@@ -210,11 +228,9 @@ def _summarize(
         about["stopped"] = stopped[:100]
     write_summary(folder, summary, about)
     if cfg.extras.figures:
-        from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib
+        from gcfed.plots.pictures import plot_curves  # matplotlib
 
         plot_curves(metrics, folder / "curves.png")
-        if held.counts_NC is not None and not (folder / "partition.png").is_file():
-            draw_partition(parts.data, held.counts_NC, folder / "partition.png")
     if log.isEnabledFor(logging.WARNING):
         print_summary(summary, metrics, folder, stopped)
 

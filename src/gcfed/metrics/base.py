@@ -26,6 +26,7 @@ from gcfed.federated.parts import (
     Setup,
     Upload,
 )
+from gcfed.loggers.showing import show_picture
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import whole_lines, write_text
@@ -128,9 +129,7 @@ class ServerMetric(ServerPart):
         """Gives a PNG file to the loggers that accept pictures. Its title there is the file's name
         up to the first ``_``.
         """
-        for logger in self.module.trainer.loggers:
-            if hasattr(logger, "log_image"):  # TensorBoard's, W&B's
-                logger.log_image(picture.stem.split("_")[0], [str(picture)], step=round.index + 1)
+        show_picture(self.module.trainer.loggers, picture, round.index + 1)
 
 
 class ClientMetric(ServerMetric, ClientPart):
