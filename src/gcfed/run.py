@@ -47,7 +47,7 @@ from gcfed.folders.printing import print_summary
 from gcfed.folders.reading import column, read_metrics
 from gcfed.folders.summary import summary_of, write_summary
 from gcfed.folders.writing import Held, begin, export
-from gcfed.loggers.showing import show_picture
+from gcfed.plots.showing import show_picture
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
 from gcfed.utils.refusal import Refusal
