@@ -299,7 +299,11 @@ def first_values(words: Iterable[str]) -> list[str]:
 
 @pytest.fixture
 def unrendered(monkeypatch):
-    """Figures are not rendered. Tests inspect their artists instead."""
-    from matplotlib.figure import Figure  # few tests need it
+    """Figures are not rendered: each file has one pixel. Tests inspect the artists instead."""
+    from matplotlib.figure import Figure  # few tests need these
+    from PIL import Image
 
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: Path(path).write_bytes(b""))
+    def save_one_pixel(figure: Figure, path: str | Path, **options: object) -> None:
+        Image.new("RGBA", (1, 1)).save(path, format="png")
+
+    monkeypatch.setattr(Figure, "savefig", save_one_pixel)

@@ -119,7 +119,7 @@ step "sweep of λ and seeds" "$python" "$day/gcfed/src/train.py" --config-dir co
 step "from Python" "$python" compare.py
 
 cd "$day/gcfed"
-step "report" $make report
+step "report" "$python" src/report.py "roots=[logs,$day/mine/logs]"
 grep "10 runs: 10 finished" "$day/said.txt" # the demo, three runs, six of the sweep
 for said in digits fruit clinics mobilenet_v3_small small Halved; do
     grep -q "$said" logs/report/index.html || { echo "first day: the report does not say $said"; exit 1; }

@@ -45,9 +45,9 @@ from gcfed.folders.lock import lock_run
 from gcfed.folders.place import check_folder, with_folder
 from gcfed.folders.printing import print_summary
 from gcfed.folders.reading import column, read_metrics
+from gcfed.folders.showing import show_picture
 from gcfed.folders.summary import summary_of, write_summary
 from gcfed.folders.writing import Held, begin, export
-from gcfed.plots.showing import show_picture
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
 from gcfed.utils.refusal import Refusal

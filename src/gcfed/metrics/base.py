@@ -26,8 +26,8 @@ from gcfed.federated.parts import (
     Setup,
     Upload,
 )
+from gcfed.folders.showing import show_picture
 from gcfed.models.unchanged import evaluating
-from gcfed.plots.showing import show_picture
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import whole_lines, write_text
 from gcfed.utils.refusal import Refusal
