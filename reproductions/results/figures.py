@@ -21,7 +21,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from gcfed.folders.measures import smooth  # noqa: E402
 from gcfed.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, looks, save, styled  # noqa: E402
 from gcfed.reporting.verdict import interval  # noqa: E402
-from reproductions.results import late_updates, printed  # noqa: E402
+from reproductions.results import late_updates, nearly_uniform, printed  # noqa: E402
+from reproductions.results.cells import ACCURACY  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -103,7 +104,7 @@ def over_rounds(axes: Axes, runs: Sequence[StoredRun], method: str) -> None:
     that all have.
     """
     look = looks([method])[method]
-    seeds = [smooth(100 * run.curve(printed.ACCURACY), 50) for run in runs]
+    seeds = [smooth(100 * run.curve(ACCURACY), 50) for run in runs]
     for seed in seeds:
         axes.plot(seed, **look, lw=0.8, alpha=0.6)
     mean = pd.concat(seeds, axis=1).mean(axis=1, skipna=False)
@@ -141,13 +142,26 @@ def paper_of_table5(axes: Axes) -> None:
         )
 
 
+def table4(figure: Figure) -> None:
+    """Means of the five tests in ten rounds, up to the last round that all methods have."""
+    axes = figure.subplots()
+    found = nearly_uniform.by_method(stored_runs("gcfed-table4"))
+    end = nearly_uniform.common_round(found)
+    look = looks(found)
+    for method, run in found.items():
+        curve = smooth(100 * run.curve(ACCURACY), nearly_uniform.MEASURED)
+        axes.plot(curve.loc[:end], **look[method], label=method)
+    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
+    axes.legend(loc="lower right", ncols=2)
+
+
 def vgg11(figure: Figure) -> None:
     """Every test of both methods on 50 classes of TinyImageNet."""
     axes = figure.subplots()
     stored = stored_runs("tinyimagenet-vgg11")
     for method in ("GC-Fed", "FedAvg"):
         (run,) = chosen(stored, printed.GC[method])
-        axes.plot(100 * run.curve(printed.ACCURACY), **looks([method])[method], label=method)
+        axes.plot(100 * run.curve(ACCURACY), **looks([method])[method], label=method)
     axes.axhline(2, color=GREY, lw=1, ls=":", label="chance")
     axes.set(xlabel="communication round", ylabel="test accuracy (%)", ylim=(0, None))
     axes.legend(loc="upper left")
@@ -282,7 +296,7 @@ def late_curves(figure: Figure) -> None:
             color = LATE_COLORS[name]
             for gc, label, dash in (("none", name, ":"), ("gcfed", f"{name} + GC-Fed", "-")):
                 own = [method.run(runs, gc, spread, seed) for seed in late_updates.SEEDS]
-                curves = [100 * run.curve(printed.ACCURACY) for run in own]
+                curves = [100 * run.curve(ACCURACY) for run in own]
                 mean = pd.concat(curves, axis=1).mean(axis=1)
                 seconds = late_updates.mean_seconds(method, spread, mean.index)
                 uploads = mean.index * method.per_round

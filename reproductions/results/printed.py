@@ -17,12 +17,18 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gcfed.folders.measures import first_round, smooth  # noqa: E402
 from reproductions.results import late_updates, small_tables  # noqa: E402
-from reproductions.results.cells import Cells, Runs, number, signed  # noqa: E402
+from reproductions.results.cells import (  # noqa: E402
+    ACCURACY,
+    Cells,
+    Runs,
+    number,
+    signed,
+    up_to,
+)
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
 HERE = Path(__file__).parent
 
-ACCURACY = "test/acc"
 PAPER = {"GC-Fed": 72.44, "FedAvg": 66.44}  # Table 5, CIFAR-10, 5/100, α 0.1
 CLIPPED = "client.clip_norm=10"
 TARGETS = (50, 60, 70)  # percent
@@ -32,13 +38,6 @@ GC = {"GC-Fed": "gc=gcfed", "Global GC": "gc=global", "FedAvg": "gc=none"}
 def last(run: StoredRun, rounds: int) -> float:
     """The mean of the tests in the last rounds, in percent."""
     return up_to(run, int(run.metrics.index[-1]), rounds)
-
-
-def up_to(run: StoredRun, end: int, rounds: int = 50) -> float:
-    """The mean of the tests in the rounds up to ``end``, in percent."""
-    curve = run.curve(ACCURACY)
-    inside = curve[(curve.index > end - rounds) & (curve.index <= end)]
-    return 100 * inside.mean()
 
 
 def rounds_to(run: StoredRun, target: float, window: int = 10) -> str:
