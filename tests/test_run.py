@@ -9,11 +9,12 @@ from conftest import read_rows, refuses
 from harness import assert_near, final_weights
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
 from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import fingerprint
+from gcfed.federated.parts import ServerPart
 from gcfed.folders.identity import digest, identity, leaves
 from gcfed.run import evaluate, train
 
@@ -102,6 +103,45 @@ def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_pat
 
 
 # ---------------------------------------------------------------------------------- files and tests
+class Second(ServerPart):
+    """Measures in the second round only."""
+
+    def on_round_end(self, row, round):
+        if row["round"] == 2:
+            row["second/value"] = 7
+
+
+class Foreign(Callback):
+    """Writes a value of its own to Lightning's metrics, in each round."""
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        trainer.callback_metrics["test/foreign"] = torch.tensor(3.0)
+
+
+@pytest.mark.parametrize("logger", ["csv", "none"])
+def test_the_metrics_of_a_result_are_the_last_row(config, tmp_path, logger):
+    """Lightning's metrics also hold values of earlier rounds and of other callbacks."""
+    cfg = config(*FAST, "rounds=3", "eval_every=2", f"logger={logger}", folder=tmp_path)
+    with open_dict(cfg):
+        for part in (Second, Foreign):
+            cfg.callbacks[part.__name__] = {"_target_": f"{__name__}.{part.__name__}"}
+    result = train(cfg)
+    rows = read_rows(tmp_path / "metrics.csv")
+    assert {"second/value", "test/foreign"} <= result.trainer.callback_metrics.keys()
+    assert not {"second/value", "test/foreign"} & result.metrics.keys()
+    assert result.metrics["round"] == 3
+    if logger == "csv":
+        assert result.metrics == rows[-1]
+    last = result.metrics
+    result.module.net.fc1.weight.data.zero_()
+    result.trainer.validate(result.module, datamodule=result.trainer.datamodule, verbose=False)
+    assert result.metrics == last
+    cfg.ckpt_path = "last"
+    again = train(cfg)  # trains nothing
+    assert again.loop.last_row == {}
+    assert again.metrics == (rows[-1] if rows else {})
+
+
 def test_the_run_folder(finished):
     result, folder = finished, finished.folder
     # without callbacks.progress, Lightning adds no bar

@@ -8,7 +8,7 @@ import logging
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Trainer
@@ -72,14 +72,16 @@ class RunResult:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The row of the last round, without empty cells."""
-        last: Any = self.trainer.callback_metrics
-        if not last:
-            if self.frame.empty:
-                return {}
-            row = self.frame.reset_index().tail(1).dropna(axis=1)
-            last = row.squeeze(axis=0)
-        return {name: float(value) for name, value in last.items()}
+        """The row of the last round, without empty cells.
+
+        If the run was complete before, the row is that of ``metrics.csv``; {} without such a file.
+        """
+        if self.loop.last_row:
+            return {name: float(value) for name, value in self.loop.last_row.items()}
+        rounds = self.trainer.global_step
+        if rounds not in self.frame.index:
+            return {}
+        return {"round": float(rounds), **self.frame.loc[rounds].dropna()}
 
     @property
     def model(self) -> nn.Module:

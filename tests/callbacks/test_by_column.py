@@ -169,6 +169,7 @@ def test_the_last_model_is_tested_if_a_callback_ends_the_run(config, tmp_path):
     ]
     tested = evaluate(config(*FAST, f"ckpt_path={tmp_path / 'global_model.safetensors'}"))
     assert tested["test/loss"] == pytest.approx(result.frame["test/loss"][4], rel=1e-6)
+    assert result.metrics == read_rows(tmp_path / "metrics.csv")[-1]
     found = read_run(tmp_path)
     assert found.summary["rounds"] == 4
     assert found.summary["test/acc"] == pytest.approx(tested["test/acc"])

@@ -66,8 +66,8 @@ class FederatedLoop(Callback):
     server: Server = field(init=False, repr=False)
     # whether a client has counted in a round of this run
     counted: bool = field(default=False, init=False)
-    # of the last round in this process
-    _row: dict[str, Any] = field(default_factory=dict, init=False)
+    # the row of metrics of the last round that this process ran; {} before
+    last_row: dict[str, Any] = field(default_factory=dict, init=False)
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -207,7 +207,7 @@ class FederatedLoop(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Logs the round's row of metrics, ``outputs``. Tells Lightning of a test in it."""
-        self._row = outputs
+        self.last_row = dict(outputs)
         self._log(trainer, outputs)
         if "test/loss" not in outputs:
             return
@@ -228,8 +228,11 @@ class FederatedLoop(Callback):
         """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round
         without a test.
         """
-        if trainer.global_step < self.rounds and self._row and "test/loss" not in self._row:
-            self._log(trainer, {"round": self._row["round"]} | self.server.setup.module.test())
+        if trainer.global_step >= self.rounds or not self.last_row or "test/loss" in self.last_row:
+            return
+        test = self.server.setup.module.test()
+        self.last_row |= test
+        self._log(trainer, {"round": self.last_row["round"]} | test)
 
     def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         for logger in trainer.loggers:
