@@ -222,7 +222,7 @@ def _summarize(
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written rows, or the last round has no test
-    summary = summary_of(metrics, cfg.targets, trainer.world_size, parts.result)
+    summary = summary_of(metrics, cfg.targets, record.processes, parts.result)
     summary |= held.skew
     about = dict(record.about)
     stopped = why_stopped(parts.callbacks)

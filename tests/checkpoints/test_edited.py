@@ -167,6 +167,12 @@ EDITS = {
     "loops that are a list": _with([], "loops"),
     "a record that is a text": _with("text", "gcfed"),
     "checksums that are a list": _with([], "gcfed", "checksums"),
+    "processes that are a text": _with("two", "gcfed", "processes"),
+    "processes from a text on": _with({"one": 2}, "gcfed", "processes"),
+    "no process": _with({1: 0}, "gcfed", "processes"),
+    "half a process": _with({1: 0.5}, "gcfed", "processes"),
+    "processes before the first round": _with({0: 1}, "gcfed", "processes"),
+    "processes of a later round": _with({1: 1, 3: 2}, "gcfed", "processes"),
     "callbacks that are numbers": lambda content: content.update(
         callbacks=dict.fromkeys(content["callbacks"], 3)
     ),

@@ -1,5 +1,6 @@
 """Checkpoints are refused if they are damaged, or if the run or its data have changed."""
 
+import json
 import os
 import shutil
 import threading
@@ -47,6 +48,23 @@ def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(
         train(cfg)
     monkeypatch.setattr("gcfed.checkpoints.reading.in_sweep", lambda: True)
     assert train(cfg).metrics["round"] == 2
+
+
+def test_a_resumed_run_knows_the_processes_of_its_earlier_rounds(config, tmp_path):
+    """A client's seconds are those of a process. So each round counts the processes it had."""
+
+    def go(rounds, devices, *overrides):
+        words = (*FAST, f"rounds={rounds}", f"trainer.devices={devices}", *overrides)
+        return train(config(*words, folder=tmp_path / "run"))
+
+    go(2, 2)
+    go(3, 1, "ckpt_path=last")
+    result = go(3, 2, "ckpt_path=last")  # trains nothing
+    record = load_checkpoint(tmp_path / "run/checkpoints/last.ckpt")["gcfed"]
+    assert record["processes"] == {1: 2, 3: 1}
+    seconds = result.frame["time/train_s"] * [2, 2, 1] / result.frame["train/clients"]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["client_seconds"] == seconds.median()
 
 
 def test_a_checkpoint_without_its_clients_states_is_refused_before_a_file_changes(config, tmp_path):

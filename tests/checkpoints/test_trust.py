@@ -66,12 +66,12 @@ LIGHTNINGS = (
     "state_dict",
     "pytorch-lightning_version",
 )
-COMPARED = ("identity", "checksums")
+CHECKED = ("identity", "checksums", "processes")
 
 
 @pytest.mark.parametrize(
     ("keep", "goes_on"),
-    [(COMPARED, False), ((*COMPARED, *LIGHTNINGS, "callbacks"), True)],
+    [(CHECKED, False), ((*CHECKED, *LIGHTNINGS, "callbacks"), True)],
     ids=["all", "our own record"],
 )
 def test_nothing_in_a_checkpoint_is_called_or_resolved(finished, config, keep, goes_on):

@@ -156,12 +156,31 @@ def table():
 def test_the_cost_of_a_target(table):
     """Every second round has a test. The cost includes all rounds up to the test."""
     one = summary_of(table, [0.3, 0.5, 0.9])
-    two = summary_of(table, [0.5], processes=2)
+    two = summary_of(table, [0.5], processes={1: 2})
     assert one["rounds_to_target"] == {"0.3": 2, "0.5": 4, "0.9": None}
     assert one["bytes_to_target"] == {"0.3": 320, "0.5": 560, "0.9": None}
     assert one["client_seconds"] == 0.5  # the median of 2/4, 8/4, 2/4, 3/2, 2/4 and 2/4
     assert one["comm/down_bytes"] + one["comm/up_bytes"] == 40 * 22
     assert two["client_seconds"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("processes", "seconds"),
+    [
+        ({1: 1, 3: 2}, 1.0),  # of 2/4, 8/4, 4/4, 6/2, 4/4 and 4/4
+        ({1: 2, 7: 1}, 1.0),  # a finished run that is asked to continue
+        ({5: 3}, 1.5),  # the earlier rounds are not known
+        ({}, math.nan),
+    ],
+)
+def test_each_round_counts_its_own_processes(table, processes, seconds):
+    found = summary_of(table, [], processes)["client_seconds"]
+    assert found == pytest.approx(seconds, nan_ok=True)
+
+
+def test_rounds_without_clients_have_no_time_per_client(table):
+    table.loc[[1, 2, 3], "train/clients"] = 0
+    assert summary_of(table, [])["client_seconds"] == 0.5  # the median of 3/2, 2/4 and 2/4
 
 
 def test_the_summary_of_a_curve(table):

@@ -33,9 +33,10 @@ PARTS = {"state_dict", "global_step", "gcfed", "loops", "optimizer_states", "cal
 
 
 class RunRecord(Callback):
-    """Writes into each checkpoint the settings that identify its run and the checksums of its data.
+    """Writes into each checkpoint the settings that identify its run, the checksums of its data,
+    and the number of processes that trained its rounds.
 
-    ``about`` has their digests, for ``summary.json``.
+    ``about`` has digests of the settings and the checksums, for ``summary.json``.
     """
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
@@ -44,13 +45,33 @@ class RunRecord(Callback):
         self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
         self.about["data"] = digest(checksums)
         self.content: dict[str, Any] = {"leaves": counted, "checksums": checksums, **self.about}
+        # a round → the number of processes from then on, until the next entry
+        self.processes: dict[int, int] = {}
+
+    def restore(self, there: Mapping[str, Any], rounds: int) -> None:
+        """Takes what the record of a checkpoint tells of its finished ``rounds``.
+
+        Checkpoints of earlier versions do not tell the processes.
+
+        Raises ValueError if no run can have written it.
+        """
+        processes = there.get("processes", {})
+        for first, number in processes.items():
+            are_whole = type(first) is int and type(number) is int
+            if not (are_whole and 1 <= first <= rounds and number >= 1):
+                raise ValueError(f"its record has {number!r} processes from round {first!r} on")
+        self.processes = dict(sorted(processes.items()))
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """A resumed run that early stopping has ended trains no further round."""
+        """Notes the processes of the rounds that follow.
+
+        A resumed run that early stopping has ended trains no further round.
+        """
+        self.processes[trainer.global_step + 1] = trainer.world_size
         trainer.should_stop = trainer.should_stop or bool(why_stopped(trainer.callbacks))  # type: ignore[attr-defined]
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["gcfed"] = self.content
+        checkpoint["gcfed"] = {**self.content, "processes": self.processes}
 
 
 def fingerprint(data: FederatedDataModule) -> dict[str, str]:
@@ -120,6 +141,7 @@ def resume(
         require_fitting(module, net_of(checkpoint), path)
         _check_origin(path, checkpoint["gcfed"], record.content)
         rounds = _rounds_of(checkpoint)
+        record.restore(checkpoint["gcfed"], rounds)
         if rounds > cfg.rounds:
             raise Refusal(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
         if leads() and not loop.transport.remote:

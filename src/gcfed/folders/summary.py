@@ -44,7 +44,10 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
 
 
 def summary_of(
-    metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1, result: str = ""
+    metrics: pd.DataFrame,
+    targets: Sequence[float],
+    processes: Mapping[int, int] | None = None,
+    result: str = "",
 ) -> dict[str, Any]:
     """The figures of a run: accuracies in 0…1, total bytes, medians of the seconds per round and
     per client.
@@ -54,7 +57,9 @@ def summary_of(
     client in the process that trains it, aggregation included (FedGC's Table 2).
 
     Args:
-        processes: the number of processes that trained the clients.
+        processes: a round → the number of processes that trained clients from then on, until the
+            next entry. Rounds before the first entry count in no ``client_seconds``. None: one
+            process.
         result: the column that the methods declare as their result; "": the global model's test.
     """
     return {
@@ -64,13 +69,17 @@ def summary_of(
         **_errors(metrics),
         **_last_values(metrics, ("personal/", "privacy/")),
         **_to_targets(metrics, targets),
-        **_costs(metrics, processes),
+        **_costs(metrics, {1: 1} if processes is None else processes),
     }
 
 
-def _costs(metrics: pd.DataFrame, processes: int) -> dict[str, float]:
+def _costs(metrics: pd.DataFrame, processes: Mapping[int, int]) -> dict[str, float]:
     """Seconds, bytes, and updates that did not count."""
-    client_seconds = metrics["time/train_s"] * processes / metrics["train/clients"]
+    import pandas as pd
+
+    number = pd.Series(processes, dtype=float).reindex(metrics.index, method="ffill")
+    clients = metrics["train/clients"].replace(0, math.nan)  # a round without clients has no time
+    client_seconds = metrics["time/train_s"] * number / clients
     costs: dict[str, float] = {"client_seconds": float(client_seconds.median())}
     for name in ("comm/down_bytes", "comm/up_bytes"):
         costs[name] = int(metrics[name].sum())
