@@ -310,6 +310,7 @@ def test_a_killed_server_resumes_bit_for_bit_and_leaves_no_process(config, tmp_p
     process = start(*begun)
     while process.poll() is None and rounds(tmp_path / "logs") < 4:
         time.sleep(0.01)
+    assert process.poll() is None, f"it ended by itself: {finish(process)[-3000:]}"
     below = descendants(process.pid)[1:]
     process.kill()
     finish(process)
