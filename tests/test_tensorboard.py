@@ -5,6 +5,8 @@ import io
 import numpy as np
 import pytest
 from conftest import read_rows
+from lightning.pytorch import Callback
+from omegaconf import open_dict
 from PIL import Image
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -132,15 +134,68 @@ def test_the_events_of_a_continued_run_come_after_those_before(tmp_path, monkeyp
     assert [event.step for event in events(tmp_path).Scalars("test/acc")] == [1, 2]
 
 
-def test_the_partition_is_among_the_images_once(config, tmp_path):
-    """It is there from the start, with the pixels of partition.png, also after a continued run."""
+def pixels(picture):
+    return np.asarray(Image.open(picture))
+
+
+def images(folder):
+    """The images of a run by tag: {tag: [(round, pixels)]}."""
+    reader = events(folder)
+    found = {}
+    for tag in reader.Tags()["images"]:
+        found[tag] = [
+            (image.step, pixels(io.BytesIO(image.encoded_image_string)))
+            for image in reader.Images(tag)
+        ]
+    return found
+
+
+def test_partition_and_curves_are_among_the_images(config, tmp_path):
+    """The partition is there from the start; the curves are there at the end, and again at the
+    end of a continued run.
+    """
+    folder = tmp_path / "run"
     settings = (*FAST, "extras.figures=true")
-    train(config(*settings, "rounds=1", folder=tmp_path / "run"))
-    train(config(*settings, "rounds=2", "ckpt_path=last", folder=tmp_path / "run"))
-    reader = events(tmp_path / "run")
-    assert reader.Tags()["images"] == ["·partition"]
-    (image,) = reader.Images("·partition")
-    assert image.step == 0
-    shown = Image.open(io.BytesIO(image.encoded_image_string))
-    drawn = Image.open(tmp_path / "run/partition.png")
-    assert np.array_equal(np.asarray(shown), np.asarray(drawn))
+    train(config(*settings, "rounds=1", folder=folder))
+    first = pixels(folder / "curves.png")
+    train(config(*settings, "rounds=2", "ckpt_path=last", folder=folder))
+    last = pixels(folder / "curves.png")
+    assert not np.array_equal(first, last)
+    shown = images(folder)
+    assert {tag: [step for step, _ in found] for tag, found in shown.items()} == {
+        "·partition": [0],
+        "·curves": [1, 2],
+    }
+    ((_, partition),) = shown["·partition"]
+    assert np.array_equal(partition, pixels(folder / "partition.png"))
+    (_, first_shown), (_, last_shown) = shown["·curves"]
+    assert np.array_equal(first_shown, first)
+    assert np.array_equal(last_shown, last)
+
+
+@pytest.mark.parametrize(
+    ("figures", "logger", "is_drawn"),
+    [("false", "tensorboard", False), ("true", "csv", True), ("true", "none", False)],
+)
+def test_a_run_without_figures_or_tensorboard_shows_no_pictures(
+    config, tmp_path, figures, logger, is_drawn
+):
+    folder = tmp_path / "run"
+    train(config(*FAST, "rounds=1", f"extras.figures={figures}", f"logger={logger}", folder=folder))
+    assert (folder / "curves.png").is_file() == is_drawn
+    assert images(folder) == {}
+
+
+def test_a_run_that_failed_shows_no_curves(config, tmp_path):
+    cfg = config(*FAST, "extras.figures=true", "rounds=2", folder=tmp_path / "run")
+    with open_dict(cfg):
+        cfg.callbacks.fail = {"_target_": f"{__name__}.Fails"}
+    with pytest.raises(RuntimeError, match="stop here"):
+        train(cfg)
+    assert [*images(tmp_path / "run")] == ["·partition"]
+    assert not (tmp_path / "run/curves.png").exists()
+
+
+class Fails(Callback):
+    def on_train_batch_end(self, *args):
+        raise RuntimeError("stop here")

@@ -42,6 +42,14 @@ def wandb_records(path):
             part = b""
 
 
+def wandb_items(record):
+    """The values of a row by name; those of a picture are ``name.filenames``, ``name.width``, …"""
+    return {
+        item.key or ".".join(item.nested_key): json.loads(item.value_json)
+        for item in record.history.item
+    }
+
+
 def wandb_run(folder):
     """Id and group of the only W&B run in a folder, which may have been continued."""
     paths = folder.glob("wandb/offline-run-*/*.wandb")
@@ -53,10 +61,7 @@ def wandb_run(folder):
 def wandb_rows(folder):
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
     for record in wandb_records(path):
-        items = {
-            (item.key or item.nested_key[0]): json.loads(item.value_json)
-            for item in record.history.item
-        }
+        items = wandb_items(record)
         if "test/acc" in items:
             yield items["trainer/global_step"], items["test/acc"]
         elif name := record.run.display_name:
@@ -136,6 +141,27 @@ def test_a_resumed_run_continues_at_its_trackers(config, tmp_path, loggers):
         (folder / file).unlink()
     train(config(*FAST, *loggers, "rounds=1", folder=folder))
     assert len(mlflow_runs(loggers)[1]) == 2
+
+
+def test_wandb_has_the_pictures_of_a_run(config, tmp_path, loggers):
+    import wandb
+
+    folder = tmp_path / "run"
+    settings = (*FAST, "logger=wandb", "logger.wandb.offline=true", "extras.figures=true")
+    train(config(*settings, "rounds=2", folder=folder))
+    wandb.teardown()  # waits until its process has written everything
+    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    shown = {}
+    for record in wandb_records(path):
+        items = wandb_items(record)
+        for name in ("partition", "curves"):
+            for file in items.get(f"{name}.filenames", ()):
+                picture = (path.parent / "files" / file).read_bytes()
+                shown[name] = (items["trainer/global_step"], picture)
+    assert shown == {
+        "partition": (0, (folder / "partition.png").read_bytes()),
+        "curves": (2, (folder / "curves.png").read_bytes()),
+    }
 
 
 def test_the_jobs_of_a_sweep_are_one_group(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from gcfed.assemble import (
     read_data,
 )
 from gcfed.callbacks.after_round import why_stopped
+from gcfed.callbacks.curves import Curves
 from gcfed.check import check
 from gcfed.checkpoints.reading import (
     RunRecord,
@@ -44,7 +45,7 @@ from gcfed.folders.identity import hyperparameters
 from gcfed.folders.lock import lock_run
 from gcfed.folders.place import check_folder, with_folder
 from gcfed.folders.printing import print_summary
-from gcfed.folders.reading import column, read_metrics
+from gcfed.folders.reading import read_metrics, tested_in
 from gcfed.folders.showing import show_picture
 from gcfed.folders.summary import summary_of, write_summary
 from gcfed.folders.writing import Held, begin, export
@@ -118,7 +119,10 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
         parts = assemble(cfg)
         record = RunRecord(cfg, parts.data)
         done = resume(cfg, checkpoint, record, parts.module, parts.loop, parts.callbacks)
-        trainer = build_trainer(cfg, parts, [*parts.callbacks, record], done)
+        callbacks = [*parts.callbacks, record]
+        if cfg.extras.figures:
+            callbacks.append(Curves(folder))
+        trainer = build_trainer(cfg, parts, callbacks, done)
         # from here on the settings are accepted
         with failure_recorded(folder, write=trainer.is_global_zero):
             _fit_and_finish(cfg, folder, parts, record, trainer, checkpoint, done)
@@ -212,7 +216,7 @@ def _summarize(
     trainer: Trainer,
     held: Held,
 ) -> None:
-    """Writes the summary and the curves, and prints the summary.
+    """Writes and prints the summary.
 
     A run that was killed between its last checkpoint and this function calls it when it is resumed.
 
@@ -220,8 +224,8 @@ def _summarize(
         held: what :func:`begin` returned.
     """
     metrics = read_metrics(folder / METRICS)
-    if trainer.global_step not in column(metrics, "test/loss").index:
-        return  # no logger has written rows, or the last round has no test
+    if not tested_in(metrics, trainer.global_step):
+        return
     summary = summary_of(metrics, cfg.targets, record.processes, parts.result)
     summary |= held.skew
     about = dict(record.about)
@@ -229,10 +233,6 @@ def _summarize(
     if stopped:
         about["stopped"] = stopped[:100]
     write_summary(folder, summary, about)
-    if cfg.extras.figures:
-        from gcfed.plots.pictures import plot_curves  # matplotlib
-
-        plot_curves(metrics, folder / "curves.png")
     if log.isEnabledFor(logging.WARNING):
         print_summary(summary, metrics, folder, stopped)
 

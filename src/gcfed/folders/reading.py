@@ -136,6 +136,11 @@ def column(metrics: pd.DataFrame, name: str) -> pd.Series:
     return metrics[name].dropna()
 
 
+def tested_in(metrics: pd.DataFrame, round: int) -> bool:
+    """Whether a run has a test of this round; not if no logger has written rows."""
+    return round in column(metrics, "test/loss").index
+
+
 def label_skew(held_NC: np.ndarray) -> dict[str, float]:
     """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to
     1.
