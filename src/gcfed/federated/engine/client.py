@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import inf
+from math import inf, prod
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -71,11 +71,22 @@ class ClientProgram:
         is_small = sum(t.numel() for t in download.model.values()) <= SMALL
         self.kept = KeptSteps() if is_small else None
         self.module.net.train()
-        autocast = self.module.trainer.precision_plugin.forward_context
-        after_backward = self.module.after_backward()
-        self.hooks = StepHooks(self.parts, after_backward, autocast, self.recording)
+        self.hooks = self._step_hooks()
         for part in self.parts:
             part.on_download(download)
+
+    def _step_hooks(self) -> StepHooks:
+        """What the local steps of a round call."""
+        parts = self.parts
+        return StepHooks(
+            before_step=[part.before_step for part in parts if part.overrides("before_step")],
+            calibrate=[part.calibrate for part in parts if part.overrides("calibrate")],
+            local_loss=[part.local_loss for part in parts if part.overrides("local_loss")],
+            after_step=[part.after_step for part in parts if part.overrides("after_step")],
+            task_weight=prod(part.task_weight for part in parts),
+            after_backward=self.module.after_backward(),
+            autocast=self.module.trainer.precision_plugin.forward_context,
+        )
 
     def draw(self, download: Download, stacks: Sequence[np.ndarray]) -> Iterator[Drawn]:
         """Draws the batches of each stack's clients, ``[K]``.
@@ -143,8 +154,9 @@ class ClientProgram:
         """Clients that are ready to train from the download."""
         module = self.module
         clients, plan, seed = drawn
-        recording = self.hooks.recording
-        recorder = self.solver.recorder(module.net, module.device) if recording else None
+        recorder = None
+        if self.recording:
+            recorder = self.solver.recorder(module.net, module.device)
         if recorder is not None and not module.lent.traits.alone:
             plan = plan.padded()  # of a network that is alone, it would change the statistics
         seed_generators(module.device, seed)
@@ -153,7 +165,7 @@ class ClientProgram:
         make = partial(
             ClientStack, module.net, reads=self.reads, task=module.task, lent=module.lent
         )
-        lasting = recording == "run"
+        lasting = self.recording == "run"
         return self.solver.begin(
             make, download, clients, plan, self.data, recorder, lasting, self.kept
         )
@@ -173,7 +185,7 @@ class ClientProgram:
         """Whether a part may change what clients send. It may clip what is too large."""
         return any(part.overrides("send") for part in self.parts)
 
-    @property
+    @cached_property
     def recording(self) -> Literal["", "stack", "run"]:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
         if self.module.lent.traits.assigns or not self.module.task.can_be_recorded:

@@ -1,7 +1,7 @@
 """Local training of K clients, between the broadcast and their uploads."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import ceil, cos, pi
 from typing import Literal
@@ -25,7 +25,7 @@ from gcfed.federated.training.batches import (
     Steps,
     split,
 )
-from gcfed.federated.training.hooks import LocalHooks, StepHooks
+from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.recorder import (
     Recorder,
     Replays,
@@ -284,68 +284,71 @@ class LocalSolver:
         Returns:
             Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
         """
-        stack = steps.stack
-        plan = steps.plan
-        update = steps.update
         set_lr(steps.optimizer, lr)
-        kernel = None  # takes the gradients of a lone client directly
-        if isinstance(update, FusedKernel) and not self._shows_gradients(hooks):
-            kernel = update
-
-        def step(number: int | Tensor, kind: Kind) -> None:
-            batch = plan.batch(data, number, kind)
-            stack.drop_grads()
-            for part in hooks.movers:
-                # Its own context, because autocast caches the weights that it has cast.
-                with hooks.autocast():
-                    part.before_step(stack, batch, partial(self._objective, stack, batch, hooks))
-            with hooks.autocast():
-                task, objective = self._losses(stack, batch, hooks)
-            if kernel is not None and stack.is_lone:
-                kernel(stack.gradients_of_one(objective))
-            else:
-                stack.backward(objective)
-                if hooks.after_backward is not None:
-                    hooks.after_backward()
-                if self.clip_norm is not None:
-                    clip_gradients(stack, self.clip_norm)
-                update()
-            for part in hooks.movers:
-                with hooks.autocast():
-                    part.after_step(stack, batch)
-            steps.note(number, task.detach(), batch.count)
-
-        for t, kind in enumerate(plan.kinds):
-            if kind.active < stack.active:
-                stack.shrink(kind.active, steps.optimizer)
-            steps.run(step, t, kind)
-            if t == 0:
+        step = partial(self._step, steps, data, hooks)
+        for number, kind in enumerate(steps.plan.kinds):
+            if kind.active < steps.stack.active:
+                steps.stack.shrink(kind.active, steps.optimizer)
+            steps.run(step, number, kind)
+            if number == 0:
                 steps.first_done()
-        stack.settle()
+        steps.stack.settle()
         return steps.mean_losses()
+
+    def _step(
+        self,
+        steps: Steps,
+        data: FederatedDataModule,
+        hooks: StepHooks,
+        number: int | Tensor,
+        kind: Kind,
+    ) -> None:
+        """Makes a local step of all active clients."""
+        stack = steps.stack
+        batch = steps.plan.batch(data, number, kind)
+        stack.drop_grads()
+        # Each hook has a context of its own, because autocast caches the weights that it has cast.
+        for before_step in hooks.before_step:
+            with hooks.autocast():
+                before_step(stack, batch, partial(self._objective, stack, batch, hooks))
+        with hooks.autocast():
+            task, objective = self._losses(stack, batch, hooks)
+        self._descend(steps, objective, hooks)
+        for after_step in hooks.after_step:
+            with hooks.autocast():
+                after_step(stack, batch)
+        steps.note(number, task.detach(), batch.count)
+
+    def _descend(self, steps: Steps, objective: Tensor, hooks: StepHooks) -> None:
+        """Makes the optimizer's step along the gradients of this objective."""
+        stack = steps.stack
+        update = steps.update
+        if isinstance(update, FusedKernel) and stack.is_lone and not self._shows_gradients(hooks):
+            update(stack.gradients_of_one(objective))
+            return
+        stack.backward(objective)
+        if hooks.after_backward is not None:
+            hooks.after_backward()
+        if self.clip_norm is not None:
+            clip_gradients(stack, self.clip_norm)
+        update()
 
     def _shows_gradients(self, hooks: StepHooks) -> bool:
         """Whether anything but the optimizer reads the gradients of a step."""
-        return bool(
-            hooks.movers
-            or hooks.terms
-            or hooks.after_backward is not None
-            or self.clip_norm is not None
-            or self.accumulate > 1
-        )
+        return hooks.read_gradients or self.clip_norm is not None or self.accumulate > 1
 
     def _losses(self, stack: ClientStack, batch: Batch, hooks: StepHooks) -> tuple[Tensor, Tensor]:
         """Each active client's task loss, ``[n]``, and its objective, ``[n]``; the objective is
         ``[]`` for a lone client without terms of methods.
         """
-        if hooks.terms or self.accumulate > 1 or not stack.is_lone:
-            return local_objective(stack, batch, hooks.terms, self.accumulate)
+        if hooks.change_objective or self.accumulate > 1 or not stack.is_lone:
+            return local_objective(stack, batch, hooks, self.accumulate)
         loss = stack.mean_loss_of_one(batch)
         return loss.detach().unsqueeze(0), loss
 
     def _objective(self, stack: ClientStack, batch: Batch, hooks: StepHooks) -> Tensor:
         """The whole objective at the present weights, ``[n]``."""
-        _, objective = local_objective(stack, batch, hooks.terms, self.accumulate)
+        _, objective = local_objective(stack, batch, hooks, self.accumulate)
         return objective
 
 
@@ -373,7 +376,7 @@ def clip_gradients(stack: ClientStack, bound: float) -> None:
 
 
 def local_objective(
-    stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks], n: int = 1
+    stack: ClientStack, batch: Batch, hooks: StepHooks, n: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Each active client's task loss, and its objective with the terms of the methods, both
     ``[n]``.
@@ -382,39 +385,34 @@ def local_objective(
     ``stack.backward(objective)`` then adds the last gradient.
     """
     if n == 1:
-        return whole_objective(stack, batch, parts)
+        return whole_objective(stack, batch, hooks)
     dtype = torch.promote_types(next(iter(stack.full.values())).dtype, torch.float32)
     task = objective = batch.count.new_zeros(())
     for piece, share in split(batch, n, dtype):
         if objective.requires_grad:
             stack.backward(objective)
-        task_of_piece, objective_of_piece = whole_objective(stack, piece, parts)
+        task_of_piece, objective_of_piece = whole_objective(stack, piece, hooks)
         task = task.detach() + share * task_of_piece
         objective = objective.detach() + share * objective_of_piece
     return task, objective
 
 
-def whole_objective(
-    stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]
-) -> tuple[Tensor, Tensor]:
+def whole_objective(stack: ClientStack, batch: Batch, hooks: StepHooks) -> tuple[Tensor, Tensor]:
     """The task loss and the objective, both ``[n]``, of a batch that is not split."""
     out = stack(batch.x)
     logits = out.logits_KBC
-    for part in parts:
-        logits = part.calibrate(stack, logits)
+    for calibrate in hooks.calibrate:
+        logits = calibrate(stack, logits)
     task = stack.task.mean_losses(logits, batch)
-    objective = task
-    terms = []
-    for part in parts:
-        if part.task_weight != 1:
-            objective = objective * part.task_weight
-        term = part.local_loss(stack, batch, out)
+    objective = task if hooks.task_weight == 1 else task * hooks.task_weight
+    for local_loss in hooks.local_loss:
+        term = local_loss(stack, batch, out)
         if term is None:
             continue
         if term.shape != task.shape:
             raise Refusal(
-                f"{type(part).__name__}.local_loss returns a tensor of shape {[*term.shape]}, not"
+                f"{local_loss.__qualname__} returns a tensor of shape {[*term.shape]}, not"
                 f" {[*task.shape]}: one number for each client."
             )
-        terms.append(term)
-    return task, sum(terms, objective)
+        objective = objective + term
+    return task, objective
