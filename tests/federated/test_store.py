@@ -5,6 +5,8 @@ Checkpoints refer to them and do not copy them.
 
 import os
 import shutil
+import tracemalloc
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,8 @@ import torch
 from conftest import TWO
 from harness import Spy
 from omegaconf import open_dict
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.network.rows import broadcast_like
 from gcfed.federated.state.store import NONE, ClientStores
@@ -268,24 +272,68 @@ def test_a_gpu_reads_the_file_of_a_client_that_does_not_count(on_gpu, tmp_path):
     assert stores.read("c", ids(1), LIKE)["bias"].isfinite().all()
 
 
-def test_states_are_written_and_read_in_one_piece_of_memory(monkeypatch):
-    """Larger, smaller and other states follow each other; earlier results keep their numbers."""
-    made = []
-    empty = np.empty
-    monkeypatch.setattr(np, "empty", lambda *args: made.append(args) or empty(*args))
+class Allocations(TorchDispatchMode):
+    """Notes the size in bytes of the largest tensor that is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, torch.Tensor):
+                self.largest = max(self.largest, t.nbytes)
+        return out
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_no_second_copy_of_a_state_is_in_memory(tmp_path, layout):
+    """A state is written and read tensor by tensor."""
+    draw = torch.rand(3, 64, 64, 8, 8).to(memory_format=torch.channels_last_3d)
+    first = {n: draw[row].contiguous(memory_format=layout) for row, n in enumerate("abc")}
+    size_of_one = first["a"].nbytes
+    stores = opened(tmp_path)
+    state = {name: t.unsqueeze(0) for name, t in first.items()}
+    tracemalloc.start()
+    with Allocations() as made:
+        stores.write("c", ids(4), state, 0)
+        read = stores.read("c", ids(4), first)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert made.largest <= size_of_one
+    assert peak < size_of_one / 2  # of what Python and NumPy allocate
+    for name, t in first.items():
+        assert torch.equal(read[name][0], t)
+
+
+def test_states_of_several_sizes_and_types_follow_each_other():
+    """Earlier results keep their numbers."""
     stores = ClientStores()
     stores.names = {"large", "small"}
-    large = {"w": torch.arange(12.0).view(2, 2, 3), "b": torch.ones(2, 2, dtype=torch.float64)}
+    large = {
+        "w": torch.arange(12.0).view(2, 2, 3),
+        "b": torch.ones(2, 2, dtype=torch.float64),
+        "none": torch.zeros(2, 0),
+    }
     small = {"n": torch.tensor([[7], [8]])}
     clients = np.array([0, 1])
-    made.clear()
     found = []
     for round in (0, 1):
         stores.write("large", clients, large, round)
         stores.write("small", clients, small, round)
         found.append(stores.read("large", clients, {name: t[0] for name, t in large.items()}))
         found.append(stores.read("small", clients, {name: t[0] for name, t in small.items()}))
-    assert len(made) == 2  # a state, and the first file, which also has a checksum
     for states, expected in zip(found, [large, small] * 2, strict=True):
         for name, t in expected.items():
             assert torch.equal(states[name], t)
+            assert states[name].dtype == t.dtype
+
+
+def test_the_format_of_a_file_is_the_numbers_in_order_and_a_checksum(tmp_path):
+    stores = opened(tmp_path)
+    stores.write("c", ids(7), values(1.0), 3)
+    content = b"".join(t[0].contiguous().numpy().tobytes() for t in values(1.0).values())
+    checksum = zlib.crc32(content, zlib.crc32(repr(("c", 7, 3)).encode()))
+    file = tmp_path / "c" / "0" / "7-3.bin"
+    assert file.read_bytes() == content + checksum.to_bytes(4, "little")

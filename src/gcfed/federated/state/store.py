@@ -14,6 +14,7 @@ import secrets
 import zlib
 from collections.abc import Mapping, Sequence, Set
 from functools import reduce
+from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from gcfed.utils.device import free_memory
 from gcfed.utils.files import replacing
 from gcfed.utils.refusal import Refusal
 
+CHECKSUM_BYTES = 4
 NONE = -1  # the version of a client that has no state
 # The name of the downloads that late clients still have. A round's index is in a client's place.
 SENT = "sent"
@@ -66,7 +68,6 @@ class ClientStores:
         self.shared = False
         self._held: dict[Key, Tensor] = {}  # the present versions on a GPU, ``[P]``
         self._undecided: list[Undecided] = []
-        self._memory = np.empty(0, np.uint8)  # of the state that is being written or read
         self._version: dict[Key, int] = {}  # the present versions
         self._last: dict[Key, int] = {}  # the versions of the last checkpoint
 
@@ -105,28 +106,16 @@ class ClientStores:
                 the file.
         """
         states = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
-        sizes = [t.numel() for t in like.values()]
-        dtype = reduce(torch.promote_types, (t.dtype for t in like.values()))
         for row, key in enumerate(self._keys(name, clients)):
-            vector = self._vector(key, sum(sizes), dtype)
-            if vector is None:
-                for tensor, state in states.items():
-                    state[row] = 0 if default is None else default[tensor]
-                continue
-            for state, piece in zip(states.values(), vector.split(sizes), strict=True):
-                state[row].copy_(piece.view(state.shape[1:]), non_blocking=True)
+            state = {tensor: t[row] for tensor, t in states.items()}
+            if key in self._held:
+                _copy_vector(self._held[key], list(state.values()))
+            elif key in self._version:
+                self._load_into(list(state.values()), key)
+            else:
+                for tensor, t in state.items():
+                    t.copy_(torch.zeros_like(t) if default is None else default[tensor])
         return states
-
-    def _vector(self, key: Key, size: int, dtype: torch.dtype) -> Tensor | None:
-        """The present version of a client's state, ``[P]``; None if it has none."""
-        if key in self._held:
-            return self._held[key]
-        if key not in self._version:
-            return None
-        content = self._load(key)
-        if len(content) != size * dtype.itemsize:
-            raise self._lost(key, "of another model")
-        return torch.from_numpy(content).view(dtype)
 
     def write(
         self,
@@ -149,23 +138,10 @@ class ClientStores:
             if self._stays_on_gpu(key, pieces[0].device):
                 self._hold(key, round, torch.cat(pieces), row_counts)
             elif row_counts is None or bool(row_counts):
-                self._save(key, round, self._joined(pieces))
+                if pieces[0].is_cuda:
+                    pieces = [torch.cat(pieces)]  # the host then waits once
+                self._save(key, round, pieces)
                 self._mark_written(key, round)
-
-    def _joined(self, pieces: list[Tensor]) -> Tensor:
-        """A client's state as a vector on the CPU, ``[P]``, in memory that the next one reuses."""
-        if pieces[0].is_cuda:
-            pieces = [torch.cat(pieces).cpu()]
-        dtype = reduce(torch.promote_types, (piece.dtype for piece in pieces))
-        size = sum(piece.numel() for piece in pieces)
-        room = torch.from_numpy(self._room(size * dtype.itemsize)).view(dtype)
-        return torch.cat(pieces, out=room)
-
-    def _room(self, size: int) -> np.ndarray:
-        """Memory for as many bytes, in which the last state lay that was written or read."""
-        if len(self._memory) < size:
-            self._memory = np.empty(size, np.uint8)
-        return self._memory[:size]
 
     def _stays_on_gpu(self, key: Key, device: torch.device) -> bool:
         return key in self._held or (not self.shared and _fits(device))
@@ -210,12 +186,12 @@ class ClientStores:
         """Keeps a message, which is the same on every process, until it is forgotten."""
         if rank_and_world()[0] == 0:
             content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-            self._save((name, index), index, content)
+            self._save((name, index), index, [content])
         self._version[name, index] = index
 
     def get(self, name: str, index: int) -> bytes:
         """A message. Raises ValueError if its file is lost or damaged."""
-        return self._load((name, index)).tobytes()
+        return self._load((name, index))
 
     def forget(self, name: str, held: Set[int]) -> None:
         """Deletes the messages that are not ``held``. Those of the last checkpoint stay until there
@@ -262,7 +238,7 @@ class ClientStores:
     def _settle(self, key: Key, version: int) -> None:
         """Waits until a version is on the disk."""
         if key in self._held:
-            self._save(key, version, self._held[key])
+            self._save(key, version, [self._held[key]])
         with self.path(key, version).open("rb") as file:
             os.fsync(file.fileno())
 
@@ -340,35 +316,58 @@ class ClientStores:
         """Frees the memory of a GPU. States that are in no checkpoint are lost."""
         self._decide()
         self._held.clear()
-        self._memory = np.empty(0, np.uint8)
 
     # ---------------------------------------------------------------------------------------- files
-    def _save(self, key: Key, version: int, vector: Tensor) -> None:
-        content = vector.cpu().view(torch.uint8).numpy()
-        checksum = self._sum(key, version, content)
-        with replacing(self.path(key, version)) as temporary, temporary.open("wb") as file:
-            file.write(content.data)
-            file.write(checksum)
-
-    def _load(self, key: Key) -> np.ndarray:
-        """The bytes of a present version, without the checksum, until the next one is read or
-        written.
+    def _save(self, key: Key, version: int, pieces: Sequence[Tensor]) -> None:
+        """Writes the pieces of a state, ``[P]`` each, one after the other: a state may be as large
+        as a model, so there is no copy of the whole.
         """
+        dtype = _common_type(pieces)
+        checksum = _first_checksum(key, version)
+        with replacing(self.path(key, version)) as temporary, temporary.open("wb") as file:
+            for piece in pieces:
+                content = _memory(piece.to("cpu", dtype))
+                checksum = zlib.crc32(content, checksum)
+                file.write(content)
+            file.write(_checksum_bytes(checksum))
+
+    def _load_into(self, tensors: Sequence[Tensor], key: Key) -> None:
+        """Reads a present version into these tensors, ``[*shape]``, one after the other."""
+        dtype = _common_type(tensors)
         version = self._version[key]
-        try:
-            with self.path(key, version).open("rb") as file:
-                entries = self._room(os.fstat(file.fileno()).st_size)
-                entries = entries[: file.readinto(entries.data)]
-        except FileNotFoundError:
-            raise self._lost(key, "not there") from None
-        content, checksum = np.split(entries, [-4])
-        if checksum.tobytes() != self._sum(key, version, content):
+        checksum = _first_checksum(key, version)
+        with self._open(key, version) as file:
+            size = sum(t.numel() for t in tensors) * dtype.itemsize
+            if os.fstat(file.fileno()).st_size != size + CHECKSUM_BYTES:
+                self._load(key)  # raises if it is damaged
+                raise self._lost(key, "of another model")
+            for t in tensors:
+                fits = not t.is_cuda and t.dtype == dtype and t.is_contiguous()
+                piece = t if fits else torch.empty(t.shape, dtype=dtype)
+                content = _memory(piece)
+                file.readinto(content)
+                checksum = zlib.crc32(content, checksum)
+                if piece is not t:
+                    t.copy_(piece)
+            if file.read() != _checksum_bytes(checksum):
+                raise self._lost(key, "damaged")
+
+    def _load(self, key: Key) -> bytes:
+        """The bytes of a present version, without the checksum."""
+        version = self._version[key]
+        with self._open(key, version) as file:
+            entries = file.read()
+        content = entries[:-CHECKSUM_BYTES]
+        checksum = zlib.crc32(content, _first_checksum(key, version))
+        if entries[-CHECKSUM_BYTES:] != _checksum_bytes(checksum):
             raise self._lost(key, "damaged")
         return content
 
-    def _sum(self, key: Key, version: int, content: np.ndarray) -> bytes:
-        of_name = zlib.crc32(repr((*key, version)).encode())
-        return zlib.crc32(content.data, of_name).to_bytes(4, "little")
+    def _open(self, key: Key, version: int) -> BufferedReader:
+        try:
+            return self.path(key, version).open("rb")
+        except FileNotFoundError:
+            raise self._lost(key, "not there") from None
 
     def _lost(self, key: Key, how: str) -> Refusal:
         what = "what a late client was sent" if key[0] == SENT else "a client's state"
@@ -377,6 +376,33 @@ class ClientStores:
             " Restore the file, or start anew without ckpt_path. (Each run has its own folder below"
             " client_store.folder.)"
         )
+
+
+def _copy_vector(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copies a state on a GPU, ``[P]``, into the tensors that it consists of, ``[*shape]``."""
+    pieces = vector.split([t.numel() for t in tensors])
+    for t, piece in zip(tensors, pieces, strict=True):
+        t.copy_(piece.view(t.shape), non_blocking=True)
+
+
+def _common_type(tensors: Sequence[Tensor]) -> torch.dtype:
+    """The type of a file's numbers."""
+    return reduce(torch.promote_types, (t.dtype for t in tensors))
+
+
+def _memory(t: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, without a copy."""
+    content: memoryview = t.view(-1).view(torch.uint8).numpy().data
+    return content
+
+
+def _first_checksum(key: Key, version: int) -> int:
+    """The checksum of a version before its content."""
+    return zlib.crc32(repr((*key, version)).encode())
+
+
+def _checksum_bytes(checksum: int) -> bytes:
+    return checksum.to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _fits(device: torch.device) -> bool:
