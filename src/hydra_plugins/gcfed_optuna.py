@@ -53,7 +53,7 @@ class OptunaSweeper(Sweeper):
         """Raises ValueError before any run if a setting cannot work or the folder holds another
         search.
         """
-        from gcfed.folders.columns import refuse_unwritten
+        from gcfed.folders.columns import known_better, refuse_unwritten
         from gcfed.folders.lock import locked
         from gcfed.folders.measures import check_judges, column_of, higher_is_better, parse
 
@@ -63,6 +63,11 @@ class OptunaSweeper(Sweeper):
         if not higher_is_better(metric) and self.direction == "maximize":
             raise Refusal(
                 f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize."
+            )
+        is_largest_best = higher_is_better(metric) and known_better(column_of(metric)) == "higher"
+        if is_largest_best and self.direction == "minimize":
+            raise Refusal(
+                f"{metric} is better where it is larger: set hydra.sweeper.direction=maximize."
             )
         params = [f"{key}={words}" for key, words in self.params.items()]
         space, common = space_of([*params, *arguments])

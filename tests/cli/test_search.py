@@ -206,6 +206,11 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
         ),
         (
             [],
+            {"metric": "last10:val/acc", "direction": "minimize"},
+            r"last10:val/acc is better where it is larger: set .*direction=maximize",
+        ),
+        (
+            [],
             {"metric": "final:test/acd"},
             r"^optimized_metric=final:test/acd: no run .* did you mean test/acc\?",
         ),

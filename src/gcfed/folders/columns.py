@@ -108,10 +108,18 @@ def better(column: str) -> Better:
     """Which value of a column is better. Of an unknown column it is the higher one, unless its name
     says otherwise.
     """
+    known = known_better(column)
+    if known is not None:
+        return known
+    return "lower" if _LOWER.search(column) else "higher"
+
+
+def known_better(column: str) -> Better | None:
+    """Which value is better; None for a column that is not this project's."""
     for pattern, direction in (COLUMNS | SUMMARY_NUMBERS).items():
         if fnmatchcase(column, pattern):
             return direction
-    return "lower" if _LOWER.search(column) else "higher"
+    return None
 
 
 def refuse_unwritten(column: str, cfg: DictConfig, key: str) -> None:
