@@ -33,7 +33,7 @@ from omegaconf import open_dict  # noqa: E402
 from benchmarks import sitting  # noqa: E402
 from benchmarks.plain import synchronize  # noqa: E402
 from benchmarks.workloads import WORKLOADS, compose_workload  # noqa: E402
-from gcfed.federated.engine import stacks as lanes  # noqa: E402
+from gcfed.federated.engine import simulation  # noqa: E402
 from gcfed.federated.parallel.sums import NARROW, Grid  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
 
@@ -157,7 +157,7 @@ def seconds(result: RunResult) -> dict[str, float]:
     rows, loop = result.frame.iloc[len(result.frame) // 2 :], result.loop
     train_s, count = rows["time/train_s"], loop.data.num_clients
     cohorts = [loop.sampler(t - 1, count, loop.seed) for t in rows.index]
-    longest = [loop.stacks.planned(cohort).max() for cohort in cohorts]
+    longest = [loop.simulation.planned(cohort).max() for cohort in cohorts]
     figures = {
         "round_s": rows["time/round_s"],
         "train_s": train_s,
@@ -169,18 +169,18 @@ def seconds(result: RunResult) -> dict[str, float]:
 
 def layout(words: tuple[str, ...], streams: int, tf32: bool, *more: str) -> dict[str, float]:
     """W1 with these settings."""
-    plain = lanes.Layout
+    plain = simulation.Layout
     before = torch.backends.cudnn.allow_tf32
 
-    def limited(k: int, device: torch.device, num_streams: int) -> lanes.Layout:
+    def limited(k: int, device: torch.device, num_streams: int) -> simulation.Layout:
         return plain(k, device, min(num_streams, streams))
 
-    lanes.Layout = limited
+    simulation.Layout = limited
     torch.backends.cudnn.allow_tf32 = tf32
     try:
         return seconds(run("w1", *ROUNDS, *words, *more))
     finally:
-        lanes.Layout = plain
+        simulation.Layout = plain
         torch.backends.cudnn.allow_tf32 = before
 
 

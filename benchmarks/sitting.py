@@ -77,10 +77,10 @@ class Sitting(Callback):
         loop = FederatedLoop.of(trainer)
         loop.server.schedule.sampler = InPairs(loop.sampler)
         self.module = pl_module
-        parts = [*loop.stacks.program.parts, *loop.server.parts]
+        parts = [*loop.simulation.program.parts, *loop.server.parts]
         self.gc = [(part, part.axes_of) for part in parts if isinstance(part, LocalGC | GlobalGC)]
         self.solver, self.recorders = (
-            loop.stacks.program.solver,
+            loop.simulation.program.solver,
             (defaultdict(Recorder), defaultdict(Recorder)),
         )
         self._switch(False)
@@ -132,7 +132,7 @@ class Sitting(Callback):
         round = loop.server.begin(t, loop.server.schedule.turn(t))
         with torch.inference_mode(False), torch.enable_grad():
             download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
-            stacks = loop.stacks.share(download, round.cohort)
+            stacks = loop.simulation.share(download, round.cohort)
             plans = [loop.solver.plan(loop.data, clients, download, device) for clients in stacks]
             trainer.strategy.barrier()
             autocast = trainer.precision_plugin.forward_context
@@ -167,7 +167,7 @@ class Sitting(Callback):
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "precision": str(trainer.precision),
-            "stack": loop.stacks.layout.k,
+            "stack": loop.simulation.layout.k,
             "clients": loop.data.num_clients,
             "samples": median(r["samples"] for r in self.rounds),
             "mflop_per_sample": flops / 1e6,

@@ -44,7 +44,7 @@ API = {  # package → its modules that a user's own parts use; None: all
         "state.store",
         "engine.round",
         "engine.server",
-        "engine.sums",
+        "engine.round_sums",
     ],
     **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
 }

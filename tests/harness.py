@@ -18,7 +18,7 @@ from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.loop import FederatedLoop
-from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.engine.wire import Wire
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parallel.strategy import CohortStrategy
@@ -160,7 +160,7 @@ def make_setup(
         parts,
         rounds,
         cohort_of,
-        Stacks(clients, stores, cohort_of),
+        Simulation(clients, stores, cohort_of),
     )
 
 
@@ -181,9 +181,9 @@ class BesideSimulation(Wire):
     Each side has its own states.
     """
 
-    def __init__(self, stacks, cfg, assemble):
-        super().__init__(stacks, cfg, assemble)
-        self.simulation = stacks
+    def __init__(self, simulation, cfg, assemble):
+        super().__init__(simulation, cfg, assemble)
+        self.simulation = simulation
 
     def start(self):
         names, self.stores = self.stores.names, ClientStores()

@@ -226,7 +226,7 @@ def test_experiments_have_the_setting_of_fedacg(
     loop = instantiate(
         config(f"experiment={name}", "algorithm=fedavg", "partition=iid", "quantization=fedpaq")
     )[1]
-    assert [type(part) for part in loop.stacks.program.parts] == [Quantization]
+    assert [type(part) for part in loop.simulation.program.parts] == [Quantization]
     assert probe_optimizer(loop.solver.optimizer).defaults["momentum"] == 0.0
     dynamic = (
         "participation=dynamic",

@@ -66,7 +66,7 @@ def test_graphs_compute_the_same_as_launched_steps_and_the_cpu(
         name: train(config(*tiny, *layout, *more, folder=tmp_path / name))
         for name, more in kinds.items()
     }
-    assert runs["graphs"].loop.stacks.layout.k == (2 if "client.stack=2" in layout else 1)
+    assert runs["graphs"].loop.simulation.layout.k == (2 if "client.stack=2" in layout else 1)
     graphs, launched, cpu = (final_weights(run).cpu() for run in runs.values())
     assert_near(graphs, launched, 1e-9 if padded else 0)
     if algorithm != "fedpaq":  # it draws random numbers on the device

@@ -148,7 +148,7 @@ class Site:
 
     def _refuse_long_rounds(self, end: ClientEnd, passes: int) -> None:
         """Raises ValueError if the server asks for more local steps than the site allows."""
-        solver = end.stacks.program.solver
+        solver = end.simulation.program.solver
         for client in self.clients:
             size = int(end.data.sizes(np.array([client]))[0])
             steps = int(solver.num_steps(np.array([size]))[0])

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import fill_from_data
-from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack
@@ -78,13 +78,13 @@ class Index(ClientStores):
 
 @checked
 @dataclass(eq=False)
-class Sites(Stacks):
+class Sites(Simulation):
     """Asks the sites that hold clients of the cohort, and waits for them until a deadline.
 
     configs/federation/nvflare.yaml explains the settings.
     """
 
-    stacks: Stacks
+    simulation: Simulation
     cfg: DictConfig
     sites: Count | list[str] = 5
     kit: str | None = None
@@ -94,9 +94,9 @@ class Sites(Stacks):
     separate_clients = True
 
     def __post_init__(self) -> None:
-        self.index = Index(self.stacks.stores.folder)
-        self.index.away = [name for part in self.stacks.program.parts for name in part.keeps]
-        super().__init__(self.stacks.program, self.index, self.stacks.cohort)
+        self.index = Index(self.simulation.stores.folder)
+        self.index.away = [name for part in self.simulation.program.parts for name in part.keeps]
+        super().__init__(self.simulation.program, self.index, self.simulation.cohort)
         self.own_data = self.kit is not None
         self.output = Path(self.cfg.paths.output_dir).resolve()
         # names the states at the sites

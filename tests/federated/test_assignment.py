@@ -8,7 +8,7 @@ import torch
 from harness import sgd
 from torch import nn
 
-from gcfed.federated.engine.stacks import MAX_STREAMS, Stacks, assign, divide
+from gcfed.federated.engine.simulation import MAX_STREAMS, Simulation, assign, divide
 from gcfed.federated.network.lent import Traits
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
@@ -40,8 +40,8 @@ def test_a_gpu_divides_a_cohort_by_its_room(cohort, room, alone, chosen, expecte
     assert divide(cohort, room, alone, chosen) == expected
 
 
-def stacks_of(net, stack="auto"):
-    """Stacks of five clients with 0, 1, 4, 9 and 16 samples."""
+def simulation_of(net, stack="auto"):
+    """A simulation of five clients with 0, 1, 4, 9 and 16 samples."""
     shape = (3, 32, 32) if isinstance(net, CNN) else (1000,)
     data = SimpleNamespace(
         fetch=lambda index, augment: (torch.zeros(1, *shape), None),
@@ -51,7 +51,7 @@ def stacks_of(net, stack="auto"):
         net=net, device=torch.device("cpu"), lent=SimpleNamespace(traits=Traits())
     )
     program = SimpleNamespace(solver=sgd(stack=stack), module=module, data=data)
-    return Stacks(program, None, 5)
+    return Simulation(program, None, 5)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def stacks_of(net, stack="auto"):
 )
 def test_a_gpu_trains_as_many_clients_at_once_as_fit(net, gigabytes, expected):
     free_bytes = int(gigabytes * 1e9)
-    assert stacks_of(net).division(free_bytes) == expected
-    assert stacks_of(net, stack=2).division(free_bytes)[0] == 2
+    assert simulation_of(net).division(free_bytes) == expected
+    assert simulation_of(net, stack=2).division(free_bytes)[0] == 2
 
 
 def test_a_cpu_trains_one_client_at_a_time_by_default():
-    layout = stacks_of(MLP(input_shape=(1000,), num_classes=1000, hidden=[])).layout
+    layout = simulation_of(MLP(input_shape=(1000,), num_classes=1000, hidden=[])).layout
     assert layout.k == 1
     assert layout.streams == []

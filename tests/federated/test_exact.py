@@ -20,8 +20,8 @@ from harness import (
 )
 
 from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.engine.round_sums import RoundSums
 from gcfed.federated.engine.server import Server
-from gcfed.federated.engine.sums import RoundSums
 from gcfed.federated.parallel.sums import LIMIT, Sums
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.checks import finite_clients

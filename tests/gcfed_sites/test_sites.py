@@ -371,7 +371,7 @@ def test_a_site_takes_numbers_from_the_server(asked):
         {"overrides": [*words, "seed=2"]}, "client.clip_norm=1.5", "data.limit_train=140"
     )
     assert sum(said["sizes"]) < 140 // 3
-    program = site.end.stacks.program
+    program = site.end.simulation.program
     assert [*program.module.net.state_dict()["fc1.weight"].shape] == [12, 64]
     assert program.solver.epochs == 1
     assert program.solver.clip_norm == 1.5
@@ -401,7 +401,7 @@ def test_a_site_keeps_its_own_choices_that_do_not_change_the_run(asked):
     """The model arrives by message, so the server's file and its stack mean nothing to a site."""
     site, said = asked({}, "model.start=x.safetensors", "client.stack=9", "client.graphs=false")
     assert "failure" not in said
-    solver = site.end.stacks.program.solver
+    solver = site.end.simulation.program.solver
     assert solver.stack == "auto"
     assert solver.graphs
 

@@ -20,7 +20,7 @@ from gcfed.data.schedule import Schedule, schedule_of
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
 from gcfed.federated.engine.server import Server
-from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
@@ -57,12 +57,13 @@ class FederatedLoop(Callback):
     faults: Faults = field(default_factory=Faults)
     clock: Clock = field(default_factory=Clock)
     # takes the simulation in memory; returns another transport
-    federation: Callable[[Stacks], Stacks] | None = None
+    federation: Callable[[Simulation], Simulation] | None = None
     data: Any = field(default=None, init=False)  # None before ``bind``
     # there after ``bind``
     schedule: Schedule = field(init=False, repr=False)
-    stacks: Stacks = field(init=False, repr=False)
-    transport: Stacks = field(init=False, repr=False)  # ``stacks`` itself without a federation
+    simulation: Simulation = field(init=False, repr=False)
+    # ``simulation`` itself without a federation
+    transport: Simulation = field(init=False, repr=False)
     server: Server = field(init=False, repr=False)
     # whether a client has counted in a round of this run
     counted: bool = field(default=False, init=False)
@@ -85,7 +86,7 @@ class FederatedLoop(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)
         self.schedule.expect_bytes(nbytes(pl_module.broadcast_state()))
-        self.stacks.forget_layout()  # it depends on the device, which is known now
+        self.simulation.forget_layout()  # it depends on the device, which is known now
         why = pl_module.lent.traits.functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
             raise Refusal(
@@ -103,8 +104,8 @@ class FederatedLoop(Callback):
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
         cohort = self.sampler.per_round - (self.faults.extra or 0)
-        self.stacks = Stacks(program, self.stores, cohort)
-        self.transport = self.federation(self.stacks) if self.federation else self.stacks
+        self.simulation = Simulation(program, self.stores, cohort)
+        self.transport = self.federation(self.simulation) if self.federation else self.simulation
         self.stores = self.transport.stores
         self.sampler.validate(data.num_clients)
         parts = [part for part in callbacks if isinstance(part, Part)]

@@ -3,7 +3,11 @@
 import time
 from typing import Any
 
-from gcfed.federated.engine.row import columns_of_bytes, columns_of_clients, columns_of_training
+from gcfed.federated.engine.round_row import (
+    columns_of_bytes,
+    columns_of_clients,
+    columns_of_training,
+)
 from gcfed.federated.engine.server import Server
 from gcfed.federated.protocol.rounds import Received
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gcfed.federated.engine.stacks import Stacks
+from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack, unpack, unpack_download
@@ -40,7 +40,7 @@ class ClientEnd:
     ) -> None:
         torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
         run = assemble(cfg, clients_only=True)
-        self.stacks: Stacks = run.loop.stacks
+        self.simulation: Simulation = run.loop.simulation
         self.module, self.data, self.stores = run.module, run.data, run.loop.stores
         self.module.trainer = Trainer(
             accelerator=accelerator,
@@ -50,7 +50,7 @@ class ClientEnd:
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            callbacks=list(self.stacks.program.parts),
+            callbacks=list(self.simulation.program.parts),
         )
         self.module.to(self.module.trainer.strategy.root_device)
         self.data.to_device(
@@ -69,26 +69,27 @@ class ClientEnd:
         def send_content(upload: Upload) -> None:
             send(upload_content(upload.to(torch.device("cpu"))))
 
-        self.stacks.fit(download.to(self.module.device), clients, send_content, among=among)
+        self.simulation.fit(download.to(self.module.device), clients, send_content, among=among)
 
     def reply(self, message: bytes) -> None:
         """Gives the server's reply to the clients of the last round."""
-        self.stacks.reply(
+        self.simulation.reply(
             tree_map_only(Tensor, lambda t: t.to(self.module.device), unpack(message))
         )
 
 
-class Wire(Stacks):
+class Wire(Simulation):
     """The transport to clients that are separate objects. All messages become bytes.
 
-    Replaces the transport of a simulation, ``stacks``. The other arguments are those of
-    :class:`ClientEnd`.
+    Replaces a simulation. The other arguments are those of :class:`ClientEnd`.
     """
 
     separate_clients = True
 
-    def __init__(self, stacks: Stacks, cfg: DictConfig, assemble: Callable[..., Any]) -> None:
-        super().__init__(stacks.program, stacks.stores, stacks.cohort)
+    def __init__(
+        self, simulation: Simulation, cfg: DictConfig, assemble: Callable[..., Any]
+    ) -> None:
+        super().__init__(simulation.program, simulation.stores, simulation.cohort)
         self.cfg = cfg
         self.assemble = assemble
 
@@ -101,7 +102,7 @@ class Wire(Stacks):
             self.end = ClientEnd(
                 cfg, self.assemble, device.type, 1 if device.index is None else [device.index]
             )
-        for part in self.end.stacks.program.parts:  # so that checkpoints contain their states
+        for part in self.end.simulation.program.parts:  # so that checkpoints contain their states
             part.stores = self.stores
 
     def fit(

@@ -181,8 +181,8 @@ class Setup:
         cohort: how many clients' uploads a round uses, without those that drop out. The sampler
             also draws ``participation.faults.extra``. With ``participation=poisson`` it is the mean
             number, and ``most_clients`` the largest.
-        transport: carries messages (``federated/engine/stacks.py``). A server part may ask it what
-            clients would send.
+        transport: carries messages (``federated/engine/simulation.py``). A server part may ask it
+            what clients would send.
     """
 
     sampler: UniformSampler

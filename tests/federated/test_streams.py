@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gcfed.aggregators.mean import MeanAggregator
-from gcfed.federated.engine import stacks
+from gcfed.federated.engine.simulation import Layout, Simulation
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.metrics.updates import Drift
 from gcfed.run import train
@@ -51,7 +51,7 @@ def before(monkeypatch):
 
 
 def test_stacks_train_concurrently_and_are_received_one_after_another(config, before, monkeypatch):
-    monkeypatch.setattr(stacks.Stacks, "layout", stacks.Layout(1, torch.device("cuda"), 2))
+    monkeypatch.setattr(Simulation, "layout", Layout(1, torch.device("cuda"), 2))
 
     def counted(owner, name, what):
         plain = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""The transport of a simulation: the clients train in stacks, in this process."""
+"""The simulation: clients train in stacks, in this process."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from gcfed.utils.refusal import Refusal
 MAX_STREAMS = 8  # a GPU runs as many at once
 
 
-class Stacks(Transport):
-    """The transport of a simulation, which passes messages by reference.
+class Simulation(Transport):
+    """The transport that trains the clients in this process. It passes messages by reference.
 
     Other transports inherit from it.
 
