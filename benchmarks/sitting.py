@@ -52,8 +52,8 @@ class InPairs:
     def validate(self, num_clients: int) -> None:
         self.sampler.validate(num_clients)
 
-    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        return self.sampler(round // 2, num_clients, seed)
+    def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:
+        return self.sampler(round_index // 2, num_clients, seed)
 
 
 class Sitting(Callback):

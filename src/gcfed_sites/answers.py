@@ -96,13 +96,13 @@ def check_whole(what: str, numbers: Any, least: int, most: int) -> None:
         require(type(number) is int and least <= number <= most, what, numbers)
 
 
-def check_versions(states: Any, names: Iterable[str], clients: list[int], round: int) -> None:
+def check_versions(states: Any, names: Iterable[str], clients: list[int], round_index: int) -> None:
     """Raises MessageError for anything but a version of each of these clients' states, by name of
     the state.
     """
     require(isinstance(states, dict) and states.keys() == {*names}, "states", states)
     for name, versions in states.items():
-        check_whole(f"states.{name}", versions, NONE, round)
+        check_whole(f"states.{name}", versions, NONE, round_index)
         require(len(versions) == len(clients), f"states.{name}", versions)
 
 

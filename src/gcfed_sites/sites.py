@@ -326,7 +326,12 @@ class Sites(Simulation):
             self._note(task["clients"], before)
 
     def _answers(
-        self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float, round: int
+        self,
+        verb: str,
+        message: bytes,
+        tasks: Mapping[str, About],
+        seconds: float,
+        round_index: int,
     ) -> Iterator[Answer]:
         """Gives these free sites their tasks, and yields the answers that arrive within this time.
 
@@ -337,8 +342,10 @@ class Sites(Simulation):
         until = time.monotonic() + seconds
         for site, task in sorted(tasks.items()):
             number = next(_numbers)
-            self._busy[site] = number, f"round {round + 1} ({verb})"
-            self.line.send(site, number, verb, {**task, "run": self.run, "round": round}, message)
+            self._busy[site] = number, f"round {round_index + 1} ({verb})"
+            self.line.send(
+                site, number, verb, {**task, "run": self.run, "round": round_index}, message
+            )
         while waiting:
             answer = self.line.receive(max(until - time.monotonic(), 0.0))
             if answer is None:

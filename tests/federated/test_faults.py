@@ -53,7 +53,7 @@ def test_stragglers_keep_to_the_deadline():
     planned = np.full(200, 10)
     clients = np.arange(200)
     deadline = 4
-    steps = Faults(stragglers=0.5, deadline=deadline).steps(planned, clients, round=2, seed=7)
+    steps = Faults(stragglers=0.5, deadline=deadline).steps(planned, clients, round_index=2, seed=7)
     expected = []
     for client in clients.tolist():
         is_slow, share = generator(7, "straggler", 2, client).random(2)

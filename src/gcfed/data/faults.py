@@ -35,14 +35,16 @@ class Faults:
     deadline: Count | None = None
     extra: Whole | None = None
 
-    def steps(self, planned: np.ndarray, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
+    def steps(
+        self, planned: np.ndarray, clients: np.ndarray, round_index: int, seed: int
+    ) -> np.ndarray:
         """How many of their planned local steps clients do, ``[K] → [K]``."""
         steps = planned if self.deadline is None else np.minimum(planned, self.deadline)
         if not self.stragglers:
             return steps
         draws = np.zeros((len(clients), 2))
         for row, client in zip(draws, clients.tolist(), strict=True):
-            row[:] = generator(seed, "straggler", round, client).random(2)
+            row[:] = generator(seed, "straggler", round_index, client).random(2)
         is_straggler = draws[:, 0] < self.stragglers
         part = 1 + (draws[:, 1] * planned).astype(np.int64)
         return np.where(is_straggler, np.minimum(part, steps), steps)
@@ -51,7 +53,7 @@ class Faults:
         self,
         clients: np.ndarray,
         steps: np.ndarray,
-        round: int,
+        round_index: int,
         seed: int,
         clock: Clock,
         message_bytes: float = 0.0,
@@ -59,7 +61,7 @@ class Faults:
         """Whether these clients answer, bool ``[K]``, and after how many seconds they do or would
         have done, ``[K]``.
         """
-        draws = [generator(seed, "fault", round, client) for client in clients.tolist()]
+        draws = [generator(seed, "fault", round_index, client) for client in clients.tolist()]
         dropout = self.dropout or 0.0
         answers = np.array([draw.random() >= dropout for draw in draws], bool)
         return answers, clock.seconds(clients, steps, draws, seed, message_bytes)

@@ -62,10 +62,10 @@ class UniformSampler:
         """The largest number of clients of a round."""
         return self.per_round
 
-    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
+    def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:
         # Given a number instead of an array, NumPy draws by Floyd's algorithm and never lists the
         # population.
-        rng = generator(seed, "cohort", round)
+        rng = generator(seed, "cohort", round_index)
         return np.sort(rng.choice(num_clients, self.per_round, replace=False, shuffle=False))
 
 
@@ -82,8 +82,8 @@ class PoissonSampler(UniformSampler):
         """A number that a round exceeds with a probability below e⁻⁷⁰ (Bernstein's inequality)."""
         return ceil(self.per_round + 12 * sqrt(self.per_round) + 50)
 
-    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        rng = generator(seed, "cohort", round)
+    def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:
+        rng = generator(seed, "cohort", round_index)
         size = rng.binomial(num_clients, self.per_round / num_clients)
         return np.sort(rng.choice(num_clients, size, replace=False, shuffle=False))
 
@@ -138,7 +138,7 @@ class LossSampler(UniformSampler):
     """
 
     def choose(
-        self, round: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, Trained]
     ) -> np.ndarray:
         """The ids of the cohort, int64 ``[K]``, ascending.
 
@@ -147,8 +147,8 @@ class LossSampler(UniformSampler):
         """
         raise NotImplementedError
 
-    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        return self.choose(round, num_clients, seed, {})
+    def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:
+        return self.choose(round_index, num_clients, seed, {})
 
 
 @checked
@@ -174,10 +174,10 @@ class PowerOfChoice(LossSampler):
             )
 
     def choose(
-        self, round: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, Trained]
     ) -> np.ndarray:
         # The pool is in a random order, so ties are broken at random.
-        pool = generator(seed, "cohort", round).choice(num_clients, self.pool, replace=False)
+        pool = generator(seed, "cohort", round_index).choice(num_clients, self.pool, replace=False)
         losses = np.full(self.pool, np.inf)
         for place, client in enumerate(pool.tolist()):
             if client in known:
@@ -219,25 +219,25 @@ class Oort(LossSampler):
     cutoff: Inside = 0.95
 
     def choose(
-        self, round: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, Trained]
     ) -> np.ndarray:
-        random = generator(seed, "cohort", round)
+        random = generator(seed, "cohort", round_index)
         trained = np.array(sorted(known), dtype=np.int64)
         unseen = np.setdiff1d(np.arange(num_clients), trained)
-        share = max(self.explore_least, self.explore * self.explore_decay**round)
+        share = max(self.explore_least, self.explore * self.explore_decay**round_index)
         num_new = min(len(unseen), int(share * self.per_round + 0.5))
         # Too few clients have trained in the first rounds.
         num_new = max(num_new, self.per_round - len(trained))
-        utilities = np.array([self.utility(known[k], round) for k in trained.tolist()])
+        utilities = np.array([self.utility(known[k], round_index) for k in trained.tolist()])
         utilities -= min(utilities.min(initial=0.0), 0.0)  # a user's loss may be below 0
         best = self._draw_best(random, trained, utilities, self.per_round - num_new)
         new = random.choice(unseen, num_new, replace=False)
         return np.sort(np.concatenate([best, new]).astype(np.int64))
 
-    def utility(self, client: Trained, round: int) -> float:
+    def utility(self, client: Trained, round_index: int) -> float:
         """How much the server wants a client."""
         value = np.sqrt(client.samples) * client.loss
-        value += np.sqrt(0.1 * np.log(round + 1) / (client.round + 1))
+        value += np.sqrt(0.1 * np.log(round_index + 1) / (client.round + 1))
         if self.preferred is not None and client.seconds > self.preferred:
             value *= (self.preferred / client.seconds) ** self.penalty
         return float(value)
@@ -279,11 +279,11 @@ class DynamicPopulation(UniformSampler):
                 " the live clients"
             )
 
-    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
+    def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:
         live = _live_clients(
-            self.live, self.replace_probability, num_clients, seed, round // self.every
+            self.live, self.replace_probability, num_clients, seed, round_index // self.every
         )
-        return live[super().__call__(round, self.live, seed)]
+        return live[super().__call__(round_index, self.live, seed)]
 
 
 @lru_cache(maxsize=8)

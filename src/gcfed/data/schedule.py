@@ -82,7 +82,7 @@ class Schedule:
         """Whether the cohorts depend on the clients' losses."""
         return isinstance(self.sampler, LossSampler)
 
-    def versions_in_use(self, round: int) -> set[int]:
+    def versions_in_use(self, round_index: int) -> set[int]:
         """The versions whose answers this turn or a later one may use."""
         return set()
 
@@ -108,10 +108,10 @@ class Schedule:
             self.upload_bytes = float(size)
 
     # -------------------------------------------------------------------------------------- turns
-    def turn(self, round: int) -> Turn:
+    def turn(self, round_index: int) -> Turn:
         """The turn of this round, which follows the last one."""
-        drawn = self._draw(round)
-        comes, times = self.ask(drawn, round)
+        drawn = self._draw(round_index)
+        comes, times = self.ask(drawn, round_index)
         self._durations = dict(zip(drawn.tolist(), times.tolist(), strict=True))
         is_used = comes
         waits = times
@@ -123,7 +123,7 @@ class Schedule:
         clients = drawn[is_used]
         return Turn(
             clients=clients,
-            versions=np.full(len(clients), round),
+            versions=np.full(len(clients), round_index),
             num_asked=len(drawn),
             num_lost=len(drawn) - len(clients),
             num_too_late=0,
@@ -147,19 +147,19 @@ class Schedule:
         is_first[in_order[: self._wanted]] = True
         return is_first
 
-    def _draw(self, round: int) -> np.ndarray:
+    def _draw(self, round_index: int) -> np.ndarray:
         """The clients that are asked in this round, ascending."""
         if isinstance(self.sampler, LossSampler):
-            return self.sampler.choose(round, self.num_clients, self.seed, self.known)
+            return self.sampler.choose(round_index, self.num_clients, self.seed, self.known)
         if self.clock.available is None:
-            return self.sampler(round, self.num_clients, self.seed)
+            return self.sampler(round_index, self.num_clients, self.seed)
         everyone = np.ones(self.num_clients, bool)
         self.seconds = self.clock.next_available(
             self.seconds, everyone, self.sampler.per_round, self.seed
         )
         available = self.clock.is_available(self.seconds, self.num_clients, self.seed)
         clients = np.flatnonzero(available)
-        return clients[self.sampler(round, len(clients), self.seed)]
+        return clients[self.sampler(round_index, len(clients), self.seed)]
 
     def ask(self, clients: np.ndarray, version: int) -> tuple[np.ndarray, np.ndarray]:
         """Whether these clients answer the download of round ``version``, and after how many
@@ -175,13 +175,13 @@ class Schedule:
         """How many local steps these clients do from the download of round ``version``, ``[K]``."""
         return self.faults.steps(self.planned(clients), clients, version, self.seed)
 
-    def learn(self, losses: Mapping[int, float], round: int) -> None:
+    def learn(self, losses: Mapping[int, float], round_index: int) -> None:
         """Notes the losses of the clients that counted in this round, which was the last turn."""
         clients = list(losses)
         samples = self.sizes(np.array(clients, dtype=np.int64)).tolist()
         for client, size in zip(clients, samples, strict=True):
             seconds = self._durations[client]
-            self.known[client] = Trained(losses[client], round, int(size), seconds)
+            self.known[client] = Trained(losses[client], round_index, int(size), seconds)
 
     # -------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
@@ -238,47 +238,50 @@ class BufferedSchedule(Schedule):
     def timed(self) -> bool:
         return True
 
-    def versions_in_use(self, round: int) -> set[int]:
+    def versions_in_use(self, round_index: int) -> set[int]:
         """The versions of the clients that train and whose answers will not be lost, as far as it
         is known before this turn.
         """
         versions = set()
         for answer in self.busy:
-            if answer.comes and not self._is_too_late(answer, round):
+            if answer.comes and not self._is_too_late(answer, round_index):
                 versions.add(answer.version)
         return versions
 
-    def turn(self, round: int) -> Turn:
+    def turn(self, round_index: int) -> Turn:
         buffer: dict[int, int] = {}  # client → version
         lost: list[Answer] = []
         num_asked = 0
         while len(buffer) < self.sampler.per_round:
             # clients that wait for the server's step, and those that get the next version
-            waiting = [*buffer, *(answer.client for answer in lost if answer.version == round)]
-            num_asked += self._ask_idle(round, waiting)
+            waiting = [
+                *buffer,
+                *(answer.client for answer in lost if answer.version == round_index),
+            ]
+            num_asked += self._ask_idle(round_index, waiting)
             if not self.busy:
                 break  # no client is left that could answer
             self.seconds = self.busy[0].seconds
-            self._collect(round, buffer, lost)
+            self._collect(round_index, buffer, lost)
         clients = np.array(sorted(buffer), dtype=np.int64)
         versions = np.array([buffer[client] for client in clients.tolist()], dtype=np.int64)
         too_late = [answer for answer in lost if answer.comes]
         return Turn(clients, versions, num_asked, len(lost), len(too_late), self.seconds)
 
-    def _collect(self, round: int, buffer: dict[int, int], lost: list[Answer]) -> None:
+    def _collect(self, round_index: int, buffer: dict[int, int], lost: list[Answer]) -> None:
         """Takes the answers of this instant, until the buffer is full."""
         while len(buffer) < self.sampler.per_round:
             if not self.busy or self.busy[0].seconds != self.seconds:
                 return
             answer = heapq.heappop(self.busy)
-            if answer.comes and not self._is_too_late(answer, round):
+            if answer.comes and not self._is_too_late(answer, round_index):
                 buffer[answer.client] = answer.version
             else:
                 lost.append(answer)
 
-    def _is_too_late(self, answer: Answer, round: int) -> bool:
+    def _is_too_late(self, answer: Answer, round_index: int) -> bool:
         bound = self.sampler.max_staleness
-        return bound is not None and round - answer.version > bound
+        return bound is not None and round_index - answer.version > bound
 
     def _ask_idle(self, version: int, waiting: list[int]) -> int:
         """Sends this version to idle clients, as long as there is a free place.

@@ -162,9 +162,9 @@ def finite(curve: pd.Series) -> pd.Series:
     return curve[curve.abs() < math.inf]
 
 
-def seconds_at(run: Run, round: int) -> float | None:
+def seconds_at(run: Run, round_number: int) -> float | None:
     """The simulated time at the end of a round; None if the run has no clock."""
-    seconds = run.curve(CLOCK).get(round)
+    seconds = run.curve(CLOCK).get(round_number)
     return None if seconds is None else float(seconds)
 
 

@@ -76,14 +76,14 @@ def _save_arrays(path: Path, arrays: Mapping[str, ndarray]) -> None:
         np.savez(temporary, **arrays)  # type: ignore[arg-type]
 
 
-def export(folder: Path, net: nn.Module, round: int) -> None:
+def export(folder: Path, net: nn.Module, round_number: int) -> None:
     """Writes the global model after this round, and its adapters if it has some."""
     state = {}
     for name, t in net.state_dict().items():
         if isinstance(t, torch.Tensor):  # a module's extra state may be anything
             # copied, because safetensors refuses a weight that two modules share
             state[name] = t.to("cpu", copy=True, memory_format=torch.contiguous_format)
-    metadata = {"round": str(round)}
+    metadata = {"round": str(round_number)}
     with replacing(folder / EXPORT) as temporary:
         temporary.write_bytes(save(state, metadata=metadata))
     save_adapters(net, folder, metadata)

@@ -177,13 +177,13 @@ class FederatedLoop(Callback):
         if "schedule" in state_dict:
             self.schedule.load_state_dict(state_dict["schedule"])
 
-    def run_and_test(self, t: int) -> dict[str, Any]:
+    def run_and_test(self, round_index: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
-        row, received = run_round(t, self.server)
+        row, received = run_round(round_index, self.server)
         self.counted = self.counted or received.num_finite > 0
         module = self.server.setup.module
-        if self._is_tested(t):
+        if self._is_tested(round_index):
             row |= module.test([part.on_test_batch for part in self.server.parts])
         self._add_columns(row, received)
         row = numbers(row)
@@ -192,8 +192,8 @@ class FederatedLoop(Callback):
             self.server.explanations.warn_of_row(row)
         return row
 
-    def _is_tested(self, t: int) -> bool:
-        finished = t + 1
+    def _is_tested(self, round_index: int) -> bool:
+        finished = round_index + 1
         is_last = finished >= self.rounds or self.server.setup.module.trainer.should_stop
         return is_last or finished % self.eval_every == 0
 

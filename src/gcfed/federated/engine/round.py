@@ -12,7 +12,7 @@ from gcfed.federated.engine.server import Server
 from gcfed.federated.protocol.rounds import Received
 
 
-def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
+def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Received]:
     """Draws a cohort, sends the model, adds up the uploads, makes the server's step and replies.
 
     Clients learn nothing that is not in a message. Their local training is
@@ -22,8 +22,8 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
         The row of metrics, and what was received.
     """
     started = time.perf_counter()
-    turn = server.schedule.turn(t)
-    round = server.begin(t, turn)
+    turn = server.schedule.turn(round_index)
+    round = server.begin(round_index, turn)
     download = server.broadcast(round)
     sums = server.empty_sums(round)
     # calls server.receive with the uploads of K clients at a time, in any order

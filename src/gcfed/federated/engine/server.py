@@ -41,19 +41,19 @@ class Server:
     def parts(self) -> list[ServerPart]:
         return [part for part in self.setup.parts if isinstance(part, ServerPart)]
 
-    def begin(self, t: int, turn: Turn) -> Round:
-        """The round with index t, which uses the uploads of these clients."""
+    def begin(self, round_index: int, turn: Turn) -> Round:
+        """The round of this index, which uses the uploads of these clients."""
         setup = self.setup
         model = setup.module.broadcast_state()
         return Round(
-            index=t,
+            index=round_index,
             seed=self.seed,
             scheduled=turn.clients,
             cohort=turn.clients,
             num_clients=setup.data.num_clients,
             start=dict(model),
             model=model,
-            lr=setup.solver.lr(t),
+            lr=setup.solver.lr(round_index),
             optimizer=setup.module.trainer.optimizers[0],
             versions=turn.versions if self.schedule.late else None,
         )

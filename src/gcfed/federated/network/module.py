@@ -165,10 +165,10 @@ class FederatedModule(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
         """One round; returns its row of metrics."""
-        t = self.trainer.global_step
+        round_index = self.trainer.global_step
         # autocast is on again in local training and tests
-        with blamed(self.net, self.task, f"in round {t + 1}"), outside_autocast():
-            return self.run_round_and_test(t)
+        with blamed(self.net, self.task, f"in round {round_index + 1}"), outside_autocast():
+            return self.run_round_and_test(round_index)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
         """Tests the global model on the test split, and on the validation split if there is one,

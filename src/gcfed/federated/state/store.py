@@ -122,13 +122,13 @@ class ClientStores:
         name: str,
         clients: np.ndarray,
         values: Params,
-        round: int,
+        round_index: int,
         counts: Tensor | None = None,
     ) -> None:
         """Replaces the states of these clients, tensor → ``[K, *shape]``.
 
         Args:
-            round: the index of the round, which becomes the version.
+            round_index: becomes the version.
             counts: selects clients, bool ``[K]``; None selects all. For states that stay on a GPU,
                 the host reads it at the end of the round, so that it does not wait for each client.
         """
@@ -136,17 +136,17 @@ class ClientStores:
             pieces = [value[row].detach().reshape(-1) for value in values.values()]
             row_counts = None if counts is None else counts[row]
             if self._stays_on_gpu(key, pieces[0].device):
-                self._hold(key, round, torch.cat(pieces), row_counts)
+                self._hold(key, round_index, torch.cat(pieces), row_counts)
             elif row_counts is None or bool(row_counts):
                 if pieces[0].is_cuda:
                     pieces = [torch.cat(pieces)]  # the host then waits once
-                self._save(key, round, pieces)
-                self._mark_written(key, round)
+                self._save(key, round_index, pieces)
+                self._mark_written(key, round_index)
 
     def _stays_on_gpu(self, key: Key, device: torch.device) -> bool:
         return key in self._held or (not self.shared and _fits(device))
 
-    def _hold(self, key: Key, round: int, vector: Tensor, counts: Tensor | None) -> None:
+    def _hold(self, key: Key, round_index: int, vector: Tensor, counts: Tensor | None) -> None:
         """Replaces a state on a GPU if ``counts``, bool ``[]``; None stands for true."""
         is_new = key not in self._held
         if is_new:
@@ -156,9 +156,9 @@ class ClientStores:
             held = self._held[key]
             held.copy_(vector if counts is None else torch.where(counts, vector, held))
         if counts is None:
-            self._mark_written(key, round)
+            self._mark_written(key, round_index)
         else:
-            self._undecided.append(Undecided(key, round, counts, is_new))
+            self._undecided.append(Undecided(key, round_index, counts, is_new))
 
     def _decide(self) -> None:
         """Notes which of the states that were written on a GPU count. Waits once for all."""
@@ -204,11 +204,11 @@ class ClientStores:
             if self._last.get(key) != version:
                 self.path(key, version).unlink(missing_ok=True)
 
-    def _mark_written(self, key: Key, round: int) -> None:
-        before = self._version.get(key, round)
-        if before not in (round, self._last.get(key)):
+    def _mark_written(self, key: Key, round_index: int) -> None:
+        before = self._version.get(key, round_index)
+        if before not in (round_index, self._last.get(key)):
             self.path(key, before).unlink(missing_ok=True)
-        self._version[key] = round
+        self._version[key] = round_index
 
     # ---------------------------------------------------------------------------------- checkpoints
     def require_folder(self) -> None:

@@ -109,10 +109,10 @@ class Subspaces:
         return Projector(like.shape, random_basis(seed, epoch, name, d, r, like))
 
     def space(
-        self, seed: int, round: int, model: Params, names: Sequence[str]
+        self, seed: int, round_index: int, model: Params, names: Sequence[str]
     ) -> dict[str, Projector]:
         """The projectors of a round, drawn once per epoch at the first call."""
-        epoch = round // self.refresh
+        epoch = round_index // self.refresh
         if self._drawn != (epoch, seed):
             self._drawn = (epoch, seed)
             self._space = {}  # frees the old projectors first
