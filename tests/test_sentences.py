@@ -32,7 +32,7 @@ class ByParity:
 
 def test_an_aggregator_without_what_the_server_calls_is_refused():
     cfg = gcfed.configure(SMALL, f"aggregator._target_={__name__}.NoRule", "~aggregator.weighting")
-    with refuses(r"NoRule has no validate and no beside: derive it from"):
+    with refuses(r"NoRule has no validate and no for_extra: derive it from"):
         build_loop(cfg, 20)
 
 

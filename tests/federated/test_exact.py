@@ -147,7 +147,7 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     )
     server = Server(setup, schedule=None, seed=1)
     expected = Expected({"delta": round.start, "c": round.start}, {})
-    sums = RoundSums(expected, {"delta": mean, "c": mean.beside()}, {}, [], [])
+    sums = RoundSums(expected, {"delta": mean, "c": mean.for_extra()}, {}, [], [])
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
     received = server.reduce(sums, round, Outcome())

@@ -41,7 +41,7 @@ class CohortRule:
     def validate(self, setup: Setup) -> None:
         self._no_steps = setup.no_steps
 
-    def beside(self) -> "CohortRule":
+    def for_extra(self) -> "CohortRule":
         return copy.deepcopy(self)
 
     def add(self, upload: Upload, round: Round) -> None:

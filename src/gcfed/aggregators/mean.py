@@ -48,7 +48,7 @@ class MeanAggregator:
         long = any("long updates" in part.facts for part in setup.parts)
         self.narrow = frozenset() if long else frozenset(setup.names)
 
-    def beside(self) -> MeanAggregator:
+    def for_extra(self) -> MeanAggregator:
         """The plain mean, for every ``weighting``."""
         mean = MeanAggregator()
         mean._unit = self._room

@@ -39,7 +39,7 @@ class NormClip:
     def validate(self, setup: Setup) -> None:
         self._no_steps = setup.no_steps
 
-    def beside(self) -> "NormClip":
+    def for_extra(self) -> "NormClip":
         return NormClip(self.max_norm)
 
     def add(self, upload: Upload, round: Round) -> None:

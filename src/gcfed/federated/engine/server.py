@@ -110,7 +110,7 @@ class Server:
         for name, like in expected.shapes.items():
             is_float = all(t.is_floating_point() for t in like.values())
             if name != "delta" and is_float:
-                means[name] = self.setup.aggregator.beside()
+                means[name] = self.setup.aggregator.for_extra()
         return means
 
     def train_clients(self, download: Download, round: Round, sums: RoundSums) -> Outcome:

@@ -141,7 +141,7 @@ class Aggregator(Protocol):
     State that outlives a round belongs to a method.
 
     ``validate`` gets the run's ``Setup`` before the first round, and refuses a cohort that is too
-    small. ``beside`` makes an aggregator for what clients send in addition to Δ. ``reduce`` ends
+    small. ``for_extra`` makes an aggregator for what clients send in addition to Δ. ``reduce`` ends
     the round on every process.
 
     Attributes:
@@ -152,12 +152,12 @@ class Aggregator(Protocol):
     limit: float
 
     def validate(self, setup: Setup) -> None: ...
-    def beside(self) -> Aggregator: ...
+    def for_extra(self) -> Aggregator: ...
     def add(self, upload: Upload, round: Round) -> None: ...
     def reduce(self, round: Round, like: Params) -> Params: ...
 
 
-AGGREGATOR_METHODS = ("validate", "beside", "add", "reduce")
+AGGREGATOR_METHODS = ("validate", "for_extra", "add", "reduce")
 """What the server calls of an :class:`Aggregator`; ``limit`` is optional."""
 
 
