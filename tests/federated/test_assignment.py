@@ -8,7 +8,8 @@ import torch
 from harness import sgd
 from torch import nn
 
-from gcfed.federated.engine.simulation import MAX_STREAMS, Simulation, assign, divide
+from gcfed.federated.engine.simulation import Simulation, assign
+from gcfed.federated.engine.streams import MAX_STREAMS, divide
 from gcfed.federated.network.lent import Traits
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
