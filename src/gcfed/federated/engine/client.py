@@ -21,7 +21,7 @@ from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.own import Edited
-from gcfed.federated.training.batches import BatchPlan, KeptSteps, Steps
+from gcfed.federated.training.batches import BatchPlan, Beginning, KeptSteps, Steps
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.utils.rng import seed_generators, torch_seed
@@ -123,17 +123,10 @@ class ClientProgram:
         """
         steps = self._begin(download, drawn)
         stack = steps.stack
-        clients = drawn.clients
         num_seen = steps.plan.counts.sum(1)
         try:
             self.module.clients = stack
-            states = {part: self._states(part, clients, download) for part in self.parts}
-            for part in self.parts:
-                prepared = part.prepare(stack, states[part], download) or {}
-                if part in self.in_steps:
-                    prepared = steps.prepare(part, prepared)
-                stack.prepared[part] = prepared
-            stack.count_from_full()  # a part may have changed ``full``
+            states = self._prepare(steps, download)
             loss_K = self.solver.train(steps, self.data, download.lr, self.hooks)
             del steps  # frees the optimizer's state
             self.module.clients = None
@@ -153,22 +146,39 @@ class ClientProgram:
     def _begin(self, download: Download, drawn: Drawn) -> Steps:
         """Clients that are ready to train from the download."""
         module = self.module
-        clients, plan, seed = drawn
+        plan = drawn.plan
         recorder = None
         if self.recording:
             recorder = self.solver.recorder(module.net, module.device)
         if recorder is not None and not module.lent.traits.alone:
             plan = plan.padded()  # of a network that is alone, it would change the statistics
-        seed_generators(module.device, seed)
+        seed_generators(module.device, drawn.seed)
         if self.data.num_clients > 1:
             module.lent.begin_anew()
-        make = partial(
-            ClientStack, module.net, reads=self.reads, task=module.task, lent=module.lent
+        beginning = Beginning(
+            model=download.model,
+            clients=drawn.clients,
+            sizes=self.data.sizes(drawn.clients),
+            plan=plan,
+            make_stack=partial(
+                ClientStack, module.net, reads=self.reads, task=module.task, lent=module.lent
+            ),
+            make_optimizer=self.solver.make_optimizer,
         )
         lasting = self.recording == "run"
-        return self.solver.begin(
-            make, download, clients, plan, self.data, recorder, lasting, self.kept
-        )
+        return self.solver.begin(beginning, self.data, recorder, self.kept, lasting)
+
+    def _prepare(self, steps: Steps, download: Download) -> dict[ClientPart, Own]:
+        """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""
+        stack = steps.stack
+        states = {part: self._states(part, stack.clients, download) for part in self.parts}
+        for part in self.parts:
+            prepared = part.prepare(stack, states[part], download) or {}
+            if part in self.in_steps:
+                prepared = steps.prepare(part, prepared)
+            stack.prepared[part] = prepared
+        stack.count_from_full()  # a part may have changed ``full``
+        return states
 
     @cached_property
     def in_steps(self) -> list[ClientPart]:

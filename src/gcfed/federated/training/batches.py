@@ -175,15 +175,26 @@ class Beginning:
     Attributes:
         model: the broadcast model, name → ``[*shape]``.
         clients, sizes: their ids and numbers of samples, ``[K]``.
-        make: takes a model; returns a stack of these clients that begins with it, and its
-            optimizer.
+        make_stack: takes a model, the clients, their numbers of samples and of steps.
+        make_optimizer: makes the clients' optimizer.
     """
 
     model: Params
     clients: np.ndarray
     sizes: np.ndarray
     plan: BatchPlan
-    make: Callable[[Params], tuple[ClientStack, Optimizer]]
+    make_stack: Callable[[Params, np.ndarray, np.ndarray, np.ndarray], ClientStack]
+    make_optimizer: Callable[[ClientStack], Optimizer]
+
+    def make(self, model: Params) -> tuple[ClientStack, Optimizer]:
+        """A new stack of these clients, which begins with ``model``, and its optimizer."""
+        stack = self.make_stack(model, self.clients, self.sizes, self.plan.steps)
+        return stack, self.make_optimizer(stack)
+
+    def steps(self) -> Steps:
+        """These clients in new memory."""
+        stack, optimizer = self.make(self.model)
+        return Steps(stack, self.plan, optimizer)
 
 
 class Steps:
@@ -259,8 +270,7 @@ class KeptSteps:
         if steps is not None and steps.stack.fits_network():
             steps.restart(beginning)
             return steps
-        stack, optimizer = beginning.make(beginning.model)
-        steps = Steps(stack, beginning.plan, optimizer)
+        steps = beginning.steps()
         self._kept[k] = steps
         return steps
 

@@ -16,7 +16,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.protocol.messages import Download, Params
+from gcfed.federated.protocol.messages import Download
 from gcfed.federated.training.batches import (
     BatchPlan,
     Beginning,
@@ -147,43 +147,32 @@ class LocalSolver:
 
     def begin(
         self,
-        make_stack: Callable[[Params, np.ndarray, np.ndarray, np.ndarray], ClientStack],
-        download: Download,
-        clients: np.ndarray,
-        plan: BatchPlan,
+        beginning: Beginning,
         data: FederatedDataModule,
         recorder: Recorder | None = None,
-        lasting: bool = False,
         kept: KeptSteps | None = None,
+        lasting: bool = False,
     ) -> Steps:
         """Prepares K clients, at the broadcast model, for training.
 
         Args:
-            make_stack: takes the model, the clients, their numbers of samples and of steps.
             recorder: records the steps; None if nothing can.
+            kept: the steps of earlier stacks that are not recorded; None if nothing is kept.
             lasting: whether the methods allow later stacks to replay recorded steps, or to train in
                 the memory of earlier ones.
-            kept: the steps of earlier stacks that are not recorded; None if nothing is kept.
         """
-        sizes = data.sizes(clients)
-
-        def make(model: Params) -> tuple[ClientStack, Optimizer]:
-            stack = make_stack(model, clients, sizes, plan.steps)
-            return stack, self._new_optimizer(stack)
-
-        beginning = Beginning(download.model, clients, sizes, plan, make)
         lasts = lasting and self._can_replay_later
-        if recorder is None and kept is not None and lasts:
+        if recorder is not None:
+            replays = None
+            if lasts:
+                replays = Replays(partial(self._most_steps, data), self._rate_changes)
+            return recorder.begin(beginning, replays)
+        if kept is not None and lasts:
             return kept.begin(beginning)
-        if recorder is None:
-            stack, optimizer = make(download.model)
-            return Steps(stack, plan, optimizer)
-        replays = None
-        if lasts:
-            replays = Replays(partial(self._most_steps, data), self._rate_changes)
-        return recorder.begin(beginning, replays)
+        return beginning.steps()
 
-    def _new_optimizer(self, stack: ClientStack) -> Optimizer:
+    def make_optimizer(self, stack: ClientStack) -> Optimizer:
+        """The optimizer of a stack's clients in one round."""
         optimizer = self.optimizer(list(stack.leaves.values()))
         if len({float(group["lr"]) for group in optimizer.param_groups}) > 1:
             raise Refusal(
