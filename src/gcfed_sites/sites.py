@@ -21,6 +21,7 @@ from pydantic import Field
 from gcfed import __version__
 from gcfed.assemble import fill_from_data
 from gcfed.federated.engine.simulation import Simulation
+from gcfed.federated.engine.wire import SeparateClients
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack
@@ -78,7 +79,7 @@ class Index(ClientStores):
 
 @checked
 @dataclass(eq=False)
-class Sites(Simulation):
+class Sites(SeparateClients):
     """Asks the sites that hold clients of the cohort, and waits for them until a deadline.
 
     configs/federation/nvflare.yaml explains the settings.
@@ -91,12 +92,11 @@ class Sites(Simulation):
     deadline: Annotated[float, Field(ge=SMALLEST, le=86_400)] = 600.0
     least: Count | None = None
     remote = True
-    separate_clients = True
 
     def __post_init__(self) -> None:
         self.index = Index(self.simulation.stores.folder)
         self.index.away = [name for part in self.simulation.program.parts for name in part.keeps]
-        super().__init__(self.simulation.program, self.index, self.simulation.cohort)
+        super().__init__(self.simulation.program, self.index)
         self.own_data = self.kit is not None
         self.output = Path(self.cfg.paths.output_dir).resolve()
         # names the states at the sites

@@ -24,7 +24,7 @@ from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import set_traits
-from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup
+from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup, Transport
 from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.protocol.messages import nbytes
@@ -57,13 +57,13 @@ class FederatedLoop(Callback):
     faults: Faults = field(default_factory=Faults)
     clock: Clock = field(default_factory=Clock)
     # takes the simulation in memory; returns another transport
-    federation: Callable[[Simulation], Simulation] | None = None
+    federation: Callable[[Simulation], Transport] | None = None
     data: Any = field(default=None, init=False)  # None before ``bind``
     # there after ``bind``
     schedule: Schedule = field(init=False, repr=False)
     simulation: Simulation = field(init=False, repr=False)
     # ``simulation`` itself without a federation
-    transport: Simulation = field(init=False, repr=False)
+    transport: Transport = field(init=False, repr=False)
     server: Server = field(init=False, repr=False)
     # whether a client has counted in a round of this run
     counted: bool = field(default=False, init=False)

@@ -22,13 +22,10 @@ from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
 from gcfed.models.unchanged import evaluating, unchanged
 from gcfed.utils.device import free_memory
 from gcfed.utils.ours import is_ours
-from gcfed.utils.refusal import Refusal
 
 
 class Simulation(Transport):
     """The transport that trains the clients in this process. It passes messages by reference.
-
-    Other transports inherit from it.
 
     Args:
         cohort: number of clients of a round; of a :class:`~gcfed.data.sampling.PoissonSampler` the
@@ -75,8 +72,6 @@ class Simulation(Transport):
         here: bool = False,
     ) -> Iterator[Upload]:
         program = self.program
-        if self.separate_clients:
-            raise Refusal("A part rehearses, which works with federation=none only: leave it out.")
         parts = []
         for part in program.parts:
             if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:

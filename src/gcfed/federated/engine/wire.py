@@ -7,7 +7,7 @@ messages are complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,16 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.simulation import Simulation
-from gcfed.federated.parts.transport import Outcome
+from gcfed.federated.parts.transport import Outcome, Transport
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack, unpack, unpack_download
 from gcfed.federated.protocol.uploads import read_upload, upload_content
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import first_weight
+from gcfed.utils.refusal import Refusal
 
 
 class ClientEnd:
@@ -78,18 +82,43 @@ class ClientEnd:
         )
 
 
-class Wire(Simulation):
-    """The transport to clients that are separate objects. All messages become bytes.
+class SeparateClients(Transport):
+    """A transport to clients that are built from the config a second time.
+
+    Args:
+        program: that of the simulation, which knows the run's network, data and parts.
+    """
+
+    remote = own_data = False
+    separate_clients = True
+
+    def __init__(self, program: ClientProgram, stores: ClientStores) -> None:
+        self.program = program
+        self.stores = stores
+
+    def planned(self, clients: np.ndarray) -> np.ndarray:
+        return self.program.solver.num_steps(self.program.data.sizes(clients))
+
+    def rehearse(
+        self,
+        download: Download,
+        clients: np.ndarray,
+        solver: LocalSolver | None = None,
+        here: bool = False,
+    ) -> Iterator[Upload]:
+        raise Refusal("A part rehearses, which works with federation=none only: leave it out.")
+
+
+class Wire(SeparateClients):
+    """Clients in this process. All messages become bytes.
 
     Replaces a simulation. The other arguments are those of :class:`ClientEnd`.
     """
 
-    separate_clients = True
-
     def __init__(
         self, simulation: Simulation, cfg: DictConfig, assemble: Callable[..., Any]
     ) -> None:
-        super().__init__(simulation.program, simulation.stores, simulation.cohort)
+        super().__init__(simulation.program, simulation.stores)
         self.cfg = cfg
         self.assemble = assemble
 
