@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gcfed.folders.measures import first_round, smooth  # noqa: E402
-from reproductions.results import late_updates, small_tables  # noqa: E402
+from reproductions.results import late_updates, repeated, small_tables  # noqa: E402
 from reproductions.results.cells import (  # noqa: E402
     ACCURACY,
     Cells,
@@ -247,6 +247,8 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("late-updates", "lateness"): late_updates.lateness,
     ("late-updates", "search"): late_updates.search,
     ("tinyimagenet-vgg11", "by round"): vgg11,
+    ("feddpc", "five methods"): repeated.feddpc,
+    ("feddpc", "search"): repeated.feddpc_search,
     ("small-tables", "last tests"): small_tables.accuracies,
     ("small-tables", "best tests"): small_tables.best_tests,
     ("small-tables", "changes"): small_tables.changes,

@@ -9,7 +9,9 @@ from scipy import stats
 
 from gcfed.tables.welch import Sample, compare_means
 from gcfed.utils.resolvers import ROOT
+from reproductions.results import repeated
 from reproductions.results.figures import numbers, table
+from reproductions.stored import stored_runs
 
 INDEX = (ROOT / "reproductions/results/README.md").read_text()
 FAMILY = INDEX.partition("## Which answers stand")[2]
@@ -61,7 +63,7 @@ def table8_of_100_rounds(name):
 
 
 def feddpc(name):
-    return np.array(numbers(row("feddpc.md", 0, name)[0]))
+    return np.array(repeated.last_ten(repeated.finals(stored_runs("feddpc"), name)))
 
 
 def equal_rate():

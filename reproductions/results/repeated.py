@@ -1,0 +1,181 @@
+"""The cells of the tables of small runs that were repeated and stored: ``figures.md``,
+``feddpc.md`` and ``gc-warmup.md``.
+"""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from gcfed.reporting.verdict import interval
+from reproductions.results.cells import Cells, Runs, number, up_to
+from reproductions.stored import StoredRun, chosen, seed_of
+
+MEASURED = 10  # the last rounds, whose tests are averaged
+
+
+def last_ten(runs: Sequence[StoredRun]) -> list[float]:
+    """The mean of each run's tests in its last ten rounds, in percent."""
+    return [up_to(run, int(run.metrics.index[-1]), MEASURED) for run in runs]
+
+
+# ------------------------------------------------------------------------------------- figures.md
+FIG1B = "metrics=gap"
+PARTICIPANTS = (5, 10, 20, 50)
+FIG2 = "metrics=[drift,cka]"
+STAGES = ("cka/fc1", "cka/fc2", "cka/fc3")
+FIG5 = "metrics=leakage"
+RATES = ("0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1")
+
+
+def distances(runs: Runs) -> Cells:
+    """GC-Fed's Figure 1b: the L2 distance between a cohort's update and that of all clients, mean
+    over the rounds and the seeds.
+    """
+    cells: Cells = {}
+    for label, partition in (
+        ("Dirichlet 0.1", "partition.alpha=0.1"),
+        ("i.i.d.", "partition=iid"),
+    ):
+        row: list[str | None] = []
+        for count in PARTICIPANTS:
+            own = chosen(runs, FIG1B, partition, f"participation.per_round={count}")
+            row.append(number(fmean(run.curve("gap/l2").mean() for run in own), 3))
+        cells[label,] = row
+    return cells
+
+
+def divergence(runs: Runs) -> Cells:
+    """FedACG's Figure 2: the divergence of the clients, and the CKA of the stage with the least,
+    means over the rounds.
+    """
+    cells: Cells = {}
+    for label, words in (
+        ("FedAvgM, server momentum 0.4", ("algorithm=fedavgm", "server.momentum=0.4")),
+        ("FedAvgM, server momentum 0.9", ("algorithm=fedavgm", "server.momentum=0.9")),
+        ("FedACG", ("algorithm=fedacg",)),
+        ("FedCM", ("algorithm=fedcm",)),
+    ):
+        (run,) = chosen(runs, FIG2, *words)
+        least = min(run.curve(stage).mean() for stage in STAGES)
+        cells[label,] = [number(run.curve("drift/divergence").mean(), 3), number(least, 3)]
+    return cells
+
+
+def leakage(runs: Runs) -> Cells:
+    """FedGC's Figure 5: how near the recovered image is to the client's, in dB."""
+    cells: Cells = {}
+    for label, algorithm in (("FedAvg", "algorithm=fedavg"), ("FedGC", "algorithm=fedgc")):
+        (run,) = chosen(runs, FIG5, algorithm)
+        cells[label,] = [number(value, 1) for value in run.curve("leakage/psnr")]
+    return cells
+
+
+def rates(runs: Runs) -> Cells:
+    """SSF's rates of SCAFFOLD: the relative error after the last round, in 10⁻³."""
+    cells: Cells = {}
+    for label, heterogeneity in (("0.1", "low"), ("0.5", "medium")):
+        row: list[str | None] = []
+        for rate in RATES:
+            words = (f"heterogeneity={heterogeneity}", f"client.optimizer.lr={rate}")
+            (run,) = chosen(runs, "experiment=matrix_regression_ssf", *words)
+            row.append(error(run))
+        cells[label,] = row
+    return cells
+
+
+def error(run: StoredRun) -> str:
+    """A run's last relative error in 10⁻³, with three digits."""
+    end = 1000 * run.metrics["test/relative_error"].iloc[-1]
+    return f"{end:.3g}" if end < 1000 else "diverged"
+
+
+# -------------------------------------------------------------------------------------- feddpc.md
+SEARCH_SEED = 100
+TRIED = ("0.01", "0.03", "0.1")
+FEDDPC = {
+    "FedAvg": ("algorithm=fedavg", "gc=none"),
+    "FedDPC": ("algorithm=feddpc", "gc=none"),
+    "FedAvg with Global GC": ("algorithm=fedavg", "gc=global"),
+    "FedDPC with Global GC": ("algorithm=feddpc", "gc=global"),
+    "FedAvg with GC-Fed": ("algorithm=fedavg", "gc=gcfed"),
+}
+
+
+def feddpc(runs: Runs) -> Cells:
+    """The seeds with the rate, their mean, and the mean difference to FedAvg with its interval."""
+    fedavg = last_ten(finals(runs, "FedAvg"))
+    cells: Cells = {}
+    for label in FEDDPC:
+        own = finals(runs, label)
+        values = last_ten(own)
+        seeds = ", ".join(number(value, 1) for value in values)
+        above = [a - b for a, b in zip(values, fedavg, strict=True)]
+        row: list[str | None] = [f"{seeds} ({rate_of(own[0])})", number(fmean(values), 1), None]
+        if label != "FedAvg":
+            low, high = interval(above)
+            gain = f"{fmean(above):+.1f}".replace("-", "−")
+            row[-1] = f"{gain} ({number(low, 1)} to {number(high, 1)})"
+        cells[label,] = row
+    return cells
+
+
+def finals(runs: Runs, label: str) -> list[StoredRun]:
+    """The runs of a method with its best rate, by seed."""
+    return [run for run in chosen(runs, *FEDDPC[label]) if seed_of(run) != SEARCH_SEED]
+
+
+def rate_of(run: StoredRun) -> str:
+    (rate,) = [word for word in run.overrides if word.startswith("client.optimizer.lr=")]
+    return rate.partition("=")[2]
+
+
+def feddpc_search(runs: Runs) -> Cells:
+    """The accuracy of each trial on the held-out images, in percent."""
+    cells: Cells = {}
+    for label, words in FEDDPC.items():
+        row: list[str | None] = []
+        for rate in TRIED:
+            trial = (f"client.optimizer.lr={rate}", f"seed={SEARCH_SEED}")
+            (run,) = chosen(runs, *words, *trial)
+            row.append(number(up_to_validation(run), 1))
+        cells[label,] = row
+    return cells
+
+
+def up_to_validation(run: StoredRun) -> float:
+    """The mean of the last ten rounds on the held-out images, in percent."""
+    curve = run.curve("val/acc")
+    return 100 * curve[curve.index > run.metrics.index[-1] - MEASURED].mean()
+
+
+# ----------------------------------------------------------------------------------- gc-warmup.md
+LAMBDAS = {
+    "λ 0 (Global GC)": "gc.lam=0.0",
+    "λ 0.25": "gc.lam=0.25",
+    "λ 0.5": "gc.lam=0.5",
+    "λ 1 (Local GC)": "gc.lam=1.0",
+    "`gc=warmup`": "gc=warmup",
+}
+
+
+def warmup_digits(runs: Runs) -> Cells:
+    """The first column of three: the digits."""
+    own = {label: chosen(runs, DIGITS, word) for label, word in LAMBDAS.items()}
+    return {(label,): [mean_and_seeds(of_label), None, None] for label, of_label in own.items()}
+
+
+def warmup_mnist(runs: Runs) -> Cells:
+    """The first column of two: MNIST, without λ 0.25."""
+    cells: Cells = {}
+    for label, word in LAMBDAS.items():
+        if label != "λ 0.25":
+            cells[label,] = [mean_and_seeds(chosen(runs, MNIST, word)), None]
+    return cells
+
+
+DIGITS = "experiment=digits_mlp_gcfed"
+MNIST = "data=mnist"
+
+
+def mean_and_seeds(own: Sequence[StoredRun]) -> str:
+    values = last_ten(own)
+    return f"{number(fmean(values))}: " + ", ".join(number(value, 1) for value in values)

@@ -1,0 +1,103 @@
+"""The pages of repeated small runs: their tables are their runs', and their claims follow."""
+
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gcfed.tables.plan import plan
+from gcfed.tables.reading import load
+from gcfed.tables.records import Part
+from gcfed.utils.resolvers import ROOT
+from reproductions.results.figures import numbers, table
+from reproductions.results.repeated import FEDDPC, SEARCH_SEED
+from reproductions.stored import seed_of, stored_runs
+
+
+def page(name):
+    return (ROOT / f"reproductions/results/{name}").read_text()
+
+
+def tail(run, column="test/acc"):
+    """The mean of the last ten rounds in percent, without the page's functions."""
+    rows = run.metrics[run.metrics.index > run.metrics.index.max() - 10]
+    return 100 * rows[column].dropna().mean()
+
+
+def settings(run):
+    """The last value of each override, without what a machine adds."""
+    found = dict(word.partition("=")[::2] for word in run.overrides)
+    return {key: value for key, value in found.items() if key != "seed"}
+
+
+def of_feddpc(label):
+    """The trials by their rate, and the runs by their seed, of a row."""
+    trials = {}
+    finals = {}
+    for run in stored_runs("feddpc").values():
+        if {*FEDDPC[label]} <= {*run.overrides}:
+            if seed_of(run) == SEARCH_SEED:
+                trials[settings(run)["client.optimizer.lr"]] = run
+            else:
+                finals[seed_of(run)] = run
+    return trials, finals
+
+
+@pytest.mark.parametrize("label", FEDDPC)
+def test_the_runs_of_feddpc_have_the_best_rate_of_its_search(label):
+    trials, finals = of_feddpc(label)
+    assert {*finals} == {1, 2, 3}
+    accuracies = {rate: tail(run, "val/acc") for rate, run in trials.items()}
+    assert len(accuracies) == 3
+    best = max(accuracies, key=accuracies.get)
+    assert {settings(run)["client.optimizer.lr"] for run in finals.values()} == {best}
+    for run in [*trials.values(), *finals.values()]:
+        assert not run.metrics["train/nonfinite_clients"].any()
+        assert not run.metrics["train/refused_steps"].any()
+
+
+@pytest.mark.parametrize("label", FEDDPC)
+def test_the_runs_of_feddpc_are_those_of_its_table(label):
+    """The stored overrides are the table's, with the rate."""
+    _, finals = of_feddpc(label)
+    jobs = plan(load("feddpc"), "small", Part(), []).jobs.values()
+    planned = [{*job.overrides} for job in jobs if {*FEDDPC[label]} <= {*job.overrides}]
+    for seed, run in finals.items():
+        (own,) = [words for words in planned if f"seed={seed}" in words]
+        rate = settings(run)["client.optimizer.lr"]
+        assert {*run.overrides} == own | {f"client.optimizer.lr={rate}"}
+
+
+def feddpc(label):
+    return np.array([tail(run) for _, run in sorted(of_feddpc(label)[1].items())])
+
+
+def test_the_differences_on_feddpcs_page_follow_from_its_runs():
+    text = page("feddpc.md")
+    globally = feddpc("FedAvg with Global GC")
+    for a, b, printed in (
+        (globally, feddpc("FedDPC"), r"above FedDPC at each seed, by (.*?)\)"),
+        (feddpc("FedDPC with Global GC"), globally, r"FedDPC with Global GC is (.*?)\)"),
+        (feddpc("FedAvg with GC-Fed"), globally, r"GC-Fed is level .*? \((.*?)\)"),
+    ):
+        gains = a - b
+        half = stats.t.ppf(0.975, 2) * stats.sem(gains)
+        ends = [gains.mean() - half, gains.mean() + half]
+        *first, low, high = [
+            float(word.replace("−", "-"))
+            for word in re.findall(r"[−+]?\d+\.\d+", re.search(rf"- .*{printed}", text)[1])
+        ]
+        assert [low, high] == pytest.approx(ends, abs=0.051)
+        expected = gains if len(first) == 3 else [abs(gains.mean())]
+        assert np.abs(first) == pytest.approx(expected, abs=0.051)
+    assert (globally > feddpc("FedDPC")).sum() >= 2
+    assert abs(np.mean(feddpc("FedDPC") - feddpc("FedAvg"))) <= 2
+    assert abs(np.mean(feddpc("FedDPC with Global GC") - globally)) <= 1.5
+
+
+def test_the_index_has_feddpcs_gains():
+    gains = {label: numbers(above)[0] for label, _, _, above in table("feddpc.md", 0) if above}
+    assert f"No: {gains['FedDPC']} points, Global GC {gains['FedAvg with Global GC']}. " in page(
+        "README.md"
+    )
