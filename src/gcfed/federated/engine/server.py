@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gcfed.data.schedule import Schedule, Turn
+from gcfed.federated.engine.explanations import Explanations
 from gcfed.federated.engine.round_sums import Counts, RoundSums
-from gcfed.federated.engine.too_large import Explanations
 from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, upload_shapes
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.parts.transport import Outcome

@@ -49,6 +49,7 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``.
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of
             ``full``.
+        is_lone: whether a single client is active, in the user's own network.
         prepared: what each client part returned from ``prepare``, by part.
         personal: tensors of each client's personal model that differ from ``full``, set after local
             training.
@@ -96,7 +97,6 @@ class ClientStack:
             if name not in start and name not in self.lent.saved and not is_parameter:
                 self._unsaved[name] = t.data
                 self._buffers[name] = broadcast_like(t, k)
-        self._loan: list[tuple[Tensor, Tensor]] = []  # each trained parameter, and its leaf
         # Integers travel as floats, so each counter has a float in ``full``.
         self._counters: list[tuple[Tensor, Tensor]] = []
         for name in start:
@@ -133,31 +133,30 @@ class ClientStack:
     def _activate(self, n: int) -> None:
         """Makes the first n clients the active ones."""
         self.active = n
-        # The tensors of active clients are in one of two places.
-        self.leaves: Params = {}
-        self._lent_leaves: list[tuple[Tensor, Tensor]] = []  # a network's parameter, and its leaf
+        self.is_lone = n == 1 and self._can_lend
         self._side_by_side: Params = {}  # what several networks run on, ``[n, *shape]``
-        if n == 1 and self._can_lend:
-            self._lend()
+        if self.is_lone:
+            self.lent.begin(self._first_rows)
+            self.leaves = self._lone_leaves
             return
+        self.lent.begin({})  # the network must not change
+        self.leaves = {}
         for name in self._trained:
             self.leaves[name] = self.full[name][:n].detach().requires_grad_()
         buffers = {name: t[:n] for name, t in self._buffers.items()}
         self._side_by_side = {**self.leaves, **buffers}
-        self.lent.begin({})  # the network must not change
 
-    def _lend(self) -> None:
-        """Gives the network the tensors of the first client."""
-        self.lent.begin(self._first_rows)
-        if not self._loan:
-            for name in self._trained:
-                parameter = self.lent.tensors[name]
-                # They share a version counter, so autograd notices an edit of a leaf that its graph
-                # still needs.
-                self._loan.append((parameter, parameter.detach().unsqueeze(0).requires_grad_()))
-        self._lent_leaves = self._loan
-        leaves = [leaf for _, leaf in self._loan]
-        self.leaves = dict(zip(self._trained, leaves, strict=True))
+    @cached_property
+    def _lone_leaves(self) -> Params:
+        """The leaves of a lone client, ``[1, *shape]``. The network has its tensors.
+
+        A leaf and its parameter share a version counter, so autograd notices an edit of a leaf that
+        its graph still needs.
+        """
+        leaves = {}
+        for name in self._trained:
+            leaves[name] = self.lent.tensors[name].detach().unsqueeze(0).requires_grad_()
+        return leaves
 
     @cached_property
     def _first_rows(self) -> Params:
@@ -199,7 +198,7 @@ class ClientStack:
         C]``.
         """
         with unedited(x_KB):
-            if self._lent_leaves:
+            if self.is_lone:
                 outputs = self._tap(x_KB.squeeze(0))
                 return self._tap.output([t.unsqueeze(0) for t in outputs])
             out, assigned = self._run_side_by_side(self._tap, self._side_by_side, x_KB)
@@ -208,11 +207,6 @@ class ClientStack:
         for name, value in values.items():
             self._side_by_side[name].copy_(value)
         return out
-
-    @property
-    def is_lone(self) -> bool:
-        """Whether a single client is active, in the user's own network."""
-        return bool(self._lent_leaves)
 
     def mean_loss_of_one(self, batch: Batch) -> Tensor:
         """A lone client's mean loss, ``[]``, without a client axis in autograd's graph."""
@@ -251,7 +245,9 @@ class ClientStack:
             loss_K.backward()
         else:
             loss_K.backward(torch.ones_like(loss_K))
-        for (_, leaf), grad in zip(self._lent_leaves, self._taken_grads(), strict=True):
+        if not self.is_lone:
+            return
+        for leaf, grad in zip(self.leaves.values(), self._taken_grads(), strict=True):
             if grad is None:
                 continue
             if leaf.grad is None:
@@ -275,7 +271,8 @@ class ClientStack:
     def _taken_grads(self) -> list[Tensor | None]:
         """The gradients of the network's parameters, which lose them."""
         grads = []
-        for parameter, _ in self._lent_leaves:
+        for name in self._trained:
+            parameter = self.lent.tensors[name]
             grads.append(parameter.grad)
             parameter.grad = None
         return grads
@@ -330,7 +327,7 @@ class ClientStack:
 
     def _present(self) -> Params:
         """The active clients' present tensors, name → ``[n, *shape]``."""
-        if self._lent_leaves:
+        if self.is_lone:
             return {name: t.unsqueeze(0) for name, t in self.lent.present().items()}
         return {name: t.detach() for name, t in self._side_by_side.items()}
 
