@@ -1,5 +1,7 @@
 """The user's own data: arrays, functions, and which samples are held out."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +13,9 @@ from torch.utils.data import TensorDataset
 from gcfed.assemble import assemble
 from gcfed.data.augment import AutoTransform, ImageTransform, PlainTransform
 from gcfed.data.dealing import held_out
+from gcfed.data.partition import IID
 from gcfed.data.sets.own import arrays, from_arrays
+from gcfed.data.skews import Shift
 from gcfed.run import evaluate, train
 from gcfed.utils.instantiate import build
 
@@ -230,8 +234,15 @@ def test_the_samples_decide_the_transform():
     assert type(AutoTransform(crop_padding=0, flip=False)(IMAGES[:, 0, 0])) is PlainTransform
 
 
+class OtherChannels(Shift):
+    """Rolls the three channels by 0, 1 or 2."""
+
+    def changes(self, input_shape):
+        return [partial(np.roll, shift=shift, axis=1) for shift in range(3)]
+
+
 def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
-    """partition=colour exchanges channels with different means.
+    """Each group sees the channels, whose means differ, in another order.
 
     Held-out samples do not influence the statistics.
     """
@@ -239,9 +250,8 @@ def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
     bright = np.broadcast_to(bright, (60, 3, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "x.npz", x=bright, y=np.arange(60) % 2)
     clients = ("participation.num_clients=3", "participation.per_round=3", "data.client_test=0.3")
-    data = build(
-        config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=colour", *clients).data
-    )
+    data = build(config("data=arrays", f"data.path={tmp_path}/x.npz", *clients).data)
+    data.partitioner = OtherChannels(IID())
     data.setup()
     data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
     seen = data.fetch(torch.from_numpy(data.partition.indices), None)[0]

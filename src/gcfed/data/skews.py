@@ -13,7 +13,6 @@ from gcfed.data.partition import Partition, Partitioner
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.refusal import Refusal
 
-Order = Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]
 # of images, uint8 [m, C, H, W], to images of the same shape
 Change = Callable[[np.ndarray], np.ndarray]
 
@@ -118,25 +117,3 @@ class Rotation(Shift):
                 f" {[*input_shape]}."
             )
         return [partial(np.rot90, k=degree // 90, axes=(2, 3)) for degree in self.degrees]
-
-
-@checked
-@dataclass(frozen=True)
-class Colour(Shift):
-    """Images with their colour channels in another order: those in the place of red, green and
-    blue, for each group.
-    """
-
-    orders: Annotated[Sequence[Order], Field(min_length=1)] = ("rgb", "gbr", "brg")
-
-    def changes(self, input_shape: tuple[int, ...]) -> list[Change]:
-        if len(input_shape) != 3 or input_shape[0] != 3:
-            raise Refusal(
-                "partition=colour is for colour images, not for samples of the shape"
-                f" {[*input_shape]}."
-            )
-        changes: list[Change] = []
-        for order in self.orders:
-            indices = ["rgb".index(channel) for channel in order]
-            changes.append(partial(np.take, indices=indices, axis=1))
-        return changes
