@@ -332,7 +332,9 @@ def test_a_diverged_run_does_not_vanish_from_a_mean():
     """Two seeds of one method have finite losses. The third counts, too."""
     last = {("a", 1): 1.0, ("a", 2): 1.2, ("a", 3): math.inf}
     last |= {("b", 1): 2.0, ("b", 2): 2.2, ("b", 3): 2.1}
-    rows = [(*run, round, loss) for run, loss in last.items() for round in range(1, 41)]
+    rows = [
+        (*run, round_number, loss) for run, loss in last.items() for round_number in range(1, 41)
+    ]
     names = ["method", "seed", "round"]
     frame = pd.DataFrame(rows, columns=[*names, "test/loss"]).set_index(names)
     comparison = gcfed.Comparison(frame, dict.fromkeys(last, Path()))

@@ -110,7 +110,7 @@ def timetable(per_round: int, late: bool, spread: float, seed: int) -> tuple[Tur
 def mean_seconds(method: Method, spread: str, rounds: Iterable[int]) -> list[float]:
     """The time at the end of each of these rounds, mean over the seeds."""
     of_seeds = [method.turns(spread, seed) for seed in SEEDS]
-    return [fmean(turns[round - 1].seconds for turns in of_seeds) for round in rounds]
+    return [fmean(turns[round_number - 1].seconds for turns in of_seeds) for round_number in rounds]
 
 
 # ------------------------------------------------------------------------------------ accuracies

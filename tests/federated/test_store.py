@@ -241,8 +241,8 @@ def test_a_gpu_writes_states_without_a_wait(on_gpu, tmp_path):
     stores = opened(tmp_path)
     new = {name: t.to("meta") for name, t in values(1.0, 2.0).items()}
     counts = torch.ones(2, dtype=torch.bool, device="meta")
-    for round in (0, 1):
-        stores.write("c", ids(1, 2), new, round, counts)
+    for round_index in (0, 1):
+        stores.write("c", ids(1, 2), new, round_index, counts)
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
         stores.finish_round(ids(1, 2), {1})
 
@@ -319,9 +319,9 @@ def test_states_of_several_sizes_and_types_follow_each_other():
     small = {"n": torch.tensor([[7], [8]])}
     clients = np.array([0, 1])
     found = []
-    for round in (0, 1):
-        stores.write("large", clients, large, round)
-        stores.write("small", clients, small, round)
+    for round_index in (0, 1):
+        stores.write("large", clients, large, round_index)
+        stores.write("small", clients, small, round_index)
         found.append(stores.read("large", clients, {name: t[0] for name, t in large.items()}))
         found.append(stores.read("small", clients, {name: t[0] for name, t in small.items()}))
     for states, expected in zip(found, [large, small] * 2, strict=True):

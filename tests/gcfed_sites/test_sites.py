@@ -69,8 +69,8 @@ class LineHere:
 
     def send(self, site, number, verb, about, message):
         why = self.upset(site, verb, about)
-        for round in [round for round in self.held if round == about.get("round")]:
-            self.answers.append(self.held.pop(round))
+        if about.get("round") in self.held:
+            self.answers.append(self.held.pop(about["round"]))
         if why is None or isinstance(why, int):
             said = self.garbled(site, verb, answered(self.programs[site], verb, about, message))
             answer = Answer(site, number, pack(said) if isinstance(said, dict) else said)
@@ -620,8 +620,8 @@ def test_a_malformed_answer_fails_only_its_site(federated, simulated, monkeypatc
         *words,
         garbled=garbled,
     )
-    for round, (_, sentence) in enumerate(ANSWERS, start=1):
-        assert re.search(f"round {round}: b failed: .*{sentence}", caplog.text)
+    for round_number, (_, sentence) in enumerate(ANSWERS, start=1):
+        assert re.search(f"round {round_number}: b failed: .*{sentence}", caplog.text)
 
 
 # ----------------------------------------------------------------------------------- data and tests

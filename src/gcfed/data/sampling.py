@@ -120,13 +120,13 @@ class Trained(NamedTuple):
 
     Attributes:
         loss: mean training loss of its last round.
-        round: index of this round.
+        round_index: of this round.
         samples: number of its training samples.
         seconds: how long it took.
     """
 
     loss: float
-    round: int
+    round_index: int
     samples: int
     seconds: float
 
@@ -237,7 +237,7 @@ class Oort(LossSampler):
     def utility(self, client: Trained, round_index: int) -> float:
         """How much the server wants a client."""
         value = np.sqrt(client.samples) * client.loss
-        value += np.sqrt(0.1 * np.log(round_index + 1) / (client.round + 1))
+        value += np.sqrt(0.1 * np.log(round_index + 1) / (client.round_index + 1))
         if self.preferred is not None and client.seconds > self.preferred:
             value *= (self.preferred / client.seconds) ** self.penalty
         return float(value)

@@ -77,10 +77,10 @@ def updates(data, method, rounds=1, cohort_of=2, **kwargs):
 
 def test_poisson_cohorts_are_independent_draws():
     taken = np.zeros((3000, 6))
-    for round in range(len(taken)):
-        cohort = PoissonSampler(2)(round, 6, 3)
+    for round_index in range(len(taken)):
+        cohort = PoissonSampler(2)(round_index, 6, 3)
         assert (np.diff(cohort) > 0).all()
-        taken[round, cohort] = 1
+        taken[round_index, cohort] = 1
     error = 4 * np.sqrt(2 / 9 / len(taken))
     assert taken.mean(0) == pytest.approx(np.full(6, 1 / 3), abs=error)
     pairs = (taken.T @ taken / len(taken))[~np.eye(6, dtype=bool)]
@@ -136,9 +136,9 @@ def test_each_round_adds_its_own_noise_even_without_clients(federation):
     some, dp = {"rounds": 2, "seed": 14, "faults": Faults(dropout=0.01)}, partial(ClientDP, 0.5)
     noisy, plain = (updates(federation, dp(noise_multiplier=s), **some) for s in (1e-7, 0.0))
     assert plain[0][0] > plain[-1][0] == 0
-    for round in (0, 1):
-        random = torch.Generator().manual_seed(torch_seed(14, "privacy", round))
-        for with_noise, without in zip(noisy[round][1], plain[round][1], strict=True):
+    for round_index in (0, 1):
+        random = torch.Generator().manual_seed(torch_seed(14, "privacy", round_index))
+        for with_noise, without in zip(noisy[round_index][1], plain[round_index][1], strict=True):
             expected = (
                 torch.randn(without.shape, generator=random, dtype=torch.float64) * 1e-7 * 0.5 / 2
             )

@@ -44,7 +44,7 @@ class Undecided(NamedTuple):
     """A state on a GPU that was written if ``counts``, bool ``[]``, which the host has not read."""
 
     key: Key
-    round: int
+    round_index: int
     counts: Tensor
     is_new: bool  # it had no version on the GPU
 
@@ -168,18 +168,18 @@ class ClientStores:
         counts = torch.stack([state.counts for state in undecided]).tolist()
         for state, is_written in zip(undecided, counts, strict=True):
             if is_written:
-                self._mark_written(state.key, state.round)
+                self._mark_written(state.key, state.round_index)
             elif state.is_new:
                 del self._held[state.key]
 
-    def finish_round(self, cohort: np.ndarray, rounds: Set[int]) -> None:
-        """Notes on every process the states that have been written in these rounds."""
+    def finish_round(self, cohort: np.ndarray, versions: Set[int]) -> None:
+        """Notes on every process the states of these versions that have been written."""
         self._decide()
         for name in self.names - {SENT}:
             for key in self._keys(name, cohort):
-                for round in sorted(rounds):
-                    if self.path(key, round).is_file():
-                        self._mark_written(key, round)
+                for version in sorted(versions):
+                    if self.path(key, version).is_file():
+                        self._mark_written(key, version)
 
     # ------------------------------------------------------------------------------------- messages
     def put(self, name: str, index: int, message: bytes) -> None:
