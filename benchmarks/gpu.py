@@ -33,7 +33,7 @@ from omegaconf import open_dict  # noqa: E402
 from benchmarks import sitting  # noqa: E402
 from benchmarks.plain import synchronize  # noqa: E402
 from benchmarks.workloads import WORKLOADS, compose_workload  # noqa: E402
-from gcfed.federated.engine import simulation  # noqa: E402
+from gcfed.federated.engine import layout as of_stacks  # noqa: E402
 from gcfed.federated.parallel.sums import NARROW, Grid  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
 
@@ -169,18 +169,18 @@ def seconds(result: RunResult) -> dict[str, float]:
 
 def layout(words: tuple[str, ...], streams: int, tf32: bool, *more: str) -> dict[str, float]:
     """W1 with these settings."""
-    plain = simulation.Layout
+    plain = of_stacks.Layout
     before = torch.backends.cudnn.allow_tf32
 
-    def limited(k: int, device: torch.device, num_streams: int) -> simulation.Layout:
+    def limited(k: int, device: torch.device, num_streams: int) -> of_stacks.Layout:
         return plain(k, device, min(num_streams, streams))
 
-    simulation.Layout = limited
+    of_stacks.Layout = limited
     torch.backends.cudnn.allow_tf32 = tf32
     try:
         return seconds(run("w1", *ROUNDS, *words, *more))
     finally:
-        simulation.Layout = plain
+        of_stacks.Layout = plain
         torch.backends.cudnn.allow_tf32 = before
 
 

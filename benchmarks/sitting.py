@@ -132,7 +132,7 @@ class Sitting(Callback):
         round = loop.server.begin(t, loop.server.schedule.turn(t))
         with torch.inference_mode(False), torch.enable_grad():
             download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
-            stacks = loop.simulation.share(download, round.cohort)
+            stacks = loop.simulation.deal(download, round.cohort)
             plans = [loop.solver.plan(loop.data, clients, download, device) for clients in stacks]
             trainer.strategy.barrier()
             autocast = trainer.precision_plugin.forward_context

@@ -8,8 +8,8 @@ import torch
 from harness import sgd
 from torch import nn
 
+from gcfed.federated.engine.layout import MAX_STREAMS, divide, division
 from gcfed.federated.engine.simulation import Simulation, assign
-from gcfed.federated.engine.streams import MAX_STREAMS, divide
 from gcfed.federated.network.lent import Traits
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
@@ -41,8 +41,8 @@ def test_a_gpu_divides_a_cohort_by_its_room(cohort, room, alone, chosen, expecte
     assert divide(cohort, room, alone, chosen) == expected
 
 
-def simulation_of(net, stack="auto"):
-    """A simulation of five clients with 0, 1, 4, 9 and 16 samples."""
+def program_of(net, stack="auto"):
+    """Five clients with 0, 1, 4, 9 and 16 samples."""
     shape = (3, 32, 32) if isinstance(net, CNN) else (1000,)
     data = SimpleNamespace(
         fetch=lambda index, augment: (torch.zeros(1, *shape), None),
@@ -51,8 +51,7 @@ def simulation_of(net, stack="auto"):
     module = SimpleNamespace(
         net=net, device=torch.device("cpu"), lent=SimpleNamespace(traits=Traits())
     )
-    program = SimpleNamespace(solver=sgd(stack=stack), module=module, data=data)
-    return Simulation(program, None, 5)
+    return SimpleNamespace(solver=sgd(stack=stack), module=module, data=data)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +67,12 @@ def simulation_of(net, stack="auto"):
 )
 def test_a_gpu_trains_as_many_clients_at_once_as_fit(net, gigabytes, expected):
     free_bytes = int(gigabytes * 1e9)
-    assert simulation_of(net).division(free_bytes) == expected
-    assert simulation_of(net, stack=2).division(free_bytes)[0] == 2
+    assert division(program_of(net), 5, free_bytes) == expected
+    assert division(program_of(net, stack=2), 5, free_bytes)[0] == 2
 
 
 def test_a_cpu_trains_one_client_at_a_time_by_default():
-    layout = simulation_of(MLP(input_shape=(1000,), num_classes=1000, hidden=[])).layout
+    program = program_of(MLP(input_shape=(1000,), num_classes=1000, hidden=[]))
+    layout = Simulation(program, None, 5).layout
     assert layout.k == 1
     assert layout.streams == []

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.engine.layout import Layout
 from gcfed.federated.engine.simulation import Simulation
-from gcfed.federated.engine.streams import Layout
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.metrics.updates import Drift
 from gcfed.run import train

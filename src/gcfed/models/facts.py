@@ -68,7 +68,7 @@ def shows_all_at_once(net: nn.Module, stack: int | str) -> bool:
     if is_ours(type(net).__module__):
         return True
     if stack == "auto" and (has_convolutions(net) or has_dropout(net)):
-        return True  # ``Simulation.layout`` then has one client
+        return True  # ``make_layout`` then has one client
     return stack == 1 or bool(cannot_stack(net))
 
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from math import ceil
 
 import numpy as np
-import torch
 
 from gcfed.federated.engine.client import ClientProgram
-from gcfed.federated.engine.streams import Layout, divide
+from gcfed.federated.engine.layout import Layout, make_layout
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.parts import Order
 from gcfed.federated.parts.transport import Outcome, Transport
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
-from gcfed.models.unchanged import evaluating, unchanged
-from gcfed.utils.device import free_memory
-from gcfed.utils.ours import is_ours
 
 
 class Simulation(Transport):
@@ -56,7 +50,7 @@ class Simulation(Transport):
         layout = self.layout
         self.program.receive(download)
         layout.begin_round()
-        for drawn in self.program.draw(download, self.share(download, clients, among)):
+        for drawn in self.program.draw(download, self.deal(download, clients, among)):
             with layout.stack():
                 upload = self.program.train(download, drawn, layout.in_turn)
                 with layout.in_turn():
@@ -78,14 +72,14 @@ class Simulation(Transport):
                 parts.append(part)
         rehearsal = replace(program, solver=solver or program.solver, parts=parts)
         rehearsal.receive(download)
-        stacks = [clients] if here else self.share(download, clients)
+        stacks = [clients] if here else self.deal(download, clients)
         for drawn in rehearsal.draw(download, stacks):
             yield rehearsal.train(download, drawn, sends=False)
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         self.program.reply(reply)
 
-    def share(
+    def deal(
         self, download: Download, clients: np.ndarray, among: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """The ids of the clients of each stack that this process trains; ``among`` as in
@@ -102,54 +96,12 @@ class Simulation(Transport):
 
     @cached_property
     def layout(self) -> Layout:
-        """How stacks use the device; the network and the data must be there.
-
-        With ``client.stack=auto`` on a GPU, networks with convolutions (slow in a stack) or dropout
-        train one client at a time. Networks that draw random numbers, as a user's may, use one
-        stream: all streams share a generator.
-        """
-        device = self.program.module.device
-        if device.type != "cuda":
-            return Layout(self._chosen() or 1, device, num_streams=0)
-        k, num_streams = self.division(free_memory(device))
-        return Layout(k, device, num_streams)
-
-    def _chosen(self) -> int | None:
-        """The K that the user has set; None for ``auto``."""
-        stack = self.program.solver.stack
-        return None if stack == "auto" else min(stack, self.cohort)
-
-    def division(self, free_bytes: int) -> tuple[int, int]:
-        """K and the number of streams on a GPU with this much free memory."""
-        module = self.program.module
-        net = module.net
-        # Dropout in a stack depends on K, and K depends on the free memory, which must not change a
-        # run.
-        alone = bool(module.lent.traits.alone) or has_dropout(net) or has_convolutions(net)
-        room = free_bytes // self._bytes_of_client()
-        k, num_streams = divide(self.cohort, room, alone, self._chosen())
-        if has_dropout(net) or not is_ours(type(net).__module__):
-            return k, 1
-        return k, num_streams
+        """How stacks use the device; the network and the data must be there."""
+        return make_layout(self.program, self.cohort)
 
     def forget_layout(self) -> None:
         """The layout is made again at its next use."""
         vars(self).pop("layout", None)
-
-    def _bytes_of_client(self) -> int:
-        """The memory of a client in training: weights, gradients, momentum and a method's terms,
-        and twice a pass's activations.
-        """
-        program = self.program
-        data, net = program.data, program.module.net
-        largest = int(data.sizes().max())
-        batch_size = ceil(min(program.solver.batch_size, largest) / program.solver.accumulate)
-        first = torch.zeros(1, dtype=torch.int64, device=program.module.device)
-        sample, _ = data.fetch(first, None)
-        with unchanged(net), evaluating(net):
-            activations = activation_bytes(net, sample)
-        weights = sum(p.nbytes for p in net.parameters())
-        return 16 * weights + 2 * batch_size * activations
 
 
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:

@@ -195,7 +195,7 @@ class _Probe:
 
 
 def trains_alone(stack: int | str, x: Tensor) -> bool:
-    """Whether clients train one at a time, whatever the network does: see ``Simulation.layout``."""
+    """Whether clients train one at a time, whatever the network does: see ``make_layout``."""
     return stack == 1 or (stack == "auto" and not x.is_cuda)
 
 
