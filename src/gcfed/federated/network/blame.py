@@ -6,8 +6,7 @@ note (``BaseException.add_note``), so it is the last one on the screen and in ``
 
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from inspect import getfile
+from contextlib import contextmanager
 from types import FrameType
 
 from lightning.pytorch import Callback
@@ -41,8 +40,7 @@ def blamed(net: nn.Module, task: Task, when: str) -> Iterator[None]:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         frames.reverse()  # the innermost first
         if not (hasattr(error, "__notes__") or _names_its_cause(error, frames)):
-            culprit = _by_object(frames, net, task) or _by_file(frames, net, task)
-            culprit = culprit or _by_engine(frames, net, task)
+            culprit = _by_object(frames, net, task) or _by_engine(frames, net, task)
             if culprit:
                 error.add_note(f"{culprit} {when}.")
         raise
@@ -71,35 +69,6 @@ def _by_object(frames: list[FrameType], net: nn.Module, task: Task) -> str:
             function = f"{type(owner).__name__}.{frame.f_code.co_name}"
             return f"methods, metrics or callbacks: {function} fails"
     return ""
-
-
-def _by_file(frames: list[FrameType], net: nn.Module, task: Task) -> str:
-    """The network, the task or both, if their files have the innermost function.
-
-    Functions outside of classes and a ``torch.autograd.Function`` have no ``self``.
-    """
-    of_net = {file for module in net.modules() for file in _files(module)}
-    of_task = _files(task)
-    for frame in frames:
-        file = frame.f_code.co_filename
-        if file in of_net and file in of_task:
-            return f"model or task: {type(net).__name__} or {type(task).__name__} fails"
-        if file in of_net:
-            return f"model: {type(net).__name__} fails"
-        if file in of_task:
-            return f"task={type(task).__name__} fails"
-    return ""
-
-
-def _files(thing: object) -> set[str]:
-    """The files of its class and of the classes above, without ours and without torch's."""
-    files = set()
-    for kind in type(thing).__mro__:
-        if is_ours(kind.__module__) or kind.__module__.split(".")[0] == "torch":
-            continue
-        with suppress(TypeError, OSError):  # a class of Python itself, or of a notebook
-            files.add(getfile(kind))
-    return files
 
 
 def _by_engine(frames: list[FrameType], net: nn.Module, task: Task) -> str:

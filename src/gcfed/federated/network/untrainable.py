@@ -9,7 +9,6 @@ from textwrap import shorten
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.closeness import are_equal
 from gcfed.federated.network.lent import new_memory
 from gcfed.federated.network.passes import Pass, Passes
 from gcfed.federated.network.tap import dense_buffers
@@ -20,16 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class TrainingCheck:
-    """Draws conclusions from the first pass. It must be made before this pass."""
+    """Draws conclusions from the first pass."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
         self.net = passes.net
         self.name = passes.name
-        self.sparse_buffers: list[tuple[Tensor, Tensor]] = []
-        for t in self.net.buffers():
-            if t.layout != torch.strided:
-                self.sparse_buffers.append((t, t.to_dense()))
 
     def refuse(self, first: Pass) -> None:
         """Raises ValueError if no federated run can train the network correctly."""
@@ -64,8 +59,6 @@ class TrainingCheck:
                     f"{self.name} has the sparse buffer {name}: register it with persistent=False,"
                     " because global_model.safetensors cannot hold it, or make it dense."
                 )
-        if not all(are_equal(t.to_dense(), value) for t, value in self.sparse_buffers):
-            raise Refusal(f"{self.name} changes a sparse buffer: keep it dense, or constant.")
 
     def _refuse_buffers(self, first: Pass) -> None:
         before = self.passes.before
