@@ -390,6 +390,24 @@ def test_a_method_that_contradicts_itself_is_refused_by_name(federation, method,
         train_rounds(make_net(), federation, sgd(), rounds=1, methods=[method])
 
 
+class Weighs(ClientPart):
+    """Chooses the weight of the task's loss anew in each round: 0 after the first one."""
+
+    def on_download(self, download):
+        self.task_weight = 1.0 if download.round == 0 else 0.0
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_method_may_weigh_the_task_anew_in_each_round(federation, k):
+    ends = []
+    for rounds in (1, 2):
+        net = make_net()
+        train_rounds(net, federation, sgd(), rounds=rounds, methods=[Weighs()], k=k)
+        ends.append(weights(net))
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], weights(make_net()))
+
+
 class Hears(ClientPart):
     """Writes its state only when it hears the reply, and sends it in the next round."""
 

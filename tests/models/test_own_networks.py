@@ -4,7 +4,6 @@ normalisation.
 
 import re
 from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -220,9 +219,9 @@ def test_a_users_loss_is_recorded_only_if_it_declares_graphable():
         module = FederatedModule(make_net(), PLAIN_SERVER, task=task)
         module.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
         program = ClientProgram(module, random_federation(), sgd(), [])
-        assert program.recording == ("" if isinstance(task, Own) else "run")
+        assert program.recordable == ("" if isinstance(task, Own) else "run")
         task.graphable = True
-        assert replace(program).recording == "run"
+        assert program.recordable == "run"
 
 
 def test_local_statistics_refuse_methods_that_compare_with_the_broadcast_model():

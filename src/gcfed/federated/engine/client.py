@@ -49,6 +49,7 @@ class ClientProgram:
         aggregator: knows which numbers the server can add up.
         download: the download of the present round.
         hooks: what local steps of the present round call.
+        recording: :attr:`recordable` in the present round.
         kept: the steps of this round's stacks on a CPU; None if the model is too large to gain.
         sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
     """
@@ -61,6 +62,7 @@ class ClientProgram:
     aggregator: Aggregator | None = None
     download: Download = field(init=False)
     hooks: StepHooks = field(init=False)
+    recording: Literal["", "stack", "run"] = field(init=False)
     kept: KeptSteps | None = field(init=False)
     sent: list[tuple[np.ndarray, Tensor]] = field(init=False)
 
@@ -71,9 +73,10 @@ class ClientProgram:
         is_small = sum(t.numel() for t in download.model.values()) <= SMALL
         self.kept = KeptSteps() if is_small else None
         self.module.net.train()
-        self.hooks = self._step_hooks()
         for part in self.parts:
             part.on_download(download)
+        self.hooks = self._step_hooks()  # a part may have changed its task_weight
+        self.recording = self.recordable
 
     def _step_hooks(self) -> StepHooks:
         """What the local steps of a round call."""
@@ -195,8 +198,8 @@ class ClientProgram:
         """Whether a part may change what clients send. It may clip what is too large."""
         return any(part.overrides("send") for part in self.parts)
 
-    @cached_property
-    def recording(self) -> Literal["", "stack", "run"]:
+    @property
+    def recordable(self) -> Literal["", "stack", "run"]:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
         if self.module.lent.traits.assigns or not self.module.task.can_be_recorded:
             return ""

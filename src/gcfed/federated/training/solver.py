@@ -129,7 +129,7 @@ class LocalSolver:
             return
         lonely = []  # clients with a batch, or a piece of one, of a single sample
         for client, size in enumerate(data.sizes().tolist()):
-            batches = self._pass(size)[: self.steps]
+            batches = self._batch_sizes(size)[: self.steps]
             if any(last_piece(batch, self.accumulate) == 1 for batch in batches):
                 lonely.append(client)
         if lonely:
@@ -238,7 +238,7 @@ class LocalSolver:
 
         Padding repeats the client's first sample.
         """
-        sizes = np.minimum(self._pass(len(samples)), width)
+        sizes = np.minimum(self._batch_sizes(len(samples)), width)
         used = int(sum(sizes))  # samples of a pass
         first = samples[0]
         if self.last_batch == "wrap":  # whole batches, by repeating the first samples
@@ -259,7 +259,7 @@ class LocalSolver:
         dropped = self.last_batch == "drop" and whole > 0
         return whole + (rest > 0 and not dropped)
 
-    def _pass(self, size: int) -> list[int]:
+    def _batch_sizes(self, size: int) -> list[int]:
         """The sizes of the mini-batches in a pass over ``size`` samples."""
         sizes = [self.batch_size] * self.num_batches(size)
         missing = sum(sizes) - size  # samples that the last batch lacks
