@@ -35,6 +35,11 @@ class Counts(NamedTuple):
     samples: float
     steps: float
 
+    @property
+    def mean_loss(self) -> float:
+        """NaN if no client that counts has a finite loss."""
+        return self.loss_sum / self.num_losses if self.num_losses else float("nan")
+
 
 class Totals(NamedTuple):
     """The sums of all processes.

@@ -185,17 +185,14 @@ class Server:
         counts = Counts(*numbers)
         overflowed = not is_update_finite
         has_step = counts.num_finite > 0 or self._steps_without_clients
-        answered = round.scheduled
-        if len(outcome.missing):
-            answered = np.setdiff1d(answered, outcome.missing)
         return Received.of(
             round,
-            cohort=answered,
+            cohort=outcome.answered(round.scheduled),
             update=means.pop("delta"),
             received=means,
             sums=totals.parts,
             num_finite=int(counts.num_finite),
-            loss=counts.loss_sum / counts.num_losses if counts.num_losses else float("nan"),
+            loss=counts.mean_loss,
             losses=losses,
             samples=int(counts.samples),
             steps=int(counts.steps),

@@ -25,6 +25,12 @@ class Outcome(NamedTuple):
     missing: np.ndarray = NO_CLIENTS
     num_unsent: int = 0
 
+    def answered(self, scheduled: np.ndarray) -> np.ndarray:
+        """Those of the scheduled clients that answered, ``[K]``."""
+        if not len(self.missing):
+            return scheduled
+        return np.setdiff1d(scheduled, self.missing)
+
 
 class Transport(Protocol):
     """Carries messages between the server and the clients. A simulation trains them in memory.
