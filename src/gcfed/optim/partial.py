@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from gcfed.optim.kernels import direct_step, ordered_step
 from gcfed.utils.checked import SettingError
@@ -117,18 +118,65 @@ def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
     return partial(optimizer, fused=True)
 
 
-def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
-    """``optimizer.step`` without its profiler hook, or its kernel alone
-    (:mod:`~gcfed.optim.kernels`).
+def is_torchs_own(optimizer: Optimizer) -> bool:
+    """Whether its ``step`` runs torch's code alone: no class of a user, no hook, no other
+    ``step`` in the object.
     """
-    step = inspect.unwrap(type(optimizer).step, stop=lambda step: not hasattr(step, "hooked"))
-    own_step = partial(step, optimizer)
-    direct = direct_step(optimizer, own_step)
-    if direct is not None:
-        return direct
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
+    is_changed = "step" in vars(optimizer) or any(hooks)
+    return type(optimizer).__module__.startswith("torch.optim.") and not is_changed
+
+
+def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
+    """``optimizer.step``; torch's own without its profiler hook, or its kernel alone
+    (:mod:`~gcfed.optim.kernels`).
+
+    Parameters keep their memory, also if the step gives them a new ``.data``.
+    """
+    is_torchs = is_torchs_own(optimizer)
+    own_step: Callable[[], object] = optimizer.step
+    if is_torchs:
+        step = inspect.unwrap(type(optimizer).step, stop=lambda step: not hasattr(step, "hooked"))
+        own_step = partial(step, optimizer)
+        direct = direct_step(optimizer, own_step)
+        if direct is not None:
+            return direct
     if any(group.get("fused") for group in optimizer.param_groups):
-        return ordered_step(optimizer, own_step)
-    return own_step
+        own_step = ordered_step(optimizer, own_step)
+    return own_step if is_torchs else _in_same_memory(optimizer, own_step)
+
+
+def _in_same_memory(optimizer: Optimizer, own_step: Callable[[], object]) -> Callable[[], None]:
+    """The step; copies what it assigned to a parameter's ``.data`` into the parameter's memory,
+    which the network reads.
+    """
+
+    def step() -> None:
+        memory = []
+        for group in optimizer.param_groups:
+            memory += [(parameter, parameter.data) for parameter in group["params"]]
+        own_step()
+        for parameter, own in memory:
+            if parameter.data_ptr() != own.data_ptr():
+                own.copy_(parameter.data)
+                parameter.data = own
+
+    return step
+
+
+def is_recordable(optimizer: Optimizer) -> bool:
+    """Whether a CUDA graph can record its steps: torch's own code that keeps no number in Python,
+    or a class that declares ``graphable = True``.
+    """
+    if getattr(optimizer, "graphable", False):
+        return True
+    keeps_tensors = type(optimizer) is torch.optim.SGD or "capturable" in optimizer.defaults
+    return keeps_tensors and is_torchs_own(optimizer)
 
 
 def starts_at_zero(optimizer: Optimizer) -> bool:
@@ -137,6 +185,8 @@ def starts_at_zero(optimizer: Optimizer) -> bool:
     This holds for Adam, and for SGD without dampening.
     """
     kind = type(optimizer)
+    if not is_torchs_own(optimizer):
+        return False
     if kind is torch.optim.SGD:
         return not optimizer.defaults["dampening"]
     return kind in (torch.optim.Adam, torch.optim.AdamW)

@@ -36,6 +36,7 @@ from gcfed.optim.kernels import FusedKernel
 from gcfed.optim.partial import (
     fused,
     is_elementwise,
+    is_recordable,
     probe_optimizer,
     try_optimizer,
 )
@@ -119,6 +120,7 @@ class LocalSolver:
         self.recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         self._lr = float(probed.defaults["lr"])
         self._rate_changes = lr_decay < 1 or lr_cosine is not None
+        self._is_recordable = is_recordable(probed)
         self._can_replay_later = can_replay_later(probed, self._rate_changes)
 
     def check(self, traits: Traits, data: FederatedDataModule) -> None:
@@ -141,7 +143,7 @@ class LocalSolver:
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """The recorder of the present stream; None if steps are not recorded."""
-        if not self.graphs or not can_record(net, device):
+        if not (self.graphs and self._is_recordable and can_record(net, device)):
             return None
         return self.recorders[torch.cuda.current_stream(device).cuda_stream]
 
