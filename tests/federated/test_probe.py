@@ -190,6 +190,34 @@ def test_the_probe_warns_of_untrained_weights_and_of_buffers_that_tests_change(c
     assert "Net changes mean in evaluation mode" in caplog.text
 
 
+class InTest(Net):
+    """Its ``step`` acts in evaluation mode only."""
+
+    def forward(self, x):
+        return super().forward(x) if not self.training else self.head(self.hidden(x).tanh())
+
+
+def known(*layers):
+    return nn.Sequential(nn.Linear(6, 4), *layers, nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: InTest(lambda net, x: F.dropout(x[:, :3], 0.5)), "draws random numbers"),
+        (lambda: InTest(lambda net, x: x.mean()), "mixes the samples"),
+        (lambda: known(nn.BatchNorm1d(4, track_running_stats=False)), "mixes the samples"),
+        (lambda: Net(lambda net, x: F.dropout(x[:, :3], 0.5, net.training)), ""),
+        (lambda: Net(lambda net, x: x.mean() if net.training else None), ""),
+        (lambda: known(nn.BatchNorm1d(4), nn.Dropout(0.5), nn.LayerNorm(4)), ""),
+    ],
+)
+def test_the_probe_warns_of_tests_that_depend_on_batches_or_draws(caplog, make, what):
+    traits(make())
+    warned = [text for text in caplog.messages if "evaluation mode" in text]
+    assert [what in text for text in warned] == [True] * bool(what)
+
+
 def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
     class Late(Net):
         late = 2

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gcfed.federated.network.closeness import is_close
 from gcfed.federated.network.hidden_state import HiddenState
 from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.passes import Pass, Passes
 from gcfed.federated.network.stackable import StackCheck
 from gcfed.federated.network.untrainable import TrainingCheck, few
+from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import (
     cannot_stack,
     first_weight,
@@ -117,6 +119,8 @@ class _Probe:
                 hidden, averaged, trains_alone(stack, passes.x)
             )
             alone = alone or state or why
+        elif not is_ours(type(self.net).__module__):
+            self.warn_of_tests(first.tensors)
         if alone and "client.stack" not in alone:
             alone += ". Set client.stack=1"
         return Traits(
@@ -166,7 +170,38 @@ class _Probe:
                 passes.name,
                 few(test.changed),
             )
-        return self.hidden.in_network(first, test, trained)
+        hidden = self.hidden.in_network(first, test, trained)
+        if not hidden:
+            self.warn_of_tests(trained)
+        return hidden
+
+    def warn_of_tests(self, start: Params) -> None:
+        """Warns if a test depends on more than the model and each sample by itself."""
+        passes = self.passes
+        draws = passes.draws
+        passes.draws = set()
+        test = passes.run(passes.x, training=False, start=start)
+        is_random = bool(passes.draws)
+        passes.draws = draws | passes.draws
+        if is_random:
+            log.warning(
+                "%s draws random numbers in evaluation mode, so that two tests of one model differ,"
+                " also by the number of processes. Draw under `if self.training:`;"
+                " F.dropout(x, p, self.training).",
+                passes.name,
+            )
+            return
+        half = max(1, len(passes.x) // 2)
+        mixed_x = passes.x.clone()
+        mixed_x[half:] = mixed_x[:1]
+        mixed = passes.run(mixed_x, training=False, start=start)
+        if not is_close(mixed.out[:half], test.out[:half]):
+            log.warning(
+                "%s mixes the samples of a batch in evaluation mode, so that tests depend on"
+                " data.eval_batch_size and on the number of processes. Use running statistics, or"
+                " GroupNorm.",
+                passes.name,
+            )
 
     def compare_in_a_stack(
         self, hidden: str, averaged: Sequence[str], alone: bool
