@@ -66,6 +66,7 @@ class Leakage(ServerMetric):
     restarts: Count = 4
     optimizer: Literal["lbfgs", "adam"] = "lbfgs"
     facts = {"rehearses"}
+    writes = ("leakage/mse", "leakage/psnr", "leakage/labels", "leakage/mismatch")
     needs = [class_logits]
 
     def validate(self, setup: Setup) -> None:

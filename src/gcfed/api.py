@@ -21,6 +21,7 @@ from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, 
 from gcfed.folders.measures import WINDOW, are_short, is_accuracy, parse, smooth, value
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
+from gcfed.folders.written import require_measured
 from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand
 from gcfed.utils.machine import job
@@ -222,7 +223,8 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
         measures: ``final:test/acc``, ``best:…``, ``last10:…``, ``total:…``, ``rounds:0.8``
             (:mod:`gcfed.folders.measures`).
 
-    Raises FileNotFoundError for a root that does not exist; ValueError for an unknown measure.
+    Raises FileNotFoundError for a root that does not exist; ValueError for a measure that no run
+    has.
     """
     import pandas as pd
 
@@ -233,6 +235,8 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
         parse(measure, "measures")
     table = frame_of(find_runs(roots or [LOGS]))
     found_runs = table["run"]
+    if measures is not MEASURES:
+        require_measured(asked, found_runs, "measures")
     frame = pd.DataFrame({"folder": [str(run.folder) for run in found_runs]}, table.index)
     frame = frame.join(table[["place", "method", "seed", "state"]])
     frame["note"] = [run.note for run in found_runs]

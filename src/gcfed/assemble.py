@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.callbacks.monitored import check_monitors
+from gcfed.callbacks.written import written_by
 from gcfed.check import check
 from gcfed.data.checks import check_labels, check_samples
 from gcfed.data.clock import Clock
@@ -32,10 +33,12 @@ from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result
 from gcfed.federated.parts.part import AGGREGATOR_METHODS
 from gcfed.federated.state.store import ClientStores
 from gcfed.folders.identity import digest
+from gcfed.folders.written import Written
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
 from gcfed.optim.partial import MakeOptimizer, first_move
+from gcfed.tasks import Task
 from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import build_all, optional, require, target_of, typed_key
 from gcfed.utils.refusal import Refusal
@@ -115,30 +118,47 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     users_callbacks = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *users_callbacks]
     loop.bind(callbacks, data, module)
-    check_monitors(users_callbacks, module.task, "validation" in data.splits)
+    written = written_by(
+        loop,
+        module.task,
+        callbacks,
+        has_validation="validation" in data.splits,
+        has_client_tests=bool(getattr(data, "client_test", None)),
+    )
+    check_monitors(users_callbacks, written)
     if loop.transport.separate_clients:
         _refuse_client_callbacks(users_callbacks)
     loop.stores.require_folder()
     return Parts(module, data, loop, methods, callbacks, result)
 
 
-def check_parts(cfg: DictConfig) -> None:
-    """Builds those parts of a run that need no data, and drops them.
+def check_parts(cfg: DictConfig) -> Written:
+    """Builds those parts of a run that need no data, and drops them. Returns what the run writes.
 
     Several runs are checked so before the first one begins.
 
     Raises ValueError if a setting cannot work.
     """
     check(cfg)
-    for key in ("data", "server", "task"):
+    for key in ("data", "server"):
         require(cfg, key)
+    task: Task = require(cfg, "task")
     if cfg.model.get("_target_") is not None:
         target_of(cfg.model)
     num_clients = cfg.participation.num_clients
-    build_loop(cfg, MANY_CLIENTS if num_clients is None else num_clients)
-    build_methods(cfg)
-    build_all(cfg, "metrics")
-    build_all(cfg, "callbacks", Callback)
+    loop = build_loop(cfg, MANY_CLIENTS if num_clients is None else num_clients)
+    metrics = parts_of(build_all(cfg, "metrics"))
+    callbacks = build_all(cfg, "callbacks", Callback)
+    written = written_by(
+        loop,
+        task,
+        [*build_methods(cfg), *metrics, *callbacks],
+        # data of the user's own may have splits of their own
+        has_validation=bool(cfg.data.get("validation", True)),
+        has_client_tests=bool(cfg.data.get("client_test", True)),
+    )
+    check_monitors(callbacks, written)
+    return written
 
 
 def read_data(cfg: DictConfig) -> FederatedDataModule:

@@ -16,6 +16,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobStatus
 from hydra.plugins.sweeper import Sweeper
 from hydra.utils import instantiate
+from omegaconf import open_dict
 
 from gcfed.utils.refusal import Refusal, message_of
 
@@ -53,7 +54,7 @@ class OptunaSweeper(Sweeper):
         """Raises ValueError before any run if a setting cannot work or the folder holds another
         search.
         """
-        from gcfed.folders.columns import known_better, refuse_unwritten
+        from gcfed.folders.columns import known_better
         from gcfed.folders.lock import locked
         from gcfed.folders.measures import check_judges, column_of, higher_is_better, parse
 
@@ -77,9 +78,17 @@ class OptunaSweeper(Sweeper):
                 " seed."
             )
         cfg = self.load(self.cfg, common)
-        refuse_unwritten(column_of(metric), cfg, f"optimized_metric={metric}")
+        drawn = [f"{key}={some_value(distribution)}" for key, distribution in space.items()]
+        trial = self.load(self.cfg, [*common, *drawn])
+        if "task" in trial:
+            from gcfed.assemble import check_parts  # torch
+
+            with open_dict(trial):
+                trial.pop("hydra", None)
+                trial.paths.output_dir = str(root)
+            check_parts(trial).require(column_of(metric), f"optimized_metric={metric}")
         if "methods" in cfg:
-            from gcfed.assemble import declared_result  # torch
+            from gcfed.assemble import declared_result
 
             result = declared_result(cfg)
             check_judges(column_of(metric), result, f"optimized_metric={metric}")
@@ -247,6 +256,12 @@ def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             raise Refusal(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
     space = {key: drawn for key, drawn in drawn_or_text.items() if not isinstance(drawn, str)}
     return space, [text for text in drawn_or_text.values() if isinstance(text, str)]
+
+
+def some_value(distribution: Any) -> Any:
+    """A value that a trial may draw."""
+    choices = getattr(distribution, "choices", None)
+    return distribution.low if choices is None else choices[0]
 
 
 def _distribution(override: Override) -> Any:

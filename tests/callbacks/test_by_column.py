@@ -101,7 +101,8 @@ def test_a_run_without_improvement_stops_and_is_finished(config, tmp_path):
     assert torch.equal(final_weights(more), final_weights(straight))
 
 
-def test_an_unknown_column_is_reported_after_the_first_round(config, tmp_path):
+def test_a_column_that_no_part_has_written_is_reported_after_the_first_round(config, tmp_path):
+    """Wave may write any column, so the run cannot be refused before."""
     with pytest.raises(
         ValueError, match=r"^monitor=test/ac is no column of this run\. There are round, .*test/acc"
     ):

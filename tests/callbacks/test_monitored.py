@@ -6,6 +6,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from gcfed.callbacks.after_round import SmoothedAccuracy
 from gcfed.callbacks.monitored import check_monitors
+from gcfed.callbacks.written import written_by
+from gcfed.federated.parts import ServerPart
 from gcfed.federated.protocol.rounds import Received
 from gcfed.tasks import Classification, LanguageModel, SquaredError
 
@@ -13,7 +15,23 @@ TASKS = (Classification(), LanguageModel(), SquaredError())
 ENDS = ("", "_smooth10", "_ema")
 
 
-def written_by(task):
+class Loop:
+    columns = ("round",)
+
+
+class Own(ServerPart):
+    def on_round_end(self, row, round):
+        row["test/f1"] = 0.5
+
+
+def check(task, *callbacks, has_validation=True):
+    written = written_by(
+        Loop(), task, callbacks, has_validation=has_validation, has_client_tests=False
+    )
+    check_monitors(callbacks, written)
+
+
+def written_in_a_test(task):
     """The columns of the first test, with a validation split."""
     row = {"round": 1}
     for column in task.columns:
@@ -33,26 +51,28 @@ def test_exactly_the_columns_of_a_test_can_be_watched(task, watch):
     accepted = set()
     for column in candidates:
         try:
-            check_monitors([SmoothedAccuracy(), watch(monitor=column)], task, True)
+            check(task, SmoothedAccuracy(), watch(monitor=column))
         except ValueError:
             continue
         accepted.add(column)
-    assert accepted == written_by(task) & {*candidates}
+    assert accepted == written_in_a_test(task) & {*candidates}
 
 
-def test_a_column_of_another_part_is_looked_for_after_the_first_test():
-    check_monitors([EarlyStopping(monitor="test/f1_ema")], TASKS[0], False)
+def test_a_column_of_a_users_part_is_looked_for_after_the_first_test():
+    check(TASKS[0], EarlyStopping(monitor="test/f1_ema"), Own(), has_validation=False)
+    with refuses("^monitor=test/f1_ema: a run with these settings never writes test/f1_ema"):
+        check(TASKS[0], EarlyStopping(monitor="test/f1_ema"))
 
 
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ("val/acc_ema", "only test/acc has moving means, .*test/acc_ema. Set monitor=val/acc"),
-        ("test/loss_ema", "only test/acc has moving means"),
-        ("test/acc_ema", "needs the callback SmoothedAccuracy"),
-        ("test/rmse_ema", "task=Classification measures test/acc, test/loss"),
+        ("val/acc_ema", "did you mean val/acc"),
+        ("test/loss_ema", "did you mean test/loss"),
+        ("test/acc_ema", r"leave ~callbacks\.smoothing out"),
+        ("test/rmse_ema", "There are test/acc, test/loss"),
     ],
 )
 def test_a_moving_mean_that_nothing_writes_is_refused(column, message):
-    with refuses(f"^monitor={column} .*{message}"):
-        check_monitors([EarlyStopping(monitor=column)], TASKS[0], True)
+    with refuses(f"^monitor={column}: .*{message}"):
+        check(TASKS[0], EarlyStopping(monitor=column))

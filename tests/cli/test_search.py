@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from conftest import forked, refuses, run_script
+from conftest import composer, forked, refuses, run_script
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
@@ -42,6 +42,10 @@ def plain(config, overrides):
     return OmegaConf.from_dotlist(
         ["seed=1", "rounds=1", "eval_every=1", "client.optimizer.lr=0.01", *overrides]
     )
+
+
+def whole(config, overrides):
+    return composer(overrides)
 
 
 class Launcher:
@@ -212,25 +216,34 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
         (
             [],
             {"metric": "final:test/acd"},
-            r"^optimized_metric=final:test/acd: no run .* did you mean test/acc\?",
+            r"^optimized_metric=final:test/acd: a run .* did you mean test/acc\?",
         ),
         (
-            ["data.validation=0"],
+            ["data.validation=null"],
             {"metric": "final:val/acc"},
-            r"^optimized_metric=final:val/acc needs .*: set data\.validation=0\.1",
+            r"^optimized_metric=final:val/acc: .* never writes val/acc: set data\.validation=0\.1",
         ),
         (
             [],
             {"metric": "final:cka/fc1"},
-            "optimized_metric=final:cka/fc1 is not among what runs measure: .*test/acc",
+            "^optimized_metric=final:cka/fc1: .* never writes cka/fc1: set metrics=cka",
         ),
     ],
 )
 def test_invalid_searches_are_refused(tmp_path, words, settings, message):
     launcher = Launcher()
+    load = whole if "metric" in settings else plain
     with refuses(message):
-        go(tmp_path, launcher, *words, **settings)
-    assert len(launcher.jobs) == ("cka" in message)  # measures are known after the first run
+        go(tmp_path, launcher, *words, load=load, **settings)
+    assert not launcher.jobs
+
+
+def test_a_metric_that_no_trial_has_written_is_refused_after_the_first_one(tmp_path):
+    """The columns of a user's part, and the stages of a network, are known after the first run."""
+    launcher = Launcher()
+    with refuses("optimized_metric=final:cka/fc1 is not among what runs measure: .*test/acc"):
+        go(tmp_path, launcher, "metrics=cka", metric="final:cka/fc1", load=whole)
+    assert len(launcher.jobs) == 1
 
 
 def with_ditto(config, overrides):

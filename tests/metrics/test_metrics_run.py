@@ -149,7 +149,7 @@ def test_metrics_change_no_run_and_agree_on_one_and_two_processes(
             {n: row[n] for n in measured}, rel=1e-9
         )
         assert 0 < row["time/train_s"] < row["time/round_s"]
-    pictures = [("partition.png", 0), ("confusion.png", 2)]
+    pictures = [("partition.png", 0), ("confusion.png", 2), ("curves.png", 2)]
     assert [(path.name, number) for path, number in shown] == pictures
     for name in ("cohorts.csv", "classes.csv", "confusion.csv"):
         assert table(tmp_path / "1" / name) == table(tmp_path / "2" / name)

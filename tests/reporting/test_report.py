@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from conftest import type_command
+from conftest import refuses, type_command
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from run_folders import GCFED, curve, run_of, write_run
 
+import gcfed
 from gcfed.plots.style import GREY, looks
 from gcfed.reporting import figures, write_report
 from gcfed.reporting.frame import frame_of
@@ -98,6 +99,19 @@ def test_an_error_names_the_argument_and_nothing_is_written(
     (tmp_path / "search" / "trials.csv").touch()
     with pytest.raises(error, match=message):
         write_report(*(tmp_path / root for root in roots), out=tmp_path / "out", **changed)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_measure_that_no_run_has_is_refused(tmp_path):
+    write_run(tmp_path / "logs/one", curve(0.9, 4), "data=digits rounds=4")
+    for measure, rest in (
+        ("best:test/acurracy", r"test/acurracy: did you mean test/acc\?"),
+        ("final:val/acc", r"val/acc\. There are "),
+    ):
+        with refuses(rf"^measures={measure}: no run here has {rest}"):
+            write_report(tmp_path / "logs", out=tmp_path / "out", measures=measure)
+        with refuses(rf"^measures={measure}: no run here has {rest}"):
+            gcfed.runs(tmp_path / "logs", measures=measure)
     assert not (tmp_path / "out").exists()
 
 

@@ -12,6 +12,11 @@ from gcfed.tables import command, running, search
 composed = cache(composer)
 
 
+def whole(overrides):
+    """A config with all keys."""
+    return composed(tuple(overrides)).copy()
+
+
 def plain(overrides):
     """A small config with these values. Reading the files of Hydra's config would take long."""
     few = (
@@ -70,7 +75,7 @@ def go(monkeypatch, tmp_path, trainer, node, *words, name="try"):
     monkeypatch.setattr(running, "train", trainer)
     for module in (command, running, search):
         monkeypatch.setattr(module, "composed", trainer.compose)
-    if trainer.compose is not composed:  # its config is not whole
+    if trainer.compose is not whole:
         monkeypatch.setattr(running, "check", lambda cfg: None)
-        monkeypatch.setattr(running, "check_cells", lambda works: None)
+        monkeypatch.setattr(running, "check_cells", lambda *_: None)
     return command.main([str(path), *words])

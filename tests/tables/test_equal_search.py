@@ -6,8 +6,10 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import refuses
-from pretend import Trainer, go, plain
+from pretend import Trainer, go, plain, whole
+from run_folders import accuracies
 
+from gcfed.metrics.base import ServerMetric
 from gcfed.tables import cost
 from gcfed.tables.reading import load, names
 
@@ -34,6 +36,11 @@ TABLE = {
     "scales": {"full": {"seeds": [1, 2]}},
     "search": SEARCH,
 }
+
+
+class Own(ServerMetric):
+    def columns(self, round):
+        return {"test/own": 0.5}
 
 
 @pytest.fixture
@@ -68,27 +75,28 @@ def test_a_metric_without_direction_is_refused_before_the_first_trial(tuned):
 
 
 def test_a_metric_that_no_trial_writes_is_refused_before_the_first_one(tuned):
-    going = trainer()
-    with refuses(r"search.metric=last:test/ac: no run .* did you mean test/acc\?"):
+    going = Trainer(compose=whole)
+    with refuses(r"search.metric=last:test/ac: a run .* did you mean test/acc\?"):
         tuned(going, search=SEARCH | {"metric": "last:test/ac"})
-    with refuses(r"search.metric=last:val/acc needs a validation split"):
-        overrides = ["data.validation=0", "seed=9"]
+    with refuses(r"search.metric=last:val/acc: .* set data.validation=0.1"):
+        overrides = ["data.validation=null", "seed=9"]
         tuned(going, search=SEARCH | {"metric": "last:val/acc", "overrides": overrides})
     assert not going.jobs
 
 
 @pytest.mark.parametrize("measure", ["last:test/ac", "test/acc_smoth10@5", "bestround"])
 def test_a_measure_that_no_job_writes_is_refused_before_the_first_one(tuned, measure):
-    going = trainer()
-    with refuses(r"^measure=.*: no run with these settings writes .*: did you mean .*\?"):
+    going = Trainer(compose=whole)
+    with refuses(rf"^FedAvg, digits, seed 1: measure={measure}: a run .*: did you mean .*\?"):
         tuned(going, measure=measure)
     assert not going.jobs
 
 
 def test_a_class_of_the_user_may_write_any_column(tuned):
-    mine = ["metrics.mine._target_=mine.Own"]
-    search = SEARCH | {"overrides": [*SEARCH["overrides"], *mine]}
-    tuned(trainer(), overrides=mine, measure="last:test/own", search=search)
+    mine = [f"+metrics.mine._target_={__name__}.Own"]
+    columns = {"test/own": [0.5]}
+    going = Trainer(lambda values, number: accuracies(0.5, **columns), compose=whole)
+    assert tuned(going, overrides=mine, measure="last:test/own") == 0
 
 
 def test_a_personal_method_is_not_tuned_by_the_global_model(tuned):

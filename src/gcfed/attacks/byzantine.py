@@ -42,6 +42,7 @@ class Attack(ClientPart, ServerPart):
     """A share of all clients, rounded to a number, sends something else."""
 
     order = Order.ATTACKS
+    writes = ("train/hostile_clients",)
     clients: Share = 0.2
 
     def validate(self, setup: Setup) -> None:

@@ -77,6 +77,8 @@ class SmoothedAccuracy(ServerPart):
     and ``test/acc_ema``, an exponential moving average (FedACG).
     """
 
+    writes = (f"test/acc_smooth{WINDOW}", "test/acc_ema")
+
     def __init__(self) -> None:
         self.last: dict[int, float] = {}  # round → its test
         self.ema: float | None = None  # the first test starts it

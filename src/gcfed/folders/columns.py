@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any, Literal
-
-from omegaconf import DictConfig, OmegaConf
-
-from gcfed.utils.compose import suggestion
-from gcfed.utils.refusal import Refusal
+from typing import Literal
 
 Better = Literal["higher", "lower", "neither"]
 
@@ -100,8 +94,6 @@ _LOWER = re.compile(
     "|comm/|_std",
     re.IGNORECASE,
 )
-# Classes of other packages may write columns of any name.
-_NO_COLUMNS = ("gcfed.", "torch.", "torchvision.", "lightning.", "hydra.", "optuna.")
 
 
 def better(column: str) -> Better:
@@ -120,48 +112,3 @@ def known_better(column: str) -> Better | None:
         if fnmatchcase(column, pattern):
             return direction
     return None
-
-
-def refuse_unwritten(column: str, cfg: DictConfig, key: str) -> None:
-    """Raises Refusal, with a suggestion, for a column that no run of this config can write.
-
-    Args:
-        key: the setting that chose the column, such as ``search.metric=last:test/ac``.
-    """
-    validation = OmegaConf.select(cfg, "data.validation", default=1)
-    if column.startswith("val/") and not validation:
-        raise Refusal(f"{key} needs a validation split: set data.validation=0.1.")
-    if is_written(column, cfg):
-        return
-    meant = suggestion(column, _known(cfg))
-    if meant == ".":
-        meant = ". docs/concepts.md lists the columns."
-    raise Refusal(f"{key}: no run with these settings writes {column}{meant}")
-
-
-def is_written(column: str, cfg: DictConfig) -> bool:
-    """Whether a run of this config may write the column. A class that is not ours may write any."""
-    if any(fnmatchcase(column, pattern) for pattern in _known(cfg)):
-        return True
-    settings = OmegaConf.to_container(cfg)
-    return any(not target.startswith(_NO_COLUMNS) for target in _targets(settings))
-
-
-def _known(cfg: DictConfig) -> list[str]:
-    """All columns by pattern, with those of torchmetrics that the config asks for."""
-    columns = [*COLUMNS, *SUMMARY_NUMBERS]
-    for name in OmegaConf.select(cfg, "metrics.torchmetrics.names") or ():
-        columns += [f"test/{name}", f"personal/global_{name}", f"personal/local_{name}"]
-    return columns
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """The classes and functions that a config names."""
-    if isinstance(node, Mapping):
-        if "_target_" in node:
-            yield str(node["_target_"])
-        for value in node.values():
-            yield from _targets(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _targets(value)

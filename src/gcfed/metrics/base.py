@@ -172,6 +172,10 @@ class OwnNumbers(ClientMetric):
     numbers: tuple[str, ...]
     """The columns, one for each number of ``measure``; known from ``validate`` on."""
 
+    @property
+    def writes(self) -> Sequence[str] | None:  # type: ignore[override]
+        return getattr(self, "numbers", None)
+
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         """The values of ``numbers``, float64 on the device, ``[V]``, for the client in this row of
         the stack.

@@ -44,6 +44,13 @@ class ByName(OwnNumbers):
         self.chosen = list(dict.fromkeys(names))
         self.every = every
 
+    @property
+    def writes(self) -> Sequence[str]:  # type: ignore[override]
+        columns = []
+        for model in ("test/", "personal/global_", "personal/local_"):
+            columns += [f"{model}{name}" for name in self.chosen]
+        return columns
+
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         classes = self.data.num_classes if setup.module.task.has_classes else None

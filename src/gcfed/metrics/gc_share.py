@@ -30,6 +30,7 @@ class GCShare(OwnNumbers):
     """
 
     every: Count = 10
+    writes = ("gc/share_gradient/*", "gc/share_update/*", "gc/share_model/*")
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

@@ -45,6 +45,7 @@ class Classes(RoundTable):
     name = "classes"
     header = ("class", "name", "tested", "acc")
     needs = [class_logits]
+    writes = ("classes/worst_acc", "classes/mean_acc", "classes/best_acc")
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -121,6 +122,8 @@ class RelativeError(ServerMetric):
     Raises ValueError at ``validate`` if the optimum is unknown or is not the optimum of the
     clients' data.
     """
+
+    writes = ("test/relative_error",)
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

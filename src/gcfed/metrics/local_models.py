@@ -79,6 +79,15 @@ class Personal(Clients):
     Raises ValueError at ``validate`` for clients without a test split, or without a sample in it.
     """
 
+    writes = (
+        "personal/global_acc",
+        "personal/global_worst10",
+        "personal/global_std",
+        "personal/local_acc",
+        "personal/local_worst10",
+        "personal/local_std",
+    )
+
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if getattr(self.data, "client_test", None) is None:
@@ -216,6 +225,7 @@ class CKA(OwnNumbers):
 
     every: Count = 10
     samples: Count = 256
+    writes = ("cka/*",)
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

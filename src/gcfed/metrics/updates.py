@@ -39,6 +39,7 @@ class Cohorts(RoundTable):
 
     name = "cohorts"
     header = ("client",)
+    writes = ()
 
     def columns(self, round: Received) -> dict[str, float]:
         self.append(round, ([client] for client in round.cohort.tolist()))
@@ -73,6 +74,7 @@ class Updates(RoundTable, OwnNumbers):
 
     name = "updates"
     header = ("client", "tensor", "norm", "removed")
+    writes = ()
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -115,6 +117,14 @@ class Drift(ClientMetric):
 
     Each process sums its clients: two sums of the model's size, for any size of the cohort.
     """
+
+    writes = (
+        "drift/client_norm",
+        "drift/relative",
+        "drift/update_norm",
+        "drift/divergence",
+        "drift/cosine",
+    )
 
     def zeros(self, round: Round) -> Params:
         sums = {"": round.zeros(3)}
@@ -182,6 +192,8 @@ class Coherence(ClientMetric):
     weight decay remains.
     """
 
+    writes = ("gc/rho/*",)
+
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.weights = weights_of(setup, self.names)
@@ -236,6 +248,8 @@ class Angle(ServerMetric):
     Δ̄ is known after the uploads, so ``update`` averages cosines, not angles. Clients that did not
     move are left out.
     """
+
+    writes = ("angle/server", "angle/above_90", "angle/update")
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
@@ -328,6 +342,7 @@ class Gap(ServerMetric):
 
     every: Count = 10
     facts = {"rehearses"}
+    writes = ("gap/l2", "gap/relative", "gap/cosine")
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gcfed.folders.folder import STATES, Run, find_runs
 from gcfed.folders.measures import parse, value
+from gcfed.folders.written import require_measured
 from gcfed.reporting.frame import frame_of, search_of
 from gcfed.reporting.tables import Table, all_runs, comparison, harmless, targets
 from gcfed.reporting.verdict import Verdict, verdict
@@ -67,8 +68,8 @@ def write_report(
         measures: further columns of the comparisons (:mod:`gcfed.folders.measures`), such as
             ``"final:val/acc"``.
 
-    Raises FileNotFoundError for a root that does not exist; ValueError without a run, or for an
-    unknown measure.
+    Raises FileNotFoundError for a root that does not exist; ValueError without a run, or for a
+    measure that no run has.
     """
     out = Path(out)
     folders = [Path(root) for root in roots or [LOGS]]
@@ -76,6 +77,7 @@ def write_report(
     for measure in asked:
         parse(measure, "measures")
     found = _find(folders)
+    require_measured(asked, found.runs, "measures")
     frame = frame_of(found.runs)
     verdicts = _verdicts(frame)
     columns = [*MEASURES, *asked]

@@ -24,19 +24,18 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig
 
-from gcfed.folders.columns import is_written, refuse_unwritten
 from gcfed.folders.identity import leaves
 from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gather
-from gcfed.tables.measures import column_of
 from gcfed.tables.plan import Plan, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Part, Table
@@ -200,12 +199,12 @@ def main(words: Sequence[str]) -> int:
     request = request_of(words)
     table = load(request.name, request.changes)
     planned = plan(table, request.scale, request.part, request.arguments)
-    _check_measures(table, planned)
     logs = _logs(planned, request)
     root = logs / "study" / table.name / request.scale
-    state = _state(table, request, planned, root, logs)
     if not request.compare:
-        running.check_cells(state.left)
+        works = [running.composed_work(job, root) for job in planned.first_jobs]
+        running.check_cells(works, _measures_of_cells(table, planned))
+    state = _state(table, request, planned, root, logs)
     _print(state.lines())
     if request.dry_run:
         _print(state.lines_of_jobs())
@@ -227,19 +226,16 @@ def main(words: Sequence[str]) -> int:
     return 1
 
 
-def _check_measures(table: Table, planned: Plan) -> None:
-    """Raises Refusal for a measure that no job of the table can have."""
-    jobs = {job.cell: job for job in planned.jobs.values()}
-    if not jobs:
-        return
-    for measure in table.measures:
-        column = column_of(measure)
-        # most columns are known without a config, which takes long to compose
-        if is_written(column, DictConfig({})):
-            continue
-        configs = [composed(job.overrides) for job in jobs.values()]
-        if not any(is_written(column, cfg) for cfg in configs):
-            refuse_unwritten(column, configs[0], f"measure={measure}")
+def _measures_of_cells(table: Table, planned: Plan) -> dict[str, dict[str, str]]:
+    """The measure of each cell, with the key that names it; a cell without one has none."""
+    measures: dict[str, dict[str, str]] = {}
+    for row, column in product(table.rows, table.columns):
+        measure = table.measure_of(row, column)
+        for folder in planned.places.get((row.label, column.label), ()):
+            of_cell = measures.setdefault(planned.jobs[folder].cell, {})
+            if measure is not None:
+                of_cell[measure] = f"measure={measure}"
+    return measures
 
 
 def _print(lines: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ from gcfed.folders.measures import (
     is_accuracy,
     smooth,
 )
+from gcfed.folders.written import Written
 from gcfed.utils.refusal import Refusal
 
 
@@ -100,6 +101,18 @@ def column_of(measure: str) -> str:
     Raises Refusal for a measure of another form.
     """
     return _form_of(measure)["column"]
+
+
+def require_written(measure: str, written: Written, key: str) -> None:
+    """Raises Refusal for a measure that a run never has.
+
+    Args:
+        key: the setting that names the measure, such as ``search.metric=last:test/ac``.
+    """
+    if _form_of(measure)["how"]:
+        written.require(column_of(measure), key)
+    else:
+        written.require_number(measure, key)
 
 
 def refuse_without_direction(measure: str, key: str) -> None:

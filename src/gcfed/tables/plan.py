@@ -42,6 +42,14 @@ class Plan:
     places: dict[Place, list[str]] = field(default_factory=dict)  # a cell → its folders
     gaps: Counter[str] = field(default_factory=Counter)  # why cells have no run → how many
 
+    @property
+    def first_jobs(self) -> list[Job]:
+        """The first job of each cell."""
+        cells: dict[str, Job] = {}
+        for job in self.jobs.values():
+            cells.setdefault(job.cell, job)
+        return [*cells.values()]
+
 
 def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) -> Plan:
     """The jobs of a part of a table.

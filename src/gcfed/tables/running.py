@@ -16,6 +16,7 @@ from gcfed.check import check
 from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
+from gcfed.tables.measures import require_written
 from gcfed.tables.plan import Job
 from gcfed.utils.compose import composed
 from gcfed.utils.refusal import Refusal, message_of
@@ -161,14 +162,21 @@ def composed_work(job: Job, folder: Path) -> Work:
         raise Refusal(f"{job.title}: {message_of(error)}") from None
 
 
-def check_cells(works: Iterable[Work]) -> None:
-    """Raises Refusal, with the cell's name, if a part of its run cannot be built."""
+def check_cells(works: Iterable[Work], measures: Mapping[str, Mapping[str, str]]) -> None:
+    """Raises Refusal, with the cell's name, if a part of its run cannot be built, or if it does not
+    write a measure.
+
+    Args:
+        measures: the measures of each cell, each with the setting that names it.
+    """
     from gcfed.assemble import check_parts  # torch
 
     cells = {work.job.cell: work for work in works}
-    for work in cells.values():
+    for cell, work in cells.items():
         try:
-            check_parts(work.cfg)
+            written = check_parts(work.cfg)
+            for measure, key in measures.get(cell, {}).items():
+                require_written(measure, written, key)
         except (ValueError, OSError) as error:
             raise Refusal(f"{work.job.title}: {message_of(error)}") from error
 

@@ -13,7 +13,6 @@ import numpy as np
 import yaml
 from omegaconf import DictConfig
 
-from gcfed.folders.columns import refuse_unwritten
 from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.folders.lock import locked
 from gcfed.folders.measures import check_judges
@@ -24,7 +23,7 @@ from gcfed.tables.records import Search
 from gcfed.utils.compose import composed
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal
-from hydra_plugins.gcfed_optuna import next_trial, open_study, space_of, write
+from hydra_plugins.gcfed_optuna import next_trial, open_study, some_value, space_of, write
 
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
 SEED = 1  # of the sampler
@@ -119,11 +118,12 @@ def _cell_search(search: Search, job: Job, root: Path) -> CellSearch:
 
 def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
     """Raises Refusal if the trials cannot run, or if the search cannot choose for the runs."""
-    drawn = [f"{key}={_some_value(space)}" for key, space in one.space.items()]
+    drawn = [f"{key}={some_value(space)}" for key, space in one.space.items()]
     trial = Job(f"search for {one.cell}", [*one.overrides, *drawn], "", one.cell, one.cfg.seed)
-    running.check_cells([running.composed_work(trial, one.folder)])
-    key = f"{one.cell}: search.metric={search.metric}"
-    refuse_unwritten(column_of(search.metric), one.cfg, key)
+    work = running.composed_work(trial, one.folder)
+    key = f"search.metric={search.metric}"
+    running.check_cells([work], {trial.cell: {search.metric: key}})
+    key = f"{one.cell}: {key}"
     if "methods" in one.cfg:
         from gcfed.assemble import declared_result  # torch
 
@@ -133,11 +133,6 @@ def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
         raise Refusal(
             f"seed={min(both)} is in a search and in a run: set other seeds, or other search.seeds."
         )
-
-
-def _some_value(distribution: Any) -> Any:
-    choices = getattr(distribution, "choices", None)
-    return distribution.low if choices is None else choices[0]
 
 
 def _report_unused(search: Search, jobs: Any) -> None:

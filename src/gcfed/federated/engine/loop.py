@@ -15,10 +15,11 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
-from gcfed.data.sampling import UniformSampler
+from gcfed.data.sampling import Buffered, UniformSampler
 from gcfed.data.schedule import Schedule, schedule_of
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
+from gcfed.federated.engine.row import COLUMNS, NO_FAULTS
 from gcfed.federated.engine.server import Server
 from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.network.blame import blamed
@@ -73,6 +74,23 @@ class FederatedLoop(Callback):
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
         return next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of its rows, without those of the test and of the parts."""
+        columns = [*COLUMNS]
+        is_late = isinstance(self.sampler, Buffered)
+        has_faults = self.faults != NO_FAULTS
+        transport = getattr(self.federation, "func", None)  # its class
+        if has_faults or getattr(transport, "remote", False):
+            columns.append("train/dropped_clients")
+        if has_faults:
+            columns.append("train/stragglers")
+        if is_late or self.clock.step is not None:
+            columns.append("clock/seconds")
+        if is_late:
+            columns += ["late/mean", "late/max", "late/lost"]
+        return columns
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Binds the parts of a run that :func:`gcfed.assemble.assemble` has not built, before

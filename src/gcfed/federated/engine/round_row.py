@@ -14,6 +14,20 @@ from gcfed.federated.protocol.messages import Download, Expected, nbytes
 from gcfed.federated.protocol.rounds import Received
 
 NO_FAULTS = Faults()
+#: The columns of every run, besides those of its test and of its parts.
+COLUMNS = (
+    "round",
+    "train/loss",
+    "train/clients",
+    "train/nonfinite_clients",
+    "train/refused_steps",
+    "train/samples",
+    "train/steps",
+    "comm/down_bytes",
+    "comm/up_bytes",
+    "time/train_s",
+    "time/round_s",
+)
 
 
 def columns_of_training(received: Received, is_step_finite: bool) -> dict[str, Any]:

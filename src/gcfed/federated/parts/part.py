@@ -89,6 +89,9 @@ class Part(Callback):
         keeps: what each client keeps between rounds, by a name that no other part uses. A server
             part keeps a table.
         method: the name of its method; empty for a part that is a method by itself.
+        writes: the columns that it adds to the row of metrics; ``gc/rho/*`` stands for one per
+            tensor. None: it may add any. A class that overrides ``on_round_end`` or ``columns``
+            does not inherit it.
         result: the column of ``metrics.csv`` by which the method is judged, such as
             ``personal/local_acc``; empty for the test of the global model.
         trained_names: the parameters that are trained, in order; known in ``validate``.
@@ -98,6 +101,7 @@ class Part(Callback):
     facts: Set[str] = frozenset()
     needs: Sequence[Need] = ()
     keeps: Mapping[str, Kept] = {}
+    writes: Sequence[str] | None = None
     method = ""
     result = ""
     trained_names: list[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -71,6 +71,18 @@ class ServerPart(Part):
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         """May add columns to the row of metrics."""
+
+    @property
+    def known_columns(self) -> Sequence[str] | None:
+        """The columns that it may add to a row; None if any."""
+        if type(self).on_round_end is ServerPart.on_round_end:
+            return ()
+        for kind in type(self).__mro__:
+            if "writes" in vars(kind):
+                return self.writes
+            if {"on_round_end", "columns"} & vars(kind).keys():
+                break
+        return None
 
     def decode(self, name: str, sent: Tensor) -> Tensor:
         """Converts an entry of Δ as it is sent, ``[…, *sent]``, into an update of the model, ``[…,

@@ -128,6 +128,15 @@ class ServerConstraint(ServerPart):
         self.cgc = cgc
         self.sgc = sgc
 
+    @property
+    def writes(self) -> Sequence[str]:  # type: ignore[override]
+        columns = []
+        if self.cgc:
+            columns.append("fedgc/cgc_layers")
+        if self.sgc:
+            columns += ["fedgc/sgc_active", "fedgc/sgc_failed"]
+        return columns
+
     def validate(self, setup: Setup) -> None:
         if self.sgc:
             need = mean_aggregator("every client's update is one of its constraints")

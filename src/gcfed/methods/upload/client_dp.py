@@ -89,6 +89,7 @@ class ClipAll(ClientPart):
 
 
 class Noise(ServerPart):
+    writes = ("privacy/epsilon_rdp", "privacy/epsilon_prv")
     facts = {"steps without clients"}
     needs = [
         mean_aggregator(

@@ -75,6 +75,8 @@ def clip_(tensors_K: Sequence[Tensor], bound: Tensor) -> Tensor:
 
 
 class Bound(ServerPart):
+    writes = ("clip_update/max_norm", "clip_update/clipped")
+
     def __init__(self, max_norm: float, quantile: float | None, lr: float) -> None:
         self.max_norm = max_norm
         self.quantile = quantile

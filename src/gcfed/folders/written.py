@@ -1,0 +1,135 @@
+"""What a configured run writes: the columns of ``metrics.csv`` and the numbers of
+``summary.json``. A measure that no run writes is refused before the first round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, NoReturn
+
+from gcfed.folders.columns import COLUMNS
+from gcfed.folders.measures import column_of
+from gcfed.folders.summary import ERRORS
+from gcfed.utils.refusal import Refusal
+
+if TYPE_CHECKING:
+    from gcfed.folders.folder import Run
+
+#: What makes a run write the columns of a pattern.
+REMEDIES = {
+    "val/*": "set data.validation=0.1",
+    "personal/*": "set metrics=personal data.client_test=0.2",
+    "test/acc_*": "leave ~callbacks.smoothing out",
+    "test/relative_error": "set metrics=relative_error",
+    "train/dropped_clients": "set participation.faults.dropout=0.1",
+    "train/stragglers": "set participation.faults.stragglers=0.5",
+    "train/hostile_clients": "set attack=sign_flip",
+    "clock/*": "set participation.clock.step=0.01",
+    "late/*": "set participation=buffered",
+    "privacy/*": "set privacy=client_dp privacy.noise_multiplier=1.0",
+    "clip_update/*": "add methods.clip_update (docs/methods.md)",
+    "fedgc/*": "set algorithm=fedgc",
+    "gc/rho/*": "set metrics=coherence",
+    "gc/share_*": "set metrics=gc_share",
+}
+#: Parts of names that are the names of metrics, too: ``drift/cosine`` needs ``metrics=drift``.
+METRICS = ("drift", "cka", "gap", "angle", "forgetting", "leakage", "classes", "clients")
+MOST_NAMES = 12
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a run writes."""
+
+    columns: Sequence[str]
+    """The columns of its rows; a pattern such as ``gc/rho/*`` stands for one per tensor."""
+
+    is_open: bool = False
+    """Whether a part of the run may write further columns, because its class does not declare
+    them in ``writes``."""
+
+    def has(self, column: str) -> bool:
+        return self.is_open or _matches(column, self.columns)
+
+    def has_number(self, name: str) -> bool:
+        """Whether ``summary.json`` may have this number."""
+        is_own = self.is_open and name not in COLUMNS
+        return is_own or _matches(name, self.numbers)
+
+    @property
+    def numbers(self) -> list[str]:
+        """The numbers of ``summary.json``."""
+        numbers = ["rounds", "client_seconds", "partition/*", "time/round_s"]
+        numbers += ["comm/down_bytes", "comm/up_bytes", "train/nonfinite_clients"]
+        if "test/acc" in self.columns:
+            numbers += ["test/acc", "test/acc_best", "best_round"]
+            numbers += ["test/acc_smooth10", "test/acc_ema"]
+            numbers += ["acc_diff/mean", "acc_diff/std", "acc_diff/min"]
+        for column in self.columns:
+            if column in ERRORS:
+                numbers += [column, f"{column}_best"]
+            if column.startswith(("personal/", "privacy/")):
+                numbers.append(column)
+        return numbers
+
+    def require(self, column: str, key: str) -> None:
+        """Raises Refusal, with near names or what to set, for a column that the run never writes.
+
+        Args:
+            key: the setting that names it, such as ``search.metric=last:test/ac``.
+        """
+        if not self.has(column):
+            self._refuse(column, key, self.columns)
+
+    def require_number(self, name: str, key: str) -> None:
+        """The same for a number of ``summary.json``."""
+        if self.has_number(name):
+            return
+        if _matches(name, self.columns):
+            raise Refusal(f"{key}: {name} is no number of summary.json. Write last:{name}.")
+        self._refuse(name, key, [*self.numbers, *self.columns])
+
+    def _refuse(self, name: str, key: str, known: Iterable[str]) -> NoReturn:
+        is_smoothed = name.startswith("test/acc_") and "test/acc" not in self.columns
+        remedy = remedy_of(name) if _matches(name, COLUMNS) and not is_smoothed else ""
+        help = f": {remedy}." if remedy else near(name, known)
+        raise Refusal(f"{key}: a run with these settings never writes {name}{help}")
+
+
+def require_measured(measures: Iterable[str], runs: Iterable[Run], key: str) -> None:
+    """Raises Refusal, with near names, for a measure of :mod:`gcfed.folders.measures` whose column
+    none of these runs has. Runs without rows have none to compare with.
+    """
+    columns = list(dict.fromkeys(column for run in runs for column in run.metrics))
+    for measure in measures:
+        column = column_of(measure)
+        if columns and column not in columns:
+            raise Refusal(f"{key}={measure}: no run here has {column}{near(column, columns)}")
+
+
+def remedy_of(column: str) -> str:
+    """What to set, so that a run writes this column; "" if that is not known."""
+    for pattern, remedy in REMEDIES.items():
+        if fnmatchcase(column, pattern):
+            return remedy
+    group = column.partition("/")[0]
+    return f"set metrics={group}" if group in METRICS else ""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: the known names that are near, or those of the same group, or all."""
+    names = list(dict.fromkeys(known))
+    alike = get_close_matches(name, names, n=2, cutoff=0.75)
+    if alike:
+        return f": did you mean {' or '.join(alike)}?"
+    group = name.partition("/")[0]
+    listed = [other for other in names if other.startswith(f"{group}/")] or names
+    more = ", …" if len(listed) > MOST_NAMES else ""
+    return f". There are {', '.join(listed[:MOST_NAMES])}{more}."
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
