@@ -19,7 +19,7 @@ from gcfed.data.sampling import Buffered, UniformSampler
 from gcfed.data.schedule import Schedule, schedule_of
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
-from gcfed.federated.engine.row import COLUMNS, NO_FAULTS
+from gcfed.federated.engine.round_row import COLUMNS, NO_FAULTS
 from gcfed.federated.engine.server import Server
 from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.network.blame import blamed
