@@ -1,7 +1,10 @@
 import numpy as np
 import pytest
+import torch
 from conftest import refuses
+from harness import assert_near, train_rounds
 
+from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import build_loop
 from gcfed.data.sampling import (
     DynamicPopulation,
@@ -87,3 +90,41 @@ def test_no_round_has_more_clients_than_the_sampler_says(sampler):
     assert max(sizes) <= sampler.most
     if isinstance(sampler, PoissonSampler):
         assert max(sizes) > sampler.per_round
+
+
+class Own(UniformSampler):
+    """Draws what it is given."""
+
+    def __call__(self, round, num_clients, seed):
+        return self.drawn
+
+
+def own(drawn):
+    sampler = Own(3)
+    object.__setattr__(sampler, "drawn", drawn)
+    return sampler
+
+
+@pytest.mark.parametrize("drawn", [[1, 3, 0], np.array([3, 1, 0]), torch.tensor([3, 0, 1])])
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_users_sampler_may_draw_in_any_order(drawn, k):
+    """A rule that needs the whole cohort has a row for each client."""
+    expected = train_rounds(sampler=own(np.array([0, 1, 3])), rounds=1, aggregator=Median())
+    found = train_rounds(sampler=own(drawn), rounds=1, aggregator=Median(), k=k)
+    assert_near(found, expected, 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        ([0, 1, 1], r"has drawn a client twice: \[0, 1, 1\]"),
+        ([0, 1, 5], r"must draw ids from 0 to 4, and has drawn \[0, 1, 5\]"),
+        ([-1, 0, 1], "must draw ids from 0 to 4"),
+        ([0.0, 1.0, 2.0], "must draw ids from 0 to 4"),
+        ([True, False, True, False, True], "must draw ids from 0 to 4"),
+        (2, "must draw ids from 0 to 4"),
+    ],
+)
+def test_a_users_sampler_draws_distinct_clients(drawn, words):
+    with refuses(f"participation.sampler=Own {words}"):
+        train_rounds(sampler=own(drawn), rounds=1)

@@ -9,7 +9,7 @@ is busy with which download) is small and part of the checkpoints.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -148,18 +148,48 @@ class Schedule:
         return is_first
 
     def _draw(self, round_index: int) -> np.ndarray:
-        """The clients that are asked in this round, ascending."""
+        """The clients that are asked in this round, ascending.
+
+        Raises ValueError if a user's sampler draws anything but distinct clients.
+        """
         if isinstance(self.sampler, LossSampler):
-            return self.sampler.choose(round_index, self.num_clients, self.seed, self.known)
+            drawn = self.sampler.choose(round_index, self.num_clients, self.seed, self.known)
+            return self._cohort(drawn, self.num_clients)
         if self.clock.available is None:
-            return self.sampler(round_index, self.num_clients, self.seed)
+            drawn = self.sampler(round_index, self.num_clients, self.seed)
+            return self._cohort(drawn, self.num_clients)
         everyone = np.ones(self.num_clients, bool)
         self.seconds = self.clock.next_available(
             self.seconds, everyone, self.sampler.per_round, self.seed
         )
         available = self.clock.is_available(self.seconds, self.num_clients, self.seed)
         clients = np.flatnonzero(available)
-        return clients[self.sampler(round_index, len(clients), self.seed)]
+        drawn = self.sampler(round_index, len(clients), self.seed)
+        return clients[self._cohort(drawn, len(clients))]
+
+    def _cohort(self, drawn: Sequence[int] | np.ndarray, num_clients: int) -> np.ndarray:
+        """The ids that a sampler has drawn, int64 ``[K]``, ascending.
+
+        Raises ValueError if they are no whole numbers from 0 to ``num_clients`` − 1, or not
+        distinct.
+        """
+        clients = np.asarray(drawn)
+        are_ids = clients.ndim == 1 and (clients.dtype.kind in "iu" or len(clients) == 0)
+        if not are_ids or ((clients < 0) | (clients >= num_clients)).any():
+            raise Refusal(
+                f"{self._sampler} must draw ids from 0 to {num_clients - 1}, and has drawn {drawn}."
+            )
+        clients = np.sort(clients)
+        if (clients[1:] == clients[:-1]).any():
+            raise Refusal(
+                f"{self._sampler} has drawn a client twice: {clients.tolist()}. Draw without"
+                " replacement."
+            )
+        return clients.astype(np.int64)
+
+    @property
+    def _sampler(self) -> str:
+        return f"participation.sampler={type(self.sampler).__name__}"
 
     def ask(self, clients: np.ndarray, version: int) -> tuple[np.ndarray, np.ndarray]:
         """Whether these clients answer the download of round ``version``, and after how many
