@@ -5,11 +5,14 @@ from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
+from conftest import refuses
 from harness import assert_near, make_net, sgd, train_rounds
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.methods.server.fednova import FedNova
+from gcfed.utils.checked import SettingError
 
 RATE = 0.1
 BOUND = 0.2  # of each weight
@@ -97,6 +100,53 @@ def test_hooks_of_all_optimizers_run(clamped):
         assert_near(trained(partial(SGD, lr=RATE)), clamped, 1e-14)
     finally:
         hook.remove()
+
+
+def in_groups(*settings):
+    """SGD with groups of parameters, each with settings of its own."""
+
+    def make(params, lr=RATE):
+        first, *rest = params
+        groups = [{"params": [first]}, {"params": rest}]
+        if len(settings) == 1:
+            groups = [{"params": [first, *rest]}]
+        groups = [group | own for group, own in zip(groups, settings, strict=True)]
+        return SGD(groups, lr=lr)
+
+    return make
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_settings_of_all_groups_are_those_of_the_run(number):
+    """Not the defaults of the optimizer: η_l, and the momentum by which FedNova counts steps."""
+    setting = {"lr": 0.05, "momentum": 0.5}
+
+    def with_fednova(optimizer):
+        solver = LocalSolver(optimizer, epochs=2, batch_size=4)
+        return train_rounds(solver=solver, rounds=2, methods=[FedNova()])
+
+    expected = with_fednova(partial(SGD, **setting))
+    assert_near(with_fednova(in_groups(*[setting] * number)), expected, 1e-14)
+
+
+def test_a_method_that_reads_settings_needs_the_same_for_all_parameters():
+    optimizer = in_groups({"momentum": 0.5}, {"momentum": 0.0})
+    trained(optimizer)
+    with refuses(r"FedNova needs a client\.optimizer with the same settings for all parameters"):
+        train_rounds(
+            solver=LocalSolver(optimizer, epochs=2, batch_size=4), rounds=1, methods=[FedNova()]
+        )
+
+
+def test_an_optimizer_without_a_learning_rate_is_refused():
+    class NoRate(Own):
+        def __init__(self, params):
+            Optimizer.__init__(self, params, {})
+
+        def step(self, closure=None): ...
+
+    with pytest.raises(SettingError, match=r"^optimizer=NoRate has no lr"):
+        LocalSolver(NoRate, epochs=1, batch_size=4)
 
 
 class Graphable(Clamped):

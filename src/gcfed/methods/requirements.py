@@ -17,6 +17,7 @@ from torch.optim import SGD
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.parts import ClientPart, Need, Order, Output, Setup
+from gcfed.optim.partial import has_several_settings
 from gcfed.utils.refusal import Refusal
 
 Options = ParamSpec("Options")
@@ -63,6 +64,8 @@ def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False)
         or settings["weight_decay"]
     ):
         return f"needs server=sgd{'' if any_lr else ' with server.lr=1'}"
+    if has_several_settings(optimizer):
+        return "needs a server with the same settings for all parameters"
     return ""
 
 
@@ -78,6 +81,8 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
     optimizer = setup.local_optimizer
     if not isinstance(optimizer, SGD):
         return f"needs client=sgd, not {type(optimizer).__name__}"
+    if has_several_settings(optimizer):
+        return "needs a client.optimizer with the same settings for all parameters"
     if optimizer.defaults["momentum"] and optimizer.defaults["dampening"]:
         return "needs client.optimizer.dampening=0"
     if optimizer.defaults["momentum"] and not momentum:

@@ -22,9 +22,25 @@ MakeOptimizer = Callable[..., Optimizer]
 def probe_optimizer(optimizer: MakeOptimizer) -> Optimizer:
     """The optimizer that a partial makes, for one unused number.
 
-    Its class and ``defaults`` are the settings.
+    Its class and ``defaults`` are the settings: those of its groups where they agree.
     """
-    return optimizer([torch.zeros(1, requires_grad=True)])
+    made = optimizer([torch.zeros(1, requires_grad=True)])
+    for name in made.defaults:
+        first, *others = (group[name] for group in made.param_groups)
+        if all(other == first for other in others):
+            made.defaults[name] = first
+    return made
+
+
+def has_several_settings(optimizer: Optimizer) -> bool:
+    """Whether groups of its parameters have different settings, so that ``defaults`` are not those
+    of all.
+    """
+    for name in optimizer.defaults:
+        first, *others = (group[name] for group in optimizer.param_groups)
+        if any(other != first for other in others):
+            return True
+    return False
 
 
 def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:

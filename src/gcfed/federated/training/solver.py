@@ -93,6 +93,12 @@ class LocalSolver:
     ) -> None:
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
         probed = probe_optimizer(self.optimizer)
+        if "lr" not in probed.defaults:
+            raise SettingError(
+                "optimizer",
+                f"={type(probed).__name__} has no lr, the clients' learning rate η_l: give its"
+                " groups one, Optimizer.__init__(self, params, {'lr': lr}).",
+            )
         if not is_elementwise(self.optimizer):
             raise SettingError(
                 "optimizer",
