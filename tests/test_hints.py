@@ -40,6 +40,13 @@ HINTS = {
         "data.path: there is no such key: did you mean data.root?"
     ),
     "data=csv data.root=people.csv": "data.root: there is no such key: did you mean data.path?",
+    "data=csv data.label=ill": "data.label: there is no such key: did you mean data.target?",
+    "data=csv data.delimiter=x": "data.delimiter: there is no such key: did you mean data.sep?",
+    "data=huggingface data.target=y": "data.target: there is no such key: did you mean data.label?",
+    "data=image_folder data.image_size=9": (
+        "data.image_size: there is no such key: did you mean data.size?"
+    ),
+    "data.label=ill": "data.label: there is no such key without data=huggingface.",
     "data.root=flowers": "data.root: there is no such key without data=image_folder.",
     "experiment=cifar10": (
         "experiment=cifar10: there is no such option: did you mean experiment=cifar10_cnn_gcfed "

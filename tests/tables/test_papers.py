@@ -9,10 +9,12 @@ import yaml
 from conftest import composer
 from omegaconf import OmegaConf
 
+from gcfed.tables import running
 from gcfed.tables.measures import FORMS, UNITS
-from gcfed.tables.plan import plan
+from gcfed.tables.plan import measures_of_cells, plan
 from gcfed.tables.reading import CATALOG, load, names
 from gcfed.tables.records import Part, Printed
+from gcfed.tables.search import tune
 from gcfed.utils.compose import GROUPS
 from gcfed.utils.resolvers import ROOT
 
@@ -103,6 +105,19 @@ def test_cells_with_different_numbers_are_different_runs(tables):
                 row.label,
                 column.label,
             )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_each_cell_of_each_scale_can_be_built_and_writes_its_measure(table, tmp_path):
+    """What ``gcfed-table <name> scale=… dry_run=true`` checks, without an estimate of the time."""
+    for scale in ("full", *table.scales):
+        planned = plan(table, scale, Part())
+        works = [running.composed_work(job, tmp_path) for job in planned.first_jobs]
+        running.check_cells(works, measures_of_cells(table, planned))
+        if table.search:
+            pytest.importorskip("optuna")
+            assert not tune(table.search, planned.jobs, tmp_path, dry_run=True).lost
 
 
 def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_configs(tables):

@@ -24,7 +24,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gather
-from gcfed.tables.plan import Plan, plan
+from gcfed.tables.plan import Plan, measures_of_cells, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Part, Table
 from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
@@ -203,7 +202,7 @@ def main(words: Sequence[str]) -> int:
     root = logs / "study" / table.name / request.scale
     if not request.compare:
         works = [running.composed_work(job, root) for job in planned.first_jobs]
-        running.check_cells(works, _measures_of_cells(table, planned))
+        running.check_cells(works, measures_of_cells(table, planned))
     state = _state(table, request, planned, root, logs)
     _print(state.lines())
     if request.dry_run:
@@ -224,18 +223,6 @@ def main(words: Sequence[str]) -> int:
         ]
     )
     return 1
-
-
-def _measures_of_cells(table: Table, planned: Plan) -> dict[str, dict[str, str]]:
-    """The measure of each cell, with the key that names it; a cell without one has none."""
-    measures: dict[str, dict[str, str]] = {}
-    for row, column in product(table.rows, table.columns):
-        measure = table.measure_of(row, column)
-        for folder in planned.places.get((row.label, column.label), ()):
-            of_cell = measures.setdefault(planned.jobs[folder].cell, {})
-            if measure is not None:
-                of_cell[measure] = f"measure={measure}"
-    return measures
 
 
 def _print(lines: Sequence[str]) -> None:

@@ -96,6 +96,18 @@ def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) ->
     return planned
 
 
+def measures_of_cells(table: Table, planned: Plan) -> dict[str, dict[str, str]]:
+    """The measure of each cell, with the key that names it; a cell without one has none."""
+    measures: dict[str, dict[str, str]] = {}
+    for row, column in product(table.rows, table.columns):
+        measure = table.measure_of(row, column)
+        for folder in planned.places.get((row.label, column.label), ()):
+            of_cell = measures.setdefault(planned.jobs[folder].cell, {})
+            if measure is not None:
+                of_cell[measure] = f"measure={measure}"
+    return measures
+
+
 def _check_arguments(arguments: Sequence[str]) -> None:
     try:
         overrides = OverridesParser.create().parse_overrides([*arguments])

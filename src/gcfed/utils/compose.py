@@ -30,7 +30,13 @@ from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
 TRAIN = CONFIGS / "train.yaml"
 SEARCHPATH = "hydra.searchpath"  # further folders of config files
-PLACES = ("data.path", "data.root", "data.name")  # each names where the user's own data are
+#: Keys that mean the same of different data sets, and other words for them.
+SYNONYMS = (
+    ("data.path", "data.root", "data.name", "data.dir", "data.file", "data.folder"),
+    ("data.target", "data.label", "data.labels", "data.y"),
+    ("data.size", "data.image_size", "data.resize"),
+    ("data.sep", "data.separator", "data.delimiter"),
+)
 GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
 )
@@ -199,11 +205,12 @@ def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str
 
 
 def _unknown_key(key: str, words: Sequence[str], path: Path) -> str:
-    if key in PLACES:
-        known = _known(words, path)
-        places = [other for other in PLACES if other in known]
-        if places:
-            return f"{key}: there is no such key: did you mean {places[0]}?"
+    for keys in SYNONYMS:
+        if key in keys:
+            known = _known(words, path)
+            meant = [other for other in keys if other in known]
+            if meant:
+                return f"{key}: there is no such key: did you mean {meant[0]}?"
     if _could_be_added(key, words):
         return f"{key}: there is no such key: did you mean +{key}?"
     group = key.partition(".")[0].replace("methods", "algorithm")
