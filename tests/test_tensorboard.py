@@ -104,6 +104,17 @@ def test_a_continued_run_is_one_run(config, tmp_path):
     assert not list(tmp_path.glob("*/hparams.yaml"))
 
 
+def test_the_settings_are_among_the_texts_once(config, tmp_path):
+    folder = tmp_path / "run"
+    train(config(*FAST, "rounds=1", folder=folder))
+    lines = (folder / "config.yaml").read_text().splitlines()
+    train(config(*FAST, "rounds=2", "ckpt_path=last", folder=folder))
+    (event,) = events(folder).Tensors("·config/text_summary")
+    (shown,) = event.tensor_proto.string_val
+    assert shown.decode().splitlines() == [f"    {line}" for line in lines]
+    assert lines[0].startswith("# ")
+
+
 def test_a_killed_run_keeps_its_rounds_and_hyperparameters(tmp_path):
     """A kill leaves the writer open. Then the run continues after its checkpoint of round 2."""
     killed = RoundTensorBoardLogger(str(tmp_path / "run"))

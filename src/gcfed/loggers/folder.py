@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
+from gcfed.folders.folder import CONFIG
 from gcfed.utils.files import replacing, whole_lines
 
 FIRST = ("gc", "method", "model", "rounds", "seed")  # columns of TensorBoard's HParams tab
@@ -97,6 +98,15 @@ class RoundTensorBoardLogger(TensorBoardLogger):
             settings[column] = value
         table = hparams_pb(settings, trial_id="")
         self.experiment._get_file_writer().add_summary(table, 0)
+        self._show_config()
+
+    def _show_config(self) -> None:
+        """Shows the command of the run and its settings, under Text."""
+        path = Path(self.save_dir) / CONFIG
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            # Markdown shows indented lines as they are
+            self.experiment.add_text("·config", "\n".join(f"    {line}" for line in lines), 0)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
