@@ -95,7 +95,8 @@ def _bytes_of_client(program: ClientProgram) -> int:
     """The memory of a client in training: weights, gradients, momentum and a method's terms, and
     twice a pass's activations.
     """
-    data, net = program.data, program.module.net
+    data = program.data
+    net = program.module.net
     largest = int(data.sizes().max())
     batch_size = ceil(min(program.solver.batch_size, largest) / program.solver.accumulate)
     first = torch.zeros(1, dtype=torch.int64, device=program.module.device)

@@ -45,7 +45,9 @@ class ClientEnd:
         torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
         run = assemble(cfg, clients_only=True)
         self.simulation: Simulation = run.loop.simulation
-        self.module, self.data, self.stores = run.module, run.data, run.loop.stores
+        self.module = run.module
+        self.data = run.data
+        self.stores = run.loop.stores
         self.module.trainer = Trainer(
             accelerator=accelerator,
             devices=devices,

@@ -66,7 +66,8 @@ class StackCheck:
         """
         passes = self.passes
         half = max(1, len(passes.x) // 2)
-        x, y = passes.x.clone(), passes.y.clone()
+        x = passes.x.clone()
+        y = passes.y.clone()
         x[half:] = x[:1]
         y[half:] = y[:1]
         padded = passes.run(x, y=y, num_real=half)

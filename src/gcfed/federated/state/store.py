@@ -164,7 +164,8 @@ class ClientStores:
         """Notes which of the states that were written on a GPU count. Waits once for all."""
         if not self._undecided:
             return
-        undecided, self._undecided = self._undecided, []
+        undecided = self._undecided
+        self._undecided = []
         counts = torch.stack([state.counts for state in undecided]).tolist()
         for state, is_written in zip(undecided, counts, strict=True):
             if is_written:
