@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -31,12 +32,12 @@ class StepHooks:
     after_backward: Callable[[], object] | None = None
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    @property
+    @cached_property
     def change_objective(self) -> bool:
         """Whether the objective is not the task's loss."""
         return bool(self.calibrate or self.local_loss or self.task_weight != 1)
 
-    @property
+    @cached_property
     def read_gradients(self) -> bool:
         """Whether a hook may read or edit the gradients of a step."""
         return bool(
