@@ -95,7 +95,6 @@ class LocalGC(ClientPart):
         self.lora = lora
         self.mean_axes = input_axes  # reproductions/mean_shapes.py tries other axes
         self.recordable = "run" if rounds is None else "stack"
-        self._now = True
 
     def validate(self, setup: Setup) -> None:
         trained = set(setup.names)
@@ -132,15 +131,20 @@ class LocalGC(ClientPart):
         return order.before(order.place.get(order.last, 0))
 
     def on_download(self, download: Download) -> None:
-        self._now = self.rounds is None or download.round < self.rounds
-
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        if not self._now:
+        # what a step needs is worked out once a round
+        self._projections: list[tuple[str, int, int, tuple[int, ...]]] = []
+        if self.rounds is not None and download.round >= self.rounds:
             return
         for name, ndim in self.axes_of.items():
-            grad = pl_module.clients.leaves[name].grad  # [n, *shape]
+            projection = (name, ndim, self.groups.get(name, 0), self.mean_axes(ndim))
+            self._projections.append(projection)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        leaves = pl_module.clients.leaves
+        for name, ndim, groups, axes in self._projections:
+            grad = leaves[name].grad  # [n, *shape]
             if grad is not None:
-                centralize_(grad, ndim, self.groups.get(name, 0), self.mean_axes(ndim))
+                centralize_(grad, ndim, groups, axes)
 
 
 class GlobalGC(ServerPart):

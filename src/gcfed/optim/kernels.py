@@ -1,7 +1,10 @@
 """The kernels of torch's fused optimizers on a CPU, called directly.
 
-``step`` also has a profiler hook, which takes 5 % of a small network's local step, and sorts its
-tensors by device and type, which takes another 8 %.
+``step`` also has a profiler hook, and sorts its tensors by device and type. Processor time of a
+client, in turn with each part and without it, lower quartiles (busy AMD EPYC, one thread): without
+the direct call 11 % more with FedAvg on the digits, 6 % with GC-Fed, 38 % with Adam, and 5 % with
+ResNet18 in batches of 8, of which 4 % are the flat views. Gradients that go to the kernel directly
+save 4 % of FedAvg on the digits. The CNN in batches of 50 gains nothing from any of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,12 +84,13 @@ class FusedKernel:
         self._params: list[Tensor] | None = None  # those that the kept lists belong to
         self._lists: list[list[Tensor]] = []  # the parameters, and each of their states
         self._strides: dict[int, tuple[int, ...]] = {}  # of gradients that are read as vectors
+        self._orders: list[tuple[int, ...]] = []  # the parameters' strides
         self._first = False  # whether the kernel fills the states in its next call
 
     def __call__(self, given: Sequence[Tensor | None] | None = None) -> None:
         """Makes a step with the parameters' gradients, or with given ones of as many entries."""
         params = self.group["params"]
-        grads = self._dense_gradients(params, given)
+        grads = self._dense_gradients(self._own_gradients(params) if given is None else given)
         if grads is None or not (self._knows(params, grads) or self._collect(params, grads)):
             self._make_own_step(params, given)
             return
@@ -98,13 +102,23 @@ class FusedKernel:
     def run(self, grads: list[Tensor], first: bool) -> None:
         raise NotImplementedError
 
+    def _own_gradients(self, params: list[Tensor]) -> list[Tensor | None]:
+        """The parameters' gradients, in their order in memory."""
+        if params is not self._params:
+            return [gradient_in_order(parameter) for parameter in params]
+        grads: list[Tensor | None] = []
+        for parameter, order in zip(params, self._orders, strict=True):
+            grad = parameter.grad
+            if grad is not None and (grad.is_sparse or grad.stride() != order):
+                grad = gradient_in_order(parameter)
+            grads.append(grad)
+        return grads
+
     @staticmethod
     def _dense_gradients(
-        params: list[Tensor], gradients: Sequence[Tensor | None] | None
+        gradients: Sequence[Tensor | None],
     ) -> list[Tensor] | None:
         """The gradients of the step; None if one is missing or sparse."""
-        if gradients is None:
-            gradients = [gradient_in_order(parameter) for parameter in params]
         grads = []
         for grad in gradients:
             if grad is None or grad.is_sparse:
@@ -153,6 +167,7 @@ class FusedKernel:
         for i, (vector, grad) in enumerate(zip(vectors, grads, strict=True)):
             if vector is not grad:
                 self._strides[i] = grad.stride()
+        self._orders = [parameter.stride() for parameter in params]
         self._params = params
         return True
 

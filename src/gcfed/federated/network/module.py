@@ -144,9 +144,11 @@ class FederatedModule(LightningModule):
         if not hooks:
             return None
 
+        trainer = self.trainer  # Lightning looks it up on each access
+
         def call() -> None:
             for hook in hooks:
-                hook(self.trainer, self)
+                hook(trainer, self)
 
         return call
 
