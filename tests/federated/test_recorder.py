@@ -10,7 +10,7 @@ import torch
 from harness import Spy, make_download, make_net, random_federation, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
-from tapes import Listing, train_twice
+from tapes import Listing, Twice, train_twice
 
 from benchmarks.tape import Tape
 from gcfed.federated.training import recorder
@@ -125,6 +125,89 @@ def test_padding_leaves_few_kinds_of_steps():
         for made in (lambda plan: plan, BatchPlan.padded)
     ]
     assert list(map(len, kinds)) == [50, 8]  # including whole batches
+
+
+def share_of_replays(make_plan, num_clients, num_rounds):
+    """The share of steps that are replayed, in rounds of clients that are drawn anew."""
+    rng = np.random.default_rng(1)
+    data = random_federation(rng.integers(20, 300, size=400))
+    solver = sgd(batch_size=20, epochs=1)
+    tape = Listing()
+    stack = SimpleNamespace(leaves={}, rows=lambda *_: [torch.zeros(1)])
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    steps, num_steps = None, 0
+    for _ in range(num_rounds):
+        clients = rng.choice(data.num_clients, num_clients, replace=False)
+        clients = clients[np.argsort(-data.sizes(clients))]
+        plan = make_plan(solver.plan(data, clients, make_download({}), torch.device("cpu")))
+        if steps is None:
+            steps = recorder.RecordedSteps(tape, 20, stack, plan, optimizer)
+        steps._place(plan)
+        for t, kind in enumerate(plan.kinds):
+            steps.run(lambda number, kind: None, t, kind)
+        num_steps += len(plan.kinds)
+    return len(tape.played) / num_steps
+
+
+def test_nearly_all_steps_of_a_hundred_clients_are_replayed():
+    assert share_of_replays(lambda plan: plan.padded(), 100, 100) < 0.9
+    assert share_of_replays(lambda plan: plan.padded().grouped(), 100, 100) > 0.97
+
+
+MANY = (
+    "participation.num_clients=40",
+    "participation.per_round=32",
+    "client.stack=32",
+    "data.limit_train=900",
+    "rounds=3",
+)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "gc=gcfed",
+        "algorithm=scaffold client.last_batch=wrap",
+        "algorithm=feddyn client=adam client.last_batch=wrap",
+        "algorithm=fedsam client.clip_norm=1",
+        "algorithm=ditto",
+        "algorithm=fedadamw",
+        "algorithm=feddc gc=none client.accumulate=2",
+    ],
+)
+def test_rows_that_train_on_change_no_client(twice, monkeypatch, how):
+    """A stack of 32 clients trains an even number of rows, or a single one. It sends what other
+    steps send. A kernel's last entries, which do not fill a vector, have other last bits.
+    """
+
+    changed, grouped = [], BatchPlan.grouped
+
+    def noted(plan):
+        plan_of_groups = grouped(plan)
+        changed.append(plan_of_groups.kinds != plan.kinds)
+        return plan_of_groups
+
+    monkeypatch.setattr(Twice, "alike", lambda self, a, b: torch.allclose(a, b, 0, 1e-14))
+    monkeypatch.setattr(BatchPlan, "grouped", noted)
+    same, played = twice(*how.split(), *MANY)
+    assert same
+    active = {kind.active for kind in played}
+    assert all(n % 2 == 0 for n in active - {1})
+    assert len(active) > 3
+    assert any(changed)
+
+
+class Draws(torch.nn.Sequential):
+    """A user's network, which may draw random numbers."""
+
+    def __init__(self):
+        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.Dropout(0.3))
+
+
+def test_rows_stay_as_they_are_where_networks_draw(twice):
+    """More rows would change what they draw."""
+    _, played = twice("gc=none", *MANY, model=f"{__name__}.Draws")
+    assert any(kind.active % 2 for kind in played if kind.active > 1)
 
 
 # ------------------------------------------------------------------------ recordings that later

@@ -49,6 +49,11 @@ is_recurrent = partial(has_layers, kind=nn.RNNBase)
 has_convolutions = partial(has_layers, kind=nn.modules.conv._ConvNd)
 
 
+def may_draw(net: nn.Module) -> bool:
+    """Whether forward passes may draw random numbers, as those of a user's network may."""
+    return has_dropout(net) or not is_ours(type(net).__module__)
+
+
 def is_known(layer: nn.Module) -> bool:
     """Whether the layer is of a library whose forward passes do the same operations every time."""
     return type(layer).__module__.split(".")[0] in ("gcfed", "torch", "torchvision", "timm")

@@ -24,6 +24,7 @@ from gcfed.federated.state.own import Edited
 from gcfed.federated.training.batches import BatchPlan, Beginning, KeptSteps, Steps
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.models.facts import may_draw
 from gcfed.utils.rng import seed_generators, torch_seed
 
 STACKS_AHEAD = 8  # stacks whose batches are drawn at once on a CPU
@@ -155,6 +156,8 @@ class ClientProgram:
             recorder = self.solver.recorder(module.net, module.device)
         if recorder is not None and not module.lent.traits.alone:
             plan = plan.padded()  # of a network that is alone, it would change the statistics
+        if recorder is not None and self.recording == "run" and not may_draw(module.net):
+            plan = plan.grouped()  # more rows would change what networks draw
         seed_generators(module.device, drawn.seed)
         if self.data.num_clients > 1:
             module.lent.begin_anew()

@@ -10,10 +10,9 @@ from math import ceil
 import torch
 
 from gcfed.federated.engine.client import ClientProgram
-from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout
+from gcfed.models.facts import activation_bytes, has_convolutions, has_dropout, may_draw
 from gcfed.models.unchanged import evaluating, unchanged
 from gcfed.utils.device import free_memory
-from gcfed.utils.ours import is_ours
 
 MAX_STREAMS = 8  # a GPU runs as many at once
 
@@ -86,7 +85,7 @@ def division(program: ClientProgram, cohort: int, free_bytes: int) -> tuple[int,
     alone = bool(module.lent.traits.alone) or has_dropout(net) or has_convolutions(net)
     room = free_bytes // _bytes_of_client(program)
     k, num_streams = divide(cohort, room, alone, _chosen_k(program, cohort))
-    if has_dropout(net) or not is_ours(type(net).__module__):
+    if may_draw(net):
         return k, 1
     return k, num_streams
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.network.lent import Lent
 from gcfed.federated.network.rows import broadcast_like
@@ -162,6 +163,21 @@ class ClientStack:
     def _first_rows(self) -> Params:
         """The first client's tensors, ``[*shape]``, in the memory of this stack."""
         return {name: t[0] for name, t in {**self.full, **self._buffers}.items()}
+
+    def rows(self, first: int, last: int, optimizer: Optimizer) -> list[Tensor]:
+        """All tensors of the active clients number ``first`` to ``last`` − 1, as views: their
+        weights and buffers, the optimizer's state, and what methods have prepared.
+        """
+        of_clients = [*self.full.values(), *self._buffers.values()]
+        for leaf in self.leaves.values():
+            for value in optimizer.state.get(leaf, {}).values():
+                if isinstance(value, Tensor) and value.shape == leaf.shape:
+                    of_clients.append(value)
+        for prepared in self.prepared.values():
+            for value in tree_leaves(dict(prepared)):
+                if isinstance(value, Tensor) and value.dim() and len(value) == len(self):
+                    of_clients.append(value)
+        return [t[first:last] for t in of_clients]
 
     def fits_network(self) -> bool:
         """Whether the network still has the tensors that it had when this stack was made.

@@ -23,12 +23,13 @@ from gcfed.utils.device import on_device
 
 # values of samples that a single client fetches at once; they stay in a core's cache
 VALUES_AHEAD = 1 << 18
+GROUPS = 16  # numbers of active clients for which the steps of a large stack are recorded
 
 
 class Kind(NamedTuple):
     """What distinguishes local steps: steps of the same kind do the same operations."""
 
-    active: int  # number of clients that have not finished
+    active: int  # number of clients that train
     size: int  # of the largest batch
     even: bool  # whether all batches have this size, so that none is padded
 
@@ -86,6 +87,22 @@ class BatchPlan:
             if kind.size < full:
                 size = min(ceil(kind.size / 8) * 8, full)
                 kind = Kind(kind.active, size, even=False)
+            plan.kinds.append(kind)
+        return plan
+
+    def grouped(self) -> BatchPlan:
+        """This plan with fewer kinds of steps: the number of clients that train is rounded up to a
+        multiple of K/16. Clients that are done train on, and what they do must be undone. The other
+        clients' last bits may change.
+        """
+        plan = copy(self)
+        num_clients = len(self.counts)
+        unit = max(1, num_clients // GROUPS)
+        plan.kinds = []
+        for kind in self.kinds:
+            if kind.active > 1:  # a client alone uses other kernels, with other last bits
+                rounded = min(ceil(kind.active / unit) * unit, num_clients)
+                kind = kind._replace(active=rounded)
             plan.kinds.append(kind)
         return plan
 

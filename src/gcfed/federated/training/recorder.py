@@ -160,6 +160,8 @@ class RecordedSteps(Steps):
         # of the optimizer: each parameter's, of all K clients
         self._state: list[dict[str, Any]] = []
         self._prepared: dict[int, Mapping[str, Any]] = {}  # by part
+        # Clients that are done and train on: views of their tensors, and their values
+        self._done: list[tuple[list[Tensor], list[Tensor]]] = []
         self._plan = [table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables]
         self._place(plan)
 
@@ -167,6 +169,8 @@ class RecordedSteps(Steps):
         for table, new in zip(self._plan, plan.tables, strict=True):
             table[:, : new.shape[1]].copy_(new)
         self.plan = plan.on(self._plan)
+        self._training = (plan.counts > 0).sum(0).tolist()  # clients that are not done, by step
+        self._done = []
 
     def restart(self, beginning: Beginning) -> None:
         """Begins with the next K clients, in the state before the first step."""
@@ -203,6 +207,31 @@ class RecordedSteps(Steps):
         return kept
 
     def run(self, step: Callable[[int | Tensor, Kind], None], t: int, kind: Kind) -> None:
+        if t > 0:
+            self._keep_done(t)
+        self._run(step, kind)
+        if t == len(self.plan.kinds) - 1:
+            self._restore_done()
+
+    def _keep_done(self, t: int) -> None:
+        """Keeps the values of clients that are done and train on, until they are no longer active
+        (:meth:`BatchPlan.grouped`).
+        """
+        active = self.plan.kinds[t].active
+        if active < self.plan.kinds[t - 1].active:
+            self._restore_done()
+        first = self._training[t]
+        last = min(self._training[t - 1], active)
+        if first < last:
+            rows = self.stack.rows(first, last, self.optimizer)
+            self._done.append((rows, [row.clone() for row in rows]))
+
+    def _restore_done(self) -> None:
+        for rows, values in self._done:
+            torch._foreach_copy_(rows, values)
+        self._done = []
+
+    def _run(self, step: Callable[[int | Tensor, Kind], None], kind: Kind) -> None:
         def counted(kind: Kind) -> None:
             step(self._number, kind)
             self._number.add_(1)
@@ -238,6 +267,8 @@ class RecordedSteps(Steps):
     def mean_losses(self) -> Tensor:
         losses, labels = self._tables
         num_steps = len(self.plan.kinds)
-        losses_TK = losses[:num_steps]
-        labels_TK = labels[:num_steps]
+        counts_KT, *_ = self._plan
+        trains_TK = counts_KT[:, :num_steps].T > 0
+        losses_TK = losses[:num_steps].where(trains_TK, 0)
+        labels_TK = labels[:num_steps].where(trains_TK, 0)
         return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
