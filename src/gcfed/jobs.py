@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os.path import relpath
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -83,7 +85,8 @@ class SweepProgress(Callback):
 
     The time left is the number of jobs left, this one included, times the mean time of the jobs
     that this process has trained. Jobs that failed, and jobs that an earlier sweep had finished, do
-    not count. So jobs in processes of their own have no time.
+    not count. So jobs in processes of their own have no time. The last line says how to compare
+    the jobs of a sweep; a search has its own table.
     """
 
     def __init__(self) -> None:
@@ -91,6 +94,8 @@ class SweepProgress(Callback):
         self.started = 0.0
         self.had_ended = False
         self.times: list[float] = []
+        self.root = Path()  # of the sweep
+        self.num_done = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         self.total = jobs_of_sweep(config)
@@ -105,8 +110,18 @@ class SweepProgress(Callback):
             print(self.before_job(number), flush=True)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        if job_return.status == JobStatus.COMPLETED and not self.had_ended:
+        if job_return.status != JobStatus.COMPLETED:
+            return
+        self.root = Path(config.hydra.runtime.output_dir).parent
+        self.num_done += 1
+        if not self.had_ended:
             self.times.append(time.monotonic() - self.started)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        is_sweep = "BasicSweeper" in config.hydra.sweeper.get("_target_", "")
+        if leads() and is_sweep and self.num_done > 1:
+            words = shlex.quote(f"roots=[{relpath(self.root)}]")
+            print(f"{self.num_done} jobs are done. gcfed-report {words} compares them.", flush=True)
 
     def before_job(self, number: int) -> str:
         """The line before a job; the first job has the number 0."""

@@ -73,6 +73,28 @@ def test_the_time_left_comes_from_jobs_that_were_trained_here(tmp_path, monkeypa
     ]
 
 
+@pytest.mark.parametrize(
+    ("target", "jobs", "last"),
+    [
+        (BASIC, 2, "2 jobs are done. gcfed-report 'roots=[sweep]' compares them.\n"),
+        (BASIC, 1, ""),  # there is nothing to compare
+        ("hydra_plugins.gcfed_optuna.OptunaSweeper", 2, ""),  # trials are not compared
+    ],
+)
+def test_a_sweep_ends_with_the_command_that_compares_its_jobs(
+    tmp_path, monkeypatch, capsys, target, jobs, last
+):
+    monkeypatch.chdir(tmp_path)
+    progress = SweepProgress()
+    for number in range(jobs):
+        folder = {"runtime": {"output_dir": str(tmp_path / "sweep" / str(number))}}
+        job = OmegaConf.create({"hydra": folder})
+        progress.on_job_end(job, JobReturn(status=JobStatus.COMPLETED))
+    progress.on_job_end(job, JobReturn(status=JobStatus.FAILED))
+    progress.on_multirun_end(sweep_of(_target_=target))
+    assert capsys.readouterr().out == last
+
+
 @pytest.mark.slow
 def test_a_sweep_with_a_refused_job_counts_on_and_ends_with_its_reason(tmp_path):
     words = (*FAST, f"paths.log_dir={tmp_path / 'logs'}", "server.lr=1,1e39", "seed=1,2", "-m")
