@@ -249,6 +249,8 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("tinyimagenet-vgg11", "by round"): vgg11,
     ("feddpc", "five methods"): repeated.feddpc,
     ("feddpc", "search"): repeated.feddpc_search,
+    ("gc-warmup", "digits"): repeated.warmup_digits,
+    ("gc-warmup", "MNIST"): repeated.warmup_mnist,
     ("small-tables", "last tests"): small_tables.accuracies,
     ("small-tables", "best tests"): small_tables.best_tests,
     ("small-tables", "changes"): small_tables.changes,

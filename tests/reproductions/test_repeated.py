@@ -101,3 +101,36 @@ def test_the_index_has_feddpcs_gains():
     assert f"No: {gains['FedDPC']} points, Global GC {gains['FedAvg with Global GC']}. " in page(
         "README.md"
     )
+
+
+def of_warmup(*words):
+    """{λ or warm-up: [accuracy of each seed]}, without the page's functions."""
+    found = {}
+    for run in sorted(stored_runs("gc-warmup").values(), key=seed_of):
+        if {*words} <= {*run.overrides}:
+            name = settings(run).get("gc.lam", "warm-up")
+            found.setdefault(name, []).append(tail(run))
+    return found
+
+
+@pytest.mark.parametrize("words", ["experiment=digits_mlp_gcfed", "data=mnist"])
+def test_the_plan_of_the_warmup_holds_in_its_stored_runs(words):
+    """The warm-up is within a standard deviation of the best λ, and no run diverges."""
+    found = of_warmup(words)
+    assert {len(seeds) for seeds in found.values()} == {3}
+    warmup = found.pop("warm-up")
+    best = max(found.values(), key=np.mean)
+    assert np.mean(warmup) >= np.mean(best) - np.std(best, ddof=1)
+    assert min(min(seeds) for seeds in [warmup, *found.values()]) > 50
+
+
+def test_the_page_of_the_warmup_compares_with_the_best_lambda():
+    """0.2 points below the best λ on the digits, 0.1 above on MNIST."""
+    gaps = []
+    for words in ("experiment=digits_mlp_gcfed", "data=mnist"):
+        found = of_warmup(words)
+        warmup = np.mean(found.pop("warm-up"))
+        gaps.append(warmup - max(np.mean(seeds) for seeds in found.values()))
+    text = page("gc-warmup.md")
+    assert f"{-gaps[0]:.1f} points below on the digits" in text
+    assert f"{gaps[1]:.1f} and 0.4 above on MNIST and MNIST-M" in text
