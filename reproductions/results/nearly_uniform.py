@@ -17,7 +17,7 @@ METHODS = {
 CENTRALIZED = ("GC-Fed", "Local GC", "Global GC")
 LONGEST = 200  # rounds of the plan
 MEASURED = 10  # the last rounds, whose tests are averaged
-WAYPOINTS = (20, 50, 100, 150)  # rounds
+WAYPOINTS = (20, 50, 100)  # rounds
 
 
 def by_method(runs: Runs) -> dict[str, StoredRun]:

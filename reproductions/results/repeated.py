@@ -21,6 +21,13 @@ def last_ten(runs: Sequence[StoredRun]) -> list[float]:
 FIG1B = "metrics=gap"
 PARTICIPANTS = (5, 10, 20, 50)
 FIG2 = "metrics=[drift,cka]"
+#: The label of a stored run.
+DIVERGING = {
+    "fedavgm_alpha-0.3_s1": "FedAvgM, server momentum 0.4",
+    "fedavgm_alpha-0.3_s1,server.momentum=0.9": "FedAvgM, server momentum 0.9",
+    "fedacg_alpha-0.3_s1": "FedACG",
+    "fedcm_alpha-0.3_s1": "FedCM",
+}
 STAGES = ("cka/fc1", "cka/fc2", "cka/fc3")
 FIG5 = "metrics=leakage"
 RATES = ("0.001", "0.002", "0.005", "0.01", "0.02", "0.05", "0.1")
@@ -48,15 +55,10 @@ def divergence(runs: Runs) -> Cells:
     means over the rounds.
     """
     cells: Cells = {}
-    for label, words in (
-        ("FedAvgM, server momentum 0.4", ("algorithm=fedavgm", "server.momentum=0.4")),
-        ("FedAvgM, server momentum 0.9", ("algorithm=fedavgm", "server.momentum=0.9")),
-        ("FedACG", ("algorithm=fedacg",)),
-        ("FedCM", ("algorithm=fedcm",)),
-    ):
-        (run,) = chosen(runs, FIG2, *words)
+    for run in chosen(runs, FIG2):
         least = min(run.curve(stage).mean() for stage in STAGES)
-        cells[label,] = [number(run.curve("drift/divergence").mean(), 3), number(least, 3)]
+        mean = run.curve("drift/divergence").mean()
+        cells[DIVERGING[run.name],] = [number(mean, 3), number(least, 3)]
     return cells
 
 
@@ -85,7 +87,8 @@ def rates(runs: Runs) -> Cells:
 def error(run: StoredRun) -> str:
     """A run's last relative error in 10⁻³, with three digits."""
     end = 1000 * run.metrics["test/relative_error"].iloc[-1]
-    return f"{end:.3g}" if end < 1000 else "diverged"
+    # "#" keeps zeros at the end, and a point behind whole numbers
+    return f"{end:#.3g}".rstrip(".") if end < 1000 else "diverged"
 
 
 # -------------------------------------------------------------------------------------- feddpc.md

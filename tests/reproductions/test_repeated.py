@@ -134,3 +134,36 @@ def test_the_page_of_the_warmup_compares_with_the_best_lambda():
     text = page("gc-warmup.md")
     assert f"{-gaps[0]:.1f} points below on the digits" in text
     assert f"{gaps[1]:.1f} and 0.4 above on MNIST and MNIST-M" in text
+
+
+def figures_runs(*words):
+    runs = stored_runs("figures").values()
+    return [run for run in runs if {*words} <= {*run.overrides}]
+
+
+def test_the_claims_on_the_small_figures_follow_from_their_runs():
+    distances = {}
+    for run in figures_runs("metrics=gap"):
+        kind = settings(run)["partition"]
+        count = int(settings(run)["participation.per_round"])
+        distances.setdefault((kind, count), []).append(run.metrics["gap/l2"].dropna().mean())
+    assert {len(seeds) for seeds in distances.values()} == {2}
+    for kind in ("dirichlet", "iid"):
+        means = [np.mean(distances[kind, count]) for count in (5, 10, 20, 50)]
+        assert means == sorted(means, reverse=True)
+        assert (np.array(means) >= [np.mean(distances["iid", n]) for n in (5, 10, 20, 50)]).all()
+    (fedacg,) = figures_runs("metrics=[drift,cka]", "algorithm=fedacg")
+    others = figures_runs("metrics=[drift,cka]", "algorithm=fedavgm")
+    assert len(others) == 2
+    for run in others:
+        assert run.metrics["drift/divergence"].mean() > fedacg.metrics["drift/divergence"].mean()
+
+
+@pytest.mark.parametrize("heterogeneity", ["low", "medium"])
+def test_scaffolds_best_rate_is_the_index_rate(heterogeneity):
+    errors = {}
+    for run in figures_runs("algorithm=scaffold", f"heterogeneity={heterogeneity}"):
+        error = run.metrics["test/relative_error"].iloc[-1]
+        errors[settings(run)["client.optimizer.lr"]] = error if np.isfinite(error) else np.inf
+    assert len(errors) == 7
+    assert min(errors, key=errors.get) == "0.005"
