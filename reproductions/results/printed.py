@@ -251,6 +251,7 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("feddpc", "search"): repeated.feddpc_search,
     ("figures", "distances"): repeated.distances,
     ("figures", "divergence"): repeated.divergence,
+    ("figures", "leakage"): repeated.leakage,
     ("figures", "rates"): repeated.rates,
     ("gc-warmup", "digits"): repeated.warmup_digits,
     ("gc-warmup", "MNIST"): repeated.warmup_mnist,

@@ -157,6 +157,9 @@ def test_the_claims_on_the_small_figures_follow_from_their_runs():
     assert len(others) == 2
     for run in others:
         assert run.metrics["drift/divergence"].mean() > fedacg.metrics["drift/divergence"].mean()
+    for run in figures_runs("metrics=leakage"):
+        assert (run.metrics["leakage/labels"].dropna() == 1).all()
+        assert (run.metrics["leakage/psnr"].dropna() > 20).all()
 
 
 @pytest.mark.parametrize("heterogeneity", ["low", "medium"])
