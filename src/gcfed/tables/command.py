@@ -45,6 +45,7 @@ from gcfed.utils.refusal import Refusal
 FOLDER = "--config-dir"
 HELP = ("--help", "-h", "help")
 LEFT = (BEGUN, NEW)
+OF_THE_FILE = ("measure", "unit", "overrides", "scales", "title", "note")
 
 
 @dataclass
@@ -85,6 +86,8 @@ def request_of(words: Sequence[str]) -> Request:
             asked.changes[key] = _value(word)
         elif key == "scale":
             asked.scale = text
+        elif key in OF_THE_FILE:
+            raise Refusal(f"{word}: {key} is a key of the table: set it in its YAML file.")
         elif key in ("dry_run", "compare"):
             setattr(asked, key, _truth(word))
         else:
