@@ -3,6 +3,7 @@ processes.
 """
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -103,8 +104,9 @@ def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
         name: torch.randn(5, 300, generator=g) * 1e-3,
         "statistic": torch.randn(5, 40, generator=g) * 1e6,
     }
-    mean.add(make_upload(sent, sizes), None)
-    found = mean.reduce(make_round({}), {n: t[0] for n, t in sent.items()})
+    round = replace(make_round({}), scheduled=np.arange(5))
+    mean.add(make_upload(sent, sizes), round)
+    found = mean.reduce(round, {n: t[0] for n, t in sent.items()})
     p = sizes if weighting == "samples" else np.ones(5)
     for n, t in sent.items():
         exact = torch.tensor(

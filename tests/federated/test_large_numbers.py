@@ -5,6 +5,7 @@ named.
 import threading
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,8 +86,9 @@ def test_the_mean_of_many_equal_updates_is_their_number(weighting, clients, larg
     mean.validate(make_setup(make_net(dtype=torch.float32), data=data, cohort_of=clients))
     name = next(iter(mean.narrow))
     sent = {name: torch.full((clients, 1), largest)}
-    mean.add(make_upload(sent, np.full(clients, 900)), None)
-    found = mean.reduce(make_round({}), {name: torch.zeros(1)})
+    round = replace(make_round({}), scheduled=np.array([1]))  # the client with 900 samples
+    mean.add(make_upload(sent, np.full(clients, 900)), round)
+    found = mean.reduce(round, {name: torch.zeros(1)})
     assert found[name].item() == pytest.approx(largest, rel=1e-6)
 
 
@@ -139,3 +141,27 @@ def test_updates_are_checked_after_the_edits_of_methods():
     clipped, lost = end_of_round(**one_step, methods=[ClipUpdate(max_norm=1.0)])
     assert lost == 0
     assert clipped.isfinite().all()
+
+
+def test_a_mean_by_samples_is_exact_for_small_clients_beside_a_large_one():
+    """The grid of a round is as fine as its own clients allow."""
+    sizes = np.array([1, 3, 2**20])
+    setup = SimpleNamespace(
+        most_clients=2,
+        transport=SimpleNamespace(own_data=False),
+        data=SimpleNamespace(sizes=lambda clients: sizes[clients]),
+        parts=[],
+        names=["w"],
+    )
+    mean = MeanAggregator("samples")
+    mean.validate(setup)
+    delta = torch.tensor([[1e-5, 2e-6], [-3e-6, 1e-7]])
+    for cohort, weights in (([0, 1], [1, 3]), ([0, 2], [1, 2**20]), ([0, 1], [1, 3])):
+        upload = SimpleNamespace(
+            delta={"w": delta}, finite=torch.ones(2).bool(), num_samples=np.array(weights)
+        )
+        round = SimpleNamespace(scheduled=np.array(cohort), reduce=lambda sums: sums)
+        mean.add(upload, round)
+        found = mean.reduce(round, {"w": delta[0]})["w"]
+        expected = np.average(delta.double().numpy(), axis=0, weights=weights)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Literal
+
+import numpy as np
 
 from gcfed.federated.parallel.sums import LIMIT, TERMS, Sums
 from gcfed.federated.parts import Setup
@@ -35,16 +37,17 @@ class MeanAggregator:
         self._room = 1.0  # the largest weight for which the cohort's sum fits
         # the unit of weights, which must be at most 1
         self._unit = 2.0**-24 if weighting == "samples" else 1.0
+        # the clients' numbers of samples, which choose the unit of a round; None: it is the same
+        self._sizes: Callable[[np.ndarray], np.ndarray] | None = None
         self._sums: Sums | None = None
 
     def validate(self, setup: Setup) -> None:
         self._room = 2.0 ** -max(0, setup.most_clients.bit_length() - TERMS)
-        largest = 0
         if self.weighting == "samples":
             if setup.transport.own_data:
                 return  # the largest n_k is not known yet, so sums stay on the wide grid
-            largest = int(setup.data.sizes().max())
-        self._unit = self._room * 2.0 ** -largest.bit_length()
+            self._sizes = setup.data.sizes
+        self._unit = self._room
         long = any("long updates" in part.facts for part in setup.parts)
         self.narrow = frozenset() if long else frozenset(setup.names)
 
@@ -58,6 +61,10 @@ class MeanAggregator:
         """Adds the updates of K clients, without those that are not finite."""
         if self._sums is None:
             self._sums = Sums({name: t[0] for name, t in upload.delta.items()}, self.narrow)
+            if self._sizes is not None:
+                # not by the largest client of all: the grid would be too coarse for small ones
+                largest = int(self._sizes(round.scheduled).max())
+                self._unit = self._room * 2.0 ** -largest.bit_length()
         weight = upload.finite.double() * self._unit
         if self.weighting == "samples":
             weight = weight * on_device(upload.num_samples, weight.device)
