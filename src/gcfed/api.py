@@ -21,7 +21,7 @@ from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, 
 from gcfed.folders.measures import WINDOW, are_short, is_accuracy, parse, smooth, value
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
-from gcfed.folders.written import require_measured
+from gcfed.folders.written import near, require_measured
 from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand
 from gcfed.utils.machine import job
@@ -268,16 +268,16 @@ class Comparison:
     ) -> dict[Name, pd.DataFrame]:
         """A column of each method: [rounds with a value, seeds].
 
-        Raises ValueError if a method has no value.
+        Raises ValueError, with near names, if no run has the column, or if a method has no value.
         """
-        values = self.frame.reindex(columns=[column])[column].dropna()
+        if column not in self.frame:
+            raise Refusal(f"column={column}: no run here has it{near(column, self.frame)}")
+        values = self.frame[column].dropna()
         methods = self._methods if methods is None else [*methods]
         measured = values.index.unique("method")
         for method in methods:
             if method not in measured:
-                raise Refusal(
-                    f"column={column}: {method} has none; there are {', '.join(self.frame)}."
-                )
+                raise Refusal(f"column={column}: {method} has no value in it.")
         return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(
