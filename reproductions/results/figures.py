@@ -338,6 +338,7 @@ if __name__ == "__main__":
     drawings: dict[str, tuple[Callable, float, float]] = {
         "gcfed_table5": (table5, 8, 3.4),
         "gcfed_table5_clipped": (clipped, 8, 3.4),
+        "gcfed_table4": (table4, 8, 3.4),
         "robust": (robust, 12, 2.8),
         "gcfed_table8": (table8, 10, 3.2),
         "equal_rate": (equal_rate, 7, 3),

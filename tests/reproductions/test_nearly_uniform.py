@@ -1,15 +1,17 @@
 """The verdicts of GC-Fed's Table 4 follow from its plan, and its numbers from the stored runs."""
 
 import gzip
+import re
 
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
 from gcfed.tables.reading import load
+from gcfed.utils.resolvers import ROOT
 from reproductions.results import figures, nearly_uniform
 from reproductions.results.nearly_uniform import METHODS, outcomes
-from reproductions.stored import StoredRun
+from reproductions.stored import StoredRun, stored_runs
 
 PAPER = {method: paper for method, (*_, paper) in METHODS.items()}
 
@@ -102,3 +104,42 @@ def test_the_figure_ends_at_the_common_round(tmp_path, monkeypatch):
     for place, line in enumerate(axes.lines):
         assert line.get_xdata()[-1] == 120
         assert line.get_ydata()[-1] == pytest.approx(11.6 + place)
+
+
+RESULTS = ROOT / "reproductions/results"
+
+
+def seen():
+    """Each method's tests in the last ten common rounds, without the page's functions."""
+    runs = stored_runs("gcfed-table4").values()
+    curves = {}
+    for method, (algorithm, gc, _) in METHODS.items():
+        (run,) = [run for run in runs if {algorithm, gc} <= {*run.overrides}]
+        curves[method] = run.metrics["test/acc"].dropna()
+    end = min(int(run.metrics.index.max()) for run in runs)
+    for method, curve in curves.items():
+        tests = curve[(curve.index > end - 10) & (curve.index <= end)]
+        assert len(tests) == 5
+        curves[method] = 100 * tests.mean()
+    return end, curves
+
+
+def test_the_pages_say_what_the_stored_runs_have():
+    end, found = seen()
+    page = (RESULTS / "gcfed-table4.md").read_text()
+    gain = f"{found['GC-Fed'] - found['FedAvg']:.1f}"
+    lead = f"{found['FedDyn'] - found['GC-Fed']:.1f}"
+    assert f"| {end} | above FedAvg |" in page
+    assert f"After {end} of 800 rounds GC-Fed is {gain} points above FedAvg" in page
+    assert f"{lead} points below FedDyn" in page
+    (row,) = re.findall(r"^\| Does centralization gain in Table 4.*", index(), re.MULTILINE)
+    assert f"after {end} of 800 rounds GC-Fed is {gain} points above FedAvg" in row
+    assert f"and {lead} below FedDyn" in row
+    (row,) = re.findall(
+        r"^\| Table 4, nearly .*", (RESULTS / "coverage.md").read_text(), re.MULTILINE
+    )
+    assert f"all images, {end} of 800 rounds" in row
+
+
+def index():
+    return (RESULTS / "README.md").read_text()
