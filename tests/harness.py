@@ -343,7 +343,7 @@ def make_round(start, reduce=list, lr=0.1):
     return Round(0, 1, cohort, 5, start, lr=lr, reduce=reduce, cohort=cohort)
 
 
-def make_received(start, num_finite=2, received=None, **kwargs):
+def make_received(start, num_finite=2, **kwargs):
     """A ``Received`` with ``num_finite`` finite uploads."""
     cohort = np.array([1, 4])
     return Received(
@@ -354,7 +354,6 @@ def make_received(start, num_finite=2, received=None, **kwargs):
         start,
         **{"lr": 0.1, "reduce": list} | kwargs,
         cohort=cohort,
-        received=received or {},
         num_finite=num_finite,
         usable=num_finite > 0,
     )

@@ -284,7 +284,7 @@ def test_a_client_whose_extra_numbers_are_not_finite_is_left_out(federation):
         k=2,
         methods=[Sends()],
         on_round=lambda round, row: seen.append(
-            (row["train/nonfinite_clients"], round.received["more"]["v"].item())
+            (row["train/nonfinite_clients"], round.extra_means["more"]["v"].item())
         ),
     )
     assert seen == [(1, 2.0)]

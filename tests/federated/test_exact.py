@@ -153,7 +153,7 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
     received = server.reduce(sums, round, Outcome())
-    assert received.update["w"].tolist() == received.received["c"]["w"].tolist() == [1.0] * 3
+    assert received.update["w"].tolist() == received.extra_means["c"]["w"].tolist() == [1.0] * 3
     assert received.num_finite == 1
 
 

@@ -40,6 +40,14 @@ class Drawn(NamedTuple):
     seed: int  # of the generators from which networks draw
 
 
+class Sent(NamedTuple):
+    """Uploads of a stack, to which the server may reply."""
+
+    download: Download  # from which the clients trained
+    clients: np.ndarray  # their ids, [K]
+    finite: Tensor  # whether an upload has finite numbers only, bool [K]
+
+
 @dataclass
 class ClientProgram:
     """Trains clients. It reads only a download, the clients' data and their stores.
@@ -48,11 +56,10 @@ class ClientProgram:
         module: provides the network and calls Lightning's hooks. Its weights are never read.
         faults: make some clients do fewer steps.
         aggregator: knows which numbers the server can add up.
-        download: the download of the present round.
         hooks: what local steps of the present round call.
         recording: :attr:`recordable` in the present round.
         kept: the steps of this round's stacks on a CPU; None if the model is too large to gain.
-        sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
+        sent: this round's uploads, an entry for each stack.
     """
 
     module: FederatedModule
@@ -61,15 +68,13 @@ class ClientProgram:
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
     aggregator: Aggregator | None = None
-    download: Download = field(init=False)
     hooks: StepHooks = field(init=False)
     recording: Literal["", "stack", "run"] = field(init=False)
     kept: KeptSteps | None = field(init=False)
-    sent: list[tuple[np.ndarray, Tensor]] = field(init=False)
+    sent: list[Sent] = field(init=False)
 
-    def receive(self, download: Download) -> None:
-        """Takes the server's download."""
-        self.download = download
+    def take_download(self, download: Download) -> None:
+        """Prepares for stacks that train from this download."""
         self.sent = []
         is_small = sum(t.numel() for t in download.model.values()) <= SMALL
         self.kept = KeptSteps() if is_small else None
@@ -273,18 +278,18 @@ class ClientProgram:
             for name, values in (part.keep(upload, states[part], download) or {}).items():
                 finite = None if isinstance(values, Edited) else upload.finite
                 part.stores.write(name, upload.clients, values, download.round, finite)
-        self.sent.append((upload.clients, upload.finite))
+        self.sent.append(Sent(download, upload.clients, upload.finite))
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Hands the server's reply to the clients that have uploaded in this round."""
         for part in self.parts:
             if not part.overrides("hear"):
                 continue
-            for clients, finite in self.sent:
-                states = self._states(part, clients, self.download)
-                new_states = part.hear(reply, states, self.download) or {}
+            for download, clients, finite in self.sent:
+                states = self._states(part, clients, download)
+                new_states = part.hear(reply, states, download) or {}
                 for name, values in new_states.items():
-                    part.stores.write(name, clients, values, self.download.round, finite)
+                    part.stores.write(name, clients, values, download.round, finite)
 
 
 def declares_recordable(part: ClientPart) -> str | None:

@@ -189,7 +189,7 @@ class Server:
             round,
             cohort=outcome.answered(round.scheduled),
             update=means.pop("delta"),
-            received=means,
+            extra_means=means,
             sums=totals.parts,
             num_finite=int(counts.num_finite),
             loss=counts.mean_loss,
@@ -204,15 +204,15 @@ class Server:
     def _steps_without_clients(self) -> bool:
         return any("steps without clients" in part.facts for part in self.parts)
 
-    def note(self, received: Received, download: Download, expected: Expected) -> None:
-        """Notes what later rounds depend on: states, losses, and the sizes of messages."""
-        self._note_states(received)
+    def record(self, received: Received, download: Download, expected: Expected) -> None:
+        """Records what later rounds depend on: states, losses, and the sizes of messages."""
+        self._record_states(received)
         self.schedule.learn(received.losses, received.index)
         self.schedule.download_bytes = float(download.nbytes)
         self.schedule.upload_bytes = float(expected.nbytes)
 
-    def _note_states(self, received: Received) -> None:
-        """Notes the states that all processes have written.
+    def _record_states(self, received: Received) -> None:
+        """Records the states that all processes have written.
 
         A client's states have the index of its download, and a server's table that of the round.
         """
@@ -242,7 +242,7 @@ class Server:
         self.setup.transport.reply(received.reply)
         # before any process reads a state that another writes
         self.setup.module.trainer.strategy.barrier()
-        self._note_states(received)  # those that clients write only when they hear the reply
+        self._record_states(received)  # those that clients write only when they hear the reply
 
 
 def losses_by_client(table: Tensor, round: Round) -> dict[int, float]:

@@ -48,7 +48,7 @@ class Simulation(Transport):
         among: np.ndarray | None = None,
     ) -> Outcome:
         layout = self.layout
-        self.program.receive(download)
+        self.program.take_download(download)
         layout.begin_round()
         for drawn in self.program.draw(download, self.deal(download, clients, among)):
             with layout.stack():
@@ -71,7 +71,7 @@ class Simulation(Transport):
             if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:
                 parts.append(part)
         rehearsal = replace(program, solver=solver or program.solver, parts=parts)
-        rehearsal.receive(download)
+        rehearsal.take_download(download)
         stacks = [clients] if here else self.deal(download, clients)
         for drawn in rehearsal.draw(download, stacks):
             yield rehearsal.train(download, drawn, sends=False)

@@ -138,7 +138,7 @@ class Upload(Message):
         """Sends ``tensors``, name → ``[K, *shape]``, in addition to Δ.
 
         A server part lists ``name`` in ``uploads`` and finds them in ``on_receive``. The mean of
-        floats, or the result of the run's aggregator, becomes ``round.received[name]``. A client
+        floats, or the result of the run's aggregator, becomes ``round.extra_means[name]``. A client
         counts only if all its numbers are finite.
         """
         self.extra[name] = dict(tensors)

@@ -85,8 +85,8 @@ class Received(Round):
 
     Attributes:
         update: the aggregated Δ, name → ``[*shape]``; ``on_aggregate_end`` may edit it.
-        received: what clients sent in addition to Δ, by the name given to ``Upload.send``: the mean
-            over the finite clients, or another aggregator's result, name → ``[*shape]``.
+        extra_means: what clients sent in addition to Δ, by the name given to ``Upload.send``: the
+            mean over the finite clients, or another aggregator's result, name → ``[*shape]``.
         sums: the sums of each server part (``ServerPart.sums``).
         reply: the server's message to the cohort after the round, by name; ``on_aggregate_end``
             fills it.
@@ -101,7 +101,7 @@ class Received(Round):
     """
 
     update: Params = field(default_factory=dict)
-    received: dict[str, Params] = field(default_factory=dict)
+    extra_means: dict[str, Params] = field(default_factory=dict)
     sums: Mapping[Any, Params] = field(default_factory=dict)
     reply: dict[str, Params] = field(default_factory=dict)
     num_finite: int = 0

@@ -208,7 +208,7 @@ class Beginning:
         stack = self.make_stack(model, self.clients, self.sizes, self.plan.steps)
         return stack, self.make_optimizer(stack)
 
-    def steps(self) -> Steps:
+    def make_steps(self) -> Steps:
         """These clients in new memory."""
         stack, optimizer = self.make(self.model)
         return Steps(stack, self.plan, optimizer)
@@ -287,7 +287,7 @@ class KeptSteps:
         if steps is not None and steps.stack.fits_network():
             steps.restart(beginning)
             return steps
-        steps = beginning.steps()
+        steps = beginning.make_steps()
         self._kept[k] = steps
         return steps
 

@@ -177,7 +177,7 @@ class LocalSolver:
             return recorder.begin(beginning, replays)
         if kept is not None and lasts:
             return kept.begin(beginning)
-        return beginning.steps()
+        return beginning.make_steps()
 
     def make_optimizer(self, stack: ClientStack) -> Optimizer:
         """The optimizer of a stack's clients in one round."""

@@ -97,6 +97,6 @@ class MeanVariate(ServerPart):
         return {self.message: self.control}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        change = list(self.trained(round.received[self.message]).values())
+        change = list(self.trained(round.extra_means[self.message]).values())
         share = round.num_finite / round.num_clients
         torch._foreach_add_(list(self.control.values()), change, alpha=share)

@@ -97,5 +97,5 @@ class MeanMomentum(MeanVariate):
     """M̄, which is sent and stored as SCAFFOLD's c is."""
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        means = [round.received[self.message][name] for name in self.control]
+        means = [round.extra_means[self.message][name] for name in self.control]
         torch._foreach_copy_(list(self.control.values()), means)

@@ -160,6 +160,6 @@ class CurvatureSums(ServerPart):
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         for message, sums in self._sums.items():
-            for name, mean in round.received[message].items():
+            for name, mean in round.extra_means[message].items():
                 torch.mul(mean, round.num_finite, out=sums[name])
         self._last["index"].fill_(round.index)

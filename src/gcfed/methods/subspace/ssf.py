@@ -98,5 +98,5 @@ class ProjectedMean(SubspaceServer):
         super().on_aggregate_end(update, round)
         share = round.num_finite / round.num_clients
         for name, control in self.control.items():
-            change = self.space[name].lift(round.received["ssf"][name])
+            change = self.space[name].lift(round.extra_means["ssf"][name])
             control.add_(change.cpu(), alpha=share)
