@@ -46,8 +46,8 @@ def refusal(words: list[str], folder: Path, without: str = "") -> str:
             if without:
                 cfg[without] = None
         check(cfg)
-        parts = assemble(cfg)
-        build_trainer(cfg, parts, parts.callbacks)
+        assembly = assemble(cfg)
+        build_trainer(cfg, assembly, assembly.callbacks)
     except ValueError as error:
         return str(error)
     return ""

@@ -134,7 +134,7 @@ def compare(
     """
     import pandas as pd
 
-    from gcfed.assemble import check_parts  # torch
+    from gcfed.assemble import check_buildable  # torch
 
     if not isinstance(configs, Mapping):
         raise TypeError('compare takes a dict: {"FedAvg": gcfed.configure("gc=none"), …}.')
@@ -153,7 +153,7 @@ def compare(
         runs[f"{method}, seed {seed}"] = _seeded(composed_configs[method], seed, path)
     check_jobs(runs, jobs)
     for run, path in zip(runs.values(), folders.values(), strict=True):
-        check_parts(run)
+        check_buildable(run)
         check_folder(run, path)
     train_all(runs, jobs=jobs, quiet=quiet)
     frames = {key: read_metrics(folders[key] / METRICS) for key in _sorted(folders)}

@@ -1,5 +1,5 @@
-"""Builds the parts of a run from a checked config: data, network, loop, methods, metrics; then the
-trainer.
+"""Builds what a run is made of from a checked config: data, network, loop, methods, metrics; then
+the trainer.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ MANY_CLIENTS = 2**31  # where the data have not been read, and their clients not
 
 
 @dataclass
-class Parts:
-    """The parts of a run.
+class Assembly:
+    """What a run is made of, except for its trainer and loggers.
 
     ``methods`` and ``callbacks`` are in the order of their hooks; the loop comes first.
     """
@@ -94,8 +94,8 @@ class Parts:
         return "unweighted mean (aggregator=weighted_mean weights clients by their samples)"
 
 
-def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
-    """Builds all parts of a run except for its trainer and loggers.
+def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
+    """Builds all that a run is made of except for its trainer and loggers.
 
     Args:
         clients_only: build the side of some clients, without server parts. Their data may be too
@@ -129,11 +129,11 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     if loop.transport.separate_clients:
         _refuse_client_callbacks(users_callbacks)
     loop.stores.require_folder()
-    return Parts(module, data, loop, methods, callbacks, result)
+    return Assembly(module, data, loop, methods, callbacks, result)
 
 
-def check_parts(cfg: DictConfig) -> Written:
-    """Builds those parts of a run that need no data, and drops them. Returns what the run writes.
+def check_buildable(cfg: DictConfig) -> Written:
+    """Builds what of a run needs no data, and drops it. Returns what the run writes.
 
     Several runs are checked so before the first one begins.
 
@@ -375,14 +375,14 @@ def models_in_memory(callbacks: Sequence[Callback]) -> int:
 
 
 def build_trainer(
-    cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0
+    cfg: DictConfig, assembly: Assembly, callbacks: Sequence[Callback], resume_round: int = 0
 ) -> Trainer:
     """The trainer with its loggers. It chooses the number of processes if the user has not."""
     layout = spread(
         cfg.trainer,
-        parts.loop.sampler.per_round,
-        parts.module.net,
-        parts.data.smallest_test,
+        assembly.loop.sampler.per_round,
+        assembly.module.net,
+        assembly.data.smallest_test,
         models_in_memory(callbacks),
     )
     if trains_on_cpu(cfg.trainer.accelerator):

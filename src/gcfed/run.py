@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from gcfed.assemble import (
-    Parts,
+    Assembly,
     assemble,
     build_module,
     build_trainer,
@@ -116,17 +116,18 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     with lock_run(folder):
         check_folder(cfg, folder)
         checkpoint = checkpoint_of(cfg, folder)
-        parts = assemble(cfg)
-        record = RunRecord(cfg, parts.data)
-        done = resume(cfg, checkpoint, record, parts.module, parts.loop, parts.callbacks)
-        callbacks = [*parts.callbacks, record]
+        assembly = assemble(cfg)
+        record = RunRecord(cfg, assembly.data)
+        done = resume(cfg, checkpoint, record, assembly.module, assembly.loop, assembly.callbacks)
+        callbacks = [*assembly.callbacks, record]
         if cfg.extras.figures:
             callbacks.append(Curves(folder))
-        trainer = build_trainer(cfg, parts, callbacks, done)
+        trainer = build_trainer(cfg, assembly, callbacks, done)
         # from here on the settings are accepted
         with failure_recorded(folder, write=trainer.is_global_zero):
-            _fit_and_finish(cfg, folder, parts, record, trainer, checkpoint, done)
-    return RunResult(folder, read_metrics(folder / METRICS), parts.module, trainer, parts.loop)
+            _fit_and_finish(cfg, folder, assembly, record, trainer, checkpoint, done)
+    metrics = read_metrics(folder / METRICS)
+    return RunResult(folder, metrics, assembly.module, trainer, assembly.loop)
 
 
 def _silence(cfg: DictConfig) -> None:
@@ -151,7 +152,7 @@ def _set_up_process(cfg: DictConfig) -> None:
 def _fit_and_finish(
     cfg: DictConfig,
     folder: Path,
-    parts: Parts,
+    assembly: Assembly,
     record: RunRecord,
     trainer: Trainer,
     checkpoint: Path | None,
@@ -160,21 +161,21 @@ def _fit_and_finish(
     """Trains the rounds that are left. The first process writes the run's folder."""
     leads = trainer.is_global_zero
     if leads:
-        known = not parts.loop.transport.own_data
-        held = begin(cfg, folder, parts.data, known=known, resumed=checkpoint is not None)
-        log.info("%s; on %d × %s", parts, trainer.world_size, trainer.strategy.root_device)
+        known = not assembly.loop.transport.own_data
+        held = begin(cfg, folder, assembly.data, known=known, resumed=checkpoint is not None)
+        log.info("%s; on %d × %s", assembly, trainer.world_size, trainer.strategy.root_device)
     for logger in trainer.loggers:
         logger.log_hyperparams(hyperparameters(cfg))
     if leads and cfg.extras.figures:
-        _show_partition(folder / "partition.png", parts, held, trainer, resumed_after)
-    _fit(parts, trainer, folder, checkpoint, resumed_after)
+        _show_partition(folder / "partition.png", assembly, held, trainer, resumed_after)
+    _fit(assembly, trainer, folder, checkpoint, resumed_after)
     if leads:
-        export(folder, parts.module.net, trainer.global_step)
-        _summarize(cfg, folder, parts, record, trainer, held)
+        export(folder, assembly.module.net, trainer.global_step)
+        _summarize(cfg, folder, assembly, record, trainer, held)
 
 
 def _show_partition(
-    picture: Path, parts: Parts, held: Held, trainer: Trainer, resumed_after: int
+    picture: Path, assembly: Assembly, held: Held, trainer: Trainer, resumed_after: int
 ) -> None:
     """Draws the partition before the first round, so that it is seen while the run trains.
 
@@ -184,17 +185,17 @@ def _show_partition(
         return
     from gcfed.plots.pictures import draw_partition  # matplotlib
 
-    draw_partition(parts.data, held.counts_NC, picture)
+    draw_partition(assembly.data, held.counts_NC, picture)
     show_picture(trainer.loggers, picture, resumed_after)
 
 
 def _fit(
-    parts: Parts, trainer: Trainer, folder: Path, checkpoint: Path | None, resumed_after: int
+    assembly: Assembly, trainer: Trainer, folder: Path, checkpoint: Path | None, resumed_after: int
 ) -> None:
     try:
         try:
             trainer.fit(
-                parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True
+                assembly.module, datamodule=assembly.data, ckpt_path=checkpoint, weights_only=True
             )
         finally:
             # Nothing may be written after the folder is unlocked, even if Lightning fails.
@@ -211,7 +212,7 @@ def _fit(
 def _summarize(
     cfg: DictConfig,
     folder: Path,
-    parts: Parts,
+    assembly: Assembly,
     record: RunRecord,
     trainer: Trainer,
     held: Held,
@@ -226,10 +227,10 @@ def _summarize(
     metrics = read_metrics(folder / METRICS)
     if not tested_in(metrics, trainer.global_step):
         return
-    summary = summary_of(metrics, cfg.targets, record.processes, parts.result)
+    summary = summary_of(metrics, cfg.targets, record.processes, assembly.result)
     summary |= held.skew
     about = dict(record.about)
-    stopped = why_stopped(parts.callbacks)
+    stopped = why_stopped(assembly.callbacks)
     if stopped:
         about["stopped"] = stopped[:100]
     write_summary(folder, summary, about)

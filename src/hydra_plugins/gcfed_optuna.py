@@ -81,12 +81,12 @@ class OptunaSweeper(Sweeper):
         drawn = [f"{key}={some_value(distribution)}" for key, distribution in space.items()]
         trial = self.load(self.cfg, [*common, *drawn])
         if "task" in trial:
-            from gcfed.assemble import check_parts  # torch
+            from gcfed.assemble import check_buildable  # torch
 
             with open_dict(trial):
                 trial.pop("hydra", None)
                 trial.paths.output_dir = str(root)
-            check_parts(trial).require(column_of(metric), f"optimized_metric={metric}")
+            check_buildable(trial).require(column_of(metric), f"optimized_metric={metric}")
         if "methods" in cfg:
             from gcfed.assemble import declared_result
 

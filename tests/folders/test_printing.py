@@ -54,8 +54,8 @@ HINT = f"{UNWEIGHTED} ({WEIGHTED} weights clients by their samples)"
     ],
 )
 def test_the_first_line_of_a_run_names_the_aggregator(config, words, expected):
-    parts = assemble(config(*FAST, *words))
-    assert str(parts).endswith(f"; aggregator: {expected}")
+    assembly = assemble(config(*FAST, *words))
+    assert str(assembly).endswith(f"; aggregator: {expected}")
 
 
 def test_a_run_prints_what_it_trains_and_its_results(config, tmp_path, capsys, caplog, monkeypatch):

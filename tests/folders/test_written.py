@@ -1,4 +1,4 @@
-"""What ``check_parts`` says that a run writes is what a run of the same config has written."""
+"""What ``check_buildable`` says that a run writes is what a run of the same config has written."""
 
 import json
 from fnmatch import fnmatchcase
@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 import pytest
 from conftest import read_rows, refuses
 
-from gcfed.assemble import check_parts
+from gcfed.assemble import check_buildable
 from gcfed.federated.parts import ServerPart
 from gcfed.folders.written import REMEDIES, Written
 from gcfed.metrics.base import OwnNumbers, ServerMetric
@@ -72,7 +72,7 @@ def agree(columns, patterns):
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_a_run_writes_what_it_should(config, tmp_path, settings):
     cfg = config(*SMALL, *settings, folder=tmp_path / "run")
-    written = check_parts(cfg)
+    written = check_buildable(cfg)
     train(cfg)
     columns = {name for row in read_rows(tmp_path / "run/metrics.csv") for name in row}
     assert not written.is_open
@@ -176,5 +176,5 @@ def test_each_remedy_makes_a_run_write_its_column(config):
     """Some remedies name a whole feature, which needs more settings."""
     for pattern, remedy in REMEDIES.items():
         if remedy.startswith("set ") and pattern != "test/relative_error":
-            written = check_parts(config(*remedy.removeprefix("set ").split()))
+            written = check_buildable(config(*remedy.removeprefix("set ").split()))
             assert any(fnmatchcase(column, pattern) for column in written.columns), remedy

@@ -3,7 +3,7 @@
 import pytest
 
 from gcfed.tables.plan import plan
-from gcfed.tables.records import Part, Table
+from gcfed.tables.records import Selection, Table
 
 ROWS = [
     {"label": "FedAvg", "overrides": ["gc=none"]},
@@ -21,8 +21,9 @@ TABLE = {
 }
 
 
-def jobs(*arguments, scale="full", table=None, **part):
-    return [*plan(Table(**TABLE | (table or {})), scale, Part(**part), arguments).jobs.values()]
+def jobs(*arguments, scale="full", table=None, **selection):
+    planned = plan(Table(**TABLE | (table or {})), scale, Selection(**selection), arguments)
+    return [*planned.jobs.values()]
 
 
 def folders(*arguments, **node):

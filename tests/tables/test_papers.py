@@ -13,7 +13,7 @@ from gcfed.tables import running
 from gcfed.tables.measures import FORMS, UNITS
 from gcfed.tables.plan import measures_of_cells, plan
 from gcfed.tables.reading import CATALOG, load, names
-from gcfed.tables.records import Part, Printed
+from gcfed.tables.records import Printed, Selection
 from gcfed.tables.search import tune
 from gcfed.utils.compose import GROUPS
 from gcfed.utils.resolvers import ROOT
@@ -112,7 +112,7 @@ def test_cells_with_different_numbers_are_different_runs(tables):
 def test_each_cell_of_each_scale_can_be_built_and_writes_its_measure(table, tmp_path):
     """What ``gcfed-table <name> scale=… dry_run=true`` checks, without an estimate of the time."""
     for scale in ("full", *table.scales):
-        planned = plan(table, scale, Part())
+        planned = plan(table, scale, Selection())
         works = [running.composed_work(job, tmp_path) for job in planned.first_jobs]
         running.check_cells(works, measures_of_cells(table, planned))
         if table.search:
@@ -136,7 +136,7 @@ def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_co
         assert f"gcfed-table {name}" in (CATALOG / f"{name}.yaml").read_text()
     for table in TABLES:
         for scale in {"full", "small", *table.scales}:
-            planned = plan(table, scale, Part())
+            planned = plan(table, scale, Selection())
             jobs = planned.jobs
             assert all(planned.gaps)  # cells without a run give a reason
             assert len({tuple(sorted(job.overrides)) for job in jobs.values()}) == len(jobs) > 0

@@ -330,7 +330,7 @@ def test_a_table_finds_methods_in_a_folder_of_the_users(tmp_path):
     path.write_text(yaml.safe_dump(node, allow_unicode=True))
     asked = command.request_of([str(path), "--config-dir", str(tmp_path / "conf"), "rounds=3"])
     table = load(path)
-    (job,) = plan(table, "full", asked.part, asked.arguments).jobs.values()
+    (job,) = plan(table, "full", asked.selection, asked.arguments).jobs.values()
     assert composer(job.overrides).client.epochs == 7
     whole = command.WholeTable(table, asked)
     values = whole.values(table.rows[0], table.columns[0])

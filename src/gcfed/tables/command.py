@@ -37,7 +37,7 @@ from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gather
 from gcfed.tables.plan import Plan, measures_of_cells, plan
 from gcfed.tables.reading import heading, load, names, reason
-from gcfed.tables.records import Axis, Part, Table
+from gcfed.tables.records import Axis, Selection, Table
 from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
 from gcfed.utils.compose import composed, searchpath
 from gcfed.utils.refusal import Refusal
@@ -55,7 +55,7 @@ class Request:
     words: Sequence[str]
     name: str  # of the table, or its file
     scale: str = "full"
-    part: Part = field(default_factory=Part)
+    selection: Selection = field(default_factory=Selection)
     dry_run: bool = False
     compare: bool = False
     changes: dict[str, Any] = field(default_factory=dict)  # of the table's search
@@ -71,7 +71,7 @@ def request_of(words: Sequence[str]) -> Request:
     """Raises Refusal for a word that the command cannot read."""
     name, *rest = words
     asked = Request(words, name)
-    part: dict[str, Any] = {}
+    selection: dict[str, Any] = {}
     waiting = iter(rest)
     for word in waiting:
         key, equals, text = word.partition("=")
@@ -81,7 +81,7 @@ def request_of(words: Sequence[str]) -> Request:
         elif not equals and not word.startswith("~"):
             raise Refusal(f"{word}: write key=value, such as scale=small or rounds=10.")
         elif key in ("rows", "columns", "seeds"):
-            part[key] = _value(word)
+            selection[key] = _value(word)
         elif key == "search" or key.startswith("search."):
             asked.changes[key] = _value(word)
         elif key == "scale":
@@ -93,7 +93,7 @@ def request_of(words: Sequence[str]) -> Request:
         else:
             asked.overrides.append(word)
     try:
-        asked.part = Part(**part)
+        asked.selection = Selection(**selection)
     except ValueError as error:
         (first,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
         raise Refusal(f"{reason(first)}.") from None
@@ -121,7 +121,7 @@ class WholeTable:
     def __init__(self, table: Table, request: Request) -> None:
         self.table = table
         self.is_asked = request.scale == "full" and not request.overrides
-        full = table.scales.get("full", Part()).overrides
+        full = table.scales.get("full", Selection()).overrides
         self.always = [*full, *request.places]
         self._known: dict[tuple[str, ...], Mapping[str, Any]] = {}
 
@@ -200,7 +200,7 @@ def main(words: Sequence[str]) -> int:
         return 0
     request = request_of(words)
     table = load(request.name, request.changes)
-    planned = plan(table, request.scale, request.part, request.arguments)
+    planned = plan(table, request.scale, request.selection, request.arguments)
     logs = _logs(planned, request)
     root = logs / "study" / table.name / request.scale
     if not request.compare:

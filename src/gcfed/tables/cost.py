@@ -45,16 +45,16 @@ def seconds_a_round(cfg: DictConfig, steps: dict[str, float]) -> float:
         cfg.metrics = {}
         if "download" in cfg.data.dataset:
             cfg.data.dataset.download = False
-    parts = assemble(cfg)
-    data = parts.data
+    assembly = assemble(cfg)
+    data = assembly.data
     batch = cfg.client.batch_size
     sizes = data.sizes()
-    number = parts.loop.sampler.per_round * parts.loop.solver.num_steps(sizes).mean()
+    number = assembly.loop.sampler.per_round * assembly.loop.solver.num_steps(sizes).mean()
     # a test has no backward pass: a third of a step
     number += data.num_test / batch / 3 / cfg.eval_every
     kind = repr((cfg.tags.data, cfg.model, batch))
     if kind not in steps:
-        module = parts.module
+        module = assembly.module
         dtype = next(module.parameters()).dtype
         data.to_device(torch.device("cpu"), dtype, torch.contiguous_format)
         x, y = data.fetch(torch.arange(min(batch, len(data.labels))), None)

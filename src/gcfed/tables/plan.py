@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from gcfed.folders.identity import counted, digest, key_of
-from gcfed.tables.records import Axis, Part, Table
+from gcfed.tables.records import Axis, Selection, Table
 from gcfed.utils.compose import explained
 from gcfed.utils.refusal import Refusal
 
@@ -51,22 +51,22 @@ class Plan:
         return [*cells.values()]
 
 
-def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) -> Plan:
-    """The jobs of a part of a table.
+def plan(table: Table, scale: str, selection: Selection, arguments: Sequence[str] = ()) -> Plan:
+    """The jobs of a selection of a table.
 
     Args:
-        part: wins over the scale's part.
+        selection: wins over that of the scale.
         arguments: overrides of every job.
 
-    Raises Refusal if the table has no such part.
+    Raises Refusal if the table has no such row, column or scale.
     """
-    scales = {"full": Part()} | table.scales
+    scales = {"full": Selection()} | table.scales
     if scale not in scales:
         raise Refusal(f"scale={scale} must be {' or '.join(scales)}.")
     _check_arguments(arguments)
     usual = scales[scale]
-    rows = choose("rows", part.rows or usual.rows, table.rows)
-    columns = choose("columns", part.columns or usual.columns, table.columns)
+    rows = choose("rows", selection.rows or usual.rows, table.rows)
+    columns = choose("columns", selection.columns or usual.columns, table.columns)
     names = _names_of_cells(table)
     suffix = _suffix(arguments)
     planned = Plan()
@@ -79,7 +79,7 @@ def plan(table: Table, scale: str, part: Part, arguments: Sequence[str] = ()) ->
             planned.gaps[gap] += 1
         else:
             cells.append((row, column))
-    for seed in part.seeds or usual.seeds or table.own_seeds:
+    for seed in selection.seeds or usual.seeds or table.own_seeds:
         for row, column in cells:
             overrides = table.overrides_of(row, column) or []
             _check_overrides(f"{row.label}, {column.label}", [*overrides, *usual.overrides])

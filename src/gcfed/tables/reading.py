@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from gcfed.folders.reading import read_yaml
-from gcfed.tables.records import Axis, Part, Search, Table
+from gcfed.tables.records import Axis, Search, Selection, Table
 from gcfed.utils.compose import suggestion
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
@@ -24,7 +24,7 @@ RECORDS: dict[str, type] = {
     "": Table,
     "rows": Axis,
     "columns": Axis,
-    "scales": Part,
+    "scales": Selection,
     "search": Search,
 }
 

@@ -46,8 +46,8 @@ class Axis:
 
 
 @dataclass(config=RULES, frozen=True)
-class Part:
-    """A part of a table. null means all rows, all columns, and the table's own seeds."""
+class Selection:
+    """Some of a table's runs. null means all rows, all columns, and the table's own seeds."""
 
     rows: list[str | int | float] | None = None  # labels or short names; * stands for anything
     columns: list[str | int | float] | None = None
@@ -115,7 +115,7 @@ class Table:
     overrides: list[str] = field(default_factory=list)
     note: str = ""
     # full is the whole table, unless it is here
-    scales: dict[str, Part] = field(default_factory=dict)
+    scales: dict[str, Selection] = field(default_factory=dict)
     search: Search | None = None
 
     def __post_init__(self) -> None:
@@ -216,10 +216,11 @@ class Table:
     def overrides_of(self, row: Axis, column: Axis) -> list[str] | None:
         """The overrides of the cell's run, except the seed; None if we cannot run it."""
         words: list[str] = []
-        for part in (self.overrides, column.overrides, row.overrides, row.at(column).overrides):
-            if part is None:
+        in_turn = (self.overrides, column.overrides, row.overrides, row.at(column).overrides)
+        for overrides in in_turn:
+            if overrides is None:
                 return None
-            words += part
+            words += overrides
         return words
 
     def gap(self, row: Axis, column: Axis) -> str:

@@ -169,12 +169,12 @@ def check_cells(works: Iterable[Work], measures: Mapping[str, Mapping[str, str]]
     Args:
         measures: the measures of each cell, each with the setting that names it.
     """
-    from gcfed.assemble import check_parts  # torch
+    from gcfed.assemble import check_buildable  # torch
 
     cells = {work.job.cell: work for work in works}
     for cell, work in cells.items():
         try:
-            written = check_parts(work.cfg)
+            written = check_buildable(work.cfg)
             for measure, key in measures.get(cell, {}).items():
                 require_written(measure, written, key)
         except (ValueError, OSError) as error:

@@ -46,12 +46,12 @@ class Totals(NamedTuple):
 
     Attributes:
         counts: :class:`Counts` as a vector, float64 ``[5]`` on the device.
-        parts: the sums of each part.
+        part_sums: the sums of each part.
         losses: :attr:`RoundSums.loss_table`.
     """
 
     counts: Tensor
-    parts: dict[ServerPart, Params]
+    part_sums: dict[ServerPart, Params]
     losses: Tensor | None
 
 
@@ -62,7 +62,7 @@ class RoundSums:
     Attributes:
         expected: the tensors that a client sends.
         means: of Δ ("delta"), and of the floats that clients send in addition to it, by name.
-        parts: the sums of each part (``ServerPart.sums``).
+        part_sums: the sums of each part (``ServerPart.sums``).
         finite: which clients sent finite numbers only, a bool ``[K]`` on the device per upload.
         losses: the clients' losses, ``[K]`` on the device per upload.
         loss_table: float64 ``[2, scheduled]``: the losses of those clients of this process that
@@ -72,7 +72,7 @@ class RoundSums:
 
     expected: Expected
     means: Mapping[str, Aggregator]
-    parts: dict[ServerPart, Params]
+    part_sums: dict[ServerPart, Params]
     finite: list[Tensor]
     losses: list[Tensor]
     loss_table: Tensor | None = None
@@ -100,7 +100,7 @@ class RoundSums:
     def add_terms(self, part: ServerPart, terms: Params) -> None:
         """Adds the terms that a part's ``on_receive`` has returned."""
         for name, term in terms.items():
-            total = self.parts[part][name]
+            total = self.part_sums[part][name]
             wrong = f"{part.title}: on_receive() and sums() disagree about {name}"
             assert term.shape == total.shape, wrong
             total.add_(term)
@@ -113,9 +113,9 @@ class RoundSums:
     def totals(self, round: Round) -> Totals:
         """All other sums over all processes, in one exchange."""
         tables = [] if self.loss_table is None else [self.loss_table]
-        tensors, layout = tree_flatten((self._counts(), self.parts, tables))
-        counts, parts, tables = tree_unflatten(round.reduce(tensors), layout)
-        return Totals(counts, parts, tables[0] if tables else None)
+        tensors, layout = tree_flatten((self._counts(), self.part_sums, tables))
+        counts, part_sums, tables = tree_unflatten(round.reduce(tensors), layout)
+        return Totals(counts, part_sums, tables[0] if tables else None)
 
     def _counts(self) -> Tensor:
         """The :class:`Counts` of this process as a vector, float64 ``[5]`` on the device."""

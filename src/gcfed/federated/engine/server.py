@@ -82,7 +82,7 @@ class Server:
         return RoundSums(
             expected=expected,
             means=self._empty_means(expected),
-            parts={part: part.sums(round) for part in self.parts},
+            part_sums={part: part.sums(round) for part in self.parts},
             finite=[round.zeros(0).bool()],  # a process may train no client
             losses=[round.zeros(0)],
             loss_table=loss_table,
@@ -190,7 +190,7 @@ class Server:
             cohort=outcome.answered(round.scheduled),
             update=means.pop("delta"),
             extra_means=means,
-            sums=totals.parts,
+            sums=totals.part_sums,
             num_finite=int(counts.num_finite),
             loss=counts.mean_loss,
             losses=losses,

@@ -74,12 +74,12 @@ class Sums:
 
         Called once.
         """
-        parts = [grid.parts() for grid in self._grids]
+        addends = [grid.addends() for grid in self._grids]
         # in one exchange, because each one waits for the slowest process
-        weight, *reduced = reduce([self._weight, *chain.from_iterable(parts)])
+        weight, *reduced = reduce([self._weight, *chain.from_iterable(addends)])
         remaining = iter(reduced)
         totals: dict[str, Tensor] = {}
-        for grid, own in zip(self._grids, parts, strict=True):
+        for grid, own in zip(self._grids, addends, strict=True):
             totals |= grid.total([next(remaining) for _ in own], reduce)
         return totals, weight
 
@@ -230,7 +230,7 @@ class Grid:
                 piece.mul_(weight).sub_(term.sub_(self._magic), alpha=2.0**-b)
                 weight = 1.0
 
-    def parts(self) -> list[Tensor]:
+    def addends(self) -> list[Tensor]:
         """What the processes add up. Called once, after the last term."""
         if not self.digits:
             return self.totals
@@ -240,7 +240,7 @@ class Grid:
 
     def total(self, reduced: Sequence[Tensor], reduce: Reduce) -> dict[str, Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``, from those of
-        :meth:`parts`, which it overwrites.
+        :meth:`addends`, which it overwrites.
         """
         if not self.digits:
             (total,) = reduced
