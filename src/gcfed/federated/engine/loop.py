@@ -93,8 +93,9 @@ class FederatedLoop(Callback):
         return columns
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Binds the parts of a run that :func:`gcfed.assemble.assemble` has not built, before
-        Lightning loads a checkpoint into them.
+        """Binds the run of a trainer that was built by hand, before Lightning loads a checkpoint.
+
+        :func:`gcfed.assemble.assemble` has already bound all other runs.
         """
         assert isinstance(pl_module, FederatedModule)
         data = trainer.datamodule  # type: ignore[attr-defined]
@@ -115,7 +116,11 @@ class FederatedLoop(Callback):
         trainer.strategy.barrier()
 
     def bind(self, callbacks: Sequence[Callback], data: Any, module: FederatedModule) -> None:
-        """Connects the parts of a run, once. Each checks what it needs.
+        """Connects the parts of a run to the loop, and the loop to the module. Each part checks
+        what it needs.
+
+        :func:`gcfed.assemble.assemble` calls it once, before there is a trainer. Of a trainer that
+        was built by hand, :meth:`setup` does.
 
         Raises ValueError if a combination cannot work; names the config key and the reason.
         """
@@ -147,7 +152,7 @@ class FederatedLoop(Callback):
             validate_parts(setup)
         self.data = data
         self.server = Server(setup, self.schedule, self.seed)
-        module.run_round_and_test = self.run_and_test
+        module.loop = self
 
     def _check_traits(self, module: FederatedModule, data: Any) -> None:
         traits = module.lent.traits

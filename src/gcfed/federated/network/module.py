@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -31,6 +31,13 @@ from gcfed.utils.checked import validated
 from gcfed.utils.refusal import Refusal
 
 
+class RunsRounds(Protocol):
+    """What the module needs of the loop, which this package may not import."""
+
+    def run_and_test(self, round_index: int) -> dict[str, Any]:
+        """Runs the round with this index and its test. Returns the row of metrics."""
+
+
 class FederatedModule(LightningModule):
     """Wraps the global network.
 
@@ -51,9 +58,7 @@ class FederatedModule(LightningModule):
     ``test/``.
     """
 
-    # Runs the round with this index and its test, and returns the row of metrics. Set by
-    # ``FederatedLoop.bind``.
-    run_round_and_test: Callable[[int], dict[str, Any]]
+    loop: RunsRounds  # set by FederatedLoop.bind, before the first round
 
     def __init__(
         self,
@@ -170,7 +175,7 @@ class FederatedModule(LightningModule):
         round_index = self.trainer.global_step
         # autocast is on again in local training and tests
         with blamed(self.net, self.task, f"in round {round_index + 1}"), outside_autocast():
-            return self.run_round_and_test(round_index)
+            return self.loop.run_and_test(round_index)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
         """Tests the global model on the test split, and on the validation split if there is one,
