@@ -3,6 +3,7 @@ and of processes.
 """
 
 import copy
+import re
 from functools import partial
 from typing import ClassVar
 
@@ -29,6 +30,7 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.objective.proximal import Proximal
+from gcfed.utils.refusal import Refusal
 
 
 def solver(**kwargs):
@@ -288,6 +290,31 @@ def test_a_client_whose_extra_numbers_are_not_finite_is_left_out(federation):
         ),
     )
     assert seen == [(1, 2.0)]
+
+
+class Adds(ServerPart):
+    """Declares one sum, a number, and adds other terms to its sums."""
+
+    def __init__(self, terms):
+        self.terms = terms
+
+    def sums(self, round):
+        return {"count": round.zeros()}
+
+    def on_receive(self, upload, round):
+        return self.terms
+
+
+@pytest.mark.parametrize(
+    ("terms", "why"),
+    [
+        ({"other": torch.ones(())}, "returns other, and sums() has no such name"),
+        ({"count": torch.ones(2)}, "returns count of shape [2], and sums() has shape []"),
+    ],
+)
+def test_terms_that_a_part_has_not_declared_are_refused(federation, terms, why):
+    with pytest.raises(Refusal, match=re.escape(f"Adds: on_receive() {why}")):
+        train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Adds(terms)])
 
 
 class Misfit(Spy):

@@ -18,6 +18,7 @@ from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.protocol.messages import Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Round
 from gcfed.utils.device import on_device
+from gcfed.utils.refusal import Refusal
 
 
 class Counts(NamedTuple):
@@ -98,11 +99,22 @@ class RoundSums:
         table[1, rows_K] = counts_K.to(table)
 
     def add_terms(self, part: ServerPart, terms: Params) -> None:
-        """Adds the terms that a part's ``on_receive`` has returned."""
+        """Adds the terms that a part's ``on_receive`` has returned.
+
+        Raises ValueError for terms of other names or shapes than those of ``ServerPart.sums``.
+        """
         for name, term in terms.items():
-            total = self.part_sums[part][name]
-            wrong = f"{part.title}: on_receive() and sums() disagree about {name}"
-            assert term.shape == total.shape, wrong
+            total = self.part_sums[part].get(name)
+            if total is None:
+                raise Refusal(
+                    f"{part.title}: on_receive() returns {name}, and sums() has no such name: let"
+                    " sums() return zeros for it."
+                )
+            if term.shape != total.shape:
+                raise Refusal(
+                    f"{part.title}: on_receive() returns {name} of shape {[*term.shape]}, and"
+                    f" sums() has shape {[*total.shape]}: let both return the same shape."
+                )
             total.add_(term)
 
     def total_means(self, round: Round) -> dict[str, Params]:
