@@ -310,25 +310,30 @@ class LocalSolver:
                 before_step(stack, batch, partial(self._objective, stack, batch, hooks))
         with hooks.autocast():
             task, objective = self._losses(stack, batch, hooks)
-        self._descend(steps, objective, hooks)
-        for after_step in hooks.after_step:
-            with hooks.autocast():
-                after_step(stack, batch)
-        steps.note(number, task.detach(), batch.count)
-
-    def _descend(self, steps: Steps, objective: Tensor, hooks: StepHooks) -> None:
-        """Makes the optimizer's step along the gradients of this objective."""
-        stack = steps.stack
-        update = steps.update
-        if isinstance(update, FusedKernel) and stack.is_lone and not self._shows_gradients(hooks):
-            update(stack.gradients_of_one(objective))
-            return
-        stack.backward(objective)
+        update = self._back_propagate(steps, objective, hooks)
         if hooks.after_backward is not None:
             hooks.after_backward()
         if self.clip_norm is not None:
             clip_gradients(stack, self.clip_norm)
         update()
+        for after_step in hooks.after_step:
+            with hooks.autocast():
+                after_step(stack, batch)
+        steps.note(number, task.detach(), batch.count)
+
+    def _back_propagate(
+        self, steps: Steps, objective: Tensor, hooks: StepHooks
+    ) -> Callable[[], object]:
+        """Computes the gradients of the objective. Returns the optimizer's step along them.
+
+        The leaves get the gradients, except where only a lone client's kernel reads them.
+        """
+        stack = steps.stack
+        update = steps.update
+        if isinstance(update, FusedKernel) and stack.is_lone and not self._shows_gradients(hooks):
+            return partial(update, stack.gradients_of_one(objective))
+        stack.backward(objective)
+        return update
 
     def _shows_gradients(self, hooks: StepHooks) -> bool:
         """Whether anything but the optimizer reads the gradients of a step."""
