@@ -8,7 +8,7 @@ from scipy import stats
 
 from gcfed.tables.plan import plan
 from gcfed.tables.reading import load
-from gcfed.tables.records import Part
+from gcfed.tables.records import Selection
 from gcfed.utils.resolvers import ROOT
 from reproductions.results.figures import numbers, table
 from reproductions.results.repeated import FEDDPC, SEARCH_SEED
@@ -61,7 +61,7 @@ def test_the_runs_of_feddpc_have_the_best_rate_of_its_search(label):
 def test_the_runs_of_feddpc_are_those_of_its_table(label):
     """The stored overrides are the table's, with the rate."""
     _, finals = of_feddpc(label)
-    jobs = plan(load("feddpc"), "small", Part(), []).jobs.values()
+    jobs = plan(load("feddpc"), "small", Selection(), []).jobs.values()
     planned = [{*job.overrides} for job in jobs if {*FEDDPC[label]} <= {*job.overrides}]
     for seed, run in finals.items():
         (own,) = [words for words in planned if f"seed={seed}" in words]

@@ -9,7 +9,7 @@ import pytest
 
 from gcfed.tables.plan import plan
 from gcfed.tables.reading import load
-from gcfed.tables.records import Part
+from gcfed.tables.records import Selection
 from gcfed.utils.resolvers import ROOT
 from reproductions.results import small_tables
 from reproductions.results.figures import table
@@ -222,4 +222,4 @@ def test_the_numbers_beside_a_verdict_are_those_of_its_table(name):
 
 def test_every_stored_run_is_of_a_planned_table():
     for place, _ in curves():
-        assert plan(load(place), "tiny", Part()).jobs
+        assert plan(load(place), "tiny", Selection()).jobs
