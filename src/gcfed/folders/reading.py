@@ -136,9 +136,9 @@ def column(metrics: pd.DataFrame, name: str) -> pd.Series:
     return metrics[name].dropna()
 
 
-def tested_in(metrics: pd.DataFrame, round: int) -> bool:
+def tested_in(metrics: pd.DataFrame, round_number: int) -> bool:
     """Whether a run has a test of this round; not if no logger has written rows."""
-    return round in column(metrics, "test/loss").index
+    return round_number in column(metrics, "test/loss").index
 
 
 def label_skew(held_NC: np.ndarray) -> dict[str, float]:

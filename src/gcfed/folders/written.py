@@ -95,8 +95,8 @@ class Written:
     def _refuse(self, name: str, key: str, known: Iterable[str]) -> NoReturn:
         is_smoothed = name.startswith("test/acc_") and "test/acc" not in self.columns
         remedy = remedy_of(name) if _matches(name, COLUMNS) and not is_smoothed else ""
-        help = f": {remedy}." if remedy else near(name, known)
-        raise Refusal(f"{key}: a run with these settings never writes {name}{help}")
+        hint = f": {remedy}." if remedy else near(name, known)
+        raise Refusal(f"{key}: a run with these settings never writes {name}{hint}")
 
 
 def require_measured(measures: Iterable[str], runs: Iterable[Run], key: str) -> None:

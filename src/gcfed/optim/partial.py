@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -25,10 +26,7 @@ def probe_optimizer(optimizer: MakeOptimizer) -> Optimizer:
     Its class and ``defaults`` are the settings: those of its groups where they agree.
     """
     made = optimizer([torch.zeros(1, requires_grad=True)])
-    for name in made.defaults:
-        first, *others = (group[name] for group in made.param_groups)
-        if all(other == first for other in others):
-            made.defaults[name] = first
+    made.defaults.update(_common_settings(made))
     return made
 
 
@@ -36,11 +34,17 @@ def has_several_settings(optimizer: Optimizer) -> bool:
     """Whether groups of its parameters have different settings, so that ``defaults`` are not those
     of all.
     """
+    return len(_common_settings(optimizer)) < len(optimizer.defaults)
+
+
+def _common_settings(optimizer: Optimizer) -> dict[str, Any]:
+    """The settings that all groups of its parameters share."""
+    common = {}
     for name in optimizer.defaults:
         first, *others = (group[name] for group in optimizer.param_groups)
-        if any(other != first for other in others):
-            return True
-    return False
+        if all(other == first for other in others):
+            common[name] = first
+    return common
 
 
 def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:

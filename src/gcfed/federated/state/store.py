@@ -112,9 +112,12 @@ class ClientStores:
                 _copy_vector(self._held[key], list(state.values()))
             elif key in self._version:
                 self._load_into(list(state.values()), key)
+            elif default is None:
+                for t in state.values():
+                    t.zero_()
             else:
                 for tensor, t in state.items():
-                    t.copy_(torch.zeros_like(t) if default is None else default[tensor])
+                    t.copy_(default[tensor])
         return states
 
     def write(
@@ -349,7 +352,7 @@ class ClientStores:
                 file.readinto(content)
                 checksum = zlib.crc32(content, checksum)
                 if piece is not t:
-                    t.copy_(piece)
+                    t.copy_(piece, non_blocking=True)
             if file.read() != _checksum_bytes(checksum):
                 raise self._lost(key, "damaged")
 
