@@ -192,6 +192,21 @@ def federation():
 composed_once = lru_cache(64)(composer)
 
 
+def config_of(*overrides: str, folder: Path) -> DictConfig:
+    """A training config whose run writes to a folder."""
+    GlobalHydra.instance().clear()
+    cfg = deepcopy(composed_once(overrides))
+    with open_dict(cfg):
+        cfg.paths.output_dir = str(folder)
+        cfg.extras.figures = "extras.figures=true" in overrides
+        if "trainer.devices=auto" not in overrides and cfg.trainer.devices == "auto":
+            cfg.trainer.devices = 1  # each core has a pytest worker
+        del cfg.callbacks.progress
+        if "tensorboard" in cfg.logger and not any(o.startswith("logger") for o in overrides):
+            del cfg.logger.tensorboard
+    return cfg
+
+
 @pytest.fixture
 def config(tmp_path):
     """``config("gc=local", folder=…)`` composes a training config whose run writes to a temporary
@@ -199,17 +214,7 @@ def config(tmp_path):
     """
 
     def make(*overrides: str, folder: Path | None = None) -> DictConfig:
-        GlobalHydra.instance().clear()
-        cfg = deepcopy(composed_once(overrides))
-        with open_dict(cfg):
-            cfg.paths.output_dir = str(folder or tmp_path / "run")
-            cfg.extras.figures = "extras.figures=true" in overrides
-            if "trainer.devices=auto" not in overrides and cfg.trainer.devices == "auto":
-                cfg.trainer.devices = 1  # each core has a pytest worker
-            del cfg.callbacks.progress
-            if "tensorboard" in cfg.logger and not any(o.startswith("logger") for o in overrides):
-                del cfg.logger.tensorboard
-        return cfg
+        return config_of(*overrides, folder=folder or tmp_path / "run")
 
     return make
 

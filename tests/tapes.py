@@ -5,6 +5,7 @@ On a CPU, a tape replays a step's operations as a CUDA graph does on a GPU.
 
 from typing import ClassVar
 
+import pytest
 import torch
 from harness import Spy
 from omegaconf import open_dict
@@ -77,7 +78,7 @@ class Twice(Spy):
         return [t.clone() for t in tensors]
 
 
-def train_twice(monkeypatch, cfg, tolerance=0.0):
+def train_twice(cfg, tolerance=0.0):
     """Rehearses each round without recordings, then trains it with as many recorded steps as
     possible.
 
@@ -89,7 +90,7 @@ def train_twice(monkeypatch, cfg, tolerance=0.0):
     with open_dict(cfg):
         cfg.callbacks["twice"] = {"_target_": "tapes.Twice"}
     Twice.same, Twice.recorders, Twice.tolerance = [], [], tolerance
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         if not tolerance:
             patch.setattr(BatchPlan, "padded", lambda plan: plan)
         patch.setattr(

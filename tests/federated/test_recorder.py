@@ -36,7 +36,7 @@ TINY = (
 
 
 @pytest.fixture
-def twice(config, monkeypatch, tmp_path):
+def twice(config, tmp_path):
     """Trains with :func:`tapes.train_twice`.
 
     Returns whether the numbers are equal, and the kinds of replayed steps.
@@ -50,7 +50,7 @@ def twice(config, monkeypatch, tmp_path):
                 cfg.model = {"_target_": model}
             if method is not None:
                 cfg.callbacks["method"] = {"_target_": method}
-        return train_twice(monkeypatch, cfg, tolerance)[1:]
+        return train_twice(cfg, tolerance)[1:]
 
     return run
 
@@ -135,7 +135,8 @@ def share_of_replays(make_plan, num_clients, num_rounds):
     tape = Listing()
     stack = SimpleNamespace(leaves={}, rows=lambda *_: [torch.zeros(1)])
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    steps, num_steps = None, 0
+    steps = None
+    num_steps = 0
     for _ in range(num_rounds):
         clients = rng.choice(data.num_clients, num_clients, replace=False)
         clients = clients[np.argsort(-data.sizes(clients))]

@@ -8,6 +8,7 @@ import copy
 import re
 import shutil
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, composed_once, read_rows
+from conftest import TWO, composed_once, config_of, read_rows
 from harness import (
     ALGORITHMS,
     FEW_INNER_STEPS,
@@ -27,7 +28,7 @@ from harness import (
     make_setup,
     train_rounds,
 )
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from tapes import train_twice
 from torch import nn
 
@@ -37,6 +38,7 @@ from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.federated.parts import ClientPart, Kept, Order, ServerPart, like_trained
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.batches import Kind
 from gcfed.folders.folder import CHECKPOINT
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.correction.feddc import FedDC
@@ -51,7 +53,7 @@ from gcfed.methods.server.fedvarp import FedVARP
 from gcfed.methods.subspace.ssf import SSF
 from gcfed.methods.upload.clip_update import ClipUpdate
 from gcfed.methods.upload.quantization import Quantization
-from gcfed.run import train
+from gcfed.run import RunResult, train
 from gcfed.utils.resolvers import ROOT
 
 # Of four clients, 1, 2 and 3 train in the first round, only 2 in the second, and 0, 1 and 2 in the
@@ -119,16 +121,6 @@ class Copy(ServerPart):
             shutil.copytree(self.folder, self.folder.with_name("two"))
 
 
-def assert_gc_comes_after_what_corrects(cfg):
-    """GC can be added to every algorithm (Table 7): it projects the corrected gradients."""
-    methods = build_methods(cfg)
-    places = [i for i, part in enumerate(methods) if isinstance(part, LocalGC | GlobalGC)]
-    assert [type(methods[i]) for i in places] == [LocalGC, GlobalGC]
-    assert all(part.order > Order.CORRECTS for part in methods[places[-1] + 1 :])
-    rest = [type(part) for i, part in enumerate(methods) if i not in places]
-    assert [type(part) for part in build_methods(OmegaConf.merge(cfg, {"gc": None}))] == rest
-
-
 def changed(cfg, folder, **changes):
     """A copy of a config with another folder and other settings."""
     cfg = copy.deepcopy(cfg)
@@ -138,24 +130,87 @@ def changed(cfg, folder, **changes):
     return cfg
 
 
-def trained_in_stacks(monkeypatch, cfg, folder):
-    """Trains stacks of two clients. Recorded steps give the same uploads, bit for bit, as steps
-    that are not recorded.
-    """
+@dataclass(frozen=True)
+class Case:
+    """An algorithm with a kind of GC, and the folder of its runs."""
+
+    algorithm: str
+    cfg: DictConfig
+    folder: Path
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((name, "gcfed") for name in ALGORITHMS if name not in LATE),
+        ("fedavg", "warmup"),
+    ],
+    ids="-".join,
+)
+def case(request, tmp_path_factory):
+    algorithm, gc = request.param
+    words = (f"algorithm={algorithm}", f"gc={gc}", *TINY, *FEW_INNER_STEPS.get(algorithm, []))
+    folder = tmp_path_factory.mktemp(algorithm)
+    yield Case(algorithm, config_of(*words, folder=folder), folder)
+    shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """A run that trained stacks of two clients."""
+
+    result: RunResult
+    rows: list[dict]
+    states: list[tuple[str, ...]]
+    uploads_agree: bool  # those of recorded steps with those of other steps, bit for bit
+    recorded: list[Kind]
+
+
+@pytest.fixture(scope="module")
+def stacks(case):
+    """Leaves a copy of its folder, ``two``, as a kill in the second round would leave it."""
+    folder = case.folder / "reference"
     copied = {"copy": {"_target_": f"{__name__}.Copy"}}
-    setting = changed(cfg, folder, client={"stack": 2}, callbacks=copied)
-    result, same, played = train_twice(monkeypatch, setting)
-    assert same
-    assert {kind.active for kind in played} == {1, 2}
-    # after the last round
-    assert load_checkpoint(folder / CHECKPOINT)["global_step"] == 3
-    return result
+    result, agree, recorded = train_twice(
+        changed(case.cfg, folder, client={"stack": 2}, callbacks=copied)
+    )
+    return Stacks(result, rows(folder), kept_states(folder), agree, recorded)
 
 
-def continued_by_two_processes(cfg, folder):
-    """Continues the copy of a run with all metrics, one client at a time in each process."""
+def kept_states(folder):
+    """(store, folder, file) of each client's state."""
+    return sorted(path.parts[-3:] for path in folder.glob("clients/*/*/*"))
+
+
+def test_gc_comes_after_what_corrects(case):
+    """GC can be added to every algorithm (Table 7): it projects the corrected gradients."""
+    methods = build_methods(case.cfg)
+    places = [i for i, part in enumerate(methods) if isinstance(part, LocalGC | GlobalGC)]
+    assert [type(methods[i]) for i in places] == [LocalGC, GlobalGC]
+    assert all(part.order > Order.CORRECTS for part in methods[places[-1] + 1 :])
+    rest = [type(part) for i, part in enumerate(methods) if i not in places]
+    without_gc = OmegaConf.merge(case.cfg, {"gc": None})
+    assert [type(part) for part in build_methods(without_gc)] == rest
+
+
+def test_recorded_steps_send_the_bits_of_other_steps(stacks):
+    assert stacks.uploads_agree
+    assert {kind.active for kind in stacks.recorded} == {1, 2}
+    assert [row["train/clients"] for row in stacks.rows] == [3, 1, 3]
+    assert [row["train/nonfinite_clients"] for row in stacks.rows] == [0, 0, 0]
+
+
+def test_the_last_checkpoint_is_that_of_the_last_round(case, stacks):
+    assert load_checkpoint(case.folder / "reference" / CHECKPOINT)["global_step"] == 3
+
+
+def test_two_processes_continue_a_killed_run_of_one_with_equal_numbers(case, stacks):
+    """The two train one client at a time and measure all metrics, so only the order of sums
+    differs.
+    """
+    folder = case.folder / "two"
     setting = changed(
-        cfg,
+        case.cfg,
         folder,
         client={"stack": 1},
         metrics=composed_once(MEASURED).metrics,
@@ -167,55 +222,31 @@ def continued_by_two_processes(cfg, folder):
     last = read_rows(folder / "metrics.csv")[1:]
     assert ["gap/l2" in row for row in last] == [True, True]
     assert {"cka/fc1", "forgetting/own", "clients/acc_after"} <= last[-1].keys()
-    return result
+    assert_near(final_weights(result), final_weights(stacks.result), 1e-9)
+    for found, row in zip(rows(folder), stacks.rows, strict=True):
+        assert found == pytest.approx(row, abs=1e-6, nan_ok=True)
+    assert kept_states(folder) == stacks.states
 
 
-def kept_states(folder):
-    """(store, folder, file) of each client's state."""
-    return sorted(path.parts[-3:] for path in folder.glob("clients/*/*/*"))
+def test_a_run_keeps_one_state_of_each_client(case, stacks):
+    clients = {(store, file.partition("-")[0]) for store, _, file in stacks.states}
+    assert len(clients) == len(stacks.states)
+    assert stacks.states or case.algorithm != "scaffold"
 
 
-def assert_bytes_are_those_of_the_table(algorithm, net, rows):
-    parameters = [*net.parameters()]
+def test_bytes_are_those_of_the_table(case, stacks):
+    if "sub" in case.algorithm or case.algorithm == "ssf":
+        pytest.skip("the subspace methods have their own tests of bytes")
+    parameters = [*stacks.result.module.net.parameters()]
     model = sum(p.nbytes for p in parameters)
     head = sum(p.nbytes for p in parameters[-2:]) / model
-    table = bytes_in_the_table(1 / parameters[0].itemsize, head).get(algorithm)
-    if table is None:  # a user's own method; docs/build.py wants a row for each of ours
-        return
-    for row in rows[1:]:  # a client that drops out has received the model
+    table = bytes_in_the_table(1 / parameters[0].itemsize, head)
+    if case.algorithm not in table:
+        pytest.skip("a user's own method; docs/build.py wants a row for each of ours")
+    for row in stacks.rows[1:]:  # a client that drops out has received the model
         clients = (3, row["train/clients"])
         sent = [row[way] / (model * n) for way, n in zip(COMM, clients, strict=True)]
-        assert sent == pytest.approx(table, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "gc"),
-    [*((name, "gcfed") for name in ALGORITHMS if name not in LATE), ("fedavg", "warmup")],
-)
-def test_stacks_recorded_steps_processes_and_a_killed_run_agree(
-    config, tmp_path, monkeypatch, algorithm, gc
-):
-    """Only the order of sums differs."""
-    few = FEW_INNER_STEPS.get(algorithm, [])
-    chosen = config(f"algorithm={algorithm}", f"gc={gc}", *TINY, *few)
-    assert_gc_comes_after_what_corrects(chosen)
-    reference = trained_in_stacks(monkeypatch, chosen, tmp_path / "reference")
-    expected = rows(tmp_path / "reference")
-    assert [row["train/clients"] for row in expected] == [3, 1, 3]
-    assert [row["train/nonfinite_clients"] for row in expected] == [0, 0, 0]
-
-    two = continued_by_two_processes(chosen, tmp_path / "two")
-    assert_near(final_weights(two), final_weights(reference), 1e-9)
-    for found, row in zip(rows(tmp_path / "two"), expected, strict=True):
-        assert found == pytest.approx(row, abs=1e-6, nan_ok=True)
-    kept = kept_states(tmp_path / "reference")
-    assert kept == kept_states(tmp_path / "two")
-    # one of each client
-    assert len({(store, file.partition("-")[0]) for store, _, file in kept}) == len(kept)
-    assert kept or algorithm != "scaffold"
-    # the subspace methods have their own tests of bytes
-    if "sub" not in algorithm and algorithm != "ssf":
-        assert_bytes_are_those_of_the_table(algorithm, reference.module.net, expected)
+        assert sent == pytest.approx(table[case.algorithm], rel=0.03)
 
 
 class StepsByItself(Spy):
