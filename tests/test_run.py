@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import read_rows, refuses
+from conftest import config_of, read_rows, refuses
 from harness import assert_near, final_weights
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
@@ -34,17 +34,10 @@ def run(config, tmp_path, name, *overrides):
 
 
 @pytest.fixture(scope="module")
-def kept():
-    return {}
-
-
-@pytest.fixture
-def finished(config, kept, tmp_path_factory):
-    """A finished run with all its files. All tests share it."""
-    if not kept:
-        more = ("extras.figures=true", "logger=tensorboard", "callbacks.checkpoint.every=2")
-        kept["run"] = run(config, tmp_path_factory.mktemp("finished"), "run", *FAST, *more)
-    return kept["run"]
+def finished(tmp_path_factory):
+    """A finished run with all its files."""
+    more = ("extras.figures=true", "logger=tensorboard", "callbacks.checkpoint.every=2")
+    return train(config_of(*FAST, *more, folder=tmp_path_factory.mktemp("finished") / "run"))
 
 
 # ------------------------------------------------------------------------------------ one code path

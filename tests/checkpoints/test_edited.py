@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import contents
+from conftest import config_of, contents
 from safetensors.torch import save_file
 
 from gcfed.folders.folder import CHECKPOINT
@@ -43,16 +43,11 @@ class Evil:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("edited")
-
-
-@pytest.fixture
-def finished(config, folder):
-    """The checkpoint of a finished run, which all tests share."""
-    if not (folder / "run").exists():
-        train(config(*FAST, folder=folder / "run"))
-    return folder / "run" / CHECKPOINT
+def finished(tmp_path_factory):
+    """The checkpoint of a finished run."""
+    folder = tmp_path_factory.mktemp("edited") / "run"
+    train(config_of(*FAST, folder=folder))
+    return folder / CHECKPOINT
 
 
 @pytest.fixture

@@ -27,19 +27,6 @@ FAST = (
 )
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return tmp_path_factory.mktemp("finished") / "run"
-
-
-@pytest.fixture
-def run(config, finished):
-    """``run(*overrides)`` continues a finished run in its folder. All tests share that run."""
-    if not finished.exists():
-        train(config(*FAST, folder=finished))
-    return lambda *overrides: train(config(*FAST, "ckpt_path=last", *overrides, folder=finished))
-
-
 def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(
     config, tmp_path, monkeypatch
 ):
@@ -134,13 +121,14 @@ def test_checksums_name_the_part_of_the_data_that_has_changed():
     assert checksum(np.arange(3)) == "31a469da"  # the same on all machines
 
 
-def test_a_resumed_run_writes_the_results_that_a_kill_prevented(run, finished):
-    names = {path.relative_to(finished) for path in finished.rglob("*")}
-    (finished / "global_model.safetensors").unlink()
-    (finished / "summary.json").unlink()
-    (finished / ".global_model.safetensors.123.safetensors").touch()
-    run()
-    assert {path.relative_to(finished) for path in finished.rglob("*")} == names
+def test_a_resumed_run_writes_the_results_that_a_kill_prevented(config, tmp_path):
+    train(config(*FAST, folder=tmp_path))
+    names = {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
+    (tmp_path / "global_model.safetensors").unlink()
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / ".global_model.safetensors.123.safetensors").touch()
+    train(config(*FAST, "ckpt_path=last", folder=tmp_path))
+    assert {path.relative_to(tmp_path) for path in tmp_path.rglob("*")} == names
 
 
 class CopyIn(Spy):
