@@ -85,7 +85,9 @@ def beginnings_once(compose: Callable, load: Callable) -> tuple[Callable, Callab
     merged = {}
 
     def compose_from_defaults_list(self, defaults, repo):
-        before, n, sources = [], 0, tuple(source.path for source in repo.get_sources())
+        before = []
+        n = 0
+        sources = tuple(source.path for source in repo.get_sources())
         for n in range(9, len(defaults), 9):
             key = (sources, *map(repr, defaults[:n]))
             if key not in merged:

@@ -64,8 +64,12 @@ class ArrayData(LightningDataModule):
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, clients: list[np.ndarray]) -> None:
         super().__init__()
-        self.x, self.y, self.clients = x, y, clients
-        self.num_clients, self.rounds, self.input_shape = len(clients), 1, tuple(x.shape[1:])
+        self.x = x
+        self.y = y
+        self.clients = clients
+        self.num_clients = len(clients)
+        self.rounds = 1
+        self.input_shape = tuple(x.shape[1:])
         self.num_classes = 1 + int(y.max())
 
     def client(self, client: int) -> np.ndarray:
@@ -145,7 +149,9 @@ def make_setup(
     cohort_of=3,
 ):
     """The ``Setup`` of a run with these methods."""
-    parts, solver, stores = parts_of(methods), solver or sgd(), stores or ClientStores()
+    parts = parts_of(methods)
+    solver = solver or sgd()
+    stores = stores or ClientStores()
     module = FederatedModule(net, server, task=task)
     clients = ClientProgram(
         module, data, solver, [part for part in parts if isinstance(part, ClientPart)]
@@ -186,7 +192,8 @@ class BesideSimulation(Wire):
         self.simulation = simulation
 
     def start(self):
-        names, self.stores = self.stores.names, ClientStores()
+        names = self.stores.names
+        self.stores = ClientStores()
         self.stores.names = names
         super().start()
 
@@ -205,7 +212,8 @@ class Sizes(Spy):
     order = Order.MEASURES
 
     def __init__(self):
-        self.down, self.up = [], []
+        self.down = []
+        self.up = []
 
     def on_broadcast(self, download, round):
         self.down.append(download)  # other parts may add to it later
@@ -293,8 +301,10 @@ def train_rounds(
     """
     if net is None:
         net = make_net()
-    solver, data = copy(solver or sgd()), copy(data or random_federation())
-    solver.stack, data.rounds = k, rounds
+    solver = copy(solver or sgd())
+    data = copy(data or random_federation())
+    solver.stack = k
+    data.rounds = rounds
     loop = FederatedLoop(
         sampler=sampler or Cohorts(cohort_of, order),
         solver=solver,
@@ -384,7 +394,8 @@ class Listening(Callback):
     """Writes to a file the addresses on which a process of a run listens."""
 
     def __init__(self, folder: str) -> None:
-        self.folder, self.before = Path(folder), listening()
+        self.folder = Path(folder)
+        self.before = listening()
 
     def on_train_start(self, trainer, *_):
         found = {place.split(":")[0] for place in listening() - self.before}

@@ -187,7 +187,9 @@ class Plain:
             state[name] += sum(delta[name] for delta in deltas.values()) / len(deltas)
 
     def round(self, t):
-        self.t, self.lr, drawn = t, LR * DECAY**t, self.drawn(t)
+        self.t = t
+        self.lr = LR * DECAY**t
+        drawn = self.drawn(t)
         came = self.came(t, drawn)
         deltas = {}
         losses = []

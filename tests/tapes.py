@@ -26,7 +26,8 @@ class Listing(Tape):
         self.played = []
 
     def record(self, step):
-        replay, (kind,) = super().record(step), getattr(step, "args", [None])
+        replay = super().record(step)
+        (kind,) = getattr(step, "args", [None])
 
         def counted():
             self.played.append(kind)
@@ -89,7 +90,9 @@ def train_twice(cfg, tolerance=0.0):
     """
     with open_dict(cfg):
         cfg.callbacks["twice"] = {"_target_": "tapes.Twice"}
-    Twice.same, Twice.recorders, Twice.tolerance = [], [], tolerance
+    Twice.same = []
+    Twice.recorders = []
+    Twice.tolerance = tolerance
     with pytest.MonkeyPatch.context() as patch:
         if not tolerance:
             patch.setattr(BatchPlan, "padded", lambda plan: plan)

@@ -99,7 +99,8 @@ def numbers(result):
 
 def test_each_call_of_train_gets_a_new_folder(tmp_path):
     """The calls are a loop over a setting, another seed, and the same config again."""
-    cfg, results = gcfed.configure(SMALL, f"paths.log_dir={tmp_path}"), {}
+    cfg = gcfed.configure(SMALL, f"paths.log_dir={tmp_path}")
+    results = {}
     for lr in (0.01, 0.02):
         cfg.client.optimizer.lr = lr
         results[lr] = gcfed.train(cfg)
@@ -118,7 +119,8 @@ def test_each_call_of_train_gets_a_new_folder(tmp_path):
         pd.testing.assert_frame_equal(results[lr].frame, read_metrics(tmp_path / f"{lr}.csv"))
     assert numbers(results["again"]) == numbers(results["seed"])
     assert len({str(numbers(result)) for result in results.values()}) == 3
-    cfg.rounds, cfg.ckpt_path = 3, "last"
+    cfg.rounds = 3
+    cfg.ckpt_path = "last"
     assert gcfed.train(cfg).folder in (results["seed"].folder, results["again"].folder)
 
 
@@ -172,7 +174,9 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
     assert {
         path: content for path, content in contents(tmp_path).items() if "other" not in str(path)
     } == before
-    cfg.seed, cfg.rounds, cfg.ckpt_path = 1, 3, "last"
+    cfg.seed = 1
+    cfg.rounds = 3
+    cfg.ckpt_path = "last"
     assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3]
 
 
@@ -289,7 +293,8 @@ OWN = "personal/local_acc"
 
 def compared(root, **methods):
     """A comparison of runs that were not trained: method → (declared result, columns)."""
-    folders, frames = {}, {}
+    folders = {}
+    frames = {}
     for method, (result, columns) in methods.items():
         for seed in (1, 2):
             folder = folders[method, seed] = root / f"{method}_{seed}"

@@ -78,7 +78,8 @@ def test_the_time_left_is_in_words(seconds, words):
 
 def test_a_difference_to_a_baseline_is_paired_by_seed(tmp_path):
     columns = {"x": {1: 0.5, 2: 0.9}, "y": {1: 0.4, 2: 0.7}}
-    folders, frames = {}, {}
+    folders = {}
+    frames = {}
     for method, by_seed in columns.items():
         for seed, acc in by_seed.items():
             folder = folders[method, seed] = tmp_path / f"{method}{seed}"

@@ -193,7 +193,8 @@ def test_the_workloads_have_the_sizes_of_other_simulators(
     cfg = workloads.compose_workload(name)
     assert sum(p.numel() for p in build_net(cfg).parameters()) == parameters
     assert cfg.participation.per_round == cohort
-    clients, images = cfg.participation.num_clients, cfg.data.dataset.num_train
+    clients = cfg.participation.num_clients
+    images = cfg.data.dataset.num_train
     assert cohort * images // clients == samples
     assert cfg.client.epochs == 1
     assert -(-images // clients // cfg.client.batch_size) == batches

@@ -108,8 +108,11 @@ class Remembers(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.norm = nn.Linear(6, 3), nn.BatchNorm1d(6).eval()
-        self.calls, self.plain, self.own = 0, torch.ones(6), torch.Generator().manual_seed(3)
+        self.layer = nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(6).eval()
+        self.calls = 0
+        self.plain = torch.ones(6)
+        self.own = torch.Generator().manual_seed(3)
         self.register_buffer("assigned", torch.zeros(6))
         self.register_buffer("moved", torch.zeros(6))
         self.register_buffer("expanded", torch.zeros(1).expand(6))
@@ -134,10 +137,12 @@ def fits(net, x):
 
 @pytest.mark.parametrize("look", [forward_order, probed, fits])
 def test_a_trial_pass_changes_neither_values_nor_memory_nor_modes(look):
-    net, x = Remembers(), torch.randn(8, 6)
+    net = Remembers()
+    x = torch.randn(8, 6)
     before = dict(describe(net))
     buffers = {name: (buffer, buffer.data_ptr()) for name, buffer in net.named_buffers()}
-    sample, seed = x.clone(), torch.get_rng_state()
+    sample = x.clone()
+    seed = torch.get_rng_state()
     look(net, x)
     assert dict(describe(net)) == before
     assert torch.equal(x, sample)

@@ -120,7 +120,9 @@ def test_a_config_from_python_equals_that_of_the_command_line():
     with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         cfg = compose("train", ["gc=none", "seed=3"])
     with open_dict(cfg):
-        cfg.paths.output_dir, cfg.trainer.devices, cfg.callbacks.progress = "logs/here", 1, None
+        cfg.paths.output_dir = "logs/here"
+        cfg.trainer.devices = 1
+        cfg.callbacks.progress = None
     assert configure("gc=none", ["seed=3"], folder="logs/here") == cfg
     assert configure("trainer.devices=2", folder="logs/here").trainer.devices == 2
 

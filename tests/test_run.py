@@ -136,7 +136,8 @@ def test_the_metrics_of_a_result_are_the_last_row(config, tmp_path, logger):
 
 
 def test_the_run_folder(finished):
-    result, folder = finished, finished.folder
+    result = finished
+    folder = finished.folder
     # without callbacks.progress, Lightning adds no bar
     assert result.trainer.progress_bar_callback is None
     written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")
@@ -207,7 +208,8 @@ def test_eval_precision_changes_only_tests(config, tmp_path):
         for p in ("null", "bf16-mixed")
     )
     assert torch.equal(final_weights(full), final_weights(half))
-    loss, file = half.metrics["test/loss"], f"ckpt_path={half.folder / 'global_model.safetensors'}"
+    loss = half.metrics["test/loss"]
+    file = f"ckpt_path={half.folder / 'global_model.safetensors'}"
     assert 0 < abs(loss - full.metrics["test/loss"]) < 0.02
     for key in ("precision", "eval_precision"):
         assert evaluate(config(*FAST, f"{key}=bf16-mixed", file))["test/loss"] == pytest.approx(

@@ -51,7 +51,8 @@ def test_the_mean_of_a_batch_leaves_padding_out_and_is_zero_without_a_real_label
 
 
 def test_squared_error_by_hand():
-    outputs, y = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [3.0, 4.0]])
+    outputs = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    y = torch.tensor([[0.0, 4.0], [3.0, 4.0]])
     assert SquaredError().losses(outputs, y).tolist() == [2.5, 12.5]
     scores = SquaredError().scores(outputs, y)
     assert [scores[column].tolist() for column in SquaredError.columns] == [
@@ -68,7 +69,8 @@ def test_squared_error_by_hand():
 
 def vectors(sizes=(9, 4, 7, 6)):
     """Clients of unequal sizes with vectors as targets."""
-    random, ends = np.random.default_rng(2), np.cumsum((0, *sizes))
+    random = np.random.default_rng(2)
+    ends = np.cumsum((0, *sizes))
     x, y = (torch.from_numpy(random.standard_normal((ends[-1], width))) for width in (6, 3))
     return ArrayData(x, y, [np.arange(a, b) for a, b in pairwise(ends)])
 
@@ -98,7 +100,9 @@ def by_hand(w, data, solver, lr, gradient, cohorts):
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_regression_equals_a_plain_loop(k):
     """The clients have 9, 4, 7 and 6 samples in batches of four. A stack pads the last batches."""
-    data, solver, rounds = vectors(), sgd(lr=0.05), 2
+    data = vectors()
+    solver = sgd(lr=0.05)
+    rounds = 2
     ours = train_rounds(linear(), data, solver, rounds=rounds, k=k, task=SquaredError())
     cohorts = [np.sort(np.random.default_rng(t).choice(4, 3, replace=False)) for t in range(rounds)]
     w = by_hand(
@@ -129,7 +133,9 @@ def test_clients_minimise_a_users_own_loss(k):
 
     With K = 1 and whole batches, the engine uses torch's own mean.
     """
-    data, solver, gamma = random_federation((8, 4, 12)), sgd(lr=0.3, epochs=1), 3.0
+    data = random_federation((8, 4, 12))
+    solver = sgd(lr=0.3, epochs=1)
+    gamma = 3.0
     net = nn.Linear(6, 4, bias=False, dtype=torch.float64)
     w = net.weight.detach().clone()
     ours = train_rounds(net, data, solver, rounds=1, k=k, task=Focal(gamma))
@@ -169,7 +175,9 @@ def test_a_task_with_invalid_columns_is_refused(config, tmp_path, monkeypatch, c
 
 
 def test_a_loss_or_score_that_sums_would_broadcast_is_refused(monkeypatch):
-    x, y, net = torch.randn(8, 6), torch.randn(8, 1), nn.Linear(6, 1)
+    x = torch.randn(8, 6)
+    y = torch.randn(8, 1)
+    net = nn.Linear(6, 1)
     with refuses(
         r"^task=SquaredError: losses has the shape \[8, 8\] .*: it must be \[8\]\.$",
     ):
@@ -205,7 +213,8 @@ def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
 @pytest.mark.parametrize("task", [CLASSIFICATION, SquaredError()])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_tests_sum_batches_in_at_least_float32(dtype, task):
-    outputs, wanted = torch.randn(7, 4, dtype=dtype), torch.promote_types(dtype, torch.float32)
+    outputs = torch.randn(7, 4, dtype=dtype)
+    wanted = torch.promote_types(dtype, torch.float32)
     y = torch.arange(7) % 4 if task is CLASSIFICATION else torch.randn(7, 4, dtype=wanted)
     data = SimpleNamespace(fetch_test=lambda batch, split: batch)
     module: Any = SimpleNamespace(

@@ -11,7 +11,8 @@ def cropped(x, draws, padding=2):
     """Crops images with a black border at the drawn rows and columns, and mirrors about half of
     them.
     """
-    x, side = F.pad(x, (padding,) * 4), x.shape[-1]
+    side = x.shape[-1]
+    x = F.pad(x, (padding,) * 4)
     windows = [
         image[:, r : r + side, c : c + side] for image, (r, c, _) in zip(x, draws, strict=True)
     ]
@@ -31,7 +32,10 @@ def center(net, names):
 class Numbers(Plain):
     """Adds GC, a server optimizer and the test of the global model."""
 
-    n, cohort, samples, atol = 5, 3, 70, 1e-6  # tests average in float32
+    n = 5
+    cohort = 3
+    samples = 70
+    atol = 1e-6  # tests average in float32
     by_samples = False
     crop = False
     local = ()

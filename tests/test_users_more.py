@@ -52,7 +52,8 @@ def ours(config, folder, net, loss, clients, stack):
         cfg.client.stack = stack
         cfg.callbacks = {}
         cfg.participation.sampler.per_round = clients
-        cfg.data.dataset.clients, cfg.data.dataset.kind = clients, kind_of(loss)
+        cfg.data.dataset.clients = clients
+        cfg.data.dataset.kind = kind_of(loss)
         cfg.model._target_ = f"{net.__module__}.{net.__name__}"
         cfg.task._target_ = f"{loss.__module__}.{loss.__name__}"
     return train(cfg)

@@ -104,7 +104,8 @@ def compare(result, name, clients):
     y, y_test = (torch.from_numpy(data[key]) for key in ("y", "y_test"))
     parts = np.split(np.arange(len(y)), np.cumsum(SIZES[clients])[:-1])
     net = plain(lambda: fresh(name), x, y, parts, x_test, gc=True)
-    logits, state = net(x_test), result.module.net.state_dict()
+    logits = net(x_test)
+    state = result.module.net.state_dict()
     assert state.keys() == net.state_dict().keys()
     for n, value in net.state_dict().items():
         if value.is_floating_point() or clients == 1:
@@ -123,7 +124,8 @@ def compare(result, name, clients):
     [(n, c) for n, both in NETWORKS.items() for c, e in zip((1, 3), both, strict=True) if e],
 )
 def test_a_network_trains_as_with_plain_pytorch(config, tmp_path, caplog, name, clients):
-    expected, said = NETWORKS[name][clients > 1], ""
+    expected = NETWORKS[name][clients > 1]
+    said = ""
     with caplog.at_level("INFO"):
         try:
             words = (
@@ -134,7 +136,8 @@ def test_a_network_trains_as_with_plain_pytorch(config, tmp_path, caplog, name, 
             words += (f"client.stack={clients}",)
             result = run(config, tmp_path / "run", name, *words, clients=clients, whole=False)
         except ValueError as error:
-            result, said = None, str(error)
+            result = None
+            said = str(error)
     named = expected != EQUAL and re.search(expected, f"{said} {caplog.text}")
     assert result or named, said
     if result and (not named or expected == ALONE):

@@ -110,7 +110,8 @@ class Arms(Callback):
     def on_train_batch_end(self, trainer, pl_module, *_):
         Arms.net = pl_module.net
         Arms.weights = {n: t.clone() for n, t in pl_module.net.state_dict().items()}
-        users_networks.Fails.steps, users_networks.Fails.error = 0, RuntimeError("in forward")
+        users_networks.Fails.steps = 0
+        users_networks.Fails.error = RuntimeError("in forward")
 
 
 def test_a_client_that_fails_does_not_change_the_global_network(config, tmp_path, monkeypatch):

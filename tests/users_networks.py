@@ -36,7 +36,8 @@ def normalised(x):
 
 def load(clients=1, images=False, unit=1.0):
     """A user's function for ``data.dataset._target_``. Inputs have this unit."""
-    (x, y), (x_test, y_test) = pixels(sum(SIZES[clients]), 0), pixels(12, 1)
+    x, y = pixels(sum(SIZES[clients]), 0)
+    x_test, y_test = pixels(12, 1)
     if not images:
         x, x_test = (normalised(a).reshape(-1, 36) / unit for a in (x, x_test))
         x = x.astype(np.float32)

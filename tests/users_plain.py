@@ -56,7 +56,8 @@ def composed(config, folder, name, *overrides, clients=1):
     cfg = config("model._target_=users_networks.Small", *words, folder=folder)
     with open_dict(cfg):
         cfg.model._target_ = f"{net.__module__}.{name}"
-        cfg.data.dataset.clients, cfg.data.dataset.images = clients, bool(images)
+        cfg.data.dataset.clients = clients
+        cfg.data.dataset.images = bool(images)
     return cfg
 
 
@@ -68,7 +69,8 @@ def run(config, folder, name, *overrides, clients=1, callback="", whole=True):
     cfg = composed(config, folder, name, *overrides, clients=clients)
     with open_dict(cfg):
         if not whole:
-            cfg.callbacks, cfg.logger = {}, {}
+            cfg.callbacks = {}
+            cfg.logger = {}
         if callback:
             cfg.callbacks.own = {"_target_": callback}
     return train(cfg)

@@ -174,7 +174,8 @@ def test_the_rule_reduces_running_statistics_separately(name, local):
 
     Hostile statistics are filtered, too.
     """
-    net, (make, definition) = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), RULES[name]
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    make, definition = RULES[name]
     rule = make()
     loop = FederatedLoop(sampler=Cohorts(10), solver=sgd(), aggregator=rule, rounds=1, seed=1)
     data = random_federation(sizes=(4,) * 10, features=2, classes=3, dtype=torch.float32)

@@ -27,7 +27,8 @@ def attacked(attack, clients=range(N), seed=1):
     upload.send("more", {"v": delta.clone() * 3})
     upload.clients = clients
     download = make_download({"w": torch.zeros(4, 2).double()}, cohort=range(N))
-    download.seed, attack.num_clients = seed, N
+    download.seed = seed
+    attack.num_clients = N
     attack.send(upload, {}, download)
     return delta, upload, np.isin(clients, hostile(attack.clients, N, seed))
 
@@ -66,7 +67,8 @@ def test_colluding_clients_need_the_whole_cohort_in_one_stack():
         attacked(ALIE(), clients=[1, 2, 3])
 
     def validate(stack, sampler=None):
-        solver, data = SimpleNamespace(stack=stack), SimpleNamespace(num_clients=9)
+        solver = SimpleNamespace(stack=stack)
+        data = SimpleNamespace(num_clients=9)
         ALIE().validate(SimpleNamespace(solver=solver, cohort=5, data=data, sampler=sampler))
 
     for stack in ("auto", 5, 1000):  # auto: as many as fit into the device's memory

@@ -139,7 +139,8 @@ class CopyIn(Spy):
     disk = threading.Event()
 
     def __init__(self, folder, copy):
-        self.folder, self.copy = folder, copy
+        self.folder = folder
+        self.copy = copy
 
     def on_broadcast(self, download, round):
         if round.index == 3:
@@ -152,7 +153,9 @@ def test_a_kill_while_a_checkpoint_is_written_loses_one_round(config, tmp_path, 
 
     The second one is whole.
     """
-    run, killed, fsync = tmp_path / "run", tmp_path / "killed", os.fsync
+    run = tmp_path / "run"
+    killed = tmp_path / "killed"
+    fsync = os.fsync
 
     def slow(file):
         written = [path.stat().st_ino for path in run.glob("checkpoints/.last.ckpt*")]

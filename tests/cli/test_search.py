@@ -60,7 +60,9 @@ class Launcher:
         columns=lambda acc: {},
         summary=None,
     ):
-        self.of, self.columns, self.summary = of, columns, summary
+        self.of = of
+        self.columns = columns
+        self.summary = summary
         self.calls = []
 
     @property
@@ -82,7 +84,8 @@ class Launcher:
             rows = accuracies(accuracy, **self.columns(accuracy))
             write_run(folder, rows, rounds=1, summary=self.summary)
         except ValueError as error:
-            done.status, done.return_value = JobStatus.FAILED, error
+            done.status = JobStatus.FAILED
+            done.return_value = error
         return done
 
 
@@ -91,7 +94,8 @@ def go(folder, launcher, *arguments, metric=METRIC, load=plain, **settings):
     sweeper.cfg = OmegaConf.create(
         {"optimized_metric": metric, "hydra": {"sweep": {"dir": str(folder)}}}
     )
-    sweeper.load, sweeper.launch = load, launcher.launch
+    sweeper.load = load
+    sweeper.launch = launcher.launch
     sweeper.sweep([*arguments])
 
 

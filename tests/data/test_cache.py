@@ -8,7 +8,8 @@ class Build:
     """Fills a cache with images of one value and counts its calls."""
 
     def __init__(self, value=1):
-        self.value, self.calls = value, 0
+        self.value = value
+        self.calls = 0
 
     def __call__(self, keep):
         self.calls += 1
@@ -72,7 +73,8 @@ def test_a_build_within_a_build(tmp_path):
             self.other = cached(tmp_path, "toy", Build())
             return info
 
-    slow, never = Slow(), Build()
+    slow = Slow()
+    never = Build()
     check(cached(tmp_path, "toy", slow))
     check(slow.other)
     check(cached(tmp_path, "toy", never))

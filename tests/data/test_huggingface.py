@@ -38,7 +38,8 @@ def saved(folder, splits):
     return str(folder / "mine")
 
 
-STRING, CLASS = datasets.Value("string"), datasets.ClassLabel(names=["cat", "dog"])
+STRING = datasets.Value("string")
+CLASS = datasets.ClassLabel(names=["cat", "dog"])
 
 
 def pictures(n=N, **png_options):
@@ -87,7 +88,8 @@ def test_the_numbers_of_classes_mean_the_same_in_both_splits(tmp_path):
 
 
 def test_images_of_one_set_have_the_same_channels(tmp_path):
-    grey, colours = pictures(4, mode="L"), pictures()
+    grey = pictures(4, mode="L")
+    colours = pictures()
     name = saved(tmp_path / "a", {"train": colours, "test": grey})
     assert huggingface(name, str(tmp_path / "data")).test.x.shape == (4, 3, 4, 5)
     mixed = {**colours[0], "image": [grey[0]["image"][0], *colours[0]["image"][1:]]}
@@ -135,7 +137,8 @@ def test_unreadable_images_and_a_missing_package_are_named(tmp_path, monkeypatch
 
 
 def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config):
-    columns, features = {"text": TEXTS, "kind": CLASSES}, {"text": STRING, "kind": CLASS}
+    columns = {"text": TEXTS, "kind": CLASSES}
+    features = {"text": STRING, "kind": CLASS}
     small = (
         "rounds=1",
         "participation.num_clients=5",

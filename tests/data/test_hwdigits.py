@@ -31,7 +31,8 @@ def enlarged(images: np.ndarray) -> np.ndarray:
     place = np.clip((np.arange(32) + 0.5) * side / 32 - 0.5, 0, side - 1)
     low = np.minimum(place.astype(int), side - 2)
     weight = np.zeros((32, side))
-    weight[np.arange(32), low], weight[np.arange(32), low + 1] = 1 - (place - low), place - low
+    weight[np.arange(32), low] = 1 - (place - low)
+    weight[np.arange(32), low + 1] = place - low
     out = np.rint(weight @ images.astype(float) @ weight.T).astype(np.uint8)
     return np.repeat(out, 3, 1) if images.shape[1] == 1 else out
 
@@ -74,7 +75,8 @@ def write_svhn(folder: Path, monkeypatch) -> dict[str, np.ndarray]:
     scipy_io = pytest.importorskip("scipy.io")
     images = {part: pixels(n, 3, 32, 32) for part, n in SIZES.items()}
     for part, x in images.items():
-        buffer, y = io.BytesIO(), np.where(LABELS[part] == 0, 10, LABELS[part])[:, None]
+        buffer = io.BytesIO()
+        y = np.where(LABELS[part] == 0, 10, LABELS[part])[:, None]
         scipy_io.savemat(
             buffer,
             {"X": x.transpose(2, 3, 1, 0), "y": y.astype(float if part == "train" else np.uint8)},

@@ -258,7 +258,8 @@ def test_integers_of_any_size_stay_apart():
         content = {"x": x, "y": labels, "groups": labels}
         dataset = from_arrays(content, "mine.py", 0.2)
         assert dataset.num_classes == len(np.unique(dataset.train.groups)) == len(y)
-    unsigned, signed = np.array([2**63 + 1, 2**63 + 2] * 20, np.uint64), np.array([3, -3] * 20)
+    unsigned = np.array([2**63 + 1, 2**63 + 2] * 20, np.uint64)
+    signed = np.array([3, -3] * 20)
     content = {"x": x, "y": unsigned, "x_test": x, "y_test": signed}
     assert from_arrays(content, "mine.py", 0.2).class_names == (
         "-3",

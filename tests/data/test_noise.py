@@ -89,7 +89,8 @@ def test_only_clients_samples_are_noisy_and_their_tests_have_true_labels(config)
     for a, b in zip(plain._tests, noisy._tests, strict=True):
         assert torch.equal(a[0], b[0])
         assert torch.equal(a[1], b[1])
-    aside, kept = noisy.tests_of_clients.indices, noisy.partition.indices
+    aside = noisy.tests_of_clients.indices
+    kept = noisy.partition.indices
     x_changed = (plain._train[0] != noisy._train[0]).flatten(1).any(1).numpy()
     y_changed = plain.labels != noisy.labels
     assert x_changed[aside].all()

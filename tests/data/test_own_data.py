@@ -275,7 +275,8 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
         "participation.num_clients=4",
         "task._target_=gcfed.tasks.SquaredError",
     )
-    cfg, built = config(*mine), []
+    cfg = config(*mine)
+    built = []
     for cfg.data.standardize in (True, False):
         built.append(build(cfg.data))
         built[-1].setup()
@@ -283,7 +284,8 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
     trained, target = (tensor.double().numpy()[raw.partition.indices] for tensor in raw._train)
     assert len(trained) == 28  # held-out and test samples do not influence the statistics
     assert {*trained[:, 0], *target[:, 0]} <= {*x[:, 0], *y}  # float32 would round to two minutes
-    mean, std = np.array([trained[:, 0].mean(), 0, 0.1]), np.array([trained[:, 0].std(), 1, 1])
+    mean = np.array([trained[:, 0].mean(), 0, 0.1])
+    std = np.array([trained[:, 0].std(), 1, 1])
     for ours, plain in zip([scaled._train, *scaled._tests], [raw._train, *raw._tests], strict=True):
         np.testing.assert_allclose(ours[0], (plain[0].numpy() - mean) / std, rtol=0, atol=1e-6)
         np.testing.assert_allclose(
@@ -338,7 +340,8 @@ def test_a_share_is_held_out_of_each_class(n, share, count):
 
 
 def test_validation_samples_are_held_out_before_the_partition(config):
-    cfg, built = config("data.validation=0.1"), []
+    cfg = config("data.validation=0.1")
+    built = []
     for cfg.seed in (1, 2):
         built.append(build(cfg.data))
         built[-1].setup()

@@ -111,9 +111,11 @@ def test_a_shift_changes_all_tests_and_does_not_depend_on_classes(config):
         "data.dataset.num_train=3200",
         "data.dataset.num_test=400",
     )
-    runs, cfg = [], config(*overrides)
+    runs = []
+    cfg = config(*overrides)
     for degrees, seed in (([0], 1), ([0, 90, 180, 270], 1), ([0, 90, 180, 270], 2)):
-        cfg.partition.degrees, cfg.seed = degrees, seed
+        cfg.partition.degrees = degrees
+        cfg.seed = seed
         runs.append(build(cfg.data))
         runs[-1].setup()
     plain, once, again = runs
@@ -190,7 +192,8 @@ def test_partitions_by_class_take_targets_in_bins_of_equal_size(partitioner):
 
 def test_shards_of_targets_are_ranges_of_their_values(config):
     y = np.random.default_rng(2).lognormal(size=1000)
-    partition, order = Shards(1)(y[:, None], 20, seed=1), y.argsort()
+    partition = Shards(1)(y[:, None], 20, seed=1)
+    order = y.argsort()
     held = {frozenset(partition.client(k).tolist()) for k in range(20)}
     assert held == {frozenset(shard.tolist()) for shard in np.split(order, 20)}
     words = (

@@ -128,7 +128,8 @@ def test_texts_that_are_no_categories_are_refused(tmp_path, cell):
 
 def test_empty_cells_are_refused(tmp_path):
     rows = [list(row) for row in ROWS]
-    rows[3][4], rows[4][1] = "", ""
+    rows[3][4] = ""
+    rows[4][1] = ""
     path = write(tmp_path / "x.csv", rows)
     for column, others in (("rate", ["work"]), ("work", ["rate"])):
         words = (
@@ -294,7 +295,8 @@ def test_invalid_folders_are_named(tmp_path):
 def test_a_run_on_a_table_in_any_units(config, tmp_path):
     """Targets of 100,000 ± 50,000 would make the loss NaN if they were not standardised."""
     rng = np.random.default_rng(0)
-    income, town = rng.normal(4e4, 1e4, 300), rng.choice(["north", "south"], 300)
+    income = rng.normal(4e4, 1e4, 300)
+    town = rng.choice(["north", "south"], 300)
     price = 1e5 + 4 * (income - 4e4) + 3e4 * (town == "north")
     pd.DataFrame({"income": income, "town": town, "price": price}).to_csv(
         tmp_path / "houses.csv", index=False
@@ -314,7 +316,8 @@ def test_a_run_on_a_table_in_any_units(config, tmp_path):
     data = result.trainer.datamodule
     assert data._tests[0][1].std() == pytest.approx(1, abs=0.3)
     assert result.metrics["test/loss"] < 0.3
-    y, std = data.dataset.train.y, data.scaling["y_std"]
+    y = data.dataset.train.y
+    std = data.scaling["y_std"]
     np.testing.assert_allclose(std, y.std(0), rtol=1e-6)
     with np.load(tmp_path / "scaled" / "scaling.npz") as scaling:
         assert all(np.array_equal(scaling[name], array) for name, array in data.scaling.items())

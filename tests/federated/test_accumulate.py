@@ -39,9 +39,11 @@ def test_parts_of_a_batch_give_the_step_of_the_whole_batch(methods, k):
 
 @pytest.mark.parametrize(("methods", "passes"), [([], 1), ([Sam()], 2)])
 def test_each_pass_takes_a_part_of_a_batch(methods, passes):
-    net, sizes = make_net(), []
+    net = make_net()
+    sizes = []
     net.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    solver, step = sgd(batch_size=5, accumulate=3), [2, 2, 1] * passes + [1, 1] * passes
+    solver = sgd(batch_size=5, accumulate=3)
+    step = [2, 2, 1] * passes + [1, 1] * passes
     train_rounds(net, random_federation((7,)), solver, rounds=1, methods=methods, cohort_of=1)
     assert sizes[-2 * len(step) :] == 2 * step  # two epochs
 

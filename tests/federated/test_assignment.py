@@ -16,7 +16,8 @@ from gcfed.models.mlp import MLP
 
 
 def test_clients_are_assigned_to_processes_largest_first():
-    cohort, work = np.array([3, 5, 8, 9]), np.array([1, 10, 4, 6])
+    cohort = np.array([3, 5, 8, 9])
+    work = np.array([1, 10, 4, 6])
     parts = [assign(cohort, work, rank, 2) for rank in range(2)]
     assert [p.tolist() for p in parts] == [[5, 3], [9, 8]]
     assert assign(cohort, work, 0, 1).tolist() == [5, 9, 8, 3]

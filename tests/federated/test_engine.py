@@ -107,7 +107,8 @@ def test_convolutions_train_alike_in_stacks_for_every_batch_size(
     found = []
     for k in (1, 3):
         torch.manual_seed(0)
-        first, second = nn.Conv2d(2, 4, 3), last(4, 6, kernel)
+        first = nn.Conv2d(2, 4, 3)
+        second = last(4, 6, kernel)
         net = nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), nn.Flatten(), nn.LazyLinear(4))
         net(x[:1].float())
         found.append(
@@ -122,7 +123,8 @@ class Texts(nn.Module):
     def __init__(self, tied):
         super().__init__()
         self.tied = tied
-        self.table, self.head = nn.Embedding(5, 6, padding_idx=0), nn.Linear(6, 4)
+        self.table = nn.Embedding(5, 6, padding_idx=0)
+        self.head = nn.Linear(6, 4)
         self.last = nn.Linear(6, 5, bias=False)
         if tied:
             self.last.weight = self.table.weight
@@ -154,7 +156,9 @@ class Sometimes(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second, self.head = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 4)
+        self.first = nn.Linear(6, 5)
+        self.second = nn.Linear(5, 5)
+        self.head = nn.Linear(5, 4)
 
     def forward(self, x):
         hidden = self.first(x).tanh()
@@ -224,7 +228,8 @@ def test_a_term_on_the_leaves_counts_in_stacks_of_one_and_two(federation, how):
     """The term is ½ ‖w_k − w‖² as in a ``local_loss``. One parameter is frozen."""
     net = make_net()
     net[2].bias.requires_grad_(False)
-    start, grads = {name: t + 0.1 for name, t in broadcast_state(net).items()}, []
+    start = {name: t + 0.1 for name, t in broadcast_state(net).items()}
+    grads = []
     for clients in ([0], [1], [0, 1]):
         stack = stack_of(net, len(clients))
         x = torch.stack([federation.x[federation.clients[c][:4]] for c in clients])
@@ -245,7 +250,8 @@ def test_a_term_on_the_leaves_counts_in_stacks_of_one_and_two(federation, how):
 
 
 def test_the_servers_momentum_does_not_act_in_a_round_without_a_finite_client(federation):
-    net, after = make_net(), []
+    net = make_net()
+    after = []
 
     class Breaks(Spy):
         def send(self, upload, own, download):

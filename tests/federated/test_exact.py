@@ -38,7 +38,8 @@ from gcfed.utils.bounds import is_below
 class OnGPU(torch.Tensor):
     """Takes the code for a GPU."""
 
-    is_cuda, device = True, torch.device("cuda")
+    is_cuda = True
+    device = torch.device("cuda")
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
@@ -51,7 +52,8 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(
 ):
     """The reference uses fractions: each term is rounded to the grid, and the sum is exact."""
     monkeypatch.setattr("gcfed.federated.parallel.sums.PIECE", 64)
-    g, k = torch.Generator().manual_seed(0), 30
+    g = torch.Generator().manual_seed(0)
+    k = 30
     like = {
         "a": torch.zeros(20, 4, 5),
         "conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last),
@@ -95,7 +97,8 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
     """Updates have steps of 2⁻⁴⁰, other tensors of 2⁻⁶⁰. Weights by samples run from 1 to 900."""
-    g, sizes = torch.Generator().manual_seed(1), np.array([1, 900, 3, 40, 7])
+    g = torch.Generator().manual_seed(1)
+    sizes = np.array([1, 900, 3, 40, 7])
     data = random_federation(sizes=tuple(sizes))
     mean = MeanAggregator(weighting)
     mean.validate(make_setup(make_net(dtype=torch.float32), data=data))
@@ -139,7 +142,8 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     upload = make_upload({"w": torch.ones(2, 3)}, np.ones(2), finite=torch.tensor([True, True]))
     upload.send("c", {"w": torch.ones(2, 3)})
     {"delta": upload.delta, "extra": upload.extra["c"]}[where]["w"][1, 0] = 1e30
-    mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
+    mean = MeanAggregator()
+    round = make_round({"w": torch.zeros(3)})
     setup = SimpleNamespace(
         parts=[],
         aggregator=mean,
@@ -184,7 +188,8 @@ def test_large_updates_count_and_have_the_same_bits_on_one_and_three_processes()
 
     Only the process that trains it makes the coarse grid.
     """
-    ends, lost = [], []
+    ends = []
+    lost = []
     for world in (1, 3):
         data = random_federation(dtype=torch.float32)
         data.x[data.clients[0]] *= 1e5
@@ -209,7 +214,8 @@ def test_a_client_whose_numbers_are_outside_the_grid_keeps_and_adds_nothing(tmp_
     """The decision comes before the state is written, so client and server agree."""
     data = random_federation(dtype=torch.float32)
     data.x[data.clients[0]] *= 1e21
-    rows, stores = [], ClientStores(folder=tmp_path)
+    rows = []
+    stores = ClientStores(folder=tmp_path)
     end = train_rounds(
         torch.nn.Linear(6, 4),
         data,
@@ -232,7 +238,8 @@ def test_a_client_whose_numbers_are_outside_the_grid_keeps_and_adds_nothing(tmp_
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_finite_check_reads_images_as_vectors(k, monkeypatch):
     """It finds a NaN at any place."""
-    seen, plain = [], torch.linalg.vector_norm
+    seen = []
+    plain = torch.linalg.vector_norm
 
     def spy(t):
         seen.append(t.dim())

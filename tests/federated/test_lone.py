@@ -57,7 +57,8 @@ def regression():
 @pytest.fixture
 def taken(monkeypatch):
     """Lists a 0 for each step whose gradients go to the optimizer's kernel directly."""
-    steps, own = [], ClientStack.gradients_of_one
+    steps = []
+    own = ClientStack.gradients_of_one
     monkeypatch.setattr(
         ClientStack, "gradients_of_one", lambda *args: steps.append(0) or own(*args)
     )
@@ -78,9 +79,11 @@ SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3)
     ],
 )
 def test_gradients_that_nobody_sees_make_the_same_steps(make_data, make, task, optimizer, taken):
-    ends, steps = [], []
+    ends = []
+    steps = []
     for methods in ([], [Looks()]):
-        net, rows = make(), []
+        net = make()
+        rows = []
         solver = LocalSolver(optimizer, epochs=2, batch_size=4)
         end = train_rounds(
             net,
@@ -158,11 +161,13 @@ class Reads(Spy):
 @pytest.mark.parametrize("methods", [[], [Reads()]])
 def test_stacks_of_a_round_use_one_memory(k, optimizer, methods, federation, monkeypatch):
     """With the same bits as in memory of their own. Five clients make stacks of two values of K."""
-    made, own = [], ClientStack.__init__
+    made = []
+    own = ClientStack.__init__
     monkeypatch.setattr(
         ClientStack, "__init__", lambda *args, **kw: made.append(0) or own(*args, **kw)
     )
-    ends, numbers = [], []
+    ends = []
+    numbers = []
     for small in (client.SMALL, 0):
         monkeypatch.setattr(client, "SMALL", small)
         made.clear()

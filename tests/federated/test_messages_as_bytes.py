@@ -74,7 +74,8 @@ def test_messages_keep_their_values_order_and_memory_format():
 @pytest.mark.parametrize(("bits", "dtype"), [(3, torch.float64), (22, torch.float32)])
 def test_quantized_values_are_packed_into_their_bits_without_a_change(bits, dtype):
     values = {"w": torch.randn(3, 5, 7, dtype=dtype), "b": torch.zeros(3, 4, dtype=dtype)}
-    values["s"], values["w"][1] = torch.full((3,), -1e-30, dtype=dtype), float("nan")
+    values["s"] = torch.full((3,), -1e-30, dtype=dtype)
+    values["w"][1] = float("nan")
     norms = [
         quantize_(
             [t[row] for t in values.values()],

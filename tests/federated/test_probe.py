@@ -17,7 +17,8 @@ from gcfed.federated.network.stack import ClientStack
 from gcfed.models.unchanged import unchanged
 from gcfed.tasks import CLASSIFICATION
 
-X, Y = torch.randn(8, 6), torch.arange(8) % 3
+X = torch.randn(8, 6)
+Y = torch.arange(8) % 3
 
 
 class Net(nn.Module):
@@ -28,7 +29,9 @@ class Net(nn.Module):
 
     def __init__(self, step=lambda net, x: None, **parts):
         super().__init__()
-        self.hidden, self.head, self.step = nn.Linear(6, 4), nn.Linear(4, 3), [step]
+        self.hidden = nn.Linear(6, 4)
+        self.head = nn.Linear(4, 3)
+        self.step = [step]
         for name, part in parts.items():
             if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
                 self.register_buffer(name, part)
@@ -174,7 +177,8 @@ class ReadOnly(dict):
 
 def test_a_network_may_keep_a_dict_that_refuses_changes():
     net = nn.Linear(4, 3)
-    net.last, net.seen = ReadOnly(a=1), {"a": 1}
+    net.last = ReadOnly(a=1)
+    net.seen = {"a": 1}
     with unchanged(net):
         net.last = None
         net.seen["b"] = 2

@@ -181,7 +181,8 @@ def test_rows_that_train_on_change_no_client(twice, monkeypatch, how):
     steps send. A kernel's last entries, which do not fill a vector, have other last bits.
     """
 
-    changed, grouped = [], BatchPlan.grouped
+    changed = []
+    grouped = BatchPlan.grouped
 
     def noted(plan):
         plan_of_groups = grouped(plan)
@@ -230,11 +231,13 @@ EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
     ],
 )
 def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, overrides, once):
-    recorded, record = [], Tape.record
+    recorded = []
+    record = Tape.record
     monkeypatch.setattr(
         Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1]
     )
-    asked, most_steps = [], LocalSolver._most_steps
+    asked = []
+    most_steps = LocalSolver._most_steps
     monkeypatch.setattr(
         LocalSolver, "_most_steps", lambda *args: (asked.append(0), most_steps(*args))[1]
     )

@@ -18,7 +18,8 @@ class Breaks(Spy):
     """Makes the server's second step overflow, although every upload is finite."""
 
     def __init__(self, where):
-        self.where, self.aggregated = where, []
+        self.where = where
+        self.aggregated = []
 
     def send(self, upload, own, download):
         if (self.where, download.round) == ("sum", 1):
@@ -32,7 +33,8 @@ class Breaks(Spy):
             update["0.bias"][0] = value
 
 
-MOMENTUM, ADAM = partial(torch.optim.SGD, lr=1.0, momentum=0.9), partial(FedAdam, lr=0.01)
+MOMENTUM = partial(torch.optim.SGD, lr=1.0, momentum=0.9)
+ADAM = partial(FedAdam, lr=0.01)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,9 @@ MOMENTUM, ADAM = partial(torch.optim.SGD, lr=1.0, momentum=0.9), partial(FedAdam
     ],
 )
 def test_a_refused_step_changes_nothing(federation, server, where, others, caplog):
-    net, method, seen = make_net(), Breaks(where), []
+    net = make_net()
+    method = Breaks(where)
+    seen = []
 
     def on_round(round, row):
         state = [t.clone() for own in round.optimizer.state.values() for t in own.values()]

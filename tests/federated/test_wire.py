@@ -104,7 +104,8 @@ def run(config, folder, *overrides, federation=None, **methods):
         if "model=cnn" not in overrides or not word.startswith("model.")
     ]
     cfg = config(*words, folder=folder)
-    cfg.federation, cfg.logger = federation, {}
+    cfg.federation = federation
+    cfg.logger = {}
     for name, target in methods.items():
         cfg.methods[name] = {"_target_": target}
     return train(cfg)
@@ -160,7 +161,8 @@ class LeakyScaffold(Scaffold):
 
 
 def test_a_client_part_that_reads_the_servers_object_fails(config, tmp_path):
-    words, leak = ("algorithm=scaffold", "gc=gcfed"), {"scaffold": "test_wire.LeakyScaffold"}
+    words = ("algorithm=scaffold", "gc=gcfed")
+    leak = {"scaffold": "test_wire.LeakyScaffold"}
     run(config, tmp_path / "run", *words, **leak)  # in memory this works
     with pytest.raises(AttributeError, match="'control'"):
         run(config, tmp_path / "wire", *words, federation=WIRE, **leak)

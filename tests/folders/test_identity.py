@@ -88,7 +88,8 @@ def nodes(tree, prefix=""):
 
 def test_each_leaf_of_a_config_changes_the_identity_unless_it_is_listed():
     cfg = composed(*SAMPLE.split(), "paths.output_dir=run")
-    before, differ = leaves(cfg), {}
+    before = leaves(cfg)
+    differ = {}
     digests = [digest(before, but) for but in (None, "seed")]
     for key, value in nodes(OmegaConf.to_container(cfg)):
         OmegaConf.update(cfg, key, changed(value), merge=False)

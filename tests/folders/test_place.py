@@ -69,7 +69,8 @@ def test_the_name_of_a_folder_lists_the_overrides_and_is_valid_in_ckpt_path(tmp_
 def test_a_long_name_has_whole_overrides_no_dicts_and_80_bytes_before_its_digest(
     tmp_path, changed, kept, named
 ):
-    job, run = job_dir(changed), Path(run_dir(str(tmp_path), None, "now", changed, _root_={})).name
+    job = job_dir(changed)
+    run = Path(run_dir(str(tmp_path), None, "now", changed, _root_={})).name
     assert re.fullmatch(re.escape(kept) + "-[0-9a-f]{12}", job)
     assert re.fullmatch(rf"now_{named}-[0-9a-f]{{12}}", run)
     assert len(kept.encode()) <= 80
@@ -85,7 +86,8 @@ def test_two_runs_never_get_the_same_new_folder(tmp_path):
 def test_only_one_of_several_processes_trains_in_a_folder(config, tmp_path):
     """They start at the same time. The others are refused, and no row is lost."""
     context = multiprocessing.get_context("fork")
-    start, cfg = context.Barrier(3), config(*FAST, folder=tmp_path / "run")
+    start = context.Barrier(3)
+    cfg = config(*FAST, folder=tmp_path / "run")
 
     def begin():
         start.wait(60)
@@ -125,7 +127,8 @@ def test_a_folder_is_refused_if_results_would_be_lost(tmp_path, left, goes):
     (tmp_path / "checkpoints").mkdir()
     for name in left:
         (tmp_path / name).write_text("round,test/acc\n1,0.5\n")
-    cfg, config = OmegaConf.create({"seed": 1, "ckpt_path": None}), tmp_path / "config.yaml"
+    cfg = OmegaConf.create({"seed": 1, "ckpt_path": None})
+    config = tmp_path / "config.yaml"
     OmegaConf.save(OmegaConf.create({"seed": 2 if "seed" in left else 1}), config)
     with (
         nullcontext()

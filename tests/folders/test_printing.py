@@ -78,7 +78,8 @@ def test_a_run_prints_what_it_trains_and_its_results(config, tmp_path, capsys, c
         train(config(*FAST, *asked, *faults, *own, "gc=none", folder=folder))
     assert "Adapted with 132 trained parameters; 8 clients" in caplog.text
     assert "UniformSampler(per_round=7); methods: none; aggregator: unweighted mean" in caplog.text
-    printed, run = capsys.readouterr().out, read_run(folder)
+    printed = capsys.readouterr().out
+    run = read_run(folder)
     assert f"  {folder}\n" in printed
     last = run.metrics.iloc[-1]
     rows = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))

@@ -182,7 +182,8 @@ def test_every_malformed_upload_is_refused_in_bounded_memory(heard, algorithm):
 def test_a_run_with_malformed_uploads_is_one_without_the_site(
     federated, simulated, monkeypatch, caplog, heard, algorithm
 ):
-    words, rounds = (f"algorithm={algorithm}", *ALL), 8
+    words = (f"algorithm={algorithm}", *ALL)
+    rounds = 8
     answer, _ = heard(*words)
     # the index of another round may be the right one here
     every = [change for change in malformed(answer) if "round" not in change[0]]

@@ -55,11 +55,15 @@ class LineHere:
     """
 
     def __init__(self, folder, own=None, upset=None, garbled=None):
-        self.sites, self.programs, self.lost = list("abc"), {}, False
+        self.sites = list("abc")
+        self.programs = {}
+        self.lost = False
         self.upset = upset or (lambda *_: None)
         self.garbled = garbled or (lambda site, verb, answer: answer)
         # late answers by round; seconds waited without answer
-        self.answers, self.held, self.in_vain = deque(), {}, []
+        self.answers = deque()
+        self.held = {}
+        self.in_vain = []
         for name in self.sites:
             home = folder / name
             home.mkdir(parents=True, exist_ok=True)
@@ -136,7 +140,8 @@ def simulated(config, tmp_path):
 )
 def test_sites_with_several_clients_equal_the_simulation(federated, simulated, words):
     words = (*words, "rounds=2")
-    reference, (result, _) = simulated(*words), federated(*words)
+    reference = simulated(*words)
+    result, _ = federated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
     rows = (r.metrics.items() for r in (reference, result))
     row, same = (
@@ -204,7 +209,8 @@ def test_clients_of_a_failed_site_drop_out(federated, simulated, monkeypatch, ca
 def test_the_server_waits_once_for_a_silent_site_and_asks_it_again_after_its_answer(
     federated, simulated, monkeypatch, caplog
 ):
-    lost, words = dict.fromkeys((1, 2, 3), CLIENTS_OF_B), ("algorithm=scaffold", *ALL, "rounds=5")
+    lost = dict.fromkeys((1, 2, 3), CLIENTS_OF_B)
+    words = ("algorithm=scaffold", *ALL, "rounds=5")
     result, line = survivors(
         federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, 3)
     )
@@ -219,7 +225,8 @@ def test_a_site_that_is_gone_is_asked_again_only_in_a_new_job(
     federated, simulated, monkeypatch, caplog
 ):
     """A resumed run makes a new job. The site still has its states."""
-    words, lost = ("algorithm=scaffold", *ALL), dict.fromkeys((1, 2), CLIENTS_OF_B)
+    words = ("algorithm=scaffold", *ALL)
+    lost = dict.fromkeys((1, 2), CLIENTS_OF_B)
     result, _ = survivors(
         federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, "vanished: no power")
     )
@@ -245,7 +252,8 @@ def test_a_run_with_too_few_answers_stops_and_resumes_with_the_sites_states(
     federated, simulated, tmp_path
 ):
     """Sites a and c have finished the round. Their states go back to those of the checkpoint."""
-    words, sites = ("algorithm=scaffold", *ALL, "rounds=4"), tmp_path / "run/sites"
+    words = ("algorithm=scaffold", *ALL, "rounds=4")
+    sites = tmp_path / "run/sites"
     with pytest.raises(
         ConnectionError, match=r"round 3: 5 of 7 .*federation.least is 7.*b failed: no power"
     ):
@@ -342,7 +350,8 @@ def asked(config, tmp_path):
         # saves a second composition
         own = own if "overrides" in own else own | {"config": "own.yaml"}
         (tmp_path / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own)))
-        site, sent = Site("b", tmp_path / "gcfed.yaml", tmp_path), deepcopy(server(*words))
+        site = Site("b", tmp_path / "gcfed.yaml", tmp_path)
+        sent = deepcopy(server(*words))
         edit(sent)
         about = {
             "version": __version__,
@@ -472,7 +481,8 @@ def sentinel(*args, **kwargs):
     CALLED.append((args, kwargs))
 
 
-NODE, TEXT = {"_target_": "test_sites.sentinel", "x": "${sentinel:}"}, "${sentinel:}"
+NODE = {"_target_": "test_sites.sentinel", "x": "${sentinel:}"}
+TEXT = "${sentinel:}"
 
 
 def places(tree, path=()):
@@ -493,7 +503,8 @@ def test_a_site_accepts_only_numbers_from_a_server(config):
     )
     own = sent_config(config(*words))
     assert not {"server", "aggregator", "callbacks", "logger", "federation", "paths"} & set(own)
-    sent, taken = deepcopy(own), set()
+    sent = deepcopy(own)
+    taken = set()
     for group, key, path in places(sent):
         before = group.get(key)
         for value in (
@@ -510,7 +521,8 @@ def test_a_site_accepts_only_numbers_from_a_server(config):
             [3, [1.5]],
             [],
         ):
-            group[key], odd = value, []
+            group[key] = value
+            odd = []
             new = adopted(own, sent, odd)
             assert new == own or (isinstance(value, int | float | list) and TEXT not in str(new)), (
                 path
@@ -554,7 +566,8 @@ def test_a_site_calls_and_resolves_nothing_that_a_server_sends(asked, tmp_path):
         assert "has a name that cannot name a folder" in asked(own, run=run)[1]["failure"]
     site, _ = asked(own)
     download = vars(Download(0, 1, 0.1, site.end.module.broadcast_state(), np.array([0])))
-    question, message = {"run": "x", "clients": [0], "states": {}}, pack(download)
+    question = {"run": "x", "clients": [0], "states": {}}
+    message = pack(download)
     assert "failure" not in answered(site, "fit", question, message)
     for value in (TEXT, {TEXT: [NODE]}):
         for key in download:
@@ -566,11 +579,13 @@ def test_a_site_calls_and_resolves_nothing_that_a_server_sends(asked, tmp_path):
 
 def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, tmp_path):
     _, line = federated("algorithm=scaffold", "rounds=1")
-    site, other = line.programs["a"], tmp_path / "other"
+    site = line.programs["a"]
+    other = tmp_path / "other"
     other.mkdir()
     (other / "scan-7.bin").write_bytes(b"mine")
     (mine,) = site.end.stores.names
-    model, bias = site.end.module.broadcast_state(), "fc1.bias"
+    model = site.end.module.broadcast_state()
+    bias = "fc1.bias"
     download = Download(1, 1, 0.1, model, np.array([0]))
     question = {"run": site.run, "clients": [0], "states": {mine: [[0]]}}
     for asked, changes, sentence in (
@@ -610,7 +625,8 @@ def garbled_by(changes):
 
 def test_a_malformed_answer_fails_only_its_site(federated, simulated, monkeypatch, caplog):
     """The uploads of other sites count. The states that the answer names do not."""
-    garbled, rounds = garbled_by(change for change, _ in ANSWERS), len(ANSWERS)
+    garbled = garbled_by(change for change, _ in ANSWERS)
+    rounds = len(ANSWERS)
     words = ("algorithm=scaffold", *ALL, f"rounds={rounds}")
     survivors(
         federated,
@@ -638,7 +654,8 @@ def test_sites_train_on_their_own_samples(federated, simulated, tmp_path):
     )
     reference = simulated(*words)
     data = reference.trainer.datamodule
-    x, y = data.dataset.train.x, data.dataset.train.y
+    x = data.dataset.train.x
+    y = data.dataset.train.y
     own = {}
     for k, name in enumerate(("a", "b", "c")):
         mine = data.client(k)
@@ -651,7 +668,8 @@ def test_sites_train_on_their_own_samples(federated, simulated, tmp_path):
 
 def test_clients_of_a_site_share_its_own_data(federated, tmp_path):
     """Site c has no client. An unknown class is refused."""
-    words, x = ("rounds=1", "participation.num_clients=2", "participation.per_round=2"), pixels(70)
+    words = ("rounds=1", "participation.num_clients=2", "participation.per_round=2")
+    x = pixels(70)
     dealt = {"a": {"clients": []}, "b": {"clients": [0, 1]}}
     own = {"b": dealt["b"] | saved(tmp_path, "b", x, np.arange(70) % 3 + 7)}
     result, line = federated(*words, own=dealt | own)

@@ -39,13 +39,15 @@ def by_hand(grad):
 def test_gc_equals_the_loop_over_entries_and_is_an_orthogonal_projection(shape):
     stacked = torch.randn(3, *shape, dtype=torch.float64)
     expected = torch.stack([by_hand(g) for g in stacked])
-    once, alone = stacked.clone(), stacked[0].clone()
+    once = stacked.clone()
+    alone = stacked[0].clone()
     if len(shape) == 4:
         alone = alone.contiguous(memory_format=torch.channels_last)
     for grad, of in ((once, expected), (alone, expected[0])):
         centralize_(grad, len(shape))
         assert_near(grad, of, 1e-14)
-    twice, g, h = once.clone(), *stacked[:2]
+    twice = once.clone()
+    g, h = stacked[:2]
     centralize_(twice, len(shape))
     assert_near(twice, once, 1e-14)  # P² = P
     assert (once * (stacked - once)).sum().abs() < 1e-12  # the residual is orthogonal
@@ -73,7 +75,8 @@ def test_each_group_of_a_transposed_convolution_counts_as_a_convolution(groups, 
     With these two axes swapped, each group is a convolution's weight.
     """
     stacked = torch.randn(3, 8, 5, *kernel, dtype=torch.float64)
-    ndim, expected = stacked.dim() - 1, stacked.clone()
+    ndim = stacked.dim() - 1
+    expected = stacked.clone()
     for client in expected:
         for group in client.unflatten(0, (groups, -1)):
             group.copy_(by_hand(group.transpose(0, 1)).transpose(0, 1))
@@ -221,7 +224,8 @@ def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     ],
 )
 def test_global_gc_projects_the_pseudo_gradient_of_all_layers_or_of_later_ones(kwargs, chosen):
-    model, gc = net(), GradientCentralization(**kwargs).global_gc
+    model = net()
+    gc = GradientCentralization(**kwargs).global_gc
     meet(gc, model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)

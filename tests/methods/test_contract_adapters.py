@@ -143,7 +143,8 @@ def test_adapters_of_a_transformer_give_the_same_uploads_in_every_setting(
     monkeypatch.setattr("gcfed.federated.network.probe.probe", probed_once)
     words = [*TRANSFORMER, *BITS * (algorithm not in EXACT), *FEW_INNER_STEPS.get(algorithm, [])]
     cfg = config(f"algorithm={algorithm}", "gc=gcfed", *words, folder=tmp_path)
-    cfg.callbacks, cfg.logger = {}, {}
+    cfg.callbacks = {}
+    cfg.logger = {}
     wire = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/federation/wire.yaml"))
     cfg.federation = wire | {"_target_": f"{__name__}.AloneAndAsBytes"}
     pairs = zip(untrained().named_parameters(), train(cfg).model.parameters(), strict=True)

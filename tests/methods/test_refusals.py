@@ -87,7 +87,8 @@ def test_a_method_accepts_and_refuses_settings(cls, tmp_path):
             "stores": ClientStores(folder=tmp_path),
             **changes,
         }
-        method, net = cls(), parts.pop("net", NET)
+        method = cls()
+        net = parts.pop("net", NET)
         setup = make_setup(
             net,
             data=random_federation(),

@@ -45,7 +45,8 @@ def value(name, task, outputs, y, classes=None, **data):
 
     metric = ByName([])
     own = make(name, classes)
-    metric.module, metric.data = SimpleNamespace(task=task), SimpleNamespace(**data)
+    metric.module = SimpleNamespace(task=task)
+    metric.data = SimpleNamespace(**data)
     own.update(*metric.pairs(outputs, y, own))
     return float(own.compute())
 
@@ -143,8 +144,10 @@ def test_a_model_with_an_infinite_output_has_no_value(odd, monkeypatch):
     from gcfed.metrics.by_name import ByName, make  # its import takes seconds
 
     metric = ByName(["f1"])
-    metric.metrics, metric._tested = {"f1": make("f1", 3)}, torch.zeros(2, dtype=torch.float64)
-    metric.module, metric.numbers = SimpleNamespace(task=CLASSIFICATION), ()
+    metric.metrics = {"f1": make("f1", 3)}
+    metric._tested = torch.zeros(2, dtype=torch.float64)
+    metric.module = SimpleNamespace(task=CLASSIFICATION)
+    metric.numbers = ()
     outputs = torch.eye(3)
     outputs[0, 0] = torch.inf if odd else 1.0
     metric.on_test_batch(outputs, torch.arange(3))

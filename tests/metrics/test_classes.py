@@ -38,7 +38,8 @@ def table(path):
 
 def confusion(result):
     """The confusion matrix of the global model, counted sample by sample on the test split."""
-    data, (x, y) = result.loop.data, result.loop.data.fetch_test((0, result.loop.data.num_test))
+    data = result.loop.data
+    x, y = result.loop.data.fetch_test((0, result.loop.data.num_test))
     counts = np.zeros((data.num_classes, data.num_classes), int)
     with torch.no_grad():
         for label, guess in zip(y.tolist(), result.module.net(x).argmax(1).tolist(), strict=True):

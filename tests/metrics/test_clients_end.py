@@ -183,7 +183,8 @@ def with_own_tests(sizes):
         np.arange(end - size, cut) for end, size, cut in zip(ends, sizes, cuts, strict=True)
     ]
     tests = [np.arange(cut, end) for end, cut in zip(ends, cuts, strict=True)]
-    data.client_test, data.tests_of_clients = 0.33, SimpleNamespace(client=tests.__getitem__)
+    data.client_test = 0.33
+    data.tests_of_clients = SimpleNamespace(client=tests.__getitem__)
     return data, tests
 
 

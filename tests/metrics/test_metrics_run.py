@@ -84,7 +84,9 @@ class WithBatchNorm(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.fc1, self.norm, self.fc2 = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+        self.fc1 = nn.Linear(64, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.fc2 = nn.Linear(8, 10)
         self.dropout = nn.Dropout(0.3)
 
     def stages(self):
@@ -234,7 +236,9 @@ def test_the_gap_is_the_distance_to_a_run_of_all_clients(monkeypatch, method, ag
     """
 
     def two_rounds(last):
-        cohorts, net, seen = ([0, 3], last), make_net(), []
+        cohorts = ([0, 3], last)
+        net = make_net()
+        seen = []
         monkeypatch.setattr(Cohorts, "__call__", lambda self, t, *_: np.array(cohorts[t]))
         train_rounds(
             net,
@@ -249,9 +253,11 @@ def test_the_gap_is_the_distance_to_a_run_of_all_clients(monkeypatch, method, ag
 
     (before, first), (few, row) = two_rounds([1, 3])
     _, (everyone, of_all) = two_rounds([0, 1, 2, 3, 4])
-    partial, full = few - before, everyone - before
+    partial = few - before
+    full = everyone - before
     assert "gap/l2" not in first
-    gap, norm = (partial - full).norm().item(), full.norm().item()
+    gap = (partial - full).norm().item()
+    norm = full.norm().item()
     assert row["gap/l2"] == pytest.approx(gap, rel=1e-9)
     assert row["gap/relative"] == pytest.approx(gap / norm, rel=1e-9)
     assert row["gap/cosine"] == pytest.approx(
@@ -266,7 +272,8 @@ def test_a_round_without_a_finite_client_leaves_nothing_in_the_gap(monkeypatch):
 
     They must not count in the next measured round.
     """
-    data, last = random_federation(), []
+    data = random_federation()
+    last = []
     data.x[data.clients[2]] = float("inf")
     monkeypatch.setattr(Cohorts, "__call__", lambda self, t, *_: np.array([[0], [2], [3]][t]))
     for every in (1, 3):
@@ -287,7 +294,8 @@ def test_a_round_without_a_finite_client_leaves_nothing_in_the_gap(monkeypatch):
 
 
 def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monkeypatch):
-    train_clients, seconds = ClientProgram.train, 0
+    train_clients = ClientProgram.train
+    seconds = 0
 
     def slow(self, *args, sends=True, **kwargs):
         nonlocal seconds

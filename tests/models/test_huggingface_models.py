@@ -45,7 +45,8 @@ def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_p
     from datasets import load_from_disk
     from transformers import AutoTokenizer
 
-    rows, words = load_from_disk(root / "texts"), AutoTokenizer.from_pretrained(root / "tokenizer")
+    rows = load_from_disk(root / "texts")
+    words = AutoTokenizer.from_pretrained(root / "tokenizer")
     read = partial(
         huggingface, str(root / "texts"), str(tmp_path), tokenizer=str(root / "tokenizer"), length=7
     )
@@ -70,7 +71,8 @@ def test_texts_become_tokens_labelled_with_a_class_or_the_next_token(root, tmp_p
     # every token but the first is a label
     count = sum(len(words(text)["input_ids"]) - 1 for text in rows["text"])
     assert sum((split.y >= 0).sum() for split in (model.train, model.test)) == count
-    x, y = model.train.x, model.train.y
+    x = model.train.x
+    y = model.train.y
     assert ((y < 0) | (x >= 0)).all()
     following = y[:, :-1] >= 0
     np.testing.assert_array_equal(y[:, :-1][following], x[:, 1:][following])
@@ -115,12 +117,16 @@ def test_rounds_of_a_language_model_equal_a_plain_loop_with_its_own_loss(root, n
     tokens = torch.randint(3, 32, (12, 9), generator=g)
     for row, n in zip(tokens, torch.randint(2, 9, (12,), generator=g), strict=True):
         row[n:] = -1
-    x, y = tokens[:, :-1], tokens[:, 1:].masked_fill(tokens[:, 1:] < 0, -100)
-    data, solver = ArrayData(x, y, np.split(np.arange(12), [3, 8])), sgd(batch_size=4, epochs=2)
-    data.num_classes, net = 32, make()
+    x = tokens[:, :-1]
+    y = tokens[:, 1:].masked_fill(tokens[:, 1:] < 0, -100)
+    data = ArrayData(x, y, np.split(np.arange(12), [3, 8]))
+    solver = sgd(batch_size=4, epochs=2)
+    data.num_classes = 32
+    net = make()
     net.train()
     for t in range(2):
-        start, ends = weights(net), []
+        start = weights(net)
+        ends = []
         for k in range(3):
             torch.nn.utils.vector_to_parameters(start.clone(), net.parameters())
             plan = solver.plan(data, np.array([k]), Download(t, 5, 0.0, {}, np.array([k])), CPU)
@@ -200,11 +206,13 @@ def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, co
 def test_peft_reads_adapters_of_a_folder_and_our_networks_read_the_same_tokens(
     root, config, tmp_path
 ):
-    peft, words = pytest.importorskip("peft"), of(root, "gpt2", "data.next_token=true", "rounds=1")
+    peft = pytest.importorskip("peft")
+    words = of(root, "gpt2", "data.next_token=true", "rounds=1")
     net = train(
         config(*words, "model.lora.rank=2", "model.lora.target=[c_attn,wte]", "client.stack=2")
     ).model.eval()
-    base, x = net_of(root, "gpt2", False).float().net, torch.arange(20).view(2, 10)
+    base = net_of(root, "gpt2", False).float().net
+    x = torch.arange(20).view(2, 10)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "run").eval()
     assert_near(theirs(input_ids=x).logits, net(x), 0)
     lstm = [word for word in words if not word.startswith("model")]
@@ -218,7 +226,8 @@ def test_peft_reads_adapters_of_a_folder_and_our_networks_read_the_same_tokens(
 
 # ----------------------------------------------------------------------------------------- refusals
 def test_no_code_and_no_pickle_in_a_folder_is_executed(root, tmp_path):
-    evil, ran = shutil.copytree(root / "gpt2", tmp_path / "evil"), tmp_path / "ran"
+    evil = shutil.copytree(root / "gpt2", tmp_path / "evil")
+    ran = tmp_path / "ran"
     about = json.loads((evil / "config.json").read_text())
     (evil / "modeling.py").write_text(f"open({str(ran)!r}, 'w')\n")
     theirs = {"AutoModelForCausalLM": "modeling.Mine", "AutoConfig": "modeling.Theirs"}

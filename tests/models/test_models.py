@@ -102,7 +102,9 @@ def test_vgg_equals_torchvisions():
     }
     assert [m.p for m in ours.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
     narrow = narrow_vgg(input_shape=(3, 64, 64), num_classes=10).eval()
-    theirs.eval().features, theirs.classifier = narrow.features, narrow.classifier
+    theirs.eval()
+    theirs.features = narrow.features
+    theirs.classifier = narrow.classifier
     x_BCHW = torch.randn(2, 3, 64, 64)
     assert torch.equal(narrow(x_BCHW), theirs(x_BCHW))
 
@@ -149,7 +151,8 @@ def narrow_vgg(**shape) -> nn.Module:
     with pytest.MonkeyPatch.context() as patch, torch.device("meta"):
         patch.setitem(cfgs, "A", [64, "M", 16, "M", 16, 16, "M", 16, 16, "M", 16, 16, "M"])
         net = VGG11(**shape)
-        net.classifier[0], net.classifier[3] = nn.Linear(16 * 49, 16), nn.Linear(16, 16)
+        net.classifier[0] = nn.Linear(16 * 49, 16)
+        net.classifier[3] = nn.Linear(16, 16)
         net.classifier[6] = nn.Linear(16, 10)
     net.to_empty(device="cpu")
     for p in net.parameters():

@@ -183,7 +183,8 @@ class Tokens(nn.Module):
 
     def forward(self, x):
         h = torch.zeros(len(x), 5, 8)
-        h[:, :1], h[:, 1:] = self.token, self.inputs(x.unflatten(1, (4, 2)))
+        h[:, :1] = self.token
+        h[:, 1:] = self.inputs(x.unflatten(1, (4, 2)))
         h = (self.norm(h) + self.position[:, : h.shape[1]] + self.table) * self.scale
         h = torch.where(torch.arange(5)[:, None] == 3, self.mask, h)
         h, _ = self.attention(self.query.expand(len(x), -1, -1), h, h)

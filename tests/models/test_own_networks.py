@@ -146,7 +146,8 @@ def test_networks_that_do_not_fit_are_refused_in_one_sentence(make, message):
 
 
 def test_fixed_always_evaluates_and_group_needs_no_statistics():
-    net, x = Net(), torch.randn(5, 3, 8, 8)
+    net = Net()
+    x = torch.randn(5, 3, 8, 8)
     net(x)  # changes its statistics
     nn.init.uniform_(net.norm.weight)
     expected = net.eval()(x)
@@ -168,7 +169,8 @@ def test_fixed_always_evaluates_and_group_needs_no_statistics():
 
 
 def test_global_gc_does_not_change_the_mean_of_the_clients_batch_norms():
-    plain, centralized = with_batch_norm(), with_batch_norm()
+    plain = with_batch_norm()
+    centralized = with_batch_norm()
     for net, gc in (
         (plain, []),
         (centralized, [GradientCentralization(local=False, tensors="all")]),
@@ -192,9 +194,11 @@ def test_global_gc_does_not_change_the_mean_of_the_clients_batch_norms():
 
 def test_a_client_keeps_only_the_tensors_of_its_batch_norms_that_travel():
     """A frozen scale is equal on all clients: it is neither sent nor stored."""
-    net, data = with_batch_norm(), random_federation(sizes=(8, 12))
+    net = with_batch_norm()
+    data = random_federation(sizes=(8, 12))
     net[1].weight.requires_grad_(False)
-    scale, method = net[1].weight.clone(), LocalNorm()
+    scale = net[1].weight.clone()
+    method = LocalNorm()
     train_rounds(net, data, sgd(), rounds=2, methods=[method], cohort_of=2)
     expected = {"1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
     assert {*method.kept} == expected

@@ -39,7 +39,9 @@ class Tied(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.two, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        self.one = nn.Linear(64, 64)
+        self.two = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 10)
         self.two.weight = self.one.weight
 
     def forward(self, x):
@@ -100,7 +102,8 @@ def renamed(state, old, new):
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_wrapper_before_every_name_is_named_with_a_remedy_that_works(tmp_path, prefix, wrapped):
     """The network lacks the prefix, or is itself below modules with these names."""
-    state, file = network(seed=1).state_dict(), str(tmp_path / "net.pt")
+    state = network(seed=1).state_dict()
+    file = str(tmp_path / "net.pt")
     net = network()
     if wrapped:
         for part in reversed(prefix.split(".")[:-1]):
@@ -141,7 +144,9 @@ def test_tensors_from_before_and_after_a_policy_are_accepted(tmp_path, policy):
     def make():
         return nn.Sequential(nn.Conv2d(1, 64, 3), nn.BatchNorm2d(64))
 
-    net, x, file = make(), torch.randn(5, 1, 6, 6), str(tmp_path / "net.pt")
+    net = make()
+    x = torch.randn(5, 1, 6, 6)
+    file = str(tmp_path / "net.pt")
     net(x)  # changes its statistics
     torch.save(net.state_dict(), file)
     under = apply_policy(deepcopy(net), policy)
@@ -161,7 +166,8 @@ class Code:
 
 
 def test_code_in_a_file_is_not_executed(tmp_path):
-    ran, file = tmp_path / "ran", tmp_path / "net.pt"
+    ran = tmp_path / "ran"
+    file = tmp_path / "net.pt"
     torch.save(network().state_dict() | {"code": Code(str(ran))}, file)
     with refuses(r"net\.pt holds no tensors that can be read: Weights only load failed"):
         begin_at(network(), str(file))

@@ -57,7 +57,8 @@ def test_transformers_have_the_published_sizes():
 
 
 def test_vit_equals_torchvisions():
-    ours, theirs = build("vit"), tv.VisionTransformer(8, 4, 2, 2, 8, 32, num_classes=5).double()
+    ours = build("vit")
+    theirs = tv.VisionTransformer(8, 4, 2, 2, 8, 32, num_classes=5).double()
     token, position, *rest = ours.parameters()
     copy_tensors([token, *rest[:2], position, *rest[2:]], theirs.parameters())
     for module in theirs.modules():
@@ -81,7 +82,8 @@ def test_gpt_equals_gpt2_and_sees_no_later_token():
     )
     theirs = transformers.GPT2LMHeadModel(config).double()
     theirs.lm_head = nn.Linear(8, 5).double()
-    ours, x_BT = build("gpt"), samples("gpt")
+    ours = build("gpt")
+    x_BT = samples("gpt")
     matrices = {id(p) for p in theirs.transformer.h.parameters() if p.dim() == 2}  # [in, out]
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         other.data = (mine.T if id(other) in matrices else mine).detach().reshape(other.shape)
@@ -96,7 +98,8 @@ def test_gpt_equals_gpt2_and_sees_no_later_token():
 
 
 def test_cct_equals_its_definition():
-    net, x_BCHW = build("cct"), samples("cct")
+    net = build("cct")
+    x_BCHW = samples("cct")
     for i in (0, 3):
         x_BCHW = F.max_pool2d(F.conv2d(x_BCHW, net.embed[i].weight, padding=1).relu(), 3, 2, 1)
     h_BTD = x_BCHW.flatten(2).mT + net.embed[6].position
@@ -187,7 +190,8 @@ def test_a_gpu_uses_torchs_attention_outside_of_stacks(deterministic):
 
 @pytest.mark.parametrize("name", NETS)
 def test_torchs_attention_has_the_same_values_and_gradients(name, monkeypatch):
-    net, x = build(name), samples(name)
+    net = build(name)
+    x = samples(name)
     found = []
     for fused in (False, True):
         monkeypatch.setattr(transformers, "has_fused_attention", lambda queries, fused=fused: fused)

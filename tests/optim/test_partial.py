@@ -90,7 +90,8 @@ def test_a_step_without_its_overhead_computes_the_same(settings, collected):
         for _ in range(2)
     ]
     plain, ours = (SGD(own, lr=0.5, **{"fused": True} | settings) for own in weights)
-    collect, calls = ours._init_group, []
+    collect = ours._init_group
+    calls = []
     ours._init_group = lambda *args: calls.append(args) or collect(*args)
     for step, optimizer in ((plain.step, plain), (unprofiled_step(ours), ours)):
         for t in range(1, 5):
@@ -164,7 +165,8 @@ def test_a_step_in_memory_order_has_the_same_bits(make, mixed):
 def test_kernels_get_images_as_vectors(make, kernel, monkeypatch):
     p = torch.nn.Parameter(in_channels_last((1, 4, 3, 5, 5), torch.Generator()))
     optimizer = make([p], lr=0.1, fused=True)
-    plain, seen = getattr(torch, kernel), []
+    plain = getattr(torch, kernel)
+    seen = []
 
     def spy(*lists, **settings):
         seen.append([t.dim() for tensors in lists[:3] for t in tensors])

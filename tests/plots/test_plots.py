@@ -21,7 +21,8 @@ from gcfed.utils.instantiate import build
 
 
 def test_curves_hold_the_data(tmp_path):
-    t, path = pd.RangeIndex(1, 31, name="round"), tmp_path / "new" / "curves.png"
+    t = pd.RangeIndex(1, 31, name="round")
+    path = tmp_path / "new" / "curves.png"
     table = pd.DataFrame(
         {"train/loss": 2 / t, "test/loss": 3 / t, "test/acc": t / (t + 20) + 0.01 * (t % 2)},
         index=t,
@@ -103,7 +104,8 @@ def test_a_run_draws_50_of_many_clients_with_the_names_of_the_classes(config, tm
     )
     data.setup()
     data.dataset = replace(data.dataset, class_names=tuple("abcdefghij"))
-    held, drawn = data.partition.label_counts(data.labels, 10), []
+    held = data.partition.label_counts(data.labels, 10)
+    drawn = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gcfed.plots.pictures.save", lambda figure, path: drawn.append(figure))
         draw_partition(data, held, tmp_path / "partition.png")
@@ -125,7 +127,8 @@ def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
         {"partition/hellinger": 0, "partition/jensen_shannon": 0}, abs=1e-7
     )
     counts_NC = np.random.default_rng(1).integers(-5, 9, size=(6, 4)).clip(0)
-    p_NC, q_C = counts_NC / counts_NC.sum(1, keepdims=True), counts_NC.sum(0) / counts_NC.sum()
+    p_NC = counts_NC / counts_NC.sum(1, keepdims=True)
+    q_C = counts_NC.sum(0) / counts_NC.sum()
     assert label_skew(counts_NC) == pytest.approx(
         {
             "partition/hellinger": np.mean(

@@ -125,7 +125,8 @@ def test_tables_for_papers_fit_one_column_of_two():
 
 def test_personalised_metrics_have_columns():
     run = run_of()
-    run.metrics["personal/global_acc"], run.metrics["personal/local_acc"] = 0.4, 0.7
+    run.metrics["personal/global_acc"] = 0.4
+    run.metrics["personal/local_acc"] = 0.7
     rows = frame_of([run])
     cells = comparison(verdict(rows), rows, MEASURES, "c", "P").frame.iloc[0]
     assert cells["accuracy of the global model at clients (%)"] == "40.00"

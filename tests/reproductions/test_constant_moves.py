@@ -36,7 +36,8 @@ def lesam_by_hand(net, data):
                 v = v - LR * gradient(net, v + shift, x, y)
             ends.append(v)
         new = torch.stack(ends).mean(0)
-        w, last_step = new, new - w
+        last_step = new - w
+        w = new
     return w
 
 

@@ -121,7 +121,8 @@ def test_the_attack_recovers_an_image_from_fedavg_and_changes_no_bit_of_the_run(
 
 
 def test_the_pixels_of_coloured_images_are_those_before_the_transform(tmp_path):
-    transform, attack = ImageTransform([0.5, 0.4, 0.3], [0.1, 0.2, 0.3]), Leakage(str(tmp_path))
+    transform = ImageTransform([0.5, 0.4, 0.3], [0.1, 0.2, 0.3])
+    attack = Leakage(str(tmp_path))
     attack.data = SimpleNamespace(transform=transform)
     images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
     torch.testing.assert_close(attack._pixels(transform(images, None)), images / 255)
@@ -169,12 +170,15 @@ def sample(batch=1):
 @pytest.mark.parametrize("settings", [{"iterations": 30}, {"optimizer": "adam", "iterations": 200}])
 def test_the_search_recovers_the_sample_and_its_label(settings):
     """It uses the given weights, and changes neither the network nor the global generator."""
-    net, (x, y) = smooth_net(), sample()
-    given, target = weights_of(net), gradient_of(net, x, y)
+    net = smooth_net()
+    x, y = sample()
+    given = weights_of(net)
+    target = gradient_of(net, x, y)
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(2)
-    moved, before = weights_of(net), torch.get_rng_state()
+    moved = weights_of(net)
+    before = torch.get_rng_state()
     found = invert_gradient(net, given, target, x.shape, 5, random=start(), **settings)
     assert found.mismatch < 1e-3
     assert (found.x - x).square().mean() < 0.05  # random images have 2
@@ -186,7 +190,8 @@ def test_the_search_recovers_the_sample_and_its_label(settings):
 
 def test_the_mismatch_belongs_to_the_returned_sample():
     """The test computes it from the recovered inputs and soft labels with ``cross_entropy``."""
-    net, (x, y) = smooth_net(), sample(2)
+    net = smooth_net()
+    x, y = sample(2)
     target = gradient_of(net, x, y)
     found = invert_gradient(net, weights_of(net), target, x.shape, 5, random=start(), iterations=3)
     own = gradient_of(net, found.x, found.labels)
@@ -199,7 +204,8 @@ def test_the_mismatch_belongs_to_the_returned_sample():
 def test_a_search_that_diverges_returns_its_best_sample(monkeypatch):
     """An infinite step makes the second point NaN, so the first one is returned."""
     monkeypatch.setitem(OPTIMIZERS, "adam", partial(torch.optim.Adam, lr=float("inf")))
-    net, (x, y) = smooth_net(), sample()
+    net = smooth_net()
+    x, y = sample()
     arguments = (net, weights_of(net), gradient_of(net, x, y), x.shape, 5)
     found = invert_gradient(*arguments, random=start(), iterations=9, optimizer="adam")
     assert 0 < found.mismatch < float("inf")

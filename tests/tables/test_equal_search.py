@@ -119,7 +119,8 @@ def test_all_cells_have_equally_many_trials_and_their_runs_use_the_best(tuned):
     going = trainer()
     assert tuned(going) == 0
     jobs = [dict(override.split("=", 1) for override in job) for job in going.jobs]
-    tried, runs = jobs[:4], jobs[4:]
+    tried = jobs[:4]
+    runs = jobs[4:]
     assert [job["algorithm"] for job in tried] == ["fedavg"] * 2 + ["fedprox"] * 2
     assert {(job["seed"], job["data.validation"]) for job in tried} == {("9", "0.1")}
     assert [(job["algorithm"], job["seed"]) for job in runs] == [
@@ -281,7 +282,8 @@ def test_the_spaces_of_the_repositorys_own_tables_can_be_searched():
 
 
 def test_a_search_starts_with_its_points(tuned):
-    points, going = [{"client.optimizer.lr": value} for value in (0.25, 0.75, 0.5)], trainer()
+    points = [{"client.optimizer.lr": value} for value in (0.25, 0.75, 0.5)]
+    going = trainer()
     for n_trials in (2, 4):  # the second command continues the search
         tuned(
             going,

@@ -77,7 +77,8 @@ def test_printed_numbers():
 
 
 def test_a_rows_settings_win_and_a_column_has_a_measure_and_a_unit():
-    table, cifar10 = load("fedgc_table1"), 1
+    table = load("fedgc_table1")
+    cifar10 = 1
     rows = {axis.label: axis for axis in table.rows}
     for row, lr in (("FedAvg", 0.05), ("FedGC (with SGC)", 0.1)):
         assert table.settings(rows[row], table.columns[cifar10])["client.optimizer.lr"] == lr

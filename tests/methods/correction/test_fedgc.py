@@ -254,7 +254,8 @@ def test_if_no_update_satisfies_all_the_mean_is_applied_and_counted():
     upload = make_upload(delta, np.array([1, 3]))
     round = make_received(start)
     row = {}
-    upload.clients, update = np.array([4, 1]), {"weight": torch.tensor([[0.1, 0.2, 0.0]]).double()}
+    upload.clients = np.array([4, 1])
+    update = {"weight": torch.tensor([[0.1, 0.2, 0.0]]).double()}
     part.on_broadcast(make_download(start), round)
     part.on_receive(upload, round)
     part.on_aggregate_end(update, round)

@@ -20,8 +20,12 @@ def server(momentum, lr=1.0, **kwargs):
 
 
 def test_fedacg_equals_algorithm_1(federation):
-    net, solver, lam, beta = make_net(), sgd(lr_decay=0.9), 0.85, 0.3
-    theta, m = weights(net), 0.0
+    net = make_net()
+    solver = sgd(lr_decay=0.9)
+    lam = 0.85
+    beta = 0.3
+    theta = weights(net)
+    m = 0.0
     for t in range(3):
         ahead = theta + lam * m
         near = partial(lambda w, ahead: beta / 2 * (w - ahead).square().sum(), ahead=ahead)

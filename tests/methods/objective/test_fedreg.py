@@ -13,7 +13,9 @@ from gcfed.methods.objective.fedreg import FedReg
 from gcfed.methods.sharpness.sam import Sam
 from gcfed.utils.rng import torch_seed
 
-ETA_S, ETA_P, STEPS = 0.2, 0.05, 2
+ETA_S = 0.2
+ETA_P = 0.05
+STEPS = 2
 
 
 def outputs(net, w, x):

@@ -29,7 +29,10 @@ from gcfed.methods.server.fedexp import FedExP
 from gcfed.metrics.local_models import Personal as PersonalMetric
 from gcfed.metrics.updates import Drift
 
-ROUNDS, LR, DECAY, WEIGHT_DECAY = 2, 0.25, 0.5, 0.03
+ROUNDS = 2
+LR = 0.25
+DECAY = 0.5
+WEIGHT_DECAY = 0.03
 HEAD = (2, 3)  # the indices of the head's weight and bias among four tensors
 
 
@@ -59,17 +62,20 @@ class Plain:
     model.
     """
 
-    momentum, kept = 0.0, ()
+    momentum = 0.0
+    kept = ()
 
     def __init__(self):
         self.states = {}
 
     def local(self, k, w0, steps, lr):
-        w, velocity = [*w0], [0.0] * 4
+        w = [*w0]
+        velocity = [0.0] * 4
         for i in self.kept:
             w[i] = self.states.get((k, i), w0[i])
         for s, (x, y) in enumerate(steps):
-            decay, frozen = [WEIGHT_DECAY * t for t in w], self.frozen(s, len(steps))
+            decay = [WEIGHT_DECAY * t for t in w]
+            frozen = self.frozen(s, len(steps))
             full = gradients(w, x, y)
             velocity = [
                 self.momentum * v + (d if i in frozen else g)
@@ -87,11 +93,13 @@ class Plain:
 
 
 class PlainFedPer(Plain):
-    momentum, kept = 0.6, HEAD
+    momentum = 0.6
+    kept = HEAD
 
 
 class PlainLG(Plain):
-    momentum, kept = 0.6, (0, 1)
+    momentum = 0.6
+    kept = (0, 1)
 
 
 class PlainFedRep(PlainFedPer):
@@ -110,7 +118,8 @@ class PlainDitto(Plain):
     lam = 0.7
 
     def local(self, k, w0, steps, lr):
-        w, v = w0, self.states.get(k, w0)
+        w = w0
+        v = self.states.get(k, w0)
         for x, y in steps:
             v = moved(moved(v, gradients(v, x, y), lr), apart(v, w0), lr * self.lam)
             w = moved(w, gradients(w, x, y), lr)
@@ -122,7 +131,8 @@ class PlainAPFL(Plain):
     alpha = 0.4
 
     def local(self, k, w0, steps, lr):
-        w, (v, alpha) = w0, self.states.get(k, (w0, self.alpha))
+        w = w0
+        v, alpha = self.states.get(k, (w0, self.alpha))
         for x, y in steps:
             mixed = [alpha * a + (1 - alpha) * b for a, b in zip(v, w, strict=True)]
             grads = [
@@ -143,7 +153,9 @@ class PlainAPFLFromOne(PlainAPFL):
 
 
 class PlainPFedMe(Plain):
-    lam, lr, inner_steps = 4.0, 0.05, 3
+    lam = 4.0
+    lr = 0.05
+    inner_steps = 3
 
     def local(self, k, w0, steps, lr):
         w = theta = w0
@@ -216,8 +228,12 @@ def test_it_equals_the_plain_loop(case):
     Models, tests and bytes are compared.
     """
     methods, plain, sent = CASES[case]
-    plain, net, data = plain(), make_net(), with_tests(random_federation())
-    seen, sizes, rows = Seen(), Sizes(), []
+    plain = plain()
+    net = make_net()
+    data = with_tests(random_federation())
+    seen = Seen()
+    sizes = Sizes()
+    rows = []
     solver = sgd(lr=LR, momentum=plain.momentum, weight_decay=WEIGHT_DECAY, lr_decay=DECAY)
     expected = [p.detach().clone() for p in net.parameters()]
     ours = train_rounds(
@@ -231,7 +247,9 @@ def test_it_equals_the_plain_loop(case):
     )
     personal = {}
     for t in range(ROUNDS):
-        lr, uploads, now = LR * DECAY**t, [], {}
+        lr = LR * DECAY**t
+        uploads = []
+        now = {}
         for k in cohort(data, t, 3):
             w, now[k] = plain.local(k, expected, list(batches(data, solver, k, t)), lr)
             uploads.append(w)
@@ -311,7 +329,8 @@ def test_the_server_must_not_decay_personal_tensors():
 
 
 def test_a_frozen_tensor_needs_no_finite_gradient():
-    data, rows = random_federation(), []
+    data = random_federation()
+    rows = []
     data.x[:, 0] = float("inf")  # tanh is ±1, and its gradient by the body's weights is 0 · ∞
     record = {"on_round": lambda _, row: rows.append(row)}
     train_rounds(make_net(), data, sgd(clip_norm=1.0), rounds=1, methods=[FedRep(1.0)], **record)

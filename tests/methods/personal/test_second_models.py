@@ -33,7 +33,8 @@ def test_both_models_have_their_own_running_statistics(method):
 
     For a single client, the personal model equals the global one.
     """
-    seen, found = Seen(), []
+    seen = Seen()
+    found = []
     for methods in ([], [method, seen]):
         first, _, last = make_net()
         net = torch.nn.Sequential(
@@ -68,7 +69,8 @@ class Poison(ClientPart):
 
 def test_a_personal_model_may_diverge_alone():
     """Its client does not keep it, and the global model equals FedAvg's."""
-    data, poison = random_federation(sizes=(8, 8, 8)), Poison()
+    data = random_federation(sizes=(8, 8, 8))
+    poison = Poison()
     runs = [
         train_rounds(make_net(), data, sgd(), rounds=2, methods=m, k=3)
         for m in ([], [Ditto(0.5), poison])
@@ -88,7 +90,8 @@ def test_second_models_need_plain_steps():
 def test_ditto_without_a_pull_trains_locally_and_pfedme_with_lambda_0_keeps_the_model():
     """With λ = 0, v does not depend on other clients. With ηλ = 0, w does not change."""
     data = random_federation(sizes=(8, 12))
-    seen, net = Seen(), make_net()
+    seen = Seen()
+    net = make_net()
     train_rounds(net, data, sgd(), rounds=2, methods=[Ditto(0.0), seen], cohort_of=2)
     for k in (0, 1):
         w = [p.detach() for p in make_net().parameters()]
@@ -108,7 +111,8 @@ def test_a_second_model_counts_its_own_batches():
     """In the second round, w starts with the clients' mean count, 9, and v with its own count, 6 or
     12.
     """
-    seen, (first, _, last) = Seen(), make_net()
+    seen = Seen()
+    first, _, last = make_net()
     net = torch.nn.Sequential(first, torch.nn.BatchNorm1d(5).double(), last)
     train_rounds(
         net,

@@ -179,7 +179,8 @@ def test_a_version_is_in_use_while_an_answer_to_it_may_be_used():
 def test_messages_take_time():
     """One step of a second and 1,500 bytes at a millisecond each."""
     rounds = schedule(UniformSampler(6), steps=[1] * 6, byte=1e-3)
-    rounds.download_bytes, rounds.upload_bytes = 1000.0, 500.0
+    rounds.download_bytes = 1000.0
+    rounds.upload_bytes = 500.0
     assert [rounds.turn(t).seconds for t in range(2)] == [2.5, 5.0]
 
 
@@ -493,7 +494,8 @@ def test_equal_clients_make_synchronous_rounds(algorithm, trained):
         "participation.sampler.concurrency=5",
         "participation.clock.jitter=0.0",
     ]
-    (a, rows), (b, others) = trained(*few), trained(*few, *equal)
+    a, rows = trained(*few)
+    b, others = trained(*few, *equal)
     assert torch.equal(a, b)
     assert {*others.columns} - {*rows.columns} == {
         "clock/seconds",
@@ -561,7 +563,8 @@ def test_measurements_of_late_clients_change_nothing(trained):
     ]
     late += ["rounds=6"]
     measures = ["metrics=[drift,clients,updates]", "metrics.clients.every=2"]
-    (plain, _), (measured, rows) = trained(*late), trained(*late, *measures)
+    plain, _ = trained(*late)
+    measured, rows = trained(*late, *measures)
     assert torch.equal(plain, measured)
     assert rows.filter(like="drift/").notna().all(axis=None)
 

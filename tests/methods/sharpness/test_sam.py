@@ -40,7 +40,8 @@ def test_weights_and_running_statistics_are_restored(federation, method):
         leaf.data += 0.1 * torch.randn_like(leaf)
     plan = sgd().plan(federation, np.arange(1), make_download(start), CPU)
     batch = plan.batch(federation, 0, plan.kinds[0])
-    before, frozen = {name: t.clone() for name, t in stack.full.items()}, net[2].bias.clone()
+    before = {name: t.clone() for name, t in stack.full.items()}
+    frozen = net[2].bias.clone()
     method.before_step(stack, batch, lambda: local_objective(stack, batch, StepHooks())[1])
     moved = {name for name, leaf in stack.leaves.items() if not torch.equal(leaf, before[name])}
     assert {"0.weight", "2.weight"} <= moved

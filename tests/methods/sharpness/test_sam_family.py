@@ -70,7 +70,9 @@ def by_hand(net, data, move, correction="", alpha=1.0):
                 steps.append(step)
             new_c = own.c - c + (w0 - w) / (len(steps) * LR)
             sent.append(SimpleNamespace(w=w, c=new_c - own.c, steps=steps, mu=own.mu - shift))
-            own.c, own.h, own.old = new_c, own.h - 0.5 * (w - w0), w0
+            own.c = new_c
+            own.h = own.h - 0.5 * (w - w0)
+            own.old = w0
         mean = torch.stack([one.w for one in sent]).mean(0)
         c = c + sum(one.c for one in sent) / n
         h = h - 0.5 * sum(one.w - w0 for one in sent) / n

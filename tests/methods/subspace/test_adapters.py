@@ -59,9 +59,12 @@ def methods(average):
 
 @pytest.mark.parametrize("average", ["mean", "ffa", "alternate", "fedsa", "svd"])
 def test_an_average_of_factors_equals_a_loop_over_plain_matrices(average):
-    net, data, solver = adapted(average), random_federation((7, 5, 9)), sgd()
+    net = adapted(average)
+    data = random_federation((7, 5, 9))
+    solver = sgd()
     frozen = {name: p.detach().clone() for name, p in net.named_parameters()}
-    w0, b0 = frozen["0.base_layer.weight"], frozen["0.base_layer.bias"]
+    w0 = frozen["0.base_layer.weight"]
+    b0 = frozen["0.base_layer.bias"]
     keys = [f"0.lora_{factor}.default.weight" for factor in "AB"]
     keys += [f"2.modules_to_save.default.{kind}" for kind in ("weight", "bias")]
     model = [frozen[key].clone() for key in keys]  # A, B, head
@@ -110,7 +113,8 @@ def test_an_average_of_factors_equals_a_loop_over_plain_matrices(average):
 def test_gc_of_a_keeps_the_row_sums_of_the_product_at_zero(average, dtype, most):
     """Clients use momentum and weight decay. The server uses momentum if the average allows it."""
     server = partial(torch.optim.SGD, lr=1.0, momentum=0.0 if average in ("fedsa", "svd") else 0.5)
-    sums, products = {}, {}
+    sums = {}
+    products = {}
     for lora in ("centre_a", *[None] * (average == "mean")):
         net = adapted(average, dtype)
         gc = GradientCentralization(boundary="0", lora=lora)
@@ -123,8 +127,10 @@ def test_gc_of_a_keeps_the_row_sums_of_the_product_at_zero(average, dtype, most)
             methods=[*methods(average), gc],
         )
         layer = net.get_submodule("0")
-        a, b = layer.lora_A["default"].weight.detach(), layer.lora_B["default"].weight.detach()
-        sums[lora], products[lora] = float((b @ a).sum(1).abs().max()), float((b @ a).abs().max())
+        a = layer.lora_A["default"].weight.detach()
+        b = layer.lora_B["default"].weight.detach()
+        sums[lora] = float((b @ a).sum(1).abs().max())
+        products[lora] = float((b @ a).abs().max())
     assert sums["centre_a"] < most
     assert products["centre_a"] > 0.05
     assert average != "mean" or sums[None] > 1e-3
@@ -132,7 +138,8 @@ def test_gc_of_a_keeps_the_row_sums_of_the_product_at_zero(average, dtype, most)
 
 def test_the_factor_that_is_not_trained_does_not_move():
     """Clients use AdamW. The server uses momentum and weight decay."""
-    net, seen = adapted("alternate"), []
+    net = adapted("alternate")
+    seen = []
     train_rounds(
         net,
         random_federation(),
@@ -213,7 +220,8 @@ def test_bytes_are_exact_and_peft_reads_the_adapter(config, tmp_path, average, u
 # which withholds both factors
 @pytest.mark.parametrize("more", [(), ("algorithm=lgfedavg", "metrics=angle")])
 def test_a_continued_run_trains_the_factor_whose_turn_it_is(config, tmp_path, more):
-    words, ends = (*TINY, *LORA, "model.lora.average=alternate", "client=adamw", *more), []
+    words = (*TINY, *LORA, "model.lora.average=alternate", "client=adamw", *more)
+    ends = []
     for name, stops in (("straight", ["rounds=3"]), ("continued", ["rounds=1", "rounds=3"])):
         for rounds in stops:
             resume = ["ckpt_path=last"] * (rounds != stops[0])

@@ -102,9 +102,8 @@ def test_with_all_clients_in_one_subspace_the_duals_sum_to_zero(others):
 
 def test_fedsub_sends_the_bytes_of_the_coordinates(federation):
     assert sent(FedSub(ratio=0.25), data=federation) == ([COORDINATES] * 2, COORDINATES)
-    rows, run = (
-        [],
-        {"rounds": 1, "methods": [FedSub(ratio=0.25)], "on_round": lambda _, row: rows.append(row)},
-    )
+    rows = []
+    method = FedSub(ratio=0.25)
+    run = {"rounds": 1, "methods": [method], "on_round": lambda _, row: rows.append(row)}
     train_rounds(wide_and_tall(), **run)
     assert rows[0]["comm/down_bytes"] == 3 * 2 * COORDINATES  # the reply has the same size

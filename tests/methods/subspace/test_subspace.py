@@ -50,7 +50,8 @@ def test_p_is_uniformly_random():
 
 
 def test_projectors_are_drawn_again_every_refresh_rounds():
-    spaces, model = Subspaces(0.2, 3), {"w": torch.zeros(4, 9), "b": torch.zeros(4)}
+    spaces = Subspaces(0.2, 3)
+    model = {"w": torch.zeros(4, 9), "b": torch.zeros(4)}
     drawn = [spaces.space(1, t, model, ["w", "b"]) for t in range(7)]
     assert {space["w"].basis.shape for space in drawn} == {(9, 2)}  # r = 0.2 · 9, rounded
     assert {space["b"].basis for space in drawn} == {None}
@@ -63,7 +64,8 @@ def test_projectors_are_drawn_again_every_refresh_rounds():
 @pytest.mark.parametrize("lead", [(), (3,)])
 def test_coordinates_of_every_shape(shape, wide, lead):
     tensor = torch.randn(*lead, *shape, dtype=torch.float64)
-    out, inputs = shape[0], tensor[(0,) * len(lead)].numel() // shape[0]
+    out = shape[0]
+    inputs = tensor[(0,) * len(lead)].numel() // shape[0]
     p = draw(d=max(out, inputs), r=2)
     projector = Projector(shape, p)
     z = projector.project(tensor)
@@ -96,7 +98,9 @@ def test_vectors_and_scalars_are_not_projected(federation, cls):
 @pytest.mark.parametrize("others", [[], [GradientCentralization(server=False), Proximal(mu=0.3)]])
 def test_a_round_does_not_change_weights_outside_the_subspace(federation, cls, others):
     """Other methods change the gradients, and weight decay is on."""
-    net, method, starts = make_net(), cls(ratio=0.4), []
+    net = make_net()
+    method = cls(ratio=0.4)
+    starts = []
 
     def outside(name, tensor):
         projector = server_of(method).space[name]
@@ -113,8 +117,11 @@ def test_a_round_does_not_change_weights_outside_the_subspace(federation, cls, o
 
 
 def test_the_order_of_the_hooks():
-    method, gc, quantization = SSF(ratio=0.5), GradientCentralization(server=False), Quantization()
-    sam, proximal = Sam(), Proximal()
+    method = SSF(ratio=0.5)
+    gc = GradientCentralization(server=False)
+    quantization = Quantization()
+    sam = Sam()
+    proximal = Proximal()
     parts = parts_of([quantization, method, proximal, gc, sam])
     assert parts == [sam, proximal, gc.local_gc, *method.parts, quantization]
 

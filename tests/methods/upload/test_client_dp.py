@@ -89,7 +89,8 @@ def test_poisson_cohorts_are_independent_draws():
 
 def test_without_noise_a_run_equals_the_clipped_run_bit_for_bit(federation):
     """This holds for full participation. Otherwise the result is the clipped mean times n / qN."""
-    clipped, private = partial(ClipUpdate, 0.05), partial(ClientDP, 0.05, noise_multiplier=0.0)
+    clipped = partial(ClipUpdate, 0.05)
+    private = partial(ClientDP, 0.05, noise_multiplier=0.0)
     one, other = (
         updates(federation, make(), rounds=2, cohort_of=5)[-1][1] for make in (clipped, private)
     )
@@ -118,7 +119,9 @@ class Sent(harness.Spy):
 
 def test_no_client_adds_more_than_the_bound():
     """A client that is not finite adds nothing. The sum is always divided by qN."""
-    found, sent, method = [], Sent(), ClientDP(0.05, noise_multiplier=0.0)
+    found = []
+    sent = Sent()
+    method = ClientDP(0.05, noise_multiplier=0.0)
     train_rounds(
         rounds=1,
         methods=[method, Longer(), sent],
@@ -133,7 +136,8 @@ def test_no_client_adds_more_than_the_bound():
 
 def test_each_round_adds_its_own_noise_even_without_clients(federation):
     assert not len(PoissonSampler(2)(1, 5, 14))  # with this seed, the second round has no client
-    some, dp = {"rounds": 2, "seed": 14, "faults": Faults(dropout=0.01)}, partial(ClientDP, 0.5)
+    some = {"rounds": 2, "seed": 14, "faults": Faults(dropout=0.01)}
+    dp = partial(ClientDP, 0.5)
     noisy, plain = (updates(federation, dp(noise_multiplier=s), **some) for s in (1e-7, 0.0))
     assert plain[0][0] > plain[-1][0] == 0
     for round_index in (0, 1):
@@ -157,7 +161,8 @@ def test_a_resumed_run_with_two_processes_draws_the_same_noise(config, tmp_path)
         given = ("privacy=client_dp", "privacy.noise_multiplier=0.5", f"rounds={rounds}", *small)
         return final_weights(train(config(*given, folder=tmp_path / folder)))
 
-    straight, _ = run("straight", 2), run("resumed", 1)
+    straight = run("straight", 2)
+    run("resumed", 1)
     assert torch.equal(run("resumed", 2, "ckpt_path=last", *TWO), straight)
     rows = [row["privacy/epsilon_rdp"] for row in read_rows(tmp_path / "resumed/metrics.csv")]
     assert rows == sorted({*rows})
@@ -171,7 +176,8 @@ def epsilon_of(sigma, q, rounds, delta, tight=True):
     """ε by numerical integration, converted as Balle et al. (2020, Theorem 21) or Mironov (2017,
     Proposition 3).
     """
-    x, bounds = np.linspace(-10 * sigma, 64 + 10 * sigma, 1000), []
+    x = np.linspace(-10 * sigma, 64 + 10 * sigma, 1000)
+    bounds = []
     density = -(x**2) / (2 * sigma**2) - math.log(sigma * math.sqrt(2 * math.pi))
     for a in np.r_[1.1:11:0.1, 11:64]:
         log = density + a * np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * sigma**2))
@@ -182,7 +188,8 @@ def epsilon_of(sigma, q, rounds, delta, tight=True):
 
 
 def accounted(rounds, clients, per_round, **settings):
-    method, data = ClientDP(**settings), random_federation(sizes=(1,) * clients)
+    method = ClientDP(**settings)
+    data = random_federation(sizes=(1,) * clients)
     meet(
         method,
         make_setup(make_net(), methods=[method], data=data, rounds=rounds, cohort_of=per_round),
@@ -283,11 +290,16 @@ def test_the_noise_has_the_stated_deviation_and_global_gc_removes_one_direction_
     def norm(tensors):
         return sum(float(t.square().sum()) for t in tensors)
 
-    net, before, after, runs = MLP(input_shape=(20,), num_classes=30, hidden=(40,)), 0.0, 0.0, 40
-    noise, gc = ClientDP(0.3, noise_multiplier=1.7).parts[1], GlobalGC()
+    net = MLP(input_shape=(20,), num_classes=30, hidden=(40,))
+    before = 0.0
+    after = 0.0
+    runs = 40
+    noise = ClientDP(0.3, noise_multiplier=1.7).parts[1]
+    gc = GlobalGC()
     setup = make_setup(net, methods=[noise, gc], data=random_federation(features=20))
     gc.validate(setup)
-    noise.expected, noise.trained_names = 8, setup.names
+    noise.expected = 8
+    noise.trained_names = setup.names
     for seed in range(runs):
         update = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
         noise.on_aggregate_end(update, replace(make_received(update), seed=seed))
@@ -295,7 +307,8 @@ def test_the_noise_has_the_stated_deviation_and_global_gc_removes_one_direction_
         setup.module.set_update(update)
         gc.on_before_optimizer_step(None, setup.module, None)
         after += norm(p.grad for p in net.parameters())
-    outputs, entries = 40 + 30, sum(p.numel() for p in net.parameters())
+    outputs = 40 + 30
+    entries = sum(p.numel() for p in net.parameters())
     assert before / runs / entries == pytest.approx(
         (1.7 * 0.3 / 8) ** 2, rel=4 * math.sqrt(2 / (entries * runs))
     )

@@ -27,7 +27,8 @@ def quantized(x, bits, seed=0):
 def test_each_coordinate_is_rounded_to_a_neighbouring_level(bits, dtype):
     x = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=dtype)
     x[3] = 0
-    s, norm = 2 ** (bits - 1) - 1, x.norm()
+    s = 2 ** (bits - 1) - 1
+    norm = x.norm()
     q = quantized(x, bits)
     level = (q * s / norm).double()
     assert_near(level, level.round(), 1e-4)
@@ -39,7 +40,9 @@ def test_each_coordinate_is_rounded_to_a_neighbouring_level(bits, dtype):
 
 @pytest.mark.parametrize("bits", [2, 4])
 def test_the_quantizer_is_unbiased_and_within_the_variance_bound(bits):
-    d, draws, s = 20, 4000, 2 ** (bits - 1) - 1
+    d = 20
+    draws = 4000
+    s = 2 ** (bits - 1) - 1
     x = torch.randn(d, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     q = x.repeat(draws, 1)
     quantize_(list(q), s, torch.Generator().manual_seed(3))
@@ -96,7 +99,8 @@ def quantization(bits):
 
 @pytest.mark.parametrize("bits", [2, 5])
 def test_each_client_has_its_own_draws_and_bytes(bits):
-    download, sent = make_download({}), {}
+    download = make_download({})
+    sent = {}
     for k in (1, 3):
         parts = uploads(k)
         for i, upload in enumerate(parts):

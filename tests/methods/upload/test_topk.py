@@ -23,7 +23,8 @@ from gcfed.methods.upload.topk import TopK
 
 def compressed(p, ratio):
     """The largest entries of a tensor, found by sorting a list."""
-    flat, kept = p.flatten().tolist(), torch.zeros_like(p).flatten()
+    flat = p.flatten().tolist()
+    kept = torch.zeros_like(p).flatten()
     for i in sorted(range(len(flat)), key=lambda i: -abs(flat[i]))[
         : max(1, round(ratio * len(flat)))
     ]:
@@ -39,7 +40,9 @@ def test_it_equals_the_plain_loop(ratio, entries):
     solver = sgd(momentum=0.5)
     sizes = []
     stores = ClientStores()
-    w, errors, like = weights(net), {}, dict(net.named_parameters())
+    w = weights(net)
+    errors = {}
+    like = dict(net.named_parameters())
     ours = train_rounds(
         net,
         data,
