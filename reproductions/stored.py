@@ -62,12 +62,22 @@ def chosen(runs: Mapping[str, StoredRun], *overrides: str) -> list[StoredRun]:
     return sorted(found, key=seed_of)
 
 
-def seed_of(run: StoredRun) -> int:
+def setting_of(run: StoredRun, key: str) -> str:
+    """The value of an override. ValueError if the run has none for this key."""
     for override in run.overrides:
-        key, _, value = override.partition("=")
-        if key == "seed":
-            return int(value)
-    raise ValueError(f"{run.path}: its overrides have no seed.")
+        own_key, _, value = override.partition("=")
+        if own_key == key:
+            return value
+    raise ValueError(f"{run.path}: its overrides have no {key}.")
+
+
+def seed_of(run: StoredRun) -> int:
+    return int(setting_of(run, "seed"))
+
+
+def rate_of(run: StoredRun) -> str:
+    """The clients' learning rate."""
+    return setting_of(run, "client.optimizer.lr")
 
 
 def write_run(page: str, run: StoredRun, metrics: pd.DataFrame) -> Path:

@@ -1,9 +1,10 @@
-"""What the tables of the pages have in common: their runs, their cells, a mean of tests, and how
+"""What the tables of the pages have in common: their runs, their cells, means of tests, and how
 numbers look.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from gcfed.reporting.verdict import interval
 from reproductions.stored import StoredRun
 
 Runs = Mapping[str, StoredRun]
@@ -13,16 +14,37 @@ Cells = dict[tuple[str, ...], list[str | None]]
 ACCURACY = "test/acc"
 
 
-def up_to(run: StoredRun, end: int, rounds: int = 50) -> float:
+def up_to(run: StoredRun, end: int, rounds: int = 50, column: str = ACCURACY) -> float:
     """The mean of the tests in the rounds up to ``end``, in percent."""
-    curve = run.curve(ACCURACY)
+    curve = run.curve(column)
     inside = curve[(curve.index > end - rounds) & (curve.index <= end)]
     return 100 * inside.mean()
+
+
+def last(run: StoredRun, rounds: int, column: str = ACCURACY) -> float:
+    """The mean of the tests in the last rounds, in percent."""
+    return up_to(run, int(run.metrics.index[-1]), rounds, column)
+
+
+def last_tests(run: StoredRun, count: int, column: str = ACCURACY) -> float:
+    """The mean of the last tests, in percent."""
+    return 100 * float(run.curve(column).tail(count).mean())
 
 
 def number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
-def signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+def listed(values: Iterable[float], digits: int = 1) -> str:
+    """A number for each seed."""
+    return ", ".join(number(value, digits) for value in values)
+
+
+def signed(value: float, digits: int = 2) -> str:
+    return f"{value:+.{digits}f}".replace("-", "−")
+
+
+def interval_text(values: Sequence[float]) -> str:
+    """The 95 % interval of the mean over the seeds."""
+    low, high = interval(values)
+    return f"{number(low, 1)} to {number(high, 1)}"

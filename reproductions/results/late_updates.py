@@ -17,9 +17,16 @@ from gcfed.data.faults import Faults
 from gcfed.data.sampling import Buffered, UniformSampler
 from gcfed.data.schedule import Turn, schedule_of
 from gcfed.reporting.student import two_sided_p
-from gcfed.reporting.verdict import interval
-from reproductions.results.cells import Cells, Runs, number, signed
-from reproductions.stored import StoredRun, chosen
+from reproductions.results.cells import (
+    Cells,
+    Runs,
+    interval_text,
+    last_tests,
+    listed,
+    number,
+    signed,
+)
+from reproductions.stored import StoredRun, chosen, rate_of
 
 UPLOADS = 200  # of a run
 CHANCE = 10.0  # percent, of ten classes
@@ -153,30 +160,15 @@ def mean_gains(
     return np.mean([gains(runs, name, spread, point) for name, spread in cells], axis=0)
 
 
-def seeds_text(values: np.ndarray) -> str:
-    return ", ".join(number(value, 1) for value in values)
-
-
 def gain_cells(runs: Runs, name: str, spread: str, point: Point) -> list[str | None]:
     """Both accuracies by seed with the rate, the mean gain and its interval."""
     cells: list[str | None] = []
     for gc in ("none", "gcfed"):
         values = accuracies(runs, name, gc, spread, point)
         rate = rate_of(METHODS[name].run(runs, gc, spread, 1))
-        cells.append(f"{seeds_text(values)} ({rate})")
+        cells.append(f"{listed(values)} ({rate})")
     own = gains(runs, name, spread, point)
     return [*cells, signed(fmean(own)), interval_text(own)]
-
-
-def interval_text(values: np.ndarray) -> str:
-    """The 95 % interval of the mean over the seeds."""
-    low, high = interval(values)
-    return f"{number(low, 1)} to {number(high, 1)}"
-
-
-def rate_of(run: StoredRun) -> str:
-    (found,) = [word for word in run.overrides if word.startswith("client.optimizer.lr=")]
-    return found.partition("=")[2]
 
 
 def at_equal_uploads(runs: Runs) -> Cells:
@@ -374,7 +366,7 @@ def lateness(runs: Runs) -> Cells:
             continue  # its timetable is FedBuff's
         for spread in SPREADS:
             own = [method.turns(spread, seed) for seed in SEEDS]
-            seconds = ", ".join(number(turns[-1].seconds, 1) for turns in own)
+            seconds = listed(turns[-1].seconds for turns in own)
             late = [_steps_late(turns) for turns in own]
             mean = fmean(values.mean() for values in late)
             largest = max(int(values.max()) for values in late)
@@ -406,5 +398,5 @@ def trial(runs: Runs, method: Method, gc: str, rate: str) -> str:
     (run,) = chosen(runs, *words, f"seed={SEARCH_SEED}")
     left_out = int(run.metrics["train/nonfinite_clients"].sum())
     undone = int(run.metrics["train/refused_steps"].sum())
-    text = number(100 * run.curve("val/acc").tail(TESTS).mean(), 1)
+    text = number(last_tests(run, TESTS, "val/acc"), 1)
     return f"refused ({text})" if left_out or undone else text

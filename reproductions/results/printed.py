@@ -21,6 +21,8 @@ from reproductions.results.cells import (  # noqa: E402
     ACCURACY,
     Cells,
     Runs,
+    last,
+    listed,
     number,
     signed,
     up_to,
@@ -33,11 +35,6 @@ PAPER = {"GC-Fed": 72.44, "FedAvg": 66.44}  # Table 5, CIFAR-10, 5/100, α 0.1
 CLIPPED = "client.clip_norm=10"
 TARGETS = (50, 60, 70)  # percent
 GC = {"GC-Fed": "gc=gcfed", "Global GC": "gc=global", "FedAvg": "gc=none"}
-
-
-def last(run: StoredRun, rounds: int) -> float:
-    """The mean of the tests in the last rounds, in percent."""
-    return up_to(run, int(run.metrics.index[-1]), rounds)
 
 
 def rounds_to(run: StoredRun, target: float, window: int = 10) -> str:
@@ -186,7 +183,7 @@ def rho(runs: Sequence[StoredRun], first: int, end: int) -> str:
     for layer in ("fc1", "fc2", "fc3"):
         column = f"gc/rho/{layer}.weight"
         means.append(fmean(run.curve(column).loc[first:end].mean() for run in runs))
-    return ", ".join(number(mean) for mean in means)
+    return listed(means, 2)
 
 
 def vgg11(runs: Runs) -> Cells:
@@ -222,7 +219,7 @@ def digits(runs: Runs) -> Cells:
         row = []
         for gc in ("gc=none", "gc=gcfed"):
             own = chosen(runs, f"algorithm={algorithm}", gc)
-            row.append(", ".join(number(last(run, 50)) for run in own))
+            row.append(listed([last(run, 50) for run in own], 2))
         cells[label,] = [*row]
     return cells
 

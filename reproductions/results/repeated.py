@@ -5,16 +5,15 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from gcfed.reporting.verdict import interval
-from reproductions.results.cells import Cells, Runs, number, up_to
-from reproductions.stored import StoredRun, chosen, seed_of
+from reproductions.results.cells import Cells, Runs, interval_text, last, listed, number, signed
+from reproductions.stored import StoredRun, chosen, rate_of, seed_of
 
 MEASURED = 10  # the last rounds, whose tests are averaged
 
 
 def last_ten(runs: Sequence[StoredRun]) -> list[float]:
     """The mean of each run's tests in its last ten rounds, in percent."""
-    return [up_to(run, int(run.metrics.index[-1]), MEASURED) for run in runs]
+    return [last(run, MEASURED) for run in runs]
 
 
 # ------------------------------------------------------------------------------------- figures.md
@@ -110,25 +109,18 @@ def feddpc(runs: Runs) -> Cells:
     for label in FEDDPC:
         own = finals(runs, label)
         values = last_ten(own)
-        seeds = ", ".join(number(value, 1) for value in values)
         above = [a - b for a, b in zip(values, fedavg, strict=True)]
-        row: list[str | None] = [f"{seeds} ({rate_of(own[0])})", number(fmean(values), 1), None]
+        gain = None
         if label != "FedAvg":
-            low, high = interval(above)
-            gain = f"{fmean(above):+.1f}".replace("-", "−")
-            row[-1] = f"{gain} ({number(low, 1)} to {number(high, 1)})"
-        cells[label,] = row
+            gain = f"{signed(fmean(above), 1)} ({interval_text(above)})"
+        seeds = f"{listed(values)} ({rate_of(own[0])})"
+        cells[label,] = [seeds, number(fmean(values), 1), gain]
     return cells
 
 
 def finals(runs: Runs, label: str) -> list[StoredRun]:
     """The runs of a method with its best rate, by seed."""
     return [run for run in chosen(runs, *FEDDPC[label]) if seed_of(run) != SEARCH_SEED]
-
-
-def rate_of(run: StoredRun) -> str:
-    (rate,) = [word for word in run.overrides if word.startswith("client.optimizer.lr=")]
-    return rate.partition("=")[2]
 
 
 def feddpc_search(runs: Runs) -> Cells:
@@ -139,15 +131,9 @@ def feddpc_search(runs: Runs) -> Cells:
         for rate in TRIED:
             trial = (f"client.optimizer.lr={rate}", f"seed={SEARCH_SEED}")
             (run,) = chosen(runs, *words, *trial)
-            row.append(number(up_to_validation(run), 1))
+            row.append(number(last(run, MEASURED, "val/acc"), 1))
         cells[label,] = row
     return cells
-
-
-def up_to_validation(run: StoredRun) -> float:
-    """The mean of the last ten rounds on the held-out images, in percent."""
-    curve = run.curve("val/acc")
-    return 100 * curve[curve.index > run.metrics.index[-1] - MEASURED].mean()
 
 
 # ----------------------------------------------------------------------------------- gc-warmup.md
@@ -181,4 +167,4 @@ MNIST = "data=mnist"
 
 def mean_and_seeds(own: Sequence[StoredRun]) -> str:
     values = last_ten(own)
-    return f"{number(fmean(values))}: " + ", ".join(number(value, 1) for value in values)
+    return f"{number(fmean(values))}: {listed(values)}"

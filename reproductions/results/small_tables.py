@@ -8,7 +8,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 from gcfed.folders.measures import first_round
-from reproductions.results.cells import Cells, Runs, number
+from reproductions.results.cells import ACCURACY, Cells, Runs, last_tests, listed, number
 from reproductions.stored import StoredRun
 
 TESTS = 5  # an accuracy is the mean of so many tests
@@ -27,28 +27,28 @@ def by_cell(runs: Runs) -> dict[tuple[str, str], list[StoredRun]]:
 
 def accuracy(run: StoredRun) -> float:
     """The mean of the last five tests, in percent."""
-    return 100 * float(run.curve("test/acc").tail(TESTS).mean())
+    return last_tests(run, TESTS)
 
 
 def best(run: StoredRun) -> float:
     """The best test, in percent."""
-    return 100 * float(run.curve("test/acc").max())
+    return 100 * float(run.curve(ACCURACY).max())
 
 
 def deviation(run: StoredRun) -> float:
     """The standard deviation of the change from one test to the next, in points."""
-    return 100 * float(run.curve("test/acc").diff().std(ddof=0))
+    return 100 * float(run.curve(ACCURACY).diff().std(ddof=0))
 
 
 def largest_fall(run: StoredRun) -> float:
     """The smallest change from one test to the next, in points."""
-    return 100 * float(run.curve("test/acc").diff().min())
+    return 100 * float(run.curve(ACCURACY).diff().min())
 
 
 def pair(own: list[StoredRun], measure: Callable[[StoredRun], float]) -> list[str | None]:
     """A measure of each seed, and its mean."""
     values = [measure(run) for run in own]
-    return [", ".join(number(value, 1) for value in values), number(fmean(values), 1)]
+    return [listed(values), number(fmean(values), 1)]
 
 
 def accuracies(runs: Runs) -> Cells:
@@ -82,7 +82,7 @@ def costs(runs: Runs) -> Cells:
         rounds = []
         sent = []
         for run, target in zip(own, targets, strict=True):
-            reached = first_round(100 * run.curve("test/acc"), target)
+            reached = first_round(100 * run.curve(ACCURACY), target)
             rounds.append(str(reached or f"{run.metrics.index[-1]}+"))
             sent.append(f"{megabytes(run, reached):.0f}" + ("" if reached else "+"))
         cells[row,] = [", ".join(rounds), ", ".join(sent)]

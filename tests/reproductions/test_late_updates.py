@@ -7,7 +7,7 @@ from scipy import stats
 
 from reproductions.results import figures, late_updates
 from reproductions.results.late_updates import METHODS, SEEDS, SPREADS
-from reproductions.stored import seed_of, stored_runs
+from reproductions.stored import rate_of, seed_of, stored_runs
 
 RUNS = stored_runs("late-updates")
 FINAL = {name: run for name, run in RUNS.items() if seed_of(run) != late_updates.SEARCH_SEED}
@@ -149,7 +149,7 @@ def test_the_rate_of_each_run_is_the_best_of_its_search():
         valid = {rate: float(text) for rate, text in trials if "refused" not in text}
         gc = "none" if label == "no GC" else "gcfed"
         runs = [run for run in FINAL.values() if method_of(run) is METHODS[name]]
-        rates = {late_updates.rate_of(run) for run in runs if setting(run, "gc") == gc}
+        rates = {rate_of(run) for run in runs if setting(run, "gc") == gc}
         assert rates == {max(valid, key=valid.__getitem__)}
 
 

@@ -13,6 +13,7 @@ from gcfed.check import check
 from gcfed.utils.resolvers import ROOT
 from reproductions import store, stored
 from reproductions.results import figures, printed
+from reproductions.results.cells import last
 
 PAGES = ROOT / "reproductions/results"
 WITH_DATA = sorted(folder.name for folder in stored.DATA.iterdir())
@@ -91,7 +92,7 @@ def test_the_curves_are_those_of_the_stored_data():
     figures.table5(figure := Figure())
     (axes,) = figure.axes
     run = printed.of_table5(stored.stored_runs("gcfed-table5"), "GC-Fed", 2, clipped=False)
-    last_50 = printed.last(run, 50)
+    last_50 = last(run, 50)
     ends = [line.get_ydata()[-1] for line in axes.lines if len(line.get_ydata()) > 100]
     assert len(ends) == 6  # two seeds and their mean, of two methods
     assert any(end == pytest.approx(last_50) for end in ends)
