@@ -75,7 +75,6 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         is_override,
         refuse_words,
         shorthand,
-        with_config_dir,
     )
     from gcfed.utils.refusal import Refusal
     from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
@@ -99,13 +98,13 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         if config_of_run is not None:
             path = config_of_run
             overrides += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
-        refuse_words(words, with_config_dir(overrides, flags), path)
+        refuse_words(words, path)
         # Hydra's parser refuses an override behind -m if another one stands before it
         sys.argv[1:] = overrides + flags
         compose = hydra.main(config_path=str(path.parent), config_name=path.stem, **VERSION_BASE)
         compose(partial(_guarded, task))()
     except COMPOSING_ERRORS as error:
-        raise Refusal(explained(error, with_config_dir(overrides, flags), path)) from None
+        raise Refusal(explained(error)) from None
 
 
 def _guarded(task: Task, cfg: DictConfig) -> None:

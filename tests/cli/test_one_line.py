@@ -120,7 +120,7 @@ WRONG = {
     "data.transform.flip=3": "data.transform.flip",
     "partition.min_size=1.5": "partition.min_size",
     "gc.boundary=3": "gc.boundary",
-    "algorithm=fedavg gc.boundary=fc1": "gc.boundary=fc1 has no effect without gc=gcfed or",
+    "algorithm=fedavg gc.boundary=fc1": "gc.boundary has no effect without gc=gcfed or",
     "trainer.accelerator=mps": "trainer.accelerator",
     "trainer.precision=bf16-mixed": "trainer.precision",
     "name=../../escape": "name",

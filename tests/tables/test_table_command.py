@@ -247,7 +247,7 @@ def wrong_command(folder, *words):
             {"columns": [{"label": "a"}, {"label": "b", "overrides": ["partition.alpha=low"]}]},
             "FedAvg, b, seed 1: partition.alpha=low: Input should be a valid number",
         ),
-        ({"overrides": ["gc.boundary=fc1"]}, "gc.boundary=fc1 has no effect without gc=gcfed"),
+        ({"overrides": ["gc.boundary=fc1"]}, "gc.boundary has no effect without gc=gcfed"),
         (
             {"search": SEARCH | {"params": {"client.optimizer.rl": "interval(0.1, 1)"}}},
             "search for fedavg_alpha-0.1: client.optimizer.rl: there is no such key",

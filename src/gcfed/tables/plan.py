@@ -112,7 +112,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
     try:
         overrides = OverridesParser.create().parse_overrides([*arguments])
     except HydraException as error:
-        raise Refusal(explained(error, arguments)) from None
+        raise Refusal(explained(error)) from None
     for override in overrides:
         why = REMEDIES.get(override.key_or_group)
         if override.is_sweep_override():

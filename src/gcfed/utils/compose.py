@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
@@ -21,7 +20,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -30,13 +29,6 @@ from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
 TRAIN = CONFIGS / "train.yaml"
 SEARCHPATH = "hydra.searchpath"  # further folders of config files
-#: Keys that mean the same of different data sets, and other words for them.
-SYNONYMS = (
-    ("data.path", "data.root", "data.name", "data.dir", "data.file", "data.folder"),
-    ("data.target", "data.label", "data.labels", "data.y"),
-    ("data.size", "data.image_size", "data.resize"),
-    ("data.sep", "data.separator", "data.delimiter"),
-)
 GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
 )
@@ -45,8 +37,6 @@ GROUPS = sorted(
 SWITCHES = ("attack", "federation", "gc", "privacy", "quantization")
 #: What Hydra raises for a wrong override, or for a user's own file that is no YAML.
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
-#: Other projects' words for options of ours.
-WORDS_FOR_OPTIONS = {"cuda": "gpu", "cuda:0": "gpu", "sgdm": "sgd"}
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
@@ -89,33 +79,7 @@ def searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
         raise Refusal(
             f"config_dir={config_dir} does not combine with {SEARCHPATH}: name all folders there."
         )
-    return _searching([folder])
-
-
-def _searching(folders: Iterable[Path]) -> str:
-    quoted = [QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders]
-    return f"{SEARCHPATH}=[{','.join(quoted)}]"
-
-
-def with_config_dir(overrides: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The overrides with the folder of ``--config-dir`` among Hydra's search paths, for hints."""
-    named = get_args_parser().parse_known_args(list(flags))[0].config_dir
-    if named is None:
-        return list(overrides)
-    folders = [*_own_folders(overrides), Path(named).absolute()]
-    rest = [word for word in overrides if not word.startswith(f"{SEARCHPATH}=")]
-    return [_searching(folders), *rest]
-
-
-def _own_folders(words: Iterable[str]) -> list[Path]:
-    """The user's folders of config files."""
-    searching = [word for word in words if word.startswith(f"{SEARCHPATH}=")]
-    folders: list[Path] = []
-    for override in OverridesParser.create().parse_overrides(searching):
-        places: Any = override.value()
-        for place in places or ():
-            folders.append(Path(str(place).removeprefix("file://")))
-    return folders
+    return f"{SEARCHPATH}=[{QuotedString(f'file://{folder}', Quote.single).with_quotes()}]"
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
@@ -133,7 +97,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         cfg = deepcopy(_by_hydra(tuple(chosen)))
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except COMPOSING_ERRORS as error:
-        raise Refusal(explained(error, overrides)) from None
+        raise Refusal(explained(error)) from None
     refuse_idle(cfg, overrides)
     return cfg
 
@@ -145,15 +109,22 @@ def refuse_idle(cfg: DictConfig, words: Sequence[str]) -> None:
     A config file may set such a key, as models do for the case that there is GC.
     """
     for word in words:
-        key, _, value = word.removeprefix("++").partition("=")
-        group = key.partition(".")[0]
-        if group not in SWITCHES or group == key:
-            continue
-        node = cfg.get(group)
-        if OmegaConf.is_dict(node) and not node.get("_target_"):
-            options = [f"{group}={option}" for option in _options(group, words)]
-            options.remove(f"{group}=none")
-            raise Refusal(f"{key}={value} has no effect without {' or '.join(options)}.")
+        key = word.removeprefix("++").partition("=")[0]
+        why = _why_idle(cfg, key)
+        if why:
+            raise Refusal(why)
+
+
+def _why_idle(cfg: DictConfig, key: str) -> str:
+    """The sentence about a key of a group that is switched off; empty for other keys."""
+    group = key.partition(".")[0]
+    if group not in SWITCHES or group == key:
+        return ""
+    node = cfg.get(group)
+    if not OmegaConf.is_dict(node) or node.get("_target_"):
+        return ""
+    choices = [f"{group}={option}" for option in _options(group) if option != "none"]
+    return f"{key} has no effect without {' or '.join(choices)}."
 
 
 def _is_value(override: Override) -> bool:
@@ -187,101 +158,49 @@ def _composed_anew(overrides: tuple[str, ...], path: Path) -> DictConfig:
 _composed_once = cache(_composed_anew)
 
 
-def explained(error: Exception, words: Sequence[str], path: Path = TRAIN) -> str:
-    """The message of one of COMPOSING_ERRORS about the overrides ``words`` of a config file, in
-    one line, with a suggestion.
-    """
+def explained(error: Exception) -> str:
+    """The message of one of COMPOSING_ERRORS in one line, with a suggestion."""
     unknown = re.search(r"Could not override '([^']+)'", str(error))
     if unknown is not None:
-        return _unknown_key(unknown[1], words, path)
+        return _unknown_key(unknown[1], error)
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-    if group:
-        return _unknown_option(group, option, words)
-    word: str | None = getattr(error, "override", None)
+    if group and isinstance(error, MissingConfigException):
+        return _unknown_option(group, option, error.options or _options(group))
     message = message_of(str(error).partition("\nSee https://")[0])
-    if word is None:
-        return message
-    return f"{word}: {message}{_quotes_for(word)}"
+    word: str | None = getattr(error, "override", None)
+    return message if word is None else f"{word}: {message}"
 
 
-def _unknown_key(key: str, words: Sequence[str], path: Path) -> str:
-    for keys in SYNONYMS:
-        if key in keys:
-            known = _known(words, path)
-            meant = [other for other in keys if other in known]
-            if meant:
-                return f"{key}: there is no such key: did you mean {meant[0]}?"
-    if _could_be_added(key, words):
-        return f"{key}: there is no such key: did you mean +{key}?"
-    group = key.partition(".")[0].replace("methods", "algorithm")
-    if group != "hydra":
-        options = _options(group, words)
-        having = [f"{group}={option}" for option in options if _sets(group, option, key, words)]
-        if having:
-            return f"{key}: there is no such key without {' or '.join(having)}."
-    value = next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), "")
-    choices = _choosing(WORDS_FOR_OPTIONS.get(value, value), words) if "." not in key else []
+def _unknown_key(key: str, error: Exception) -> str:
+    """The message about a key that the config lacks. The error holds that config."""
+    value = re.search(rf"\+{re.escape(key)}=(\S+)", str(error))
+    choices = _choosing(value[1]) if value and "." not in key else []
     if choices:
         return f"{key}: there is no such key: did you mean {' or '.join(choices)}?"
-    return f"{key}: there is no such key{suggestion(key, _known(words, path))}"
+    node = getattr(error.__cause__, "parent_node", None)
+    cfg = OmegaConf.create() if node is None else node._get_root()
+    no_such_key = f"{key}: there is no such key{suggestion(key, _keys_to_type(cfg))}"
+    return _why_idle(cfg, key) or no_such_key
 
 
-def _could_be_added(key: str, words: Sequence[str]) -> bool:
-    """Whether a key is the ``_target_`` of a further method, metric or callback, or an argument of
-    a class that the user named.
-    """
-    node, _, name = key.rpartition(".")
-    if name == "_target_":
-        return node.partition(".")[0] in ("callbacks", "logger", "methods", "metrics")
-    return any(word.lstrip("+").startswith(f"{node}._target_=") for word in words)
-
-
-def _unknown_option(group: str, option: str, words: Sequence[str]) -> str:
-    known = _options(group, words)
+def _unknown_option(group: str, option: str, known: Sequence[str]) -> str:
+    known = [name for name in known if name != "base"]
+    listed = f"There are {', '.join(known)}."
     if option == "none":
-        keys = [f"{group}.{key}" for key in _keys_of_default(group)]
-        rest = f" Set its keys instead: {', '.join(keys[:4])}." if keys else ""
-        return f"{group}=null: {group} cannot be left out. There are {', '.join(known)}.{rest}"
-    for file in Path.cwd().glob(f"*/{group}/{option}.yaml"):
-        folder = file.relative_to(Path.cwd()).parts[0]
-        return (
-            f"{group}={option}: there is no such option without {folder}/{group}/{option}.yaml: add"
-            f" --config-dir {folder} (in Python config_dir='{folder}')."
-        )
+        return f"{group}=null: {group} cannot be left out; set its keys instead. {listed}"
     meant = suggestion(option, known, f"{group}=")
-    return f"{group}={option}: there is no such option{meant} There are {', '.join(known)}."
+    return f"{group}={option}: there is no such option{meant} {listed}"
 
 
-def _quotes_for(word: str) -> str:
-    """How to type a path that Hydra's grammar does not accept; "" for a word without a path."""
-    key, _, value = word.partition("=")
-    if "/" not in value:
-        return ""
-    quoted = QuotedString(value, Quote.double).with_quotes()
-    return f" A path needs quotes: {shlex.quote(f'{key}={quoted}')}"  # as a shell takes it
+def _options(group: str) -> list[str]:
+    """The options of a group of this project."""
+    return sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
 
 
-def _options(group: str, words: Iterable[str]) -> list[str]:
-    """The options of a group, also those in the user's folders that ``words`` name."""
-    stems: set[str] = set()
-    for folder in (CONFIGS, *_own_folders(words)):
-        stems |= {file.stem for file in folder.glob(f"{group}/*.yaml")}
-    return sorted(stems - {"base"})
-
-
-def _choosing(option: str, words: Iterable[str]) -> list[str]:
-    """The overrides that choose an option of this name."""
-    if not option or option == "none":
-        return []
-    return [f"{group}={option}" for group in GROUPS if option in _options(group, words)]
-
-
-def _keys_of_default(group: str) -> list[str]:
-    """The keys of a group that has one option, ``default``."""
-    file = CONFIGS / group / "default.yaml"
-    if not file.is_file():
-        return []
-    return [str(key) for key in OmegaConf.load(file) if key != "defaults"]
+def _choosing(option: str) -> list[str]:
+    """The overrides that choose an option of this name. ``cuda`` is another word for ``gpu``."""
+    option = "gpu" if option == "cuda" else option
+    return [f"{group}={option}" for group in GROUPS if option in _options(group)]
 
 
 def is_override(word: str) -> bool:
@@ -289,87 +208,52 @@ def is_override(word: str) -> bool:
     return not word.startswith("-") and ("=" in word or word.startswith("~"))
 
 
-def refuse_words(typed: Sequence[str], overrides: Sequence[str], path: Path) -> None:
+def refuse_words(typed: Sequence[str], path: Path) -> None:
     """Raises Refusal for words of the command line that are no overrides and no flags of Hydra.
 
     Args:
         typed: all words, in their order.
-        overrides: those that Hydra gets.
         path: the config file of the command.
     """
     flags = [word for word in typed if not is_override(word)]
     known, unknown = get_args_parser().parse_known_args(flags)
     if unknown:
-        raise Refusal(_dashed(unknown[0], flags, overrides, path))
+        key = unknown[0].lstrip("-").partition("=")[0].replace("-", "_")
+        meant = suggestion(key, _keys_to_type(_by_hydra((), path)), after="=…")
+        raise Refusal(f"{unknown[0]}: a setting has no dashes{meant}")
     for word in known.overrides:
         before = typed[typed.index(word) - 1] if known.multirun else ""
-        raise Refusal(_bare(word, before, overrides, path))
+        raise Refusal(f"{word}: {_instead_of(word, before, path)}")
 
 
-def _dashed(flag: str, flags: Sequence[str], words: Sequence[str], path: Path) -> str:
-    """What to type in place of ``--epochs 3``."""
-    key, _, value = flag.lstrip("-").partition("=")
-    if not value:
-        value = "".join(flags[flags.index(flag) + 1 :][:1])
-    meant = suggestion(key.replace("-", "_"), _known(words, path), after=f"={value}")
-    return f"{flag}: a setting has no dashes{meant}"
-
-
-def _bare(word: str, before: str, words: Sequence[str], path: Path) -> str:
+def _instead_of(word: str, before: str, path: Path) -> str:
     """What to type in place of a word without ``=``; ``before`` stands before it in a sweep."""
     if path.stem == "report":
-        return f"{word}: name the folders of runs as in 'roots=[{word}]'."
+        return f"name the folders of runs as in 'roots=[{word}]'."
     if path.stem == "eval":
-        return f"{word}: name the checkpoint as in ckpt_path={word}."
+        return f"name the checkpoint as in ckpt_path={word}."
     if is_override(before):
-        return (
-            f"{word}: the values of a sweep are separated by commas, without spaces:"
-            f" {before},{word}."
-        )
-    choices = _choosing(word, words)
+        return f"the values of a sweep are separated by commas, without spaces: {before},{word}."
+    choices = _choosing(word)
     if choices:
-        return f"{word}: did you mean {' or '.join(choices)}?"
-    known = _known(words, path)
-    if word in known:
-        return f"{word}: a setting has a value, as in {word}=…; --help shows all settings."
-    meant = suggestion(word, known, after="=…").replace(": did", " Did")
-    return f"{word}: a setting is written key=value; --help shows all settings.{meant.strip('.')}"
+        return f"did you mean {' or '.join(choices)}?"
+    meant = suggestion(word, _keys_to_type(_by_hydra((), path)), after="=…")
+    return f"a setting is written key=value, and --help shows all settings{meant}"
 
 
-def _known(words: Sequence[str], path: Path) -> list[str]:
-    """The keys of a config with the options that ``words`` choose, and the groups.
-
-    A key that only repeats another one, as data.num_clients does, is left out.
+def _keys_to_type(cfg: DictConfig) -> list[str]:
+    """The keys of a config and the groups, without keys that only repeat another one, as
+    data.num_clients does.
     """
-    chosen = []
-    for word in words:
-        is_option = word.partition("=")[0] in GROUPS and "," not in word
-        if is_option or word.startswith(f"{SEARCHPATH}="):
-            chosen.append(word)
-    tree = OmegaConf.to_container(_by_hydra(tuple(chosen), path))
-    keys = dict(_values(tree))
-    repeating = {key for key, value in keys.items() if _repeats(key, value)}
-    return [*(key for key in keys if key not in repeating), *GROUPS]
+    tree = OmegaConf.to_container(cfg)
+    keys = [key for key, value in _values(tree) if not _repeats(key, value)]
+    return [*(key for key in keys if not key.startswith("hydra.")), *GROUPS]
 
 
 def _repeats(key: str, value: Any) -> bool:
     """Whether a key's value is that of another key with the same last part."""
     other = re.fullmatch(r"\$\{([\w.]+)\}", str(value))
     return other is not None and other[1].split(".")[-1] == key.split(".")[-1]
-
-
-def _sets(group: str, option: str, key: str, words: Sequence[str]) -> bool:
-    """Whether an option, or one of the same group in its defaults, sets the key."""
-    places = [folder / group / f"{option}.yaml" for folder in (CONFIGS, *_own_folders(words))]
-    file = next((place for place in places if place.is_file()), None)
-    if file is None:
-        return False
-    node: Any = OmegaConf.to_container(OmegaConf.load(file))
-    # a file may begin at the root, or in its group
-    if key in {*keys_of(node), *keys_of(node, f"{group}.")}:
-        return True
-    others = [name for name in node.get("defaults", ()) if isinstance(name, str)]
-    return any(_sets(group, other, key, words) for other in others if other != "_self_")
 
 
 def keys_of(tree: Any, prefix: str = "") -> list[str]:
