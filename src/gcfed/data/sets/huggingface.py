@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import Keep, cache_name, cached
-from gcfed.data.sets.files import TESTS, Note, Unread, entries, hash_files, listing
+from gcfed.data.sets.cache import WriteSplit, cache_name, cached
+from gcfed.data.sets.files import TESTS, hash_files, listing
 from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.data.sets.pixels import decode, open_image
@@ -27,31 +27,38 @@ from gcfed.utils.refusal import Refusal, message_of
 if TYPE_CHECKING:
     from datasets import Dataset
 
-METADATA = ("dataset_dict.json", "dataset_info.json", "state.json")
+log = logging.getLogger(__name__)
 
 
-@checked
-def huggingface(
-    name: str | None,
-    data_dir: str,
-    *,
-    subset: str | None = None,
-    input: str | None = None,
-    label: str | None = None,
-    groups: str | None = None,
-    size: Side | None = None,
-    length: Side = LENGTH,
-    test: Inside = 0.2,
-    tokenizer: str | None = None,
-    next_token: bool = False,
-) -> FederatedDataset:
-    """The splits ``train`` and ``test`` (or ``validation``, if ``test`` has no labels).
+def huggingface(name: str | None, data_dir: str, **settings: Any) -> FederatedDataset:
+    """The splits ``train`` and ``test`` (or ``validation``, if ``test`` has no labels) of a
+    :class:`Request`.
 
     Images are [n, C, H, W].
 
     Texts are tokens, [n, length]. They are cut, or padded on the left, because networks read the
     label off the last position. With ``next_token`` each text becomes sequences of this length,
     padded on the right.
+
+    Raises ValueError if ``datasets`` is not installed, there is no such data set or column, or
+    samples do not match.
+    """
+    if name is None:
+        raise SettingError(
+            "name",
+            "=null must be a data set of the hub (ylecun/mnist), or a folder of save_to_disk.",
+        )
+    request = Request(name, data_dir, **settings)
+    files = request.files()
+    source = hash_files(files) if files else ""
+    dataset = cached(data_dir, request.cache_name(), partial(_build, request), source)
+    return replace(dataset, name=Path(name).name)
+
+
+@checked
+@dataclass(frozen=True)
+class Request:
+    """Which data set is read, and how.
 
     Args:
         name: ``ylecun/mnist``, or a folder that ``save_to_disk`` wrote.
@@ -68,49 +75,20 @@ def huggingface(
             characters, padding is 80.
         next_token: the label of each token is the next one (a language model); there is no column
             of classes.
-
-    Raises ValueError if ``datasets`` is not installed, there is no such data set or column, or
-    samples do not match.
     """
-    if name is None:
-        raise SettingError(
-            "name",
-            "=null must be a data set of the hub (ylecun/mnist), or a folder of save_to_disk.",
-        )
-    request = _Request(
-        name=name,
-        data_dir=data_dir,
-        subset=subset,
-        input=input,
-        label=label,
-        groups=groups,
-        size=size,
-        length=length,
-        test=test,
-        tokenizer=tokenizer,
-        next_token=next_token,
-    )
-    files = request.files()
-    source = hash_files(files) if files else ""
-    dataset = cached(data_dir, request.cache_name(), partial(_build, request), source)
-    return replace(dataset, name=Path(name).name)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The arguments of :func:`huggingface`."""
 
     name: str
     data_dir: str
-    subset: str | None
-    input: str | None
-    label: str | None
-    groups: str | None
-    size: int | None
-    length: int
-    test: float
-    tokenizer: str | None
-    next_token: bool
+    _: KW_ONLY
+    subset: str | None = None
+    input: str | None = None
+    label: str | None = None
+    groups: str | None = None
+    size: Side | None = None
+    length: Side = LENGTH
+    test: Inside = 0.2
+    tokenizer: str | None = None
+    next_token: bool = False
 
     @property
     def key(self) -> str:
@@ -136,7 +114,7 @@ class _Request:
         return cache_name("huggingface", vars(self) | {"name": str(place), "data_dir": None})
 
 
-def _build(request: _Request, keep: Keep) -> tuple[int, Sequence[str]]:
+def _build(request: Request, keep: WriteSplit) -> tuple[int, Sequence[str]]:
     """Reads the splits and keeps them."""
     splits = _load(request.name, request.subset, request.data_dir)
     for rows in splits.values():
@@ -147,12 +125,12 @@ def _build(request: _Request, keep: Keep) -> tuple[int, Sequence[str]]:
         raise Refusal(f"{request.key}: the split train has no row.")
     columns = _columns(train, request)
     encoder = encoder_of(request.tokenizer)
-    reader = _Reader(request, columns, encoder, keep.note)
+    reader = _Reader(request, columns, encoder)
     content = reader.arrays(train, "train")
     used = ["train", *reader.add_test(splits, content)]
-    _report_left(request, splits, used, columns, keep)
+    _report_left(request, splits, used, columns)
     names = _names(train, columns.label)
-    dataset = from_arrays(content, request.key, request.test, keep.note, class_names=names)
+    dataset = from_arrays(content, request.key, request.test, class_names=names)
     keep("train", **vars(dataset.train))
     keep("test", **vars(dataset.test))
     if columns.label is None:
@@ -200,36 +178,26 @@ def _names(rows: Dataset, label: str | None) -> Sequence[str]:
 
 
 def _report_left(
-    request: _Request,
+    request: Request,
     splits: Mapping[str, Dataset],
     used: Sequence[str],
     columns: _Columns,
-    keep: Keep,
 ) -> None:
-    """Notes the splits, the columns and the files that are not read."""
+    """Logs the splits and the columns that are not read."""
     for split, rows in splits.items():
         if split not in used:
             chosen = " and ".join(used)
-            keep.note(
-                logging.WARNING,
-                f"{request.key}: split {split} with {len(rows)} rows is not read: {chosen} is used",
+            log.warning(
+                "%s: split %s with %d rows is not read: %s is used",
+                request.key,
+                split,
+                len(rows),
+                chosen,
             )
     read = vars(columns).values()
     others = [column for column in splits["train"].features if column not in read]
     if others:
-        keep.note(logging.INFO, f"{request.key}: columns that are not read: {listing(others)}")
-    folder = Path(request.name).resolve()
-    if not folder.is_dir():
-        return
-    arrow = {Path(file["filename"]) for split in used for file in splits[split].cache_files}
-    unread = Unread(folder)
-    for path in entries(folder):
-        if path in arrow or path.name in METADATA:
-            continue
-        split = path.relative_to(folder).parts[0]
-        reason = f"of the split {split}" if split in splits else "not part of the data set"
-        unread.leaves_out(path, reason)
-    unread.report(keep.note)
+        log.info("%s: columns that are not read: %s", request.key, listing(others))
 
 
 def _refuse_outside(folder: Path, path: str, what: str) -> None:
@@ -274,7 +242,7 @@ class _Columns:
     groups: str | None
 
 
-def _columns(rows: Dataset, request: _Request) -> _Columns:
+def _columns(rows: Dataset, request: Request) -> _Columns:
     """The columns as the request names them. It may leave those out that their types show."""
     named = {
         "data.input": request.input,
@@ -322,10 +290,9 @@ def _has_texts(rows: Dataset, column: str) -> bool:
 class _Reader:
     """Makes arrays of the columns of a split, for :func:`from_arrays`."""
 
-    request: _Request
+    request: Request
     columns: _Columns
     encoder: Encoder
-    note: Note
 
     def arrays(
         self, rows: Dataset, split: str, grey: bool | None = None, with_groups: bool = True
@@ -391,7 +358,6 @@ class _Reader:
             named=lambda row: f"data.input={input} of row {row}",
             size=self.request.size,
             grey=grey,
-            note=self.note,
         )
         return np.concatenate([*blocks])
 
@@ -400,14 +366,9 @@ class _Reader:
         length = self.request.length
         x = np.full((len(texts), length), self.encoder.padding, np.int32)
         tokens = [self.encoder.encode(text, length) for text in texts]
-        self._note_unknown(tokens, split)
-        num_full = 0
+        self._warn_of_unknown(tokens, split)
         for row, of_text in zip(x, tokens, strict=True):
             row[length - len(of_text) :] = of_text
-            num_full += len(of_text) == length
-        if num_full:
-            text = f"{split}: {num_full} of {len(texts)} texts fill data.length={length}"
-            self.note(logging.INFO, f"{text} tokens, and are cut if they are longer")
         return x.astype(tokens[0].dtype)
 
     def _sequences(
@@ -415,7 +376,7 @@ class _Reader:
     ) -> dict[str, np.ndarray]:
         """The sequences of all texts, [n, length], and the next tokens as their labels."""
         tokens = [self.encoder.encode(text, None) for text in texts]
-        self._note_unknown(tokens, split)
+        self._warn_of_unknown(tokens, split)
         inputs = []
         labels = []
         for of_text in tokens:
@@ -424,18 +385,27 @@ class _Reader:
             labels.append(y)
         sizes = [len(x) for x in inputs]
         if 0 in sizes:
-            text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
-            self.note(logging.WARNING, f"{text} than two tokens")
+            log.warning(
+                "%s: %d of %d texts are not read: they have fewer than two tokens",
+                split,
+                sizes.count(0),
+                len(texts),
+            )
         arrays = {"x": np.concatenate(inputs), "y": np.concatenate(labels)}
         for key, values in content.items():
             arrays[key] = np.repeat(values, sizes, axis=0)
         return arrays
 
-    def _note_unknown(self, tokens: list[np.ndarray], split: str) -> None:
-        """Notes the characters that LEAF's alphabet lacks."""
+    def _warn_of_unknown(self, tokens: list[np.ndarray], split: str) -> None:
+        """Warns of characters that LEAF's alphabet lacks."""
         padding = self.encoder.padding
         unknown = sum(np.count_nonzero(of_text == padding) for of_text in tokens)
         if unknown:
             known = sum(map(len, tokens))
-            text = f"{split}: {unknown} of {known} characters are not in LEAF's alphabet and become"
-            self.note(logging.WARNING, f"{text} padding; data.tokenizer reads other texts")
+            log.warning(
+                "%s: %d of %d characters are not in LEAF's alphabet and become padding;"
+                " data.tokenizer reads other texts",
+                split,
+                unknown,
+                known,
+            )

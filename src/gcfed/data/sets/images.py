@@ -1,47 +1,32 @@
 """Data sets of the user's own folders of images."""
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+from pandas import DataFrame
 from pydantic import Field
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.cache import Keep, cache_name, cached
-from gcfed.data.sets.files import TESTS, TRAINS, Unread, entries, hash_files, listing
+from gcfed.data.sets.cache import WriteSplit, cache_name, cached
+from gcfed.data.sets.files import (
+    TESTS,
+    TRAINS,
+    files_below,
+    hash_files,
+    listing,
+    report_unread,
+)
 from gcfed.data.sets.names import announce, clean, number_names
 from gcfed.data.sets.pixels import decode
 from gcfed.utils.checked import Inside, checked
 from gcfed.utils.refusal import MissingFile, Refusal
 
-log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-
-
-@dataclass
-class Listed:
-    """The images of one split: path, class and client of each."""
-
-    paths: list[Path] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)
-    clients: list[str] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def subset(self, keep: np.ndarray) -> "Listed":
-        """The images at these positions."""
-        chosen = Listed()
-        for i in keep.tolist():
-            chosen.paths.append(self.paths[i])
-            chosen.classes.append(self.classes[i])
-            chosen.clients.append(self.clients[i])
-        return chosen
 
 
 @checked
@@ -57,7 +42,7 @@ def image_folder(
     their names.
 
     Images are decoded into the cache in ``data_dir``, and again when files change. The log names
-    the classes, and counts the entries of the folder that are not read.
+    the classes, and counts the files of the folder that are not read.
 
     Args:
         size: side of the square to which images are resized; None: all images must have one size.
@@ -74,58 +59,46 @@ def image_folder(
         raise MissingFile(
             f"data.root={root} is no folder: give the one with a folder of images for each class."
         )
-    unread = Unread(folder)
-    images_of = _listed(folder, clients, unread)
-    unread.report()
-    train = images_of["train"]
-    _require_classes(f"data.root={root}", train, images_of.get("test"), clients)
-    class_of_n, classes = number_names(np.array(train.classes))
+    images = _listed(folder, clients)
+    report_unread(folder, images["path"])
+    _require_classes(f"data.root={root}", images, clients)
+    class_of_n, classes = number_names(images["class"].to_numpy(np.str_))
     announce(str(folder), "classes", classes)
+    client_of_n = None
     if clients:
-        announce(str(folder), "clients", number_names(np.array(train.clients))[1])
-    else:
-        _warn_of_classes_below(folder, train)
-    if "test" not in images_of:
-        chosen = held_out(class_of_n, test, "test")
-        images_of["train"] = train.subset(np.flatnonzero(~chosen))
-        images_of["test"] = train.subset(np.flatnonzero(chosen))
+        client_of_n, names = number_names(images["client"].to_numpy(np.str_))
+        announce(str(folder), "clients", names)
+    is_test = (images["split"] == "test").to_numpy()
+    if not is_test.any():
+        is_test = held_out(class_of_n, test, "test")
 
-    def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        for part in ("train", "test"):
-            images = images_of[part]
-            pixels = decode(images.paths, f"images of {part}", size=size, note=keep.note)
-            groups = number_names(np.array(images.clients))[0] if clients else None
-            keep(part, pixels, np.searchsorted(classes, images.classes), groups)
+    def build(keep: WriteSplit) -> tuple[int, Sequence[str]]:
+        for part, chosen in (("train", ~is_test), ("test", is_test)):
+            paths = images["path"][chosen].tolist()
+            pixels = decode(paths, f"images of {part}", size=size)
+            groups = None if client_of_n is None else client_of_n[chosen]
+            keep(part, pixels, class_of_n[chosen], groups)
         return len(classes), classes
 
     name = cache_name("image_folder", (str(folder), size, test, clients))
-    files = [path for images in images_of.values() for path in images.paths]
-    dataset = cached(data_dir, name, build, hash_files(files))
+    dataset = cached(data_dir, name, build, hash_files(images["path"].tolist()))
     return replace(dataset, name=folder.name)
 
 
-def _listed(folder: Path, clients: bool, unread: Unread) -> dict[str, Listed]:
-    """The images of ``train``, and of ``test`` if there is such a folder. ``unread`` gets all other
-    entries.
+def _listed(folder: Path, clients: bool) -> DataFrame:
+    """The images of all splits, with their columns path, split, class and client.
 
     Raises ValueError if there is a folder of tests, and none to train on.
     """
-    places = _places(folder)
-    outside = f"not in the folder {' or '.join(place.name for place in places.values())}"
-    depth = 2 if clients else 1
-    images_of = {part: Listed() for part in places}
-    for path in entries(folder):
-        part = next((part for part, place in places.items() if path.is_relative_to(place)), None)
-        if part is None:
-            unread.leaves_out(path, outside)
-            continue
-        below = path.relative_to(places[part]).parts
-        if unread.leaves_out(path, _why_no_image(below, depth)):
-            continue
-        images_of[part].paths.append(path)
-        images_of[part].classes.append(clean(below[depth - 1]))
-        images_of[part].clients.append(clean(below[0]))
-    return images_of
+    depth = 2 if clients else 1  # of the folders of classes
+    rows = []
+    for split, place in _places(folder).items():
+        for path in files_below(place):
+            names = [clean(part) for part in path.relative_to(place).parts[:-1]]
+            is_image = path.suffix.lower() in SUFFIXES and path.is_file()
+            if is_image and len(names) >= depth and all(names[:depth]):
+                rows.append((path, split, names[depth - 1], names[0]))
+    return DataFrame(rows, columns=["path", "split", "class", "client"])
 
 
 def _places(folder: Path) -> dict[str, Path]:
@@ -147,50 +120,20 @@ def _places(folder: Path) -> dict[str, Path]:
     return places or {"train": folder}
 
 
-def _why_no_image(below: Sequence[str], depth: int) -> str:
-    """Why a file with this path in its split is no image of a class; empty if it is one."""
-    if not below[-1].lower().endswith(SUFFIXES):
-        return f"the name ends in none of {', '.join(SUFFIXES)}"
-    if not all(map(clean, below[:depth])):
-        return "in a folder with a blank name"
-    if len(below) <= depth:
-        return "not in a folder of a class" + " in a folder of a client" * (depth == 2)
-    return ""
-
-
-def _require_classes(key: str, train: Listed, test: Listed | None, clients: bool) -> None:
+def _require_classes(key: str, images: DataFrame, clients: bool) -> None:
     """Raises ValueError for fewer than two classes, or for one that a split lacks."""
-    trained = sorted(set(train.classes))
+    classes = {split: {*rows["class"]} for split, rows in images.groupby("split")}
+    trained = classes.get("train", set())
     if len(trained) < 2:
         raise Refusal(
-            f"{key} has images of {listing(trained)}: it must have a folder for each of at least"
-            f" two classes{', below a folder for each client' * clients}."
+            f"{key} has images of {listing(sorted(trained))}: it must have a folder for each of at"
+            f" least two classes{', below a folder for each client' * clients}."
         )
-    if test is None:
-        return
-    tested = set(test.classes)
-    untested = [name for name in trained if name not in tested]
-    untrained = sorted(tested - {*trained})
-    if untested or untrained:
-        part = "test" if untested else "training"
+    tested = classes.get("test", trained)
+    if trained != tested:
+        part = "test" if trained - tested else "training"
+        missing = sorted(trained - tested or tested - trained)
         raise Refusal(
-            f"{key}: the {part} split has no image of {listing(untested or untrained)}: add one, or"
-            " take the folder of tests away, so that data.test=0.2 of each class become the test"
-            " split."
-        )
-
-
-def _warn_of_classes_below(folder: Path, train: Listed) -> None:
-    """Warns if all folders that are read as classes have the same folders inside."""
-    below: dict[str, set[str]] = {}
-    for path, name in zip(train.paths, train.classes, strict=True):
-        below.setdefault(name, set()).add(path.parent.name)
-    same = sorted(set.intersection(*below.values()))
-    if len(same) > 1:
-        log.warning(
-            "%s: %s are read as classes. If %s are the classes, set data.clients=true or use"
-            " folders train, test",
-            folder,
-            listing(sorted(below)),
-            listing(same),
+            f"{key}: the {part} split has no image of {listing(missing)}: add one, or take the"
+            " folder of tests away, so that data.test=0.2 of each class become the test split."
         )
