@@ -151,7 +151,7 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
         module=SimpleNamespace(travels=["w"]),
         names=["w"],
     )
-    server = Server(setup, schedule=None, seed=1)
+    server = Server(setup, schedule=None, seed=1, columns=())
     expected = Expected({"delta": round.start, "c": round.start}, {})
     sums = RoundSums(expected, {"delta": mean, "c": mean.for_extra()}, {}, [], [])
     server.receive(upload, sums, round)

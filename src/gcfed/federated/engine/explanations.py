@@ -1,4 +1,4 @@
-"""Explains which numbers of clients do not count, and what helps."""
+"""Explains what of the clients' uploads does not count, or is refused, and what helps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
 
-from gcfed.federated.parts import Setup
+from gcfed.federated.parts import ClientPart, Setup
 from gcfed.federated.parts.part import limit_of
 from gcfed.federated.protocol.checks import too_large
-from gcfed.federated.protocol.messages import Upload
+from gcfed.federated.protocol.messages import Expected, Upload
 
 log = logging.getLogger(__name__)
 SCALE = "scale the inputs"
@@ -19,7 +19,7 @@ LOWER = "lower client.optimizer.lr or set client.clip_norm"
 
 @dataclass(frozen=True)
 class Explanations:
-    """Warns of clients that do not count.
+    """Warns of clients that do not count, and explains uploads that are refused.
 
     Attributes:
         given: the advice that this process has given. Tensors are named once for each advice.
@@ -44,6 +44,23 @@ class Explanations:
                     limit,
                     advice,
                 )
+
+    def undeclared(self, upload: Upload, expected: Expected) -> str:
+        """The end of an error's sentence: what was sent without being listed, and the parts that
+        may have sent it.
+        """
+        names = [name for name in upload.extra if name not in expected.shapes]
+        if not names:
+            return ""
+        senders = []
+        for part in self.setup.parts:
+            if isinstance(part, ClientPart) and part.overrides("send"):
+                senders.append(type(part).__name__)
+        by = f", and {' or '.join(senders)} sends it in send()" if senders else ""
+        return (
+            f" No method lists {', '.join(names)}{by}: list it in the method's uploads(), or do not"
+            " send it."
+        )
 
     def _is_statistic(self, name: str) -> bool:
         """Whether it is a buffer, such as a running variance, which no learning rate scales."""

@@ -15,11 +15,11 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
-from gcfed.data.sampling import Buffered, UniformSampler
+from gcfed.data.sampling import UniformSampler
 from gcfed.data.schedule import Schedule, schedule_of
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
-from gcfed.federated.engine.round_row import COLUMNS, NO_FAULTS
+from gcfed.federated.engine.round_row import columns_of_run
 from gcfed.federated.engine.server import Server
 from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.network.blame import blamed
@@ -78,19 +78,10 @@ class FederatedLoop(Callback):
     @property
     def columns(self) -> list[str]:
         """The columns of its rows, without those of the test and of the parts."""
-        columns = [*COLUMNS]
-        is_late = isinstance(self.sampler, Buffered)
-        has_faults = self.faults != NO_FAULTS
-        transport = getattr(self.federation, "func", None)  # its class
-        if has_faults or getattr(transport, "remote", False):
-            columns.append("train/dropped_clients")
-        if has_faults:
-            columns.append("train/stragglers")
-        if is_late or self.clock.step is not None:
-            columns.append("clock/seconds")
-        if is_late:
-            columns += ["late/mean", "late/max", "late/lost"]
-        return columns
+        # before ``bind``, the class of the transport
+        transport = vars(self).get("transport", getattr(self.federation, "func", None))
+        remote = getattr(transport, "remote", False)
+        return columns_of_run(self.sampler, self.faults, self.clock, remote=remote)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Binds the run of a trainer that was built by hand, before Lightning loads a checkpoint.
@@ -151,7 +142,7 @@ class FederatedLoop(Callback):
             self._check_traits(module, data)
             validate_parts(setup)
         self.data = data
-        self.server = Server(setup, self.schedule, self.seed)
+        self.server = Server(setup, self.schedule, self.seed, self.columns)
         module.loop = self
 
     def _check_traits(self, module: FederatedModule, data: Any) -> None:

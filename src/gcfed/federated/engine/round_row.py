@@ -1,4 +1,4 @@
-"""The round's row of metrics, as far as it is known before the test."""
+"""The round's row of metrics, as far as it is known before the test, and its columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
+from gcfed.data.sampling import Buffered, UniformSampler
 from gcfed.data.schedule import Turn
 from gcfed.federated.engine.server import Server
 from gcfed.federated.parts.transport import Outcome
@@ -15,7 +17,7 @@ from gcfed.federated.protocol.rounds import Received
 
 NO_FAULTS = Faults()
 #: The columns of every run, besides those of its test and of its parts.
-COLUMNS = (
+COLUMNS_OF_EVERY_RUN = (
     "round",
     "train/loss",
     "train/clients",
@@ -28,6 +30,28 @@ COLUMNS = (
     "time/train_s",
     "time/round_s",
 )
+
+
+def columns_of_run(
+    sampler: UniformSampler, faults: Faults, clock: Clock, *, remote: bool
+) -> list[str]:
+    """The columns of what can happen in a run, without those of its test and of its parts.
+
+    Args:
+        remote: whether clients run on other machines.
+    """
+    columns = [*COLUMNS_OF_EVERY_RUN]
+    is_late = isinstance(sampler, Buffered)
+    has_faults = faults != NO_FAULTS
+    if has_faults or remote:
+        columns.append("train/dropped_clients")
+    if has_faults:
+        columns.append("train/stragglers")
+    if is_late or clock.step is not None:
+        columns.append("clock/seconds")
+    if is_late:
+        columns += ["late/mean", "late/max", "late/lost"]
+    return columns
 
 
 def columns_of_training(received: Received, is_step_finite: bool) -> dict[str, Any]:
@@ -58,19 +82,16 @@ def columns_of_bytes(
 
 
 def columns_of_clients(received: Received, turn: Turn, server: Server) -> dict[str, Any]:
-    """Clients that dropped out, did fewer steps or are late, and the time.
-
-    A run has only the columns of what can happen in it.
+    """Clients that dropped out, did fewer steps or are late, and the time, as far as the run has
+    these columns.
     """
-    schedule = server.schedule
-    has_faults = schedule.faults != NO_FAULTS
     row: dict[str, Any] = {}
-    if has_faults or server.setup.transport.remote:
+    if "train/dropped_clients" in server.columns:
         unanswered = len(received.scheduled) - len(received.cohort)
         row["train/dropped_clients"] = turn.num_lost + unanswered
-    if has_faults:
+    if "train/stragglers" in server.columns:
         row["train/stragglers"] = _count_stragglers(received, server)
-    if schedule.timed:
+    if "clock/seconds" in server.columns:
         row["clock/seconds"] = turn.seconds
     if received.versions is not None:
         staleness_K = received.index - received.versions
@@ -85,7 +106,7 @@ def _count_stragglers(received: Received, server: Server) -> int:
     stragglers = 0
     for version, clients in received.by_version():
         answered = np.intersect1d(clients, received.cohort)
-        planned = server.setup.transport.planned(answered)
+        planned = server.schedule.planned(answered)
         done = server.schedule.steps(answered, version)
         stragglers += int((done < planned).sum())
     return stragglers

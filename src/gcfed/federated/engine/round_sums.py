@@ -4,9 +4,9 @@ at the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gcfed.federated.parts import ServerPart
 from gcfed.federated.parts.part import Aggregator
+from gcfed.federated.protocol.checks import are_finite
 from gcfed.federated.protocol.messages import Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Round
 from gcfed.utils.device import on_device
@@ -43,17 +44,23 @@ class Counts(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The sums of all processes.
+    """A round's sums over all processes.
 
     Attributes:
-        counts: :class:`Counts` as a vector, float64 ``[5]`` on the device.
+        update: the mean of Δ, or another aggregator's result.
+        extra_means: the same of the floats that clients send in addition to Δ, by name.
+        are_means_finite: whether all these numbers are finite.
         part_sums: the sums of each part.
-        losses: :attr:`RoundSums.loss_table`.
+        losses: the loss of each client that counts, by its id; empty unless cohorts depend on
+            losses.
     """
 
-    counts: Tensor
+    update: Params
+    extra_means: dict[str, Params]
+    are_means_finite: bool
+    counts: Counts
     part_sums: dict[ServerPart, Params]
-    losses: Tensor | None
+    losses: dict[int, float]
 
 
 @dataclass
@@ -79,6 +86,30 @@ class RoundSums:
     loss_table: Tensor | None = None
     samples: int = 0
     steps: int = 0
+
+    @classmethod
+    def empty(
+        cls,
+        expected: Expected,
+        aggregator: Aggregator,
+        parts: Sequence[ServerPart],
+        round: Round,
+        hears_losses: bool,
+    ) -> Self:
+        """The sums without an upload."""
+        means = {"delta": aggregator}
+        for name, like in expected.shapes.items():
+            is_float = all(t.is_floating_point() for t in like.values())
+            if name != "delta" and is_float:
+                means[name] = aggregator.for_extra()
+        return cls(
+            expected=expected,
+            means=means,
+            part_sums={part: part.sums(round) for part in parts},
+            finite=[round.zeros(0).bool()],  # a process may train no client
+            losses=[round.zeros(0)],
+            loss_table=round.zeros(2, len(round.scheduled)) if hears_losses else None,
+        )
 
     def add(self, upload: Upload, round: Round) -> None:
         """Adds up the means, losses, samples and steps of K uploads."""
@@ -117,17 +148,24 @@ class RoundSums:
                 )
             total.add_(term)
 
-    def total_means(self, round: Round) -> dict[str, Params]:
-        """The means over all processes, by name."""
+    def over_processes(self, round: Round) -> Totals:
+        """The sums of all processes."""
         shapes = self.expected.shapes
-        return {name: mean.reduce(round, shapes[name]) for name, mean in self.means.items()}
-
-    def totals(self, round: Round) -> Totals:
-        """All other sums over all processes, in one exchange."""
+        means = {name: mean.reduce(round, shapes[name]) for name, mean in self.means.items()}
         tables = [] if self.loss_table is None else [self.loss_table]
         tensors, layout = tree_flatten((self._counts(), self.part_sums, tables))
         counts, part_sums, tables = tree_unflatten(round.reduce(tensors), layout)
-        return Totals(counts, part_sums, tables[0] if tables else None)
+        are_means_finite = are_finite(t for mean in means.values() for t in mean.values())
+        # one transfer, because the host waits for the device
+        *numbers, is_finite = torch.cat([counts, are_means_finite.view(1)]).tolist()
+        return Totals(
+            update=means.pop("delta"),
+            extra_means=means,
+            are_means_finite=bool(is_finite),
+            counts=Counts(*numbers),
+            part_sums=part_sums,
+            losses=_losses_by_client(tables[0], round) if tables else {},
+        )
 
     def _counts(self) -> Tensor:
         """The :class:`Counts` of this process as a vector, float64 ``[5]`` on the device."""
@@ -137,3 +175,13 @@ class RoundSums:
         of_clients = torch.stack([both_K, loss_K.where(both_K, 0.0), finite_K]).sum(1)
         of_uploads = np.array([self.samples, self.steps], dtype=np.float64)
         return torch.cat([of_clients, on_device(of_uploads, of_clients.device)])
+
+
+def _losses_by_client(table: Tensor, round: Round) -> dict[int, float]:
+    """The losses of the clients that count, from :attr:`RoundSums.loss_table` of all processes."""
+    losses, counted = table.tolist()
+    found: dict[int, float] = {}
+    for client, loss, counts in zip(round.scheduled.tolist(), losses, counted, strict=True):
+        if counts:
+            found[client] = loss
+    return found

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gcfed.data.schedule import Schedule, Turn
 from gcfed.federated.engine.explanations import Explanations
-from gcfed.federated.engine.round_sums import Counts, RoundSums
-from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, upload_shapes
-from gcfed.federated.parts.part import Aggregator, limit_of
+from gcfed.federated.engine.round_sums import RoundSums
+from gcfed.federated.parts import Order, ServerPart, Setup, expected_upload
+from gcfed.federated.parts.part import limit_of
 from gcfed.federated.parts.transport import Outcome
-from gcfed.federated.protocol.checks import are_finite, refuse_misfit, sendable
-from gcfed.federated.protocol.messages import (
-    Download,
-    Expected,
-    MessageError,
-    Params,
-    Upload,
-    quantized_nbytes,
-)
+from gcfed.federated.protocol.checks import refuse_misfit, sendable
+from gcfed.federated.protocol.messages import Download, Expected, MessageError, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.downloads import keep_download, kept_download
 
 
 @dataclass(frozen=True)
 class Server:
-    """Holds the global model and the methods' server parts. It knows no algorithm by name."""
+    """Holds the global model and the methods' server parts. It knows no algorithm by name.
+
+    Attributes:
+        columns: those of its rows, without those of the test and of the parts.
+    """
 
     setup: Setup
     schedule: Schedule
     seed: int
+    columns: Sequence[str]
 
     @cached_property
     def parts(self) -> list[ServerPart]:
@@ -75,43 +71,11 @@ class Server:
 
         The parts have seen the broadcast and know what clients will send.
         """
-        expected = self._expected(round)
-        loss_table = None
-        if self.schedule.hears_losses:
-            loss_table = round.zeros(2, len(round.scheduled))
-        return RoundSums(
-            expected=expected,
-            means=self._empty_means(expected),
-            part_sums={part: part.sums(round) for part in self.parts},
-            finite=[round.zeros(0).bool()],  # a process may train no client
-            losses=[round.zeros(0)],
-            loss_table=loss_table,
+        expected = expected_upload(self.setup.parts, round)
+        aggregator = self.setup.aggregator
+        return RoundSums.empty(
+            expected, aggregator, self.parts, round, hears_losses=self.schedule.hears_losses
         )
-
-    def _expected(self, round: Round) -> Expected:
-        """What a client sends in this round."""
-        shapes = upload_shapes(self.parts, round)
-        notes: dict[str, Params] = {}
-        for part in self.parts:
-            notes.update(part.notes(round))
-        bits: dict[str, int] = {}
-        packed: dict[str, int] = {}
-        for client_part in self.setup.parts:
-            if isinstance(client_part, ClientPart):
-                bits.update(client_part.quantized(shapes["delta"]))
-                packed.update(client_part.packed(shapes["delta"]))
-        for name, bits_per_number in bits.items():
-            packed[name] = quantized_nbytes(shapes["delta"][name].numel(), bits_per_number)
-        return Expected(shapes, notes, bits, packed)
-
-    def _empty_means(self, expected: Expected) -> dict[str, Aggregator]:
-        """An aggregator for Δ, and for each set of floats that clients send in addition to it."""
-        means = {"delta": self.setup.aggregator}
-        for name, like in expected.shapes.items():
-            is_float = all(t.is_floating_point() for t in like.values())
-            if name != "delta" and is_float:
-                means[name] = self.setup.aggregator.for_extra()
-        return means
 
     def train_clients(self, download: Download, round: Round, sums: RoundSums) -> Outcome:
         """Lets the clients train, and adds up their uploads.
@@ -143,7 +107,8 @@ class Server:
         try:
             refuse_misfit(upload, sums.expected.shapes)
         except MessageError as error:
-            raise MessageError(f"{error}{self._undeclared(upload, sums.expected)}") from None
+            hint = self.explanations.undeclared(upload, sums.expected)
+            raise MessageError(f"{error}{hint}") from None
         if self.setup.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
         # On a GPU the host would wait for the device.
@@ -154,21 +119,6 @@ class Server:
             sums.add_terms(part, part.on_receive(upload, round) or {})
         sums.add(upload, round)
 
-    def _undeclared(self, upload: Upload, expected: Expected) -> str:
-        """Names what was sent without being listed, and the parts that may have sent it."""
-        names = [name for name in upload.extra if name not in expected.shapes]
-        if not names:
-            return ""
-        senders = []
-        for part in self.setup.parts:
-            if isinstance(part, ClientPart) and part.overrides("send"):
-                senders.append(type(part).__name__)
-        by = f", and {' or '.join(senders)} sends it in send()" if senders else ""
-        return (
-            f" No method lists {', '.join(names)}{by}: list it in the method's uploads(), or do not"
-            " send it."
-        )
-
     @cached_property
     def explanations(self) -> Explanations:
         return Explanations(self.setup)
@@ -176,28 +126,22 @@ class Server:
     # -------------------------------------------------------------------------------- after uploads
     def reduce(self, sums: RoundSums, round: Round, outcome: Outcome) -> Received:
         """Adds up the sums of all processes."""
-        means = sums.total_means(round)
-        totals = sums.totals(round)
-        losses = {} if totals.losses is None else losses_by_client(totals.losses, round)
-        is_finite = are_finite(t for mean in means.values() for t in mean.values())
-        # one transfer, because the host waits for the device
-        *numbers, is_update_finite = torch.cat([totals.counts, is_finite.view(1)]).tolist()
-        counts = Counts(*numbers)
-        overflowed = not is_update_finite
+        totals = sums.over_processes(round)
+        counts = totals.counts
         has_step = counts.num_finite > 0 or self._steps_without_clients
         return Received.of(
             round,
             cohort=outcome.answered(round.scheduled),
-            update=means.pop("delta"),
-            extra_means=means,
+            update=totals.update,
+            extra_means=totals.extra_means,
             sums=totals.part_sums,
             num_finite=int(counts.num_finite),
             loss=counts.mean_loss,
-            losses=losses,
+            losses=totals.losses,
             samples=int(counts.samples),
             steps=int(counts.steps),
-            overflowed=overflowed,
-            usable=has_step and not overflowed,
+            overflowed=not totals.are_means_finite,
+            usable=has_step and totals.are_means_finite,
         )
 
     @cached_property
@@ -243,13 +187,3 @@ class Server:
         # before any process reads a state that another writes
         self.setup.module.trainer.strategy.barrier()
         self._record_states(received)  # those that clients write only when they hear the reply
-
-
-def losses_by_client(table: Tensor, round: Round) -> dict[int, float]:
-    """The losses of the clients that count, from :attr:`RoundSums.loss_table` of all processes."""
-    losses, counted = table.tolist()
-    found: dict[int, float] = {}
-    for client, loss, counts in zip(round.scheduled.tolist(), losses, counted, strict=True):
-        if counts:
-            found[client] = loss
-    return found

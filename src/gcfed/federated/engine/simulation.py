@@ -18,7 +18,18 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 
 
-class Simulation(Transport):
+class ProgramTransport(Transport):
+    """A transport whose server has the clients' program: their data, solver and parts."""
+
+    def __init__(self, program: ClientProgram, stores: ClientStores) -> None:
+        self.program = program
+        self.stores = stores
+
+    def planned(self, clients: np.ndarray) -> np.ndarray:
+        return self.program.solver.num_steps(self.program.data.sizes(clients))
+
+
+class Simulation(ProgramTransport):
     """The transport that trains the clients in this process. It passes messages by reference.
 
     Args:
@@ -29,15 +40,11 @@ class Simulation(Transport):
     remote = separate_clients = own_data = False
 
     def __init__(self, program: ClientProgram, stores: ClientStores, cohort: int) -> None:
-        self.program = program
-        self.stores = stores
+        super().__init__(program, stores)
         self.cohort = cohort
 
     def start(self) -> None:
         pass
-
-    def planned(self, clients: np.ndarray) -> np.ndarray:
-        return self.program.solver.num_steps(self.program.data.sizes(clients))
 
     def fit(
         self,

@@ -18,13 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gcfed.federated.engine.client import ClientProgram
-from gcfed.federated.engine.simulation import Simulation
-from gcfed.federated.parts.transport import Outcome, Transport
+from gcfed.federated.engine.simulation import ProgramTransport, Simulation
+from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack, unpack, unpack_download
 from gcfed.federated.protocol.uploads import read_upload, upload_content
-from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import first_weight
 from gcfed.utils.refusal import Refusal
@@ -84,22 +82,11 @@ class ClientEnd:
         )
 
 
-class SeparateClients(Transport):
-    """A transport to clients that are built from the config a second time.
-
-    Args:
-        program: that of the simulation, which knows the run's network, data and parts.
-    """
+class SeparateClients(ProgramTransport):
+    """A transport to clients that are built from the config a second time."""
 
     remote = own_data = False
     separate_clients = True
-
-    def __init__(self, program: ClientProgram, stores: ClientStores) -> None:
-        self.program = program
-        self.stores = stores
-
-    def planned(self, clients: np.ndarray) -> np.ndarray:
-        return self.program.solver.num_steps(self.program.data.sizes(clients))
 
     def rehearse(
         self,

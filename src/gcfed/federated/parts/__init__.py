@@ -9,7 +9,13 @@ from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Output
 from gcfed.federated.parts.client import ClientPart, Prepared
-from gcfed.federated.parts.method import Method, parts_of, result_of, upload_shapes
+from gcfed.federated.parts.method import (
+    Method,
+    expected_upload,
+    parts_of,
+    result_of,
+    upload_shapes,
+)
 from gcfed.federated.parts.part import FACTS, Aggregator, Need, Order, Part, Setup
 from gcfed.federated.parts.server import ServerPart
 from gcfed.federated.parts.transport import Transport
@@ -44,6 +50,7 @@ __all__ = [
     "Transport",
     "Upload",
     "client_norms",
+    "expected_upload",
     "like_trained",
     "parts_of",
     "per_client",

@@ -1,12 +1,13 @@
-"""A method of several parts."""
+"""A method of several parts, and what the parts of a run have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from gcfed.federated.parts.client import ClientPart
 from gcfed.federated.parts.part import Part
 from gcfed.federated.parts.server import ServerPart
-from gcfed.federated.protocol.messages import Params
+from gcfed.federated.protocol.messages import Expected, Params, quantized_nbytes
 from gcfed.federated.protocol.rounds import Round
 from gcfed.utils.refusal import Refusal
 
@@ -59,3 +60,22 @@ def upload_shapes(parts: Iterable[ServerPart], round: Round) -> dict[str, Params
         for name, like in part.uploads(round).items():
             shapes[name] = shapes.get(name, {}) | like
     return shapes
+
+
+def expected_upload(parts: Sequence[Part], round: Round) -> Expected:
+    """What a client sends in this round."""
+    server_parts = [part for part in parts if isinstance(part, ServerPart)]
+    shapes = upload_shapes(server_parts, round)
+    delta = shapes["delta"]
+    notes: dict[str, Params] = {}
+    for server_part in server_parts:
+        notes.update(server_part.notes(round))
+    bits: dict[str, int] = {}
+    packed: dict[str, int] = {}
+    for part in parts:
+        if isinstance(part, ClientPart):
+            bits.update(part.quantized(delta))
+            packed.update(part.packed(delta))
+    for name, bits_per_number in bits.items():
+        packed[name] = quantized_nbytes(delta[name].numel(), bits_per_number)
+    return Expected(shapes, notes, bits, packed)
