@@ -2,7 +2,7 @@
 numbers look.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from gcfed.reporting.verdict import interval
 from reproductions.stored import StoredRun
@@ -44,7 +44,7 @@ def signed(value: float, digits: int = 2) -> str:
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def interval_text(values: Sequence[float]) -> str:
+def interval_text(values: Iterable[float]) -> str:
     """The 95 % interval of the mean over the seeds."""
-    low, high = interval(values)
+    low, high = interval([*values])
     return f"{number(low, 1)} to {number(high, 1)}"
