@@ -133,13 +133,21 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
 
 
 def check_buildable(cfg: DictConfig) -> Written:
-    """Builds what of a run needs no data, and drops it. Returns what the run writes.
+    """Checks the settings of a run, and builds what needs no data. Returns what the run writes.
 
     Several runs are checked so before the first one begins.
 
     Raises ValueError if a setting cannot work.
     """
     check(cfg)
+    return build_without_data(cfg)
+
+
+def build_without_data(cfg: DictConfig) -> Written:
+    """Builds what of a run needs no data, and drops it. Returns what the run writes.
+
+    Raises ValueError if something cannot be built.
+    """
     for key in ("data", "server"):
         require(cfg, key)
     task: Task = require(cfg, "task")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter
 
-from gcfed.utils.checked import Count, Share, Whole, validated
+from gcfed.utils.checked import Count, Share, Whole, rule, validated
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.refusal import Refusal, message_of
 from gcfed.utils.unread import refuse_unread
@@ -84,12 +85,18 @@ def check(cfg: DictConfig) -> None:
         raise Refusal("hparams_search=… is a sweep: add -m.")
 
 
+@cache
+def _rules() -> dict[str, TypeAdapter]:
+    """Pydantic's adapters of RANGES: to make one takes longer than to validate with it."""
+    return {key: rule(hint) for key, hint in RANGES.items()}
+
+
 def _check_ranges(cfg: DictConfig) -> None:
     linked = {
         "trainer.precision": Literal[cfg.precision],
         "trainer.max_steps": Literal[cfg.rounds],
     }
-    for key, hint in (RANGES | linked).items():
+    for key, hint in (_rules() | linked).items():
         value = OmegaConf.select(cfg, key)
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value)

@@ -112,7 +112,7 @@ def test_cells_with_different_numbers_are_different_runs(tables):
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
 def test_each_cell_of_each_scale_can_be_built_and_writes_its_measure(table, tmp_path):
     """What ``gcfed-table <name> scale=… dry_run=true`` checks, without an estimate of the time."""
-    for scale in ("full", *table.scales):
+    for scale in {"full", *table.scales}:
         planned = plan(table, scale, Selection())
         works = [running.composed_work(job, tmp_path) for job in planned.first_jobs]
         running.check_cells(works, measures_of_cells(table, planned))
