@@ -19,9 +19,9 @@ def test_clients_are_assigned_to_processes_largest_first():
     cohort = np.array([3, 5, 8, 9])
     work = np.array([1, 10, 4, 6])
     parts = [assign(cohort, work, rank, 2) for rank in range(2)]
-    assert [p.tolist() for p in parts] == [[5, 3], [9, 8]]
+    assert [p.tolist() for p in parts] == [[9, 8], [5, 3]]
     assert assign(cohort, work, 0, 1).tolist() == [5, 9, 8, 3]
-    assert len(assign(cohort, work, 6, 7)) == 0
+    assert len(assign(cohort, work, 0, 7)) == 0
     assert [len(assign(np.arange(9), np.ones(9), rank, 3)) for rank in range(3)] == [3, 3, 3]
 
 

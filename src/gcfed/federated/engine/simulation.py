@@ -114,14 +114,14 @@ class Simulation(ProgramTransport):
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
     """The clients that process ``rank`` of ``world`` trains, most work first.
 
-    Each client, largest first, goes to the process with the least work so far. All processes
-    compute the same result.
+    Each client, largest first, goes to the process with the least work so far, of several the last
+    one: the first process also writes checkpoints and logs. All processes compute the same result.
     """
     order = np.lexsort((clients, -work))
     load = np.zeros(world)
     owner = np.zeros(len(clients), dtype=np.int64)
     for i in order:
-        owner[i] = load.argmin()
+        owner[i] = world - 1 - load[::-1].argmin()
         load[owner[i]] += work[i]
     mine: np.ndarray = clients[order[owner[order] == rank]]
     return mine
