@@ -120,8 +120,7 @@ class Sitting(Callback):
                 self.watch = Stopwatch()
                 self.watch.install(trainer)
             if self.watch is not None:
-                self.watch.seconds.clear()
-                self.watch._last = time.perf_counter()
+                self.watch.clear()
 
     def _plain(self, trainer: Trainer, loop: FederatedLoop) -> dict[str, float]:
         """Trains the round's batches by the plain loop: the seconds of the slowest process, and all

@@ -17,6 +17,7 @@ from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.parallel.shared import SharedSums
 from gcfed.federated.parts import ClientPart, Part, ServerPart
 from gcfed.federated.training.batches import BatchPlan
 from gcfed.optim.kernels import FusedKernel
@@ -30,26 +31,42 @@ HOOKS = {
 
 
 class Stopwatch:
-    """Adds up each part's own seconds on a CPU, without the seconds of parts inside it."""
+    """Adds up each part's own seconds on a CPU, without the seconds of parts inside it.
 
-    def __init__(self) -> None:
+    Args:
+        clock: returns the present time in seconds.
+        rest: name of the time outside all parts.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        rest: str = "Lightning, logs and the rest",
+    ) -> None:
+        self.clock = clock
         self.seconds: Counter[str] = Counter()
-        self._inside: list[str] = ["Lightning, logs and the rest"]
-        self._last = time.perf_counter()
+        self._inside: list[str] = [rest]
+        self._last = clock()
 
-    def _charge(self) -> None:
-        now = time.perf_counter()
+    def charge(self) -> None:
+        """Adds the time since the last call to the present part."""
+        now = self.clock()
         self.seconds[self._inside[-1]] += now - self._last
         self._last = now
 
+    def clear(self) -> None:
+        """Begins anew."""
+        self.seconds.clear()
+        self._last = self.clock()
+
     def wrapped(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._charge()
+            self.charge()
             self._inside.append(part)
             try:
                 return function(*args, **kwargs)
             finally:
-                self._charge()
+                self.charge()
                 self._inside.pop()
 
         return call
@@ -85,10 +102,10 @@ class Stopwatch:
         self.wrap(loop.aggregator, "reduce", "aggregate")
         self.wrap(module, "step", "aggregate")
         self.wrap(sums_module, "_wait", "wait for the other processes")
+        self.wrap(SharedSums, "meet", "wait for the other processes")
         self.wrap(module, "training_step", "loop")
         self.wrap(module, "validation_step", "evaluate")
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, RoundCheckpoint):
                 self.wrap(callback, "on_train_batch_end", "checkpoint")
-        self._last = time.perf_counter()
-        self.seconds.clear()
+        self.clear()

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
+from gcfed.federated.parallel.shared import SharedSums
 from gcfed.utils.machine import available_memory, cores, launched
 from gcfed.utils.refusal import Refusal
 
@@ -36,7 +37,8 @@ class ForkLauncher(_Launcher):
     Lightning's launchers start the whole command again for every process, with its imports and a
     copy of the data, and cannot do so within a sweep. A fork takes milliseconds. The calling
     process keeps the trained module and the rows. No other machine can connect: the processes meet
-    through a file, and communicate over the loopback interface.
+    through a file, add up in shared memory (:class:`~gcfed.federated.parallel.shared.SharedSums`),
+    and send all else over the loopback interface.
     """
 
     is_interactive_compatible = True
@@ -63,6 +65,8 @@ class ForkLauncher(_Launcher):
         }
         folder = TemporaryDirectory(prefix="gcfed_")
         self.meeting = f"{folder.name}/store"
+        shared = SharedSums(self.num_processes, self._are_alive)
+        SharedSums.present = shared
         try:
             result = self._work(partial(function, *args, **kwargs))
             failure = self._join(stop=False)
@@ -81,10 +85,16 @@ class ForkLauncher(_Launcher):
         finally:
             self._join()
             _leave_group()
+            SharedSums.present = None
+            shared.close()
             folder.cleanup()
             torch.set_num_threads(threads)
             os.environ.clear()
             os.environ.update(environment)
+
+    def _are_alive(self) -> bool:
+        """Whether all other processes live."""
+        return all(child.is_alive() for child in self.children)
 
     def _work(self, work: Callable[[], Any]) -> Any:
         """Forks the other processes, and does this one's work."""
@@ -138,6 +148,8 @@ def _child(rank: int, threads: int, function: Callable[[], Any]) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     os.environ["LOCAL_RANK"] = str(rank)
+    assert SharedSums.present is not None
+    SharedSums.present.rank = rank
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as thread:
         thread.submit(function).result()
         # not after a failure: the others notice that this process has ended
@@ -192,6 +204,14 @@ class CohortStrategy(DDPStrategy):
 
     def configure_ddp(self) -> None:
         return
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Waits for all processes."""
+        shared = SharedSums.present
+        if shared is None:
+            super().barrier(*args, **kwargs)
+        elif dist.is_initialized():
+            shared.meet()
 
 
 def can_fork() -> bool:

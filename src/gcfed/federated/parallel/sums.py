@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gcfed.federated.parallel.shared import SharedSums
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.utils.bounds import is_below
 
@@ -275,27 +276,35 @@ def _flat(t: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sums over all processes (int64 modulo 2⁶⁴), one message for each data type; the identity in a
-    single process.
-    """
+    """Sums over all processes (int64 modulo 2⁶⁴); the identity in a single process."""
     _, world = rank_and_world()
     if world == 1:
         return tensors
+    shared = SharedSums.present
+    totals = _sent_sums(tensors) if shared is None else shared.add(tensors)
+    return [_in_order_of(t, total) for t, total in zip(tensors, totals, strict=True)]
+
+
+def _sent_sums(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The sums of processes that share no memory: one message for each data type."""
     by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)  # in the same order everywhere
     for i, t in enumerate(tensors):
         by_dtype[t.dtype].append(i)
-    result = list(tensors)
+    totals = list(tensors)
     for indices in by_dtype.values():
         flat = torch.cat([tensors[i].reshape(-1) for i in indices])
         _wait(dist.all_reduce(flat, async_op=True), flat)
         sizes = [tensors[i].numel() for i in indices]
         for i, piece in zip(indices, flat.split(sizes), strict=True):
-            added = piece.view(tensors[i].shape)
-            if added.stride() != tensors[i].stride():
-                # In the memory format of the original: the server's optimizer needs one layout.
-                added = torch.empty_like(tensors[i]).copy_(added)
-            result[i] = added
-    return result
+            totals[i] = piece.view(tensors[i].shape)
+    return totals
+
+
+def _in_order_of(t: Tensor, total: Tensor) -> Tensor:
+    """A sum in the memory format of its terms, because the server's optimizer needs one layout."""
+    if total.stride() == t.stride():
+        return total
+    return torch.empty_like(t).copy_(total)
 
 
 def _wait(work: Any, tensor: Tensor) -> None:
