@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from inspect import isclass
 from math import inf, nan
+from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 import pytest
@@ -45,25 +47,54 @@ def test_valid_values_are_passed_on_unchanged(given):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "sentence"),
     [
-        *(("lam", value) for value in (nan, inf, -1, 1.5, True, "0.5", [])),
-        ("rounds", 0),
-        ("rounds", 1.0),
-        ("lr", 0),
-        ("lr", 1e300),
-        ("kind", "x"),
-        ("on", 1),
-        ("shape", [0, 2]),
-        ("of", 3),
-        ("stack", "on"),
-        ("pair", (1, 0)),
+        *(("lam", value, f"lam={value} must be a finite number.") for value in (nan, inf)),
+        ("lam", -1, "lam=-1 must be at least 0."),
+        ("lam", 1.5, "lam=1.5 must be at most 1."),
+        ("lam", True, "lam=true must be a number."),
+        ("lam", "0.5", "lam=0.5 must be a number."),
+        ("lam", [], "lam=[] must be a number."),
+        ("rounds", 0, "rounds=0 must be at least 1."),
+        ("rounds", 1.0, "rounds=1.0 must be a whole number."),
+        ("rounds", None, "rounds=null must be a whole number."),
+        ("lr", 0, "lr=0 must be above 0."),
+        ("lr", 1e300, "lr=1e+300 must be at most 1e+09."),
+        ("kind", "x", "kind=x must be 'uniform' or 'samples'."),
+        ("on", 1, "on=1 must be true or false."),
+        ("shape", [0, 2], "shape.0=0 must be at least 1."),
+        ("shape", "12", "shape=12 must be a list, such as [1,2]."),
+        ("of", 3, "of=3 must be a class or function, which _target_ names."),
+        ("stack", "on", "stack=on must be a whole number or 'auto'."),
+        ("pair", (1, 0), "pair.0=1 must be below 1."),
     ],
 )
-def test_invalid_values_are_not_converted_and_the_error_names_the_argument(name, value):
+def test_invalid_values_are_not_converted_and_one_sentence_names_them(name, value, sentence):
     with pytest.raises(ValueError) as error:  # noqa: PT011
         Part(**{"rounds": 1, name: value})
-    assert str(error.value).startswith(f"{name}={value}: ")
+    assert str(error.value) == sentence
+
+
+class OfAnotherPackage:
+    """Checks nothing itself."""
+
+    def __init__(self, size: int = 1, path: str | PathLike = ".") -> None:
+        self.grown = size + 1
+        self.path = Path(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"size": "wide"}, "theirs.size=wide must be a whole number."),
+        ({"path": 3}, "theirs.path=3 must be a text"),
+    ],
+)
+def test_an_error_within_another_packages_constructor_names_the_argument(given, sentence):
+    node = OmegaConf.create({"theirs": {"_target_": f"{__name__}.OfAnotherPackage"} | given})
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        build(node.theirs)
+    assert str(error.value).startswith(sentence)
 
 
 def test_an_error_names_the_key():
@@ -71,8 +102,8 @@ def test_an_error_names_the_key():
     cfg = OmegaConf.create({"ahead": part | {"inner": [part]}})
     assert type(build(cfg.ahead).inner[0]) is Part
     for key, value, message in (
-        ("ahead.lam", 2, "ahead.lam=2: "),
-        ("ahead.inner[0].lam", -1, "ahead.inner[0].lam=-1: "),
+        ("ahead.lam", 2, "ahead.lam=2 must be at most 1."),
+        ("ahead.inner[0].lam", -1, "ahead.inner[0].lam=-1 must be at least 0."),
         ("ahead.lamb", 1, "ahead.lamb: got an unexpected keyword argument 'lamb'"),
         (
             "ahead",

@@ -1,15 +1,18 @@
 """Own parts and settings that go wrong later end in a sentence before the first round."""
 
 import math
+import re
 
 import pytest
-from conftest import refuses
+from conftest import composer, refuses
 from harness import sgd
+from omegaconf import OmegaConf
 from test_api import SMALL
 
 import gcfed
-from gcfed.assemble import assemble, build_loop
+from gcfed.assemble import assemble, build_loop, check_buildable
 from gcfed.check import check
+from gcfed.utils.compose import keys_of
 from gcfed.utils.instantiate import BuildError
 from gcfed.utils.refusal import Refusal, in_own_code, says_all
 
@@ -83,17 +86,17 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
         ),
         (["client.optimizer.lr=fast"], "client.optimizer.lr=fast must be a number"),
         (["server.lr=null"], "server.lr=null must be a number"),
-        (["partition=dirichlet", "partition.alpha=0"], "alpha=0: Input should be greater than 0$"),
-        (["targets=90"], r"targets=90: Input should be a list, such as \[1,2\]"),
+        (["partition=dirichlet", "partition.alpha=0"], r"alpha=0 must be above 0\.$"),
+        (["targets=90"], r"targets=90 must be a list, such as \[1,2\]\.$"),
         (
             ["task._target_=test_sentences.NoRule"],
             "task: NoRule is no task: derive it from gcfed.ta",
         ),
         (["model=torchvision"], "^model: ResNet cannot read"),
-        (["client.optimizer=adam"], "client.optimizer=adam: Input should be a class or function"),
+        (["client.optimizer=adam"], "client.optimizer=adam must be a class or function"),
         (
             ["data=csv", "data.ignore=id"],
-            r"^data.ignore=id: Input should be a list",
+            r"^data.ignore=id must be a list",
         ),
     ],
 )
@@ -102,6 +105,28 @@ def test_a_wrong_name_or_value_is_refused_with_its_key_and_a_remedy(overrides, m
         gcfed.train(gcfed.configure(overrides), quiet=True)
     assert says_all(refused.value)  # a command prints one line
     assert "hydra" not in {record.name.partition(".")[0] for record in caplog.records}
+
+
+def test_a_value_of_a_wrong_type_is_refused_in_plain_words():
+    """For the keys outside of any section, and for those that Lightning's and torch's classes take.
+    Our own classes have test_checked.
+    """
+    whole = composer(["paths.output_dir=run"])
+    refused: list[tuple[str, str]] = []
+    for key in keys_of(OmegaConf.to_container(whole)):
+        is_of_others = key.startswith(("trainer.", "client.optimizer.", "server.lr"))
+        if not is_of_others and ("." in key or OmegaConf.is_config(whole[key])):
+            continue
+        cfg = whole.copy()
+        OmegaConf.update(cfg, key, {"a": 1})
+        try:
+            check_buildable(cfg)
+        except ValueError as error:
+            refused.append((key, str(error)))
+    assert len(refused) > 15
+    for key, message in refused:
+        assert key.rpartition(".")[2] in message
+        assert not re.search(r"Input should|\w+Error\b|instance", message), message
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):

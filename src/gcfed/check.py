@@ -57,6 +57,7 @@ RANGES: dict[str, Any] = {
     "precision_matmul": Literal["high", "medium"] | None,
     "targets": Sequence[Share],
     "optimized_metric": str | None,
+    "ckpt_path": str | None,
     "client_store.folder": Annotated[str, Field(min_length=1)] | None,
     "channels_last": bool,
     "extras.figures": bool,

@@ -13,10 +13,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gcfed.utils.stopped import Stopped, stop
 from gcfed.utils.streams import keep_streams
@@ -180,11 +180,17 @@ def _report(cfg: DictConfig) -> None:
     """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of
     finished runs.
     """
-    from gcfed.reporting import write_report
+    from omegaconf import OmegaConf
 
-    roots = [cfg.roots] if isinstance(cfg.roots, str) else cfg.roots or ()
-    measures = list(cfg.measures) if cfg.measures else cfg.measures
-    write_report(*roots, out=cfg.out, measures=measures, figures=cfg.figures)
+    from gcfed.reporting import write_report
+    from gcfed.utils.checked import validated
+
+    texts = str | Sequence[str] | None
+    kinds = {"roots": texts, "out": str, "measures": texts, "figures": bool}
+    given: Any = OmegaConf.to_container(cfg, resolve=True)
+    values = {key: validated(key, given[key], kind) for key, kind in kinds.items()}
+    roots = values.pop("roots")
+    write_report(*([roots] if isinstance(roots, str) else roots or ()), **values)
 
 
 def table() -> None:

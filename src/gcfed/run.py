@@ -283,7 +283,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
     Raises ValueError if the file is damaged, or holds another model than ``cfg`` describes.
     """
-    tensors, rounds = load_weights(cfg.ckpt_path)
+    tensors, rounds = load_weights(str(cfg.ckpt_path))
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     data = read_data(cfg)
     cfg = fill_from_data(cfg, data)

@@ -240,12 +240,12 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
-def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
+def load_weights(path: str) -> tuple[dict[str, Tensor], int]:
     """The global network's tensors in a checkpoint or an exported model, and the number of its
     rounds.
     """
-    if path is None or Path(path).suffix != EXPORT.suffix:
-        checkpoint = load_checkpoint(str(path))
+    if Path(path).suffix != EXPORT.suffix:
+        checkpoint = load_checkpoint(path)
         with naming(path):
             return net_of(checkpoint), int(checkpoint["global_step"])
     try:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from gcfed.optim.kernels import direct_step, ordered_step
-from gcfed.utils.checked import SettingError
+from gcfed.utils.checked import SettingError, as_typed
 from gcfed.utils.instantiate import BuildError, refuse_unknown, takes_any_key
 from gcfed.utils.refusal import Refusal
 
@@ -70,8 +70,8 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
 
 
 def _check_settings(optimizer: partial, key: str) -> None:
-    """Raises BuildError for a setting that the optimizer's constructor does not have, and for a
-    text or null where its default is a number.
+    """Raises BuildError for a setting that the optimizer's constructor does not have, and for
+    anything but a number where its default is one.
     """
     known = dict(inspect.signature(optimizer.func).parameters)
     known.pop("params", None)  # the parameters to train
@@ -80,9 +80,8 @@ def _check_settings(optimizer: partial, key: str) -> None:
     for name, value in optimizer.keywords.items():
         default = known[name].default if name in known else None
         is_number = isinstance(default, int | float) and not isinstance(default, bool)
-        if is_number and (value is None or isinstance(value, str)):
-            shown = "null" if value is None else value
-            raise BuildError(f"{key}.{name}={shown} must be a number.")
+        if is_number and not isinstance(value, int | float | torch.Tensor):
+            raise BuildError(f"{key}.{name}={as_typed(value)} must be a number.")
 
 
 def first_move(optimizer: MakeOptimizer, gradient: float) -> float:

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from gcfed.folders.reading import read_yaml
 from gcfed.tables.records import Axis, Search, Selection, Table
+from gcfed.utils.checked import sentence
 from gcfed.utils.compose import suggestion
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
@@ -112,5 +113,7 @@ def reason(finding: ErrorDetails) -> str:
         record = RECORDS[place[0] if len(place) > 1 else ""]
         known = [one.name for one in fields(record)]
         return f"the key {key} is unknown{suggestion(place[-1], known)}"
-    text = finding["msg"].removeprefix("Value error, ")
-    return f"{key}: {text}" if key else text
+    if finding["type"] == "value_error":  # of a record's own check
+        text = finding["msg"].removeprefix("Value error, ")
+        return f"{key}: {text}" if key else text
+    return key + sentence([finding | {"loc": ()}]).removesuffix(".")

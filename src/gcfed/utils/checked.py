@@ -5,7 +5,7 @@ strict mode.
     class Proximal(ClientPart):
         def __init__(self, mu: Weight = 0.1) -> None: ...
 
-    Proximal(-1)    # ValueError: mu=-1: Input should be greater than or equal to 0
+    Proximal(-1)    # ValueError: mu=-1 must be at least 0.
 
 Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true.
     :mod:`gcfed.utils.instantiate` adds the key.
@@ -13,13 +13,13 @@ Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import wraps
 from inspect import BoundArguments, signature
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from gcfed.utils.refusal import Refusal
@@ -38,12 +38,28 @@ Inside = Annotated[float, Field(gt=0, lt=1)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 
-A_LIST = "Input should be a list, such as [1,2]"
-#: Pydantic's sentences that speak of Python → ours.
-REASONS = {
-    "'str' instances are not allowed as a Sequence value": A_LIST,
-    "Input should be an instance of Sequence": A_LIST,
-    "Input should be callable": "Input should be a class or function, which _target_ names",
+A_LIST = "a list, such as [1,2]"
+#: Pydantic's name of an error → what the value must be. Braces stand for a limit or the choices.
+EXPECTED = {
+    "bool_type": "true or false",
+    "callable_type": "a class or function, which _target_ names",
+    "dict_type": "keys with values",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "list_type": A_LIST,
+    "literal_error": "{expected}",
+    "sequence_str": A_LIST,
+    "string_pattern_mismatch": "a text of the form {pattern}",
+    "string_too_short": "a text with letters",
+    "string_type": "a text",
+    "tuple_type": A_LIST,
 }
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -109,13 +125,55 @@ def validated(name: str, value: Any, hint: Any) -> Any:
     try:
         return adapter.validate_python(value)
     except ValidationError as error:
-        reasons = dict.fromkeys(_reason(finding) for finding in error.errors())
-        raise SettingError(name, f"={value}: {' or '.join(reasons)}") from None
+        raise SettingError(name, sentence(error.errors())) from None
 
 
-def _reason(finding: ErrorDetails) -> str:
-    """Pydantic's sentence about a value. One raised by a validator of ours comes without prefix."""
-    if finding.get("ctx", {}).get("ge") == SMALLEST:
-        return "Input should be greater than 0"
-    message = finding["msg"].removeprefix("Value error, ")
-    return REASONS.get(message, message)
+def refuse_wrong_types(target: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raises SettingError for the first argument whose value cannot be of its annotated type, where
+    ``target`` belongs to another package. What pydantic cannot read is left out.
+    """
+    function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):
+        return
+    for name in arguments.keys() & hints.keys():
+        try:
+            adapter = TypeAdapter(hints[name], config=ConfigDict(arbitrary_types_allowed=True))
+        except PydanticUserError:
+            continue
+        validated(name, arguments[name], adapter)
+
+
+def sentence(findings: Sequence[ErrorDetails]) -> str:
+    """What pydantic finds about one value, as the end of a sentence: ``=2.5 must be a whole
+    number.``, ``.0=2 must be at most 1.`` for the first entry of a list.
+
+    A value that may have one of several types has a finding for each of them.
+    """
+    first = findings[0]
+    place = [part for part in first["loc"] if isinstance(part, int)]
+    entry = "".join(f".{index}" for index in place)
+    value = f"{entry}={as_typed(first['input'])}"
+    expected = dict.fromkeys(filter(None, map(_expected, findings)))
+    if expected:
+        return f"{value} must be {' or '.join(expected)}."
+    # a validator of ours, or a rare type
+    return f"{value}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def _expected(finding: ErrorDetails) -> str:
+    """What the value must be, in words; "" if there are none."""
+    limits = finding.get("ctx", {})
+    if limits.get("ge") == SMALLEST:
+        return "above 0"
+    if limits.get("class") == "Sequence":
+        return A_LIST
+    return EXPECTED.get(finding["type"], "").format(**limits)
+
+
+def as_typed(value: Any) -> str:
+    """A value as a user writes it in YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -16,7 +16,7 @@ from typing import Any
 from hydra._internal.utils import _locate
 from omegaconf import DictConfig, OmegaConf
 
-from gcfed.utils.checked import SettingError
+from gcfed.utils.checked import SettingError, refuse_wrong_types
 from gcfed.utils.compose import suggestion
 from gcfed.utils.refusal import Refusal, message_of
 
@@ -116,8 +116,8 @@ def typed_key(node: DictConfig, name: str) -> str:
 def _explain_arguments(
     node: DictConfig, target: Any, arguments: dict[str, Any], error: Exception
 ) -> None:
-    """Raises BuildError if the node has keys that are no arguments of its class or function, or
-    lacks one that the class or function needs.
+    """Raises BuildError if the node has keys that are no arguments of its class or function, lacks
+    one that the class or function needs, or has one of another type.
     """
     if not isinstance(error, TypeError) or target is None:
         return
@@ -132,6 +132,10 @@ def _explain_arguments(
         raise BuildError(f"{key}: {node['_target_']} needs {', '.join(missing)}: add {remedy}.")
     if not takes_any_key(known):
         refuse_unknown(key, node["_target_"], known, arguments)
+    try:
+        refuse_wrong_types(target, arguments)
+    except SettingError as wrong:
+        raise BuildError(f"{typed_key(node, wrong.name)}{wrong.rest}") from error
 
 
 def takes_any_key(known: Mapping[str, Parameter]) -> bool:
