@@ -315,7 +315,7 @@ def add_weighted_(
     """
     sums = Sums(update)
     for upload in uploads:
-        weights_K = weights[round.rows(upload.clients)].to(upload.finite.device)
+        weights_K = on_device(weights[round.rows(upload.clients)], upload.finite.device)
         terms_K = {}
         for name in update:
             delta = upload.delta[name]

@@ -23,6 +23,7 @@ from gcfed.federated.parts import (
 )
 from gcfed.methods.requirements import check_learned, network_functions, teacher
 from gcfed.utils.checked import Positive, Weight, checked
+from gcfed.utils.device import on_device
 
 
 @checked
@@ -49,11 +50,11 @@ class Moon(ClientPart):
         self.temperature = temperature
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
-        known = torch.from_numpy(own.version >= 0)
+        known = own.version >= 0
         if not known.any():
             return {}
         like = next(iter(stack.start.values()))
-        return {"previous": own["moon"], "known": known.to(like.device, like.dtype)}
+        return {"previous": own["moon"], "known": on_device(known, like.device, like.dtype)}
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
         features = check_learned(out, self.title)
