@@ -22,8 +22,11 @@ from gcfed.folders.folder import CONFIG, Run, find_runs  # noqa: E402
 from reproductions import stored  # noqa: E402
 
 LONGEST = 120  # letters of a name
-# They name folders and machines of whoever made the run.
-LOCAL = re.compile(r"(paths|hydra|logger|extras)(\.|=|/)|ckpt_path=|trainer\.devices=")
+# They name folders and machines of whoever made the run, or change no number.
+LOCAL = re.compile(
+    r"(paths|hydra|logger|extras)(\.|=|/)|ckpt_path=|trainer\.devices="
+    r"|callbacks\.(progress|checkpoint\.every)="
+)
 
 
 def main(words: Sequence[str]) -> None:

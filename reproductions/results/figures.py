@@ -243,7 +243,7 @@ def robust(figure: Figure) -> None:
         dots(axes, [(name, both[:1]) for name, both in cells], GREY, "FedAvg", 0.12)
         axes.set(title=attack, xlim=(85, 97.5))
         if i == 2:
-            axes.text(85.3, 0.15, "◂ 9.9 both", fontsize=8)
+            axes.text(85.3, 0.15, f"◂ {rows[0][i]}", fontsize=8)  # the mean lies outside
     axes.legend(loc="lower left", fontsize=7)
     figure.supxlabel("test accuracy (%)", fontsize=10)
 

@@ -1,11 +1,20 @@
 """The cells of the tables of small runs that were repeated and stored: ``figures.md``,
-``feddpc.md`` and ``gc-warmup.md``.
+``robust.md``, ``feddpc.md`` and ``gc-warmup.md``.
 """
 
 from collections.abc import Sequence
 from statistics import fmean
 
-from reproductions.results.cells import Cells, Runs, interval_text, last, listed, number, signed
+from reproductions.results.cells import (
+    Cells,
+    Runs,
+    interval_text,
+    last,
+    last_tests,
+    listed,
+    number,
+    signed,
+)
 from reproductions.stored import StoredRun, chosen, rate_of, seed_of
 
 MEASURED = 10  # the last rounds, whose tests are averaged
@@ -88,6 +97,35 @@ def error(run: StoredRun) -> str:
     end = 1000 * run.metrics["test/relative_error"].iloc[-1]
     # "#" keeps zeros at the end, and a point behind whole numbers
     return f"{end:#.3g}".rstrip(".") if end < 1000 else "diverged"
+
+
+# -------------------------------------------------------------------------------------- robust.md
+ROBUST_TESTS = 3  # an accuracy is the mean of so many tests
+ATTACKS = ("none", "sign-flip", "noise", "label-flip", "alie", "ipm")
+#: The label of a rule → its part of a run's name.
+RULES = {
+    "mean": "mean",
+    "median": "median",
+    "trimmed mean": "trimmed-mean",
+    "multi-Krum": "multi-krum",
+    "geometric median": "geometric-median",
+    "norm clip, 1": "norm-clip",
+}
+
+
+def robust(runs: Runs) -> Cells:
+    """FedAvg / GC-Fed by rule and attack, means over two seeds."""
+    cells: Cells = {}
+    for label, rule in RULES.items():
+        row: list[str | None] = []
+        for attack in ATTACKS:
+            pair = []
+            for method in ("fedavg", "gc-fed"):
+                seeds = [runs[f"{method}-{rule}_{attack}_s{seed}"] for seed in (1, 2)]
+                pair.append(fmean(last_tests(run, ROBUST_TESTS) for run in seeds))
+            row.append(f"{number(pair[0], 1)} / {number(pair[1], 1)}")
+        cells[label,] = row
+    return cells
 
 
 # -------------------------------------------------------------------------------------- feddpc.md

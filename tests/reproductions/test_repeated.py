@@ -170,3 +170,55 @@ def test_scaffolds_best_rate_is_the_index_rate(heterogeneity):
         errors[settings(run)["client.optimizer.lr"]] = error if np.isfinite(error) else np.inf
     assert len(errors) == 7
     assert min(errors, key=errors.get) == "0.005"
+
+
+# ------------------------------------------------------------------------------- robust.md
+def test_the_runs_of_the_robust_rules_are_those_of_their_table():
+    jobs = plan(load("robust_cifar10"), "small", Selection(), []).jobs.values()
+    planned = {job.folder: {*job.overrides} for job in jobs}
+    stored = {run.name: {*run.overrides} for run in stored_runs("robust").values()}
+    assert stored == planned
+
+
+def of_robust(rule, attack):
+    """[method, seed] in percent, without the page's functions."""
+    found = []
+    for method in ("fedavg", "gc-fed"):
+        names = [f"{method}-{rule}_{attack}_s{seed}" for seed in (1, 2)]
+        runs = [stored_runs("robust")[name] for name in names]
+        found.append([100 * run.metrics["test/acc"].dropna().iloc[-3:].mean() for run in runs])
+    return np.array(found)
+
+
+ATTACKS = ("none", "sign-flip", "noise", "label-flip", "alie", "ipm")
+RULES = ("mean", "median", "trimmed-mean", "multi-krum", "geometric-median", "norm-clip")
+
+
+def losses(rule, attack):
+    """What an attack costs, means over the seeds, ``[method]``."""
+    return (of_robust(rule, "none") - of_robust(rule, attack)).mean(axis=1)
+
+
+def test_only_sign_flips_break_the_mean_and_ipm_costs_multi_krum_most():
+    of_mean = {attack: losses("mean", attack).max() for attack in ATTACKS}
+    assert {attack for attack, loss in of_mean.items() if loss > 11} == {"sign-flip"}
+    assert losses("multi-krum", "sign-flip").max() < 0
+    for rule in RULES[1:]:
+        for attack in ("noise", "label-flip", "alie"):
+            assert losses(rule, attack).max() <= 2.0 + 0.05
+        if rule != "multi-krum":
+            assert losses(rule, "ipm").max() < losses("multi-krum", "ipm").min()
+            assert 3.55 <= losses(rule, "sign-flip").min() <= losses(rule, "sign-flip").max() < 6.35
+
+
+def test_the_page_gives_what_centralization_changes():
+    pairs = np.array(
+        [[of_robust(rule, attack) for attack in ATTACKS] for rule in RULES]
+    )  # [rule, attack, method, seed]
+    gains = pairs[:, :, 1] - pairs[:, :, 0]
+    text = page("robust.md").replace("−", "-")
+    cells = gains.mean(axis=-1)
+    assert f"between {cells.min():.1f} and {cells.max():+.1f} points" in text
+    assert f"range from {gains.min():.1f} to {gains.max():+.1f}" in text
+    alie = gains[:, ATTACKS.index("alie")]
+    assert f"in all twelve pairs, by {alie.min():.1f} to {alie.max():.1f}" in text
