@@ -63,7 +63,17 @@ def test_one_folder_per_client_makes_natural_clients(tmp_path):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
 
 
-def test_files_that_are_no_images_are_counted(tmp_path, caplog):
+def test_classes_below_what_is_read_as_classes_are_named(tmp_path, caplog):
+    for part in ("training_set", "test_set"):
+        write_images(tmp_path / "pets" / part, {"cats": 2, "dogs": 2}, below="")
+    image_folder(str(tmp_path / "pets"), str(tmp_path))
+    assert (
+        "pets: test_set, training_set are read as classes. If cats, dogs are the classes, set"
+        in caplog.text
+    )
+
+
+def test_files_that_are_no_images_are_counted_by_reason(tmp_path, caplog):
     write_images(tmp_path / "f", {"rose": 4, "tulip": 4})
     rose = tmp_path / "f" / "rose"
     for name in ("Thumbs.db", "README", "x.heic", "../loose.png"):
@@ -72,14 +82,16 @@ def test_files_that_are_no_images_are_counted(tmp_path, caplog):
         Image.new("RGB", (6, 5), (i, 90, 0)).save(rose / f"x{i}{suffix}")
     dataset = image_folder(str(tmp_path / "f"), str(tmp_path), test=0.5)
     assert len(dataset.train) + len(dataset.test) == 14
-    (message,) = caplog.messages
-    assert message.endswith(
-        "f: 6 files are not read: loose.png, rose/README, rose/Thumbs.db, rose/notes.txt,"
-        " rose/x.heic, …"
+    loose, odd, hidden = caplog.messages
+    assert loose.endswith("f: 1 entry is not read (not in a folder of a class): loose.png")
+    assert "5 entries are not read (the name ends in none of .bmp, " in odd
+    assert odd.endswith(
+        ": rose/README, rose/Thumbs.db, rose/notes.txt, rose/x.heic, tulip/notes.txt"
     )
+    assert "2 entries are not read (hidden): rose/more/.hidden.png" in hidden
 
 
-def test_what_the_arrays_lack_is_counted(tmp_path, caplog):
+def test_what_the_arrays_lack_is_counted_in_each_run(tmp_path, caplog):
     """Alpha channels, later frames and the lower bits of 16; an opaque alpha channel is no loss."""
     picture = Image.new("RGB", (6, 5), (9, 90, 0))
     for name in ("rose", "tulip"):
@@ -92,13 +104,19 @@ def test_what_the_arrays_lack_is_counted(tmp_path, caplog):
     for suffix in ("gif", "webp", "tiff", "png"):
         picture.save(tmp_path / f"f/tulip/frames.{suffix}", **frames)
     (tmp_path / "f/rose/deep.ppm").write_bytes(b"P6 6 5 65535\n" + bytes(6 * 5 * 6))
-    image_folder(str(tmp_path / "f"), str(tmp_path), test=0.2)
-    text = "\n".join(caplog.messages)
-    counts = {}
-    for count, loss in re.findall(r"images of \w+: (\d+) (are transparent|have [\w ]+),", text):
-        counts[loss] = counts.get(loss, 0) + int(count)
-    assert counts == {"are transparent": 1, "have several frames": 4, "have 16 bits a channel": 1}
-    assert "opaque" not in text
+    for _ in range(2):  # decoded, then from the cache
+        caplog.clear()
+        image_folder(str(tmp_path / "f"), str(tmp_path), test=0.2)
+        text = "\n".join(caplog.messages)
+        counts = {}
+        for count, loss in re.findall(r"images of \w+: (\d+) (are transparent|have [\w ]+),", text):
+            counts[loss] = counts.get(loss, 0) + int(count)
+        assert counts == {
+            "are transparent": 1,
+            "have several frames": 4,
+            "have 16 bits a channel": 1,
+        }
+        assert "opaque" not in text
 
 
 def test_classes_and_clients_are_named(tmp_path, caplog):
@@ -109,6 +127,7 @@ def test_classes_and_clients_are_named(tmp_path, caplog):
     text = "\n".join(caplog.messages)
     assert "f: 4 classes: Tulip, lily, rose, tulip\n" in text
     assert text.endswith("f: 2 clients: bob, zoe")
+    assert "1 of the classes nearly equal another one, such as 'Tulip' and 'tulip'" in text
 
 
 def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):

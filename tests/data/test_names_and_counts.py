@@ -1,4 +1,4 @@
-"""Properties of all readers: texts that differ are different classes and clients, and each file
+"""Properties of all readers: texts that differ are different classes and clients, and each entry
 and each row is read or counted in the log.
 """
 
@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from test_leaf import write as write_leaf
 
-from gcfed.data.sets.cache import write_split
+from gcfed.data.sets.cache import SplitWriter
 from gcfed.data.sets.datasets import hwdigits
 from gcfed.data.sets.huggingface import huggingface
 from gcfed.data.sets.images import image_folder
@@ -285,23 +285,25 @@ def test_clients_without_a_name_are_refused(groups, words):
         from_arrays(content, "mine.npz", 0.2)
 
 
-# ------------------------------------------------------------------------------------------- files
-def files_in(folder: Path) -> int:
-    """The number of files and of links to files, without hidden ones."""
+# ---------------------------------------------------------------------------------------- entries
+def entries_below(folder: Path) -> int:
+    """The number of files, of links and of empty folders."""
     count = 0
-    for place, _, files in os.walk(folder):
-        if "/." not in str(Path(place).relative_to(folder.parent)):
-            count += sum(not name.startswith(".") for name in files)
+    for place, folders, files in os.walk(folder):
+        count += len(files) + (not files and not folders)
+        count += sum((Path(place) / name).is_symlink() for name in folders)
     return count
 
 
-def files_named(caplog) -> int:
+def entries_named(caplog) -> int:
     text = "\n".join(caplog.messages)
-    return sum(int(count) for count in re.findall(r": (\d+) files are not read: ", text))
+    return sum(
+        int(count) for count in re.findall(r": (\d+) entr(?:y is|ies are) not read \(", text)
+    )
 
 
 def litter(folder: Path) -> None:
-    """Files, links and empty folders that no reader takes."""
+    """Entries that no reader takes."""
     for name in ("notes.txt", ".hidden", ".DS_Store", "old.bak", "old/deep/x.md", "a.csv~"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("a,b\n1,2\n")
@@ -351,10 +353,34 @@ def images_of_clients(folder):
     return place, 4
 
 
-@pytest.mark.parametrize("make", [a_table_per_client, images_of_classes, images_of_clients])
-def test_each_file_of_a_folder_is_read_or_counted(tmp_path, caplog, make):
+def leaf_files(folder):
+    as_leaf_users(folder, ["a", "b"])
+    place = folder / "femnist/data"
+    litter(place / "train")
+    (place / "README").write_text("")
+    femnist(str(folder))
+    return place, 2
+
+
+def hub_files(folder):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": [*"abcdefgh"], "label": [0, 1] * 4})
+    splits = datasets.DatasetDict(dict.fromkeys(("train", "test", "validation"), rows))
+    splits.save_to_disk(folder / "mine")
+    litter(folder / "mine")
+    dataset = huggingface(str(folder / "mine"), str(folder), length=1)
+    assert len(dataset.train) == 8
+    assert len(dataset.test) == 8
+    return folder / "mine", 2 + 1 + 3 * 2  # two of three tables, and the descriptions of all
+
+
+@pytest.mark.parametrize(
+    "make",
+    [a_table_per_client, images_of_classes, images_of_clients, leaf_files, hub_files],
+)
+def test_each_entry_of_a_folder_is_read_or_counted(tmp_path, caplog, make):
     place, read = make(tmp_path)
-    assert read + files_named(caplog) == files_in(place)
+    assert read + entries_named(caplog) == entries_below(place)
 
 
 # -------------------------------------------------------------------------------------------- rows
@@ -362,10 +388,12 @@ def test_users_and_labels_that_leaf_leaves_out_are_counted(tmp_path, caplog):
     text = "a" * LENGTH
     users = {"HAMLET": ([text] * 3, ["a", "$", "b"]), "GHOST": ([text], ["$"]), "NOBODY": ([], [])}
     write_users(tmp_path, shakespeare, users)
-    dataset = shakespeare(str(tmp_path))
-    assert len(dataset.train) == 2
-    assert "train: 2 samples are left out: their label is not in LEAF's" in caplog.text
-    assert "test: 1 users have no sample: NOBODY" in caplog.text
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        dataset = shakespeare(str(tmp_path))
+        assert len(dataset.train) == 2
+        assert "train: 2 samples are left out: their label is not in LEAF's" in caplog.text
+        assert "test: 1 users have no sample: NOBODY" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -439,6 +467,7 @@ def test_splits_columns_and_texts_of_the_hub_are_counted(tmp_path, caplog):
     assert "split validation with 4 rows is not read: train and test is used" in text
     assert "split extra with 6 rows is not read" in text
     assert "columns that are not read: page" in text
+    assert "train: 2 of 6 texts fill data.length=5 tokens, and are cut if they are longer" in text
     assert "train: 2 of 15 characters are not in LEAF's alphabet" in text
     assert "mine: 2 classes: 0, 1" in text
     caplog.clear()
@@ -466,11 +495,13 @@ def test_a_class_without_a_test_sample_is_named(caplog):
 
 
 def test_samples_and_labels_of_a_cache_must_match(tmp_path):
+    keep = SplitWriter(tmp_path)
     block = np.zeros((3, 1, 4, 4), np.uint8)
     for samples, labels in ((block, 2), (block, 4), ([block, block], 5), ([], 2)):
-        x = iter(samples) if isinstance(samples, list) else samples
         with pytest.raises(ValueError, match="the train split"):
-            write_split(tmp_path, "train", x, np.arange(labels))
+            keep(
+                "train", iter(samples) if isinstance(samples, list) else samples, np.arange(labels)
+            )
 
 
 def test_broken_images_are_named(tmp_path):

@@ -10,7 +10,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,10 +23,58 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 
 
-WriteSplit = Callable[..., None]
-"""Writes the splits of a data set: ``keep("train", x, y, groups)`` (:func:`write_split`)."""
+class SplitWriter:
+    """Writes the splits of a data set to a folder: ``keep("train", x, y, groups)``.
 
-Build = Callable[[WriteSplit], tuple[int, Sequence[str]]]
+    ``keep.note(level, text)`` keeps a text that is logged whenever the data set is read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes: list[tuple[int, str]] = []
+
+    def note(self, level: int, text: str) -> None:
+        self.notes.append((level, text))
+
+    def __call__(
+        self,
+        part: str,
+        x: np.ndarray | Iterable[np.ndarray],
+        y: np.ndarray,
+        groups: np.ndarray | None = None,
+    ) -> None:
+        """Writes one split.
+
+        Args:
+            part: ``train`` or ``test``.
+            x: the samples [n, …], or blocks of them.
+            y: their labels [n, …].
+            groups: their natural clients [n].
+
+        Raises ValueError if the numbers of samples and labels differ.
+        """
+        blocks = [x] if isinstance(x, np.ndarray) else x
+        end = 0
+        for block in blocks:
+            if end == 0:
+                shape = (len(y), *block.shape[1:])
+                path = self.folder / f"{part}_x.npy"
+                out = np.lib.format.open_memmap(path, mode="w+", dtype=block.dtype, shape=shape)
+            start = end
+            end += len(block)
+            if end > len(y):
+                break
+            out[start:end] = block
+        if end == 0:
+            raise Refusal(f"the {part} split is empty")
+        if end != len(y):
+            raise Refusal(f"the {part} split has {len(y)} labels, and not as many samples")
+        np.save(self.folder / f"{part}_y.npy", y)
+        if groups is not None:
+            np.save(self.folder / f"{part}_groups.npy", groups)
+
+
+Build = Callable[[SplitWriter], tuple[int, Sequence[str]]]
 """Keeps the splits ``train`` and ``test``. Returns the number of classes and their names."""
 
 
@@ -37,46 +84,8 @@ def cache_name(kind: str, settings: object) -> str:
     return f"{kind}_{digest[:12]}"
 
 
-def write_split(
-    folder: Path,
-    part: str,
-    x: np.ndarray | Iterable[np.ndarray],
-    y: np.ndarray,
-    groups: np.ndarray | None = None,
-) -> None:
-    """Writes one split of a data set to a folder.
-
-    Args:
-        part: ``train`` or ``test``.
-        x: the samples [n, …], or blocks of them.
-        y: their labels [n, …].
-        groups: their natural clients [n].
-
-    Raises ValueError if the numbers of samples and labels differ.
-    """
-    blocks = [x] if isinstance(x, np.ndarray) else x
-    end = 0
-    for block in blocks:
-        if end == 0:
-            shape = (len(y), *block.shape[1:])
-            path = folder / f"{part}_x.npy"
-            out = np.lib.format.open_memmap(path, mode="w+", dtype=block.dtype, shape=shape)
-        start = end
-        end += len(block)
-        if end > len(y):
-            break
-        out[start:end] = block
-    if end == 0:
-        raise Refusal(f"the {part} split is empty")
-    if end != len(y):
-        raise Refusal(f"the {part} split has {len(y)} labels, and not as many samples")
-    np.save(folder / f"{part}_y.npy", y)
-    if groups is not None:
-        np.save(folder / f"{part}_groups.npy", groups)
-
-
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
-    """The data set ``name`` from its cache.
+    """The data set ``name`` from its cache, and the notes of its build in the log.
 
     Builds the cache first if it is missing, damaged or of another source.
 
@@ -100,8 +109,9 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
     ) as scratch:
         stage = Path(scratch) / name
         stage.mkdir()
-        num_classes, names = build(partial(write_split, stage))
-        info = {"num_classes": num_classes, "class_names": [*names]}
+        keep = SplitWriter(stage)
+        num_classes, names = build(keep)
+        info = {"num_classes": num_classes, "class_names": [*names], "notes": keep.notes}
         (stage / MANIFEST).write_text(json.dumps({"source": source, "info": info}))
         # maps its own files: another process may replace the folder at any time
         dataset = _dataset(stage, info)
@@ -115,7 +125,10 @@ def _dataset(folder: Path, info: dict[str, Any]) -> FederatedDataset:
     train = _split(folder, "train")
     test = _split(folder, "test")
     names = tuple(info["class_names"]) or None
-    return FederatedDataset(folder.name, info["num_classes"], train, test, names)
+    dataset = FederatedDataset(folder.name, info["num_classes"], train, test, names)
+    for level, text in info.get("notes", ()):  # caches of older versions have none
+        log.log(level, text)
+    return dataset
 
 
 def _split(folder: Path, part: str) -> Split:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from gcfed.data.sets.files import TESTS, report_unread
+from gcfed.data.sets.files import TESTS, Unread, entries
 from gcfed.data.sets.names import clean
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
@@ -32,11 +32,13 @@ class Cells:
     """All rows, as text.
 
     rows: the cells, without spaces around them; NaN for empty ones.
+    files: the name of each row's file, [n].
     is_test: which rows are the test split, bool [n].
     clients: the name of each row's file, if each file is a client, [n].
     """
 
     rows: DataFrame
+    files: np.ndarray
     is_test: np.ndarray
     clients: np.ndarray | None
 
@@ -71,7 +73,7 @@ def read_cells(path: str | None, form: Form) -> Cells:
         )
     several = len(files) - is_test.any() > 1
     rows = pd.concat(tables, ignore_index=True)
-    return Cells(rows, is_test, names if several else None)
+    return Cells(rows, names, is_test, names if several else None)
 
 
 def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
@@ -83,23 +85,31 @@ def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
     if path and place.is_file():
         return {place.stem: place}, None
     files: dict[str, Path] = {}
-    for file in sorted(place.glob("[!.]*")) if path and place.is_dir() else ():
-        if not _name_of(file):
+    unread = Unread(place)
+    for file in entries(place) if path and place.is_dir() else ():
+        if unread.leaves_out(file, _why_no_table(file, place)):
             continue
         other = files.setdefault(_name_of(file), file)
         if other != file:
             raise Refusal(f"{other} and {file} have the same name: take one of them away.")
     tests = [name for wanted in TESTS for name in files if name.lower() == wanted]
     for name in tests[1:]:
-        del files[name]
+        unread.leaves_out(files.pop(name), f"{files[tests[0]].name} is the test split")
+    unread.report()
     if not files:
         what = (
             "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv"
             " data.target=income"
         )
         raise MissingFile(f"data.path={path or 'null'} {what}.")
-    report_unread(place, files.values())
     return files, tests[0] if tests else None
+
+
+def _why_no_table(file: Path, place: Path) -> str:
+    """Why a file in the folder is not read; empty if it is."""
+    if file.parent != place:
+        return "in a subfolder"
+    return "" if _name_of(file) else "its name does not end in .csv"
 
 
 def _name_of(file: Path) -> str:

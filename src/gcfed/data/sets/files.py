@@ -4,12 +4,15 @@ import hashlib
 import http.client
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
+Note = Callable[[int, str], None]
+"""``note(level, text)`` logs a text, like ``logging.log``."""
 #: Names of folders, files and splits. If several exist, the first of them is used.
 TRAINS = ("train", "training")
 TESTS = ("test", "testing", "val", "valid", "validation")
@@ -73,27 +76,54 @@ def listing(names: Sequence[str]) -> str:
     return ", ".join(shown) or "nothing"
 
 
-def files_below(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """All files below the folder, in the order of their paths, without hidden files and folders.
+def entries(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """All files below the folder, in the order of their paths, and all folders without an entry.
 
     Links to folders are followed, but for a link to a folder ``above`` it.
     """
     above |= {folder.resolve()}
-    for path in sorted(folder.glob("[!.]*")):
-        if not path.is_dir():
+    for path in sorted(folder.iterdir()):
+        is_circle = path.is_dir() and path.resolve() in above
+        if is_circle or not path.is_dir():
             yield path
-        elif path.resolve() not in above:
-            yield from files_below(path, above)
+            continue
+        inside = list(entries(path, above))
+        yield from inside or [path]
 
 
-def report_unread(folder: Path, read: Iterable[Path]) -> None:
-    """Logs how many files below the folder are not among those that are ``read``, and names the
-    first of them.
-    """
-    unread = sorted({*files_below(folder)} - {*read})
-    if unread:
-        names = [str(path.relative_to(folder)) for path in unread]
-        log.warning("%s: %d files are not read: %s", folder, len(names), listing(names))
+def why_unread(path: Path, folder: Path) -> str:
+    """Why no reader takes this entry of the folder, whatever it looks for; empty if one may."""
+    if any(part.startswith(".") for part in path.relative_to(folder).parts):
+        return "hidden"
+    if path.is_dir():
+        return "a link to a folder above it" if any(path.iterdir()) else "an empty folder"
+    return "" if path.is_file() else "no file, or a broken link"
+
+
+class Unread:
+    """The entries of a folder that are not read, by the reason."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.paths_of: defaultdict[str, list[Path]] = defaultdict(list)
+
+    def leaves_out(self, path: Path, reason: str = "") -> bool:
+        """Notes an entry that is not read. Returns whether it is one.
+
+        Args:
+            reason: why this reader does not take it; empty if it does.
+        """
+        why = why_unread(path, self.folder) or reason
+        if why:
+            self.paths_of[why].append(path)
+        return bool(why)
+
+    def report(self, note: Note = log.log) -> None:
+        """Logs for each reason how many entries there are, and the first of them."""
+        for reason, paths in self.paths_of.items():
+            names = [str(path.relative_to(self.folder)) for path in paths]
+            count = "1 entry is" if len(names) == 1 else f"{len(names)} entries are"
+            note(logging.WARNING, f"{self.folder}: {count} not read ({reason}): {listing(names)}")
 
 
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:

@@ -14,8 +14,8 @@ import numpy as np
 from PIL import Image
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import WriteSplit, cache_name, cached
-from gcfed.data.sets.files import TESTS, hash_files, listing
+from gcfed.data.sets.cache import SplitWriter, cache_name, cached
+from gcfed.data.sets.files import TESTS, Note, Unread, entries, hash_files, listing
 from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.data.sets.pixels import decode, open_image
@@ -27,7 +27,7 @@ from gcfed.utils.refusal import Refusal, message_of
 if TYPE_CHECKING:
     from datasets import Dataset
 
-log = logging.getLogger(__name__)
+METADATA = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 def huggingface(name: str | None, data_dir: str, **settings: Any) -> FederatedDataset:
@@ -114,7 +114,7 @@ class Request:
         return cache_name("huggingface", vars(self) | {"name": str(place), "data_dir": None})
 
 
-def _build(request: Request, keep: WriteSplit) -> tuple[int, Sequence[str]]:
+def _build(request: Request, keep: SplitWriter) -> tuple[int, Sequence[str]]:
     """Reads the splits and keeps them."""
     splits = _load(request.name, request.subset, request.data_dir)
     for rows in splits.values():
@@ -125,12 +125,12 @@ def _build(request: Request, keep: WriteSplit) -> tuple[int, Sequence[str]]:
         raise Refusal(f"{request.key}: the split train has no row.")
     columns = _columns(train, request)
     encoder = encoder_of(request.tokenizer)
-    reader = _Reader(request, columns, encoder)
+    reader = _Reader(request, columns, encoder, keep.note)
     content = reader.arrays(train, "train")
     used = ["train", *reader.add_test(splits, content)]
-    _report_left(request, splits, used, columns)
+    _report_left(request, splits, used, columns, keep)
     names = _names(train, columns.label)
-    dataset = from_arrays(content, request.key, request.test, class_names=names)
+    dataset = from_arrays(content, request.key, request.test, keep.note, class_names=names)
     keep("train", **vars(dataset.train))
     keep("test", **vars(dataset.test))
     if columns.label is None:
@@ -182,22 +182,32 @@ def _report_left(
     splits: Mapping[str, Dataset],
     used: Sequence[str],
     columns: _Columns,
+    keep: SplitWriter,
 ) -> None:
-    """Logs the splits and the columns that are not read."""
+    """Notes the splits, the columns and the files that are not read."""
     for split, rows in splits.items():
         if split not in used:
             chosen = " and ".join(used)
-            log.warning(
-                "%s: split %s with %d rows is not read: %s is used",
-                request.key,
-                split,
-                len(rows),
-                chosen,
+            keep.note(
+                logging.WARNING,
+                f"{request.key}: split {split} with {len(rows)} rows is not read: {chosen} is used",
             )
     read = vars(columns).values()
     others = [column for column in splits["train"].features if column not in read]
     if others:
-        log.info("%s: columns that are not read: %s", request.key, listing(others))
+        keep.note(logging.INFO, f"{request.key}: columns that are not read: {listing(others)}")
+    folder = Path(request.name).resolve()
+    if not folder.is_dir():
+        return
+    arrow = {Path(file["filename"]) for split in used for file in splits[split].cache_files}
+    unread = Unread(folder)
+    for path in entries(folder):
+        if path in arrow or path.name in METADATA:
+            continue
+        split = path.relative_to(folder).parts[0]
+        reason = f"of the split {split}" if split in splits else "not part of the data set"
+        unread.leaves_out(path, reason)
+    unread.report(keep.note)
 
 
 def _refuse_outside(folder: Path, path: str, what: str) -> None:
@@ -293,6 +303,7 @@ class _Reader:
     request: Request
     columns: _Columns
     encoder: Encoder
+    note: Note
 
     def arrays(
         self, rows: Dataset, split: str, grey: bool | None = None, with_groups: bool = True
@@ -358,6 +369,7 @@ class _Reader:
             named=lambda row: f"data.input={input} of row {row}",
             size=self.request.size,
             grey=grey,
+            note=self.note,
         )
         return np.concatenate([*blocks])
 
@@ -366,9 +378,14 @@ class _Reader:
         length = self.request.length
         x = np.full((len(texts), length), self.encoder.padding, np.int32)
         tokens = [self.encoder.encode(text, length) for text in texts]
-        self._warn_of_unknown(tokens, split)
+        self._note_unknown(tokens, split)
+        num_full = 0
         for row, of_text in zip(x, tokens, strict=True):
             row[length - len(of_text) :] = of_text
+            num_full += len(of_text) == length
+        if num_full:
+            text = f"{split}: {num_full} of {len(texts)} texts fill data.length={length}"
+            self.note(logging.INFO, f"{text} tokens, and are cut if they are longer")
         return x.astype(tokens[0].dtype)
 
     def _sequences(
@@ -376,7 +393,7 @@ class _Reader:
     ) -> dict[str, np.ndarray]:
         """The sequences of all texts, [n, length], and the next tokens as their labels."""
         tokens = [self.encoder.encode(text, None) for text in texts]
-        self._warn_of_unknown(tokens, split)
+        self._note_unknown(tokens, split)
         inputs = []
         labels = []
         for of_text in tokens:
@@ -385,27 +402,18 @@ class _Reader:
             labels.append(y)
         sizes = [len(x) for x in inputs]
         if 0 in sizes:
-            log.warning(
-                "%s: %d of %d texts are not read: they have fewer than two tokens",
-                split,
-                sizes.count(0),
-                len(texts),
-            )
+            text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
+            self.note(logging.WARNING, f"{text} than two tokens")
         arrays = {"x": np.concatenate(inputs), "y": np.concatenate(labels)}
         for key, values in content.items():
             arrays[key] = np.repeat(values, sizes, axis=0)
         return arrays
 
-    def _warn_of_unknown(self, tokens: list[np.ndarray], split: str) -> None:
-        """Warns of characters that LEAF's alphabet lacks."""
+    def _note_unknown(self, tokens: list[np.ndarray], split: str) -> None:
+        """Notes the characters that LEAF's alphabet lacks."""
         padding = self.encoder.padding
         unknown = sum(np.count_nonzero(of_text == padding) for of_text in tokens)
         if unknown:
             known = sum(map(len, tokens))
-            log.warning(
-                "%s: %d of %d characters are not in LEAF's alphabet and become padding;"
-                " data.tokenizer reads other texts",
-                split,
-                unknown,
-                known,
-            )
+            text = f"{split}: {unknown} of {known} characters are not in LEAF's alphabet and become"
+            self.note(logging.WARNING, f"{text} padding; data.tokenizer reads other texts")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.cache import WriteSplit, cached
+from gcfed.data.sets.cache import SplitWriter, cached
 from gcfed.data.sets.files import count_files, missing_files, rows_of
 from gcfed.data.sets.pixels import decode
 from gcfed.data.sets.vision import MNIST, published
@@ -40,7 +40,7 @@ def hwdigits(
         raise SettingError("sets", f"={[*sets]} must name some of {', '.join(NAMES)}, each once.")
     folder = Path(data_dir)
 
-    def build(keep: WriteSplit) -> tuple[int, str]:
+    def build(keep: SplitWriter) -> tuple[int, str]:
         for part in ("train", "test"):
             xs = []
             ys = []
@@ -77,7 +77,7 @@ def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _read_digits(
-    name: str, folder: Path, download: bool, part: str, keep: WriteSplit
+    name: str, folder: Path, download: bool, part: str, keep: SplitWriter
 ) -> tuple[np.ndarray, np.ndarray]:
     """The images, uint8 [n, 1 or 3, H, W], and labels, int64 [n], of one part of a set."""
     if name == "svhn":
@@ -97,11 +97,11 @@ def _read_digits(
     return np.array(split.data)[:, None], np.asarray(split.targets, np.int64)
 
 
-def _read_mnist_m(root: Path, part: str, keep: WriteSplit) -> tuple[np.ndarray, np.ndarray]:
+def _read_mnist_m(root: Path, part: str, keep: SplitWriter) -> tuple[np.ndarray, np.ndarray]:
     if not root.is_dir():
         page = "http://yaroslav.ganin.net/ (unpacked)"
         raise missing_files("mnist_m", root, "the folder is missing", page)
-    images = decode(_mnist_m_images(root, part), f"MNIST-M {part}")
+    images = decode(_mnist_m_images(root, part), f"MNIST-M {part}", note=keep.note)
     labels = [label for _, label, *_ in rows_of(_mnist_m_labels(root, part), 2)]
     no_digits = [label for label in labels if not (label.isascii() and label.isdigit())]
     if no_digits:

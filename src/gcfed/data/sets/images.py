@@ -1,5 +1,6 @@
 """Data sets of the user's own folders of images."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +12,14 @@ from pydantic import Field
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.cache import WriteSplit, cache_name, cached
-from gcfed.data.sets.files import (
-    TESTS,
-    TRAINS,
-    files_below,
-    hash_files,
-    listing,
-    report_unread,
-)
+from gcfed.data.sets.cache import SplitWriter, cache_name, cached
+from gcfed.data.sets.files import TESTS, TRAINS, Unread, entries, hash_files, listing
 from gcfed.data.sets.names import announce, clean, number_names
 from gcfed.data.sets.pixels import decode
 from gcfed.utils.checked import Inside, checked
 from gcfed.utils.refusal import MissingFile, Refusal
 
+log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -42,7 +37,7 @@ def image_folder(
     their names.
 
     Images are decoded into the cache in ``data_dir``, and again when files change. The log names
-    the classes, and counts the files of the folder that are not read.
+    the classes, and counts the entries of the folder that are not read.
 
     Args:
         size: side of the square to which images are resized; None: all images must have one size.
@@ -59,8 +54,9 @@ def image_folder(
         raise MissingFile(
             f"data.root={root} is no folder: give the one with a folder of images for each class."
         )
-    images = _listed(folder, clients)
-    report_unread(folder, images["path"])
+    unread = Unread(folder)
+    images = _listed(folder, clients, unread)
+    unread.report()
     _require_classes(f"data.root={root}", images, clients)
     class_of_n, classes = number_names(images["class"].to_numpy(np.str_))
     announce(str(folder), "classes", classes)
@@ -68,14 +64,16 @@ def image_folder(
     if clients:
         client_of_n, names = number_names(images["client"].to_numpy(np.str_))
         announce(str(folder), "clients", names)
+    else:
+        _warn_of_classes_below(folder, images)
     is_test = (images["split"] == "test").to_numpy()
     if not is_test.any():
         is_test = held_out(class_of_n, test, "test")
 
-    def build(keep: WriteSplit) -> tuple[int, Sequence[str]]:
+    def build(keep: SplitWriter) -> tuple[int, Sequence[str]]:
         for part, chosen in (("train", ~is_test), ("test", is_test)):
             paths = images["path"][chosen].tolist()
-            pixels = decode(paths, f"images of {part}", size=size)
+            pixels = decode(paths, f"images of {part}", size=size, note=keep.note)
             groups = None if client_of_n is None else client_of_n[chosen]
             keep(part, pixels, class_of_n[chosen], groups)
         return len(classes), classes
@@ -85,19 +83,24 @@ def image_folder(
     return replace(dataset, name=folder.name)
 
 
-def _listed(folder: Path, clients: bool) -> DataFrame:
-    """The images of all splits, with their columns path, split, class and client.
+def _listed(folder: Path, clients: bool, unread: Unread) -> DataFrame:
+    """The images of all splits, with their columns path, split, class and client. ``unread`` gets
+    all other entries.
 
     Raises ValueError if there is a folder of tests, and none to train on.
     """
-    depth = 2 if clients else 1  # of the folders of classes
+    places = _places(folder)
+    outside = f"not in the folder {' or '.join(place.name for place in places.values())}"
+    depth = 2 if clients else 1
     rows = []
-    for split, place in _places(folder).items():
-        for path in files_below(place):
-            names = [clean(part) for part in path.relative_to(place).parts[:-1]]
-            is_image = path.suffix.lower() in SUFFIXES and path.is_file()
-            if is_image and len(names) >= depth and all(names[:depth]):
-                rows.append((path, split, names[depth - 1], names[0]))
+    for path in entries(folder):
+        split = next((split for split, at in places.items() if path.is_relative_to(at)), None)
+        if split is None:
+            unread.leaves_out(path, outside)
+            continue
+        below = path.relative_to(places[split]).parts
+        if not unread.leaves_out(path, _why_no_image(below, depth)):
+            rows.append((path, split, clean(below[depth - 1]), clean(below[0])))
     return DataFrame(rows, columns=["path", "split", "class", "client"])
 
 
@@ -120,6 +123,17 @@ def _places(folder: Path) -> dict[str, Path]:
     return places or {"train": folder}
 
 
+def _why_no_image(below: Sequence[str], depth: int) -> str:
+    """Why a file with this path in its split is no image of a class; empty if it is one."""
+    if not below[-1].lower().endswith(SUFFIXES):
+        return f"the name ends in none of {', '.join(SUFFIXES)}"
+    if not all(map(clean, below[:depth])):
+        return "in a folder with a blank name"
+    if len(below) <= depth:
+        return "not in a folder of a class" + " in a folder of a client" * (depth == 2)
+    return ""
+
+
 def _require_classes(key: str, images: DataFrame, clients: bool) -> None:
     """Raises ValueError for fewer than two classes, or for one that a split lacks."""
     classes = {split: {*rows["class"]} for split, rows in images.groupby("split")}
@@ -136,4 +150,19 @@ def _require_classes(key: str, images: DataFrame, clients: bool) -> None:
         raise Refusal(
             f"{key}: the {part} split has no image of {listing(missing)}: add one, or take the"
             " folder of tests away, so that data.test=0.2 of each class become the test split."
+        )
+
+
+def _warn_of_classes_below(folder: Path, images: DataFrame) -> None:
+    """Warns if all folders that are read as classes have the same folders inside."""
+    parents = images["path"].map(lambda path: path.parent.name)
+    below = [{*names} for _, names in parents.groupby(images["class"])]
+    same = sorted(set.intersection(*below))
+    if len(same) > 1:
+        log.warning(
+            "%s: %s are read as classes. If %s are the classes, set data.clients=true or use"
+            " folders train, test",
+            folder,
+            listing(sorted({*images["class"]})),
+            listing(same),
         )

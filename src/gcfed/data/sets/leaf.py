@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import WriteSplit, cached
-from gcfed.data.sets.files import count_files, hash_files, listing
+from gcfed.data.sets.cache import SplitWriter, cached
+from gcfed.data.sets.files import Unread, count_files, entries, hash_files, listing
 from gcfed.data.sets.names import announce, number_names
 from gcfed.data.sets.pixels import decode
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 from gcfed.utils.refusal import MissingFile, Refusal
 
-log = logging.getLogger(__name__)
 # From LEAF's pages: the whole data set, with each user's samples split into training and test.
 COMMANDS = {
     "femnist": "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample",
@@ -98,23 +97,25 @@ def _leaf(
     root = Path(data_dir) / name / "data"
     files = {part: _json_files(root / part) for part in ("train", "test")}
 
-    def build(keep: WriteSplit) -> tuple[int, Sequence[str]]:
+    def build(keep: SplitWriter) -> tuple[int, Sequence[str]]:
         if not all(files.values()):
             raise MissingFile(
                 f"data set {name}: no JSON file in {root.resolve()}/train or test. Clone"
                 f" github.com/TalwalkarLab/leaf, run {COMMANDS[name]} in its folder data/{name},"
                 " and set paths.data_dir (DATA_DIR) to its folder data."
             )
-        parts = {part: _users(paths, read) for part, paths in files.items()}
+        parts = {part: _users(paths, read, keep) for part, paths in files.items()}
         users = [user for part in parts.values() for user in part.users]
         group_n, clients = number_names(np.array(users), f"data set {name}: a user")
-        announce(f"data set {name}", "clients", clients)
+        announce(f"data set {name}", "clients", clients, keep.note)
+        read_files = {path for paths in files.values() for path in paths}
         start = 0
         for part, users_of_split in parts.items():
             x: Iterable[np.ndarray] = users_of_split.xs
             if name == "celeba":
                 faces = [root / FACES / file for file in np.concatenate(users_of_split.xs).tolist()]
-                x = decode(faces, f"CelebA {part}", size=84, bicubic=True)
+                read_files.update(faces)
+                x = decode(faces, f"CelebA {part}", size=84, bicubic=True, note=keep.note)
             groups = group_n[start : start + len(users_of_split.users)]
             start += len(users_of_split.users)
             keep(
@@ -123,6 +124,7 @@ def _leaf(
                 np.concatenate(users_of_split.ys),
                 np.repeat(groups, [*map(len, users_of_split.ys)]),
             )
+        _report_left(root, read_files, keep)
         return len(classes), classes
 
     every = [*files["train"], *files["test"]]
@@ -139,6 +141,22 @@ def _json_files(folder: Path) -> list[Path]:
     return [path for path in files if path.is_file() and path.suffix.lower() == ".json"]
 
 
+def _report_left(root: Path, read: set[Path], keep: SplitWriter) -> None:
+    """Notes the entries of the folder that are not read. Folders of LEAF's intermediate results
+    count as one entry.
+    """
+    folders = {path.relative_to(root).parts[0] for path in read}
+    unread = Unread(root)
+    for place in sorted(root.iterdir()):
+        if place.name not in folders:
+            unread.paths_of["beside the folders of samples"].append(place)
+            continue
+        for path in entries(place):
+            if path not in read:
+                unread.leaves_out(path, "neither a JSON file of a split nor a user's face")
+    unread.report(keep.note)
+
+
 @dataclass
 class _Users:
     """The users of a split who have samples."""
@@ -148,7 +166,7 @@ class _Users:
     ys: list[np.ndarray] = field(default_factory=list)
 
 
-def _users(paths: list[Path], read: Callable[..., Samples]) -> _Users:
+def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -> _Users:
     users_of_split = _Users()
     without = []  # users without a sample
     unknown = 0  # samples whose label is no character of LEAF
@@ -180,9 +198,9 @@ def _users(paths: list[Path], read: Callable[..., Samples]) -> _Users:
     if not users_of_split.users:
         raise Refusal(f"{paths[0].parent} has no user with a sample: make its files again.")
     if without:
-        log.warning("%s: %d users have no sample: %s", part, len(without), listing(without))
+        text = f"{part}: {len(without)} users have no sample: {listing(without)}"
+        keep.note(logging.WARNING, text)
     if unknown:
-        log.warning(
-            "%s: %d samples are left out: their label is not in LEAF's alphabet", part, unknown
-        )
+        text = f"{part}: {unknown} samples are left out: their label is not in LEAF's alphabet"
+        keep.note(logging.WARNING, text)
     return users_of_split

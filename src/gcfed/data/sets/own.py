@@ -14,7 +14,7 @@ import numpy as np
 from gcfed.data.base import FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.files import listing
+from gcfed.data.sets.files import Note, listing
 from gcfed.data.sets.names import announce, number_names
 from gcfed.tasks import IGNORE
 from gcfed.utils.checked import Inside, checked
@@ -87,6 +87,7 @@ def from_arrays(
     content: Any,
     name: str,
     test: float,
+    note: Note = log.log,
     *,
     class_names: Sequence[str] = (),
 ) -> FederatedDataset:
@@ -102,6 +103,7 @@ def from_arrays(
         name: of the file or module, for errors.
         test: share of the samples (of each class) that become the test split if ``x_test`` is
             missing.
+        note: logs a text.
         class_names: names of the classes 0, 1, … in ``y``; empty: the values in ``y`` are names.
 
     Raises ValueError, with the file's name, if an array is missing or arrays do not match.
@@ -125,21 +127,22 @@ def from_arrays(
     except ValueError as error:
         raise Refusal(f"{name}: {error}.") from error
     if classes:
-        announce(name, "classes", classes)
+        announce(name, "classes", classes, note)
     if clients:
-        announce(name, "clients", clients)
-    _report_untested(dataset, name)
+        announce(name, "clients", clients, note)
+    _report_untested(dataset, name, note)
     return dataset
 
 
-def _report_untested(dataset: FederatedDataset, name: str) -> None:
+def _report_untested(dataset: FederatedDataset, name: str, note: Note) -> None:
     """Warns of classes that have training samples and no test sample."""
     untested = np.setdiff1d(dataset.train.classes, dataset.test.classes)
     if dataset.class_names is None or not len(untested):
         return
     names = [dataset.class_names[number] for number in untested]
-    log.warning(
-        "%s: the test split has no sample of %d classes: %s", name, len(names), listing(names)
+    note(
+        logging.WARNING,
+        f"{name}: the test split has no sample of {len(names)} classes: {listing(names)}",
     )
 
 

@@ -21,6 +21,8 @@ from gcfed.utils.refusal import Refusal
 
 log = getLogger(__name__)
 MOST = 20  # the largest number of values of a column of text that data.categorical does not name
+# numbers that pandas takes for text, as 1,000 or 45% or $5
+OTHER_NOTATION = re.compile(r"[^\w\s]?\s*\d[\d.,'\s]*\s*[^\w\s]?")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # an int64 has one such text
 
 
@@ -44,7 +46,7 @@ def csv(
     files that pandas wrote.
 
     Classes, clients and categories are texts: two texts that differ are never merged. The log says
-    which columns become several, and counts the files of a folder that are not read.
+    which columns become several, and counts the entries of a folder that are not read.
 
     Args:
         path: a file, perhaps compressed (``.csv.gz``), or a folder with one file per client;
@@ -80,7 +82,7 @@ def csv(
         y = _classes(cells[columns.target], form)
         if not is_test.any():
             is_test = held_out(y, test, "test")
-    x = _inputs(inputs, columns.categorical, is_test, form)
+    x = _inputs(inputs, columns.categorical, is_test, form, table.files)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     owners = table.clients
     if columns.groups is not None:
@@ -214,6 +216,7 @@ def _inputs(
     categorical: Iterable[str],
     is_test: np.ndarray,
     form: Form,
+    files: np.ndarray,
 ) -> np.ndarray:
     """The samples, float64 [n, d]: first the columns of numbers, then those of 0 and 1."""
     numbers = []
@@ -222,22 +225,48 @@ def _inputs(
         column = inputs[name]
         plain = None if name in categorical else _numbers(column, form)
         if plain is not None:
+            _warn_of_ids(column, plain, files)
             numbers.append(plain.to_numpy(np.float64)[:, None])
             continue
         if name not in categorical:
-            _require_categories(column)
+            _require_categories(column, form)
         switches.append(_one_hot(column, is_test))
     return np.concatenate([*numbers, *switches], axis=1)
 
 
-def _require_categories(column: Series) -> None:
-    """Raises ValueError for more texts than categories have."""
+def _warn_of_ids(column: Series, numbers: Series, files: np.ndarray) -> None:
+    """Warns of whole numbers that are all different in each file, as ids are."""
+    if len(column) <= MOST or (numbers % 1).any():
+        return
+    if not DataFrame({"file": files, "text": column}).duplicated().any():
+        log.warning(
+            "column %s: all whole numbers are different, as in a column of ids, and the model gets"
+            " them as an input; data.ignore=[%s] leaves it out",
+            column.name,
+            column.name,
+        )
+
+
+def _require_categories(column: Series, form: Form) -> None:
+    """Raises ValueError for more texts than categories have; warns of texts among numbers."""
     name = column.name
     count = column.nunique()
     if count > MOST:
         what = f"has {count:,} texts in {len(column):,} rows, such as {column.iloc[0]!r}"
         remedy = f"name it in data.categorical=[{name}], or leave it out, data.ignore=[{name}]"
         raise Refusal(f"column {name} {what}: write numbers plainly (see data.decimal), {remedy}.")
+    is_text = _parsed(column, form).isna()
+    texts = column[is_text].unique().tolist()
+    in_other_notation = all(map(OTHER_NOTATION.fullmatch, texts))
+    if texts and (len(texts) < count or in_other_notation):
+        log.warning(
+            "column %s: %d of its %d values are no numbers (%s), so that all are categories; "
+            "write numbers plainly (see data.decimal), or drop these rows",
+            name,
+            len(texts),
+            count,
+            listing(texts),
+        )
 
 
 def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:

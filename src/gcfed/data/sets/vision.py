@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import WriteSplit, cached
+from gcfed.data.sets.cache import SplitWriter, cached
 from gcfed.data.sets.files import count_files, missing_files, obtain, rows_of
 from gcfed.data.sets.pixels import decode
 from gcfed.utils.checked import SettingError, checked
@@ -55,7 +55,7 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
     if name not in SETS:
         raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
 
-    def build(keep: WriteSplit) -> tuple[int, Sequence[str]]:
+    def build(keep: SplitWriter) -> tuple[int, Sequence[str]]:
         class_name, page, split_of_class = SETS[name]
         options: dict[str, Any] = {"split": split_of_class} if split_of_class else {}
         for part in ("train", "test"):
@@ -117,7 +117,7 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     return cached(data_dir, "tiny_imagenet", partial(_read_tiny, root), source)
 
 
-def _read_tiny(root: Path, keep: WriteSplit) -> tuple[int, list[str]]:
+def _read_tiny(root: Path, keep: SplitWriter) -> tuple[int, list[str]]:
     wnids = [wnid for wnid, *_ in rows_of(root / "wnids.txt", 1)]
     words = dict(row[:2] for row in rows_of(root / "words.txt", 2, "\t"))
     parts = {"train": _trained(root), "test": _tested(root)}
@@ -130,7 +130,7 @@ def _read_tiny(root: Path, keep: WriteSplit) -> tuple[int, list[str]]:
             " lacks it."
         )
     for part, samples in parts.items():
-        images = decode([path for path, _ in samples], f"TinyImageNet {part}")
+        images = decode([path for path, _ in samples], f"TinyImageNet {part}", note=keep.note)
         keep(part, images, np.array([wnids.index(wnid) for _, wnid in samples]))
     return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
 
