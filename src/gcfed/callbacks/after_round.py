@@ -36,17 +36,32 @@ class EarlyStop(EarlyStopping):
             self.stopping_reason_message = None
 
 
-class RoundProgressBar(TQDMProgressBar):
-    """Lightning's progress bar, with one bar for all rounds."""
+class _Counting(Tqdm):
+    """A bar that counts and is not drawn: each drawing would add to a file."""
 
-    BAR_FORMAT = "Round {n_fmt}/{total_fmt} |{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+    def display(self, *_: Any, **__: Any) -> None: ...
+
+
+class RoundProgressBar(TQDMProgressBar):
+    """Lightning's progress bar, with one bar for all rounds.
+
+    In a file, such as that of a batch job, it is a line for each tenth of the rounds.
+    """
+
+    TIMES = "[{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+    BAR_FORMAT = f"Round {{n_fmt}}/{{total_fmt}} |{{bar}}| {TIMES}"
+    LINE_FORMAT = f"Round {{n_fmt}}/{{total_fmt}} {TIMES}"
     _bar: Tqdm | None = None
+    _printed = 0  # tenths of the rounds
 
     def init_train_tqdm(self) -> Tqdm:
-        self._bar = Tqdm(
+        is_drawn = sys.stdout.isatty()
+        kind = Tqdm if is_drawn else _Counting
+        self._printed = self._tenths(self.trainer.global_step)
+        self._bar = kind(
             initial=self.trainer.global_step,
             total=self.trainer.max_steps,
-            bar_format=self.BAR_FORMAT,
+            bar_format=self.BAR_FORMAT if is_drawn else self.LINE_FORMAT,
             disable=self.is_disabled,
             file=sys.stdout,
             dynamic_ncols=True,
@@ -58,6 +73,17 @@ class RoundProgressBar(TQDMProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         super().on_train_batch_end(trainer, *args[:-1], trainer.global_step - 1)  # type: ignore[call-arg]
+        if isinstance(self._bar, _Counting) and not self._bar.disable:
+            self._print_line(self._bar)
+
+    def _print_line(self, bar: Tqdm) -> None:
+        tenths = self._tenths(bar.n)
+        if tenths > self._printed:
+            print(bar, flush=True)
+        self._printed = tenths
+
+    def _tenths(self, rounds: int) -> int:
+        return 10 * rounds // self.trainer.max_steps
 
     def on_exception(self, *_: Any) -> None:
         """Ends the bar's line, so that the error is the last one on the screen."""
