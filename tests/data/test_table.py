@@ -10,6 +10,7 @@ from conftest import refuses
 
 from gcfed.data.sets.table import csv
 from gcfed.run import train
+from gcfed.utils.refusal import says_all
 
 ROWS = [(20 + i, "abc"[i % 3], i % 4, "yes" if i % 2 else "no", i / 2) for i in range(20)]
 HEAD = "age,work,code,paid,rate"
@@ -118,7 +119,7 @@ def test_texts_that_are_no_categories_are_refused(tmp_path, cell):
         tmp_path / "x.csv", [(i // 2, cell(i), "ab"[i % 2]) for i in range(320)], "age,text,y"
     )
     words = (
-        r"has (28|320) texts in 320 rows, such as"
+        r"(has (28|320) texts in 320 rows, such as|holds text in 1 of 320 cells \(\?\): correct)"
         r" .*data\.categorical=\[text\].*data\.ignore=\[text\]"
     )
     with refuses(rf"^column text {words}"):
@@ -272,13 +273,16 @@ def test_invalid_settings_are_named(tmp_path, options, words):
         (b"a;b\n1.5;2\n2.5;3\n", r"it has one column, .*: a;b: see data\.sep=semicolon"),
         # pandas would read the second as a feature b.1
         (b"age,b,b\n1,2,3\n", r"two of one name: age, b, b: "),
+        (b"", r"a\.csv cannot be read as a CSV file: No columns"),
+        (b"PK\x03\x04...", r"a\.csv is an Excel file: save it as CSV"),
     ],
 )
 def test_invalid_files_are_named(tmp_path, content, words):
     path = tmp_path / "a.csv"
     path.write_bytes(content)
-    with refuses(words):
+    with refuses(words) as refused:
         csv(str(path), target="b")
+    assert says_all(refused.value)
 
 
 def test_invalid_folders_are_named(tmp_path):
@@ -286,6 +290,8 @@ def test_invalid_folders_are_named(tmp_path):
         FileNotFoundError, match=r"data\.path=null is no CSV file, .* as in data\.path=people\.csv"
     ):
         csv(None, target="paid")
+    with pytest.raises(FileNotFoundError, match=r"data\.path=x/y\.csv: there is no such file"):
+        csv("x/y.csv", target="paid")
     write(tmp_path / "s" / "a.csv")
     write(tmp_path / "s" / "b.csv", head="age,job,code,paid,rate")
     with refuses(r"b\.csv .* has no row, or other columns than .*a\.csv: age, job, code"):

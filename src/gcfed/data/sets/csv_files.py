@@ -17,6 +17,13 @@ from gcfed.utils.refusal import MissingFile, Refusal, message_of
 log = getLogger(__name__)
 FILE_NAME = re.compile(r"(?P<name>.+)\.csv(\.(bz2|gz|xz|zip))?", re.IGNORECASE)
 
+#: The first bytes of files that people take for CSV files → their kind.
+OTHER_KINDS = {
+    b"PK\x03\x04": "an Excel",
+    b"\xd0\xcf\x11\xe0": "an Excel",
+    b"PAR1": "a Parquet",
+}
+
 
 @dataclass(frozen=True)
 class Form:
@@ -53,6 +60,7 @@ def read_cells(path: str | None, form: Form) -> Cells:
     tables: list[DataFrame] = []
     first = next(iter(files.values()))
     for file in files.values():
+        _refuse_other_kinds(file)
         try:
             table = _texts(file, form)
             tables.append(table)
@@ -76,12 +84,25 @@ def read_cells(path: str | None, form: Form) -> Cells:
     return Cells(rows, names, is_test, names if several else None)
 
 
+def _refuse_other_kinds(file: Path) -> None:
+    """Raises Refusal for a spreadsheet and the like, by the first bytes."""
+    with file.open("rb") as opened:
+        first = opened.read(4)
+    if first in OTHER_KINDS and not file.name.lower().endswith(".zip"):
+        raise Refusal(f"{file} is {OTHER_KINDS[first]} file: save it as CSV.")
+
+
 def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
     """The files to read, by their names without ``.csv``, and the name of the test split, if any.
 
     Raises FileNotFoundError if there is none; ValueError for two files of one name.
     """
     place = Path(path or "")
+    if path and not place.exists():
+        raise MissingFile(
+            f"data.path={path}: there is no such file or folder. Relative paths begin in"
+            f" {Path.cwd()}."
+        )
     if path and place.is_file():
         return {place.stem: place}, None
     files: dict[str, Path] = {}

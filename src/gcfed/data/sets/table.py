@@ -165,10 +165,9 @@ def _targets(column: Series, form: Form) -> np.ndarray:
     """The numbers to regress on, float64 [n]."""
     numbers = _numbers(column, form)
     if numbers is None:
-        what = (
-            f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see"
-            " data.decimal"
-        )
+        is_text = _parsed(column, form).isna()
+        cell = (column[is_text] if is_text.any() else column).iloc[0]
+        what = f"holds {cell!r}, and data.regression=true needs plain numbers; see data.decimal"
         raise Refusal(f"data.target={column.name} {what}.")
     return numbers.to_numpy(np.float64)
 
@@ -251,12 +250,18 @@ def _require_categories(column: Series, form: Form) -> None:
     """Raises ValueError for more texts than categories have; warns of texts among numbers."""
     name = column.name
     count = column.nunique()
-    if count > MOST:
-        what = f"has {count:,} texts in {len(column):,} rows, such as {column.iloc[0]!r}"
-        remedy = f"name it in data.categorical=[{name}], or leave it out, data.ignore=[{name}]"
-        raise Refusal(f"column {name} {what}: write numbers plainly (see data.decimal), {remedy}.")
     is_text = _parsed(column, form).isna()
     texts = column[is_text].unique().tolist()
+    if count > MOST:
+        what = f"has {count:,} texts in {len(column):,} rows, such as {column.iloc[0]!r}"
+        remedy = "write numbers plainly (see data.decimal)"
+        if 0 < len(texts) < count:
+            what = f"holds text in {is_text.sum():,} of {len(column):,} cells ({listing(texts)})"
+            remedy = "correct these cells, drop their rows"
+        raise Refusal(
+            f"column {name} {what}: {remedy}, name it in data.categorical=[{name}], or leave it"
+            f" out, data.ignore=[{name}]."
+        )
     in_other_notation = all(map(OTHER_NOTATION.fullmatch, texts))
     if texts and (len(texts) < count or in_other_notation):
         log.warning(
