@@ -15,6 +15,9 @@ HINTS = {
     "rond=3": "rond: there is no such key: did you mean rounds?",
     "client.lr=0.1": "client.lr: there is no such key: did you mean client.optimizer.lr?",
     "lr=0.1": "lr: there is no such key: did you mean client.optimizer.lr or server.lr?",
+    "client.local_epochs=3": (
+        "client.local_epochs: there is no such key: did you mean client.epochs?"
+    ),
     "algorithm=fedprox methods.x.mu=1": (
         "methods.x.mu: there is no such key: did you mean methods.proximal.mu?"
     ),
@@ -60,6 +63,30 @@ def test_the_error_of_a_wrong_word_suggests_the_right_one(words):
     hint = HINTS[words].partition("did you mean ")[2].partition("?")[0]
     for key in re.findall(r"[\w.=+]{3,}", hint):
         gcfed.configure(rest, key if "=" in key else f"{key}={wrong.partition('=')[2]}")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("model=mynet.Net", "model._target_=mynet.Net"),
+        ("algorithm=mine.Mine", "+methods.mine._target_=mine.Mine"),
+    ],
+)
+def test_a_class_in_place_of_an_option_gets_the_key_that_takes_it(word, meant):
+    with refuses(re.escape(f"{word}: there is no such option: did you mean {meant}?")):
+        gcfed.configure(word)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("seed=1,2", "seed=1,2 has several values: add -m for a run of each, or write a list"),
+        ("client.optimizer.lr=0,01", "A number has a decimal point: 0.01."),
+    ],
+)
+def test_several_values_need_a_sweep_or_brackets(word, sentence):
+    with refuses(re.escape(sentence)):
+        gcfed.configure(word)
 
 
 @pytest.mark.parametrize("word", ["rounds", "seed=1,2,3", "name={x"])

@@ -35,6 +35,17 @@ GROUPS = sorted(
 
 #: Groups of one object, which the option none switches off.
 SWITCHES = ("attack", "federation", "gc", "privacy", "quantization")
+#: Groups that may use a class or function of the user's own → the words that name it.
+TARGETS = {
+    "aggregator": "aggregator._target_",
+    "algorithm": "+methods.mine._target_",
+    "data": "data=own data.dataset._target_",
+    "metrics": "+metrics.mine._target_",
+    "model": "model._target_",
+    "partition": "partition=iid partition._target_",
+}
+#: ``mynet.Net``
+DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 #: What Hydra raises for a wrong override, or for a user's own file that is no YAML.
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -163,12 +174,26 @@ def explained(error: Exception) -> str:
     unknown = re.search(r"Could not override '([^']+)'", str(error))
     if unknown is not None:
         return _unknown_key(unknown[1], error)
+    several = re.search(r"Ambiguous value for argument '([^=]+)=(.+)'", str(error))
+    if several is not None:
+        return _several_values(several[1], several[2])
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group and isinstance(error, MissingConfigException):
         return _unknown_option(group, option, error.options or _options(group))
     message = message_of(str(error).partition("\nSee https://")[0])
     word: str | None = getattr(error, "override", None)
     return message if word is None else f"{word}: {message}"
+
+
+def _several_values(key: str, values: str) -> str:
+    """What to type in place of ``seed=1,2`` without ``-m``."""
+    point = ""
+    if re.fullmatch(r"0,\d+|\d+,0\d+", values):
+        point = f" A number has a decimal point: {values.replace(',', '.')}."
+    return (
+        f"{key}={values} has several values: add -m for a run of each, or write a list as"
+        f" '{key}=[{values}]'.{point}"
+    )
 
 
 def _unknown_key(key: str, error: Exception) -> str:
@@ -189,6 +214,8 @@ def _unknown_option(group: str, option: str, known: Sequence[str]) -> str:
     if option == "none":
         return f"{group}=null: {group} cannot be left out; set its keys instead. {listed}"
     meant = suggestion(option, known, f"{group}=")
+    if group in TARGETS and DOTTED_NAME.fullmatch(option):
+        meant = f": did you mean {TARGETS[group]}={option}?"
     return f"{group}={option}: there is no such option{meant} {listed}"
 
 
@@ -270,22 +297,28 @@ def _values(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _values(value, f"{prefix}{key}.")
 
 
+def _shares_words(one: str, other: str) -> bool:
+    """Whether all words of one name are in the other: those of ``epochs`` in ``local_epochs``."""
+    return f"_{one}_" in f"_{other}_" or f"_{other}_" in f"_{one}_"
+
+
 def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "") -> str:
     """``: did you mean client.optimizer.lr?``, or a full stop.
 
     Keys of the same group or depth go first.
     """
     names = {other: other.split(".")[-1] for other in known}
-    near = get_close_matches(word.split(".")[-1], {*names.values()}, n=1, cutoff=0.7)
-    if near:
-        alike = [other for other, name in names.items() if name in near]
-    else:
-        alike = [other for other, name in names.items() if f"_{word}_" in f"_{name}_"]
+    last = word.split(".")[-1]
+    closest = get_close_matches(last, {*names.values()}, n=1, cutoff=0.7)
+    near = [other for other, name in names.items() if name in closest]
+    sharing = [other for other, name in names.items() if _shares_words(last, name)]
+    alike = near or sharing
     if not alike:
         return "."
     group = word.split(".")[0]
     depth = word.count(".")
-    in_group = [other for other in alike if other.split(".")[0] == group]
+    near_in_group = [other for other in near if other.split(".")[0] == group]
+    sharing_in_group = [other for other in sharing if other.split(".")[0] == group]
     as_deep = [other for other in alike if other.count(".") == depth]
-    best = in_group or as_deep or alike
+    best = near_in_group or sharing_in_group or as_deep or alike
     return f": did you mean {' or '.join(before + other + after for other in best[:3])}?"
