@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 from types import SimpleNamespace
@@ -12,7 +13,13 @@ import torch
 from conftest import contents, read_rows, refuses
 from harness import Spy
 
-from gcfed.checkpoints.reading import checksum, fingerprint, load_checkpoint
+from gcfed.checkpoints.reading import (
+    checkpoint_of,
+    checksum,
+    fingerprint,
+    load_checkpoint,
+    load_weights,
+)
 from gcfed.data.base import Split
 from gcfed.data.partition import Partition
 from gcfed.run import train
@@ -35,6 +42,15 @@ def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(
         train(cfg)
     monkeypatch.setattr("gcfed.checkpoints.reading.in_sweep", lambda: True)
     assert train(cfg).metrics["round"] == 2
+
+
+def test_a_folder_in_place_of_its_checkpoint_is_refused_with_the_file(config, tmp_path):
+    """For a test and for a run that continues."""
+    sentence = re.escape(f"ckpt_path={tmp_path} is a folder. Set {tmp_path}/checkpoints/last.ckpt.")
+    with refuses(sentence):
+        load_weights(str(tmp_path))
+    with refuses(sentence):
+        checkpoint_of(config(f"ckpt_path={tmp_path}"), tmp_path / "run")
 
 
 def test_a_resumed_run_knows_the_processes_of_its_earlier_rounds(config, tmp_path):

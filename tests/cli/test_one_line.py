@@ -242,6 +242,17 @@ def test_debug_shows_the_traceback_of_a_refusal(typed, tmp_path):
     assert "partition.alpha=0" in lines[-1]
 
 
+@pytest.mark.parametrize("typed_measures", ["best:test/acc", ["best:test/acc"]])
+def test_the_report_takes_one_measure_without_brackets(monkeypatch, typed_measures):
+    given = {}
+    monkeypatch.setattr(
+        "gcfed.reporting.write_report", lambda *roots, **options: given.update(options)
+    )
+    cfg = OmegaConf.create({"roots": "logs", "out": "x", "figures": True})
+    commands._report(OmegaConf.merge(cfg, {"measures": typed_measures}))
+    assert given["measures"] == typed_measures
+
+
 def test_the_version(monkeypatch, capsys):
     from gcfed import __version__
 

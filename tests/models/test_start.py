@@ -92,6 +92,8 @@ def test_tensors_of_another_network_are_refused_by_name(tmp_path):
     )
     with refuses(rf"start={file} is of another network: .*size mismatch for fc1\.weight"):
         begin_at(network((9,)), file)
+    with refuses(r"start=nowhere\.pt: there is no such file$"):
+        begin_at(network(), "nowhere.pt")
 
 
 def renamed(state, old, new):

@@ -114,9 +114,16 @@ def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
             "ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder
         )
         return None
-    if not path.is_file():
-        raise MissingFile(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
+    _require_file(path)
     return path
+
+
+def _require_file(path: str | Path) -> None:
+    path = Path(path)
+    if path.is_dir():
+        raise MissingFile(f"ckpt_path={path} is a folder. Set {path / CHECKPOINT}.")
+    if not path.exists():
+        raise MissingFile(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
 
 
 def resume(
@@ -227,8 +234,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     Raises MissingFile if it does not exist; Refusal if it is damaged, or no checkpoint of this
     project.
     """
-    if not Path(path).exists():
-        raise MissingFile(f"ckpt_path={path}: there is no such file. Set <run>/{CHECKPOINT}.")
+    _require_file(path)
     with naming(path):
         with zipfile.ZipFile(path) as archive:  # torch.load does not compare the checksums
             damaged = archive.testzip()

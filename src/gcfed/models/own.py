@@ -248,6 +248,8 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
 
 def _read_tensors(path: Path) -> Mapping[str, Tensor]:
     """The tensors of a file, by their names in the network."""
+    if not path.is_file():
+        raise SettingError("start", f"={path}: there is no such file")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
