@@ -22,8 +22,7 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.tape import Operation, Tape  # noqa: E402
 from gcfed.api import configure  # noqa: E402
-from gcfed.federated.training.recorder import Recorder  # noqa: E402
-from gcfed.federated.training.solver import LocalSolver  # noqa: E402
+from gcfed.federated.training.memory import StepMemory  # noqa: E402
 from gcfed.run import train  # noqa: E402
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
@@ -105,12 +104,14 @@ def count(algorithm: str, stack: int, *overrides: str) -> int:
             *overrides,
             folder=f"{folder}/run",
         )
-        before, LocalSolver.recorder = LocalSolver.recorder, lambda *_: Recorder(Counter())  # type: ignore[method-assign]
+        counter = Counter()
+        before = StepMemory.recorder
+        StepMemory.recorder = lambda memory: counter  # type: ignore[method-assign]
         try:
             with redirect_stdout(io.StringIO()):  # the run's own summary
                 train(cfg)
         finally:
-            LocalSolver.recorder = before  # type: ignore[method-assign]
+            StepMemory.recorder = before  # type: ignore[method-assign]
     return max(tapes)
 
 

@@ -10,7 +10,6 @@ import os
 import resource
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -27,7 +26,7 @@ from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.protocol.messages import Download
-from gcfed.federated.training.recorder import Recorder
+from gcfed.federated.training.memory import StepMemory
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
 
@@ -79,15 +78,17 @@ class Sitting(Callback):
         self.module = pl_module
         parts = [*loop.simulation.program.parts, *loop.server.parts]
         self.gc = [(part, part.axes_of) for part in parts if isinstance(part, LocalGC | GlobalGC)]
-        self.solver, self.recorders = (
-            loop.simulation.program.solver,
-            (defaultdict(Recorder), defaultdict(Recorder)),
+        self.program = loop.simulation.program
+        # a graph of one method is wrong for the other
+        self.memories = (
+            self.program.memory,
+            StepMemory(self.program.module, self.program.data, self.program.solver),
         )
         self._switch(False)
         self.before_first = time.time() - self.started
 
     def _switch(self, on: bool) -> None:
-        self.solver.recorders = self.recorders[on]  # a graph of one method is wrong for the other
+        self.program.memory = self.memories[on]
         for part, layers in self.gc:
             part.axes_of = layers if on else {}
         # A run of FedAvg has no hook after the backward pass.

@@ -13,8 +13,7 @@ from omegaconf import open_dict
 from benchmarks.tape import Tape
 from gcfed.federated.parts import Order
 from gcfed.federated.training.batches import BatchPlan
-from gcfed.federated.training.recorder import Recorder
-from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.memory import StepMemory
 from gcfed.run import train
 
 
@@ -45,13 +44,7 @@ class Twice(Spy):
     recording = False
     tolerance = 0.0
     same: ClassVar[list[bool]] = []
-    recorders: ClassVar[list[Recorder]] = []
-
-    @classmethod
-    def recorder(cls):
-        """One recorder for the whole run, as each stream has one."""
-        cls.recorders = cls.recorders or [Recorder(Listing())]
-        return cls.recorders[0]
+    recorder = None  # one for the whole run, as each stream has one
 
     def validate(self, setup):
         self.transport = setup.transport
@@ -91,18 +84,14 @@ def train_twice(cfg, tolerance=0.0):
     with open_dict(cfg):
         cfg.callbacks["twice"] = {"_target_": "tapes.Twice"}
     Twice.same = []
-    Twice.recorders = []
+    Twice.recorder = Listing()
     Twice.tolerance = tolerance
     with pytest.MonkeyPatch.context() as patch:
         if not tolerance:
             patch.setattr(BatchPlan, "padded", lambda plan: plan)
         patch.setattr(
-            LocalSolver, "recorder", lambda *_: Twice.recorder() if Twice.recording else None
+            StepMemory, "recorder", lambda memory: Twice.recorder if Twice.recording else None
         )
         result = train(cfg)
     assert Twice.same
-    return (
-        result,
-        all(Twice.same),
-        [kind for recorder in Twice.recorders for kind in recorder.graph.played],
-    )
+    return result, all(Twice.same), Twice.recorder.played

@@ -98,8 +98,8 @@ def test_rounds_of_fedavg_call_no_hook_of_gcfed(monkeypatch):
     monkeypatch.setenv("BENCH_STARTED", "0")
     measured = sitting.Sitting("figures.json", 1)
     measured.module = Module()
-    measured.solver = SimpleNamespace()
-    measured.recorders = ({}, {})
+    measured.program = SimpleNamespace()
+    measured.memories = (None, None)
     measured.gc = [(SimpleNamespace(axes_of={}), {"weight": 2})]
     for on in (False, True, False):
         measured._switch(on)

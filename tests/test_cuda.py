@@ -10,9 +10,9 @@ from harness import ALGORITHMS, ArrayData, assert_near, final_weights, make_down
 from gcfed.federated.network.lent import broadcast_state
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training.batches import Steps
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.steps import Steps
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from gcfed.federated.engine import client
 from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.training import memory
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.tasks import Classification, SquaredError
@@ -168,8 +169,8 @@ def test_stacks_of_a_round_use_one_memory(k, optimizer, methods, federation, mon
     )
     ends = []
     numbers = []
-    for small in (client.SMALL, 0):
-        monkeypatch.setattr(client, "SMALL", small)
+    for small in (memory.SMALL, 0):
+        monkeypatch.setattr(memory, "SMALL", small)
         made.clear()
         solver = LocalSolver(optimizer, epochs=2, batch_size=4, lr_decay=0.9)
         ends.append(
@@ -186,8 +187,8 @@ def test_stacks_of_a_round_use_one_memory(k, optimizer, methods, federation, mon
 def test_a_network_with_new_tensors_gets_a_new_stack(federation, monkeypatch):
     """Its old leaves would train memory that the network no longer has."""
     ends = []
-    for small in (client.SMALL, 0):
-        monkeypatch.setattr(client, "SMALL", small)
+    for small in (memory.SMALL, 0):
+        monkeypatch.setattr(memory, "SMALL", small)
         net = make_net()
 
         class Renews(Spy):

@@ -10,6 +10,7 @@ from harness import assert_near, make_net, sgd, train_rounds
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gcfed.federated.training.memory import StepMemory
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.server.fednova import FedNova
 from gcfed.utils.checked import SettingError
@@ -169,9 +170,10 @@ class Graphable(Clamped):
 )
 def test_only_steps_that_keep_no_number_in_python_are_recorded(monkeypatch, make, is_recorded):
     """A recorded step would repeat the number."""
-    monkeypatch.setattr("gcfed.federated.training.solver.can_record", lambda *_: True)
+    monkeypatch.setattr("gcfed.federated.training.memory.can_record", lambda *_: True)
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: SimpleNamespace(cuda_stream=0))
-    monkeypatch.setattr("gcfed.federated.training.recorder.Graph", object)
+    monkeypatch.setattr("gcfed.federated.training.memory.Graph", object)
+    module = SimpleNamespace(net=make_net(), device=torch.device("cuda"))
     solver = LocalSolver(make, epochs=1, batch_size=4)
-    assert (solver.recorder(make_net(), torch.device("cuda")) is not None) == is_recorded
-    assert not sgd(graphs=False).recorder(make_net(), torch.device("cuda"))
+    assert (StepMemory(module, None, solver).recorder() is not None) == is_recorded
+    assert StepMemory(module, None, sgd(graphs=False)).recorder() is None

@@ -13,9 +13,9 @@ from omegaconf import open_dict
 from tapes import Listing, Twice, train_twice
 
 from benchmarks.tape import Tape
-from gcfed.federated.training import recorder
+from gcfed.federated.training import steps as local_steps
 from gcfed.federated.training.batches import BatchPlan, Kind
-from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.memory import StepMemory
 from gcfed.folders.place import new_folder
 from gcfed.methods.objective.proximal import Proximal
 
@@ -133,7 +133,9 @@ def share_of_replays(make_plan, num_clients, num_rounds):
     data = random_federation(rng.integers(20, 300, size=400))
     solver = sgd(batch_size=20, epochs=1)
     tape = Listing()
-    stack = SimpleNamespace(leaves={}, rows=lambda *_: [torch.zeros(1)])
+    row = [torch.zeros(num_clients)]
+    # It never shrinks.
+    stack = SimpleNamespace(leaves={}, prepared={}, active=0, tensors=lambda: row)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     steps = None
     num_steps = 0
@@ -142,7 +144,7 @@ def share_of_replays(make_plan, num_clients, num_rounds):
         clients = clients[np.argsort(-data.sizes(clients))]
         plan = make_plan(solver.plan(data, clients, make_download({}), torch.device("cpu")))
         if steps is None:
-            steps = recorder.RecordedSteps(tape, 20, stack, plan, optimizer)
+            steps = local_steps.RecordedSteps(tape, 20, stack, plan, optimizer)
         steps._place(plan)
         for t, kind in enumerate(plan.kinds):
             steps.run(lambda number, kind: None, t, kind)
@@ -237,9 +239,9 @@ def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, ove
         Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1]
     )
     asked = []
-    most_steps = LocalSolver._most_steps
+    most_steps = StepMemory._most_steps
     monkeypatch.setattr(
-        LocalSolver, "_most_steps", lambda *args: (asked.append(0), most_steps(*args))[1]
+        StepMemory, "_most_steps", lambda *args: (asked.append(0), most_steps(*args))[1]
     )
     same, played = twice(*EVEN, *overrides)
     stacks = 8 // (2 if "client.stack=2" in overrides else 1)
@@ -251,13 +253,13 @@ def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, ove
 
 
 def test_a_full_table_drops_the_kind_that_was_not_used_for_longest(monkeypatch):
-    monkeypatch.setattr(recorder, "MAX_RECORDINGS", 2)
+    monkeypatch.setattr(local_steps, "MAX_RECORDINGS", 2)
     plan = BatchPlan(torch.zeros(1, 1, 4, dtype=torch.int64), None, np.array([[4]]))
     net = make_net()
-    stack = SimpleNamespace(leaves=dict(net.named_parameters()))
+    stack = SimpleNamespace(leaves=dict(net.named_parameters()), active=1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     tape = Listing()
-    steps = recorder.RecordedSteps(tape, 0, stack, plan, optimizer)
+    steps = local_steps.RecordedSteps(tape, 0, stack, plan, optimizer)
     kinds = [Kind(1, size, even=True) for size in (1, 2, 3)]
     one, two, three = kinds
     for kind in (one, one, two, two, one, three, three, one, two):

@@ -27,6 +27,7 @@ from gcfed.assemble import assemble
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.training.recorder import can_record
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.personal.local_norm import LocalNorm
@@ -207,7 +208,7 @@ def test_a_client_keeps_only_the_tensors_of_its_batch_norms_that_travel():
 
 def test_a_users_module_is_recorded_only_if_it_declares_graphable():
     net = nn.Sequential(nn.Flatten(), Net())
-    assert sgd().recorder(net, torch.device("cuda")) is None
+    assert not can_record(net, torch.device("cuda"))
     net[1].graphable = True
     assert is_graphable(net)
     assert is_graphable(of_torchvision("squeezenet1_1", 32))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf, prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -21,14 +21,14 @@ from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.own import Edited
-from gcfed.federated.training.batches import BatchPlan, Beginning, KeptSteps, Steps
+from gcfed.federated.training.batches import BatchPlan
 from gcfed.federated.training.hooks import StepHooks
+from gcfed.federated.training.memory import Recordable, StepMemory
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.models.facts import may_draw
+from gcfed.federated.training.steps import StackStart, Steps
 from gcfed.utils.rng import seed_generators, torch_seed
 
 STACKS_AHEAD = 8  # stacks whose batches are drawn at once on a CPU
-SMALL = 1 << 20  # entries of a model for which a stack's memory is kept on a CPU
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
 
 
@@ -58,7 +58,7 @@ class ClientProgram:
         aggregator: knows which numbers the server can add up.
         hooks: what local steps of the present round call.
         recording: :attr:`recordable` in the present round.
-        kept: the steps of this round's stacks on a CPU; None if the model is too large to gain.
+        memory: where local steps have their tensors.
         sent: this round's uploads, an entry for each stack.
     """
 
@@ -69,15 +69,17 @@ class ClientProgram:
     faults: Faults = field(default_factory=Faults)
     aggregator: Aggregator | None = None
     hooks: StepHooks = field(init=False)
-    recording: Literal["", "stack", "run"] = field(init=False)
-    kept: KeptSteps | None = field(init=False)
+    recording: Recordable = field(init=False)
+    memory: StepMemory = field(init=False)
     sent: list[Sent] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = StepMemory(self.module, self.data, self.solver)
 
     def take_download(self, download: Download) -> None:
         """Prepares for stacks that train from this download."""
         self.sent = []
-        is_small = sum(t.numel() for t in download.model.values()) <= SMALL
-        self.kept = KeptSteps() if is_small else None
+        self.memory.begin_round(download.model)
         self.module.net.train()
         for part in self.parts:
             part.on_download(download)
@@ -154,30 +156,12 @@ class ClientProgram:
 
     def _begin(self, download: Download, drawn: Drawn) -> Steps:
         """Clients that are ready to train from the download."""
-        module = self.module
-        plan = drawn.plan
-        recorder = None
-        if self.recording:
-            recorder = self.solver.recorder(module.net, module.device)
-        if recorder is not None and not module.lent.traits.alone:
-            plan = plan.padded()  # of a network that is alone, it would change the statistics
-        if recorder is not None and self.recording == "run" and not may_draw(module.net):
-            plan = plan.grouped()  # more rows would change what networks draw
-        seed_generators(module.device, drawn.seed)
+        seed_generators(self.module.device, drawn.seed)
         if self.data.num_clients > 1:
-            module.lent.begin_anew()
-        beginning = Beginning(
-            model=download.model,
-            clients=drawn.clients,
-            sizes=self.data.sizes(drawn.clients),
-            plan=plan,
-            make_stack=partial(
-                ClientStack, module.net, reads=self.reads, task=module.task, lent=module.lent
-            ),
-            make_optimizer=self.solver.make_optimizer,
-        )
-        lasting = self.recording == "run"
-        return self.solver.begin(beginning, self.data, recorder, self.kept, lasting)
+            self.module.lent.begin_anew()
+        sizes = self.data.sizes(drawn.clients)
+        start = StackStart(download.model, drawn.clients, sizes, drawn.plan)
+        return self.memory.begin(start, self.recording, self.reads)
 
     def _prepare(self, steps: Steps, download: Download) -> dict[ClientPart, Own]:
         """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""
@@ -207,7 +191,7 @@ class ClientProgram:
         return any(part.overrides("send") for part in self.parts)
 
     @property
-    def recordable(self) -> Literal["", "stack", "run"]:
+    def recordable(self) -> Recordable:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
         if self.module.lent.traits.assigns or not self.module.task.can_be_recorded:
             return ""

@@ -176,7 +176,7 @@ class FederatedLoop(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.stores.release()
-        self.solver.recorders.clear()
+        self.simulation.program.memory.clear()
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"stores": self.stores.state_dict(), "counted": self.counted}

@@ -78,6 +78,8 @@ class Simulation(ProgramTransport):
             if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:
                 parts.append(part)
         rehearsal = replace(program, solver=solver or program.solver, parts=parts)
+        if solver is None:
+            rehearsal.memory = program.memory
         rehearsal.take_download(download)
         stacks = [clients] if here else self.deal(download, clients)
         for drawn in rehearsal.draw(download, stacks):

@@ -3,7 +3,7 @@
 The first axis of every client-side tensor is the client axis K.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.network.lent import Lent
 from gcfed.federated.network.rows import broadcast_like
@@ -164,20 +162,9 @@ class ClientStack:
         """The first client's tensors, ``[*shape]``, in the memory of this stack."""
         return {name: t[0] for name, t in {**self.full, **self._buffers}.items()}
 
-    def rows(self, first: int, last: int, optimizer: Optimizer) -> list[Tensor]:
-        """All tensors of the active clients number ``first`` to ``last`` − 1, as views: their
-        weights and buffers, the optimizer's state, and what methods have prepared.
-        """
-        of_clients = [*self.full.values(), *self._buffers.values()]
-        for leaf in self.leaves.values():
-            for value in optimizer.state.get(leaf, {}).values():
-                if isinstance(value, Tensor) and value.shape == leaf.shape:
-                    of_clients.append(value)
-        for prepared in self.prepared.values():
-            for value in tree_leaves(dict(prepared)):
-                if isinstance(value, Tensor) and value.dim() and len(value) == len(self):
-                    of_clients.append(value)
-        return [t[first:last] for t in of_clients]
+    def tensors(self) -> list[Tensor]:
+        """The clients' weights and buffers, ``[K, *shape]`` each."""
+        return [*self.full.values(), *self._buffers.values()]
 
     def fits_network(self) -> bool:
         """Whether the network still has the tensors that it had when this stack was made.
@@ -355,26 +342,10 @@ class ClientStack:
             outputs: Tensor = self.net(x_B)
             return outputs
 
-    def shrink(self, n: int, optimizer: Optimizer) -> None:
-        """Goes on with the first n clients; tensors and optimizer states of the others do not
-        change.
-        """
-        old = list(self.leaves.values())
+    def shrink(self, n: int) -> None:
+        """Goes on with the first n clients; tensors of the others do not change."""
         self.lent.settle()  # finds constants that forward has changed
         self._activate(n)
-        for old_leaf, leaf in zip(old, self.leaves.values(), strict=True):
-            state = optimizer.state.pop(old_leaf, {})
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.shape == old_leaf.shape:
-                    state[key] = value[:n]
-            optimizer.state[leaf] = state
-        self.regroup(optimizer, old)
-
-    def regroup(self, optimizer: Optimizer, old: Sequence[Tensor]) -> None:
-        """Puts the present leaves in place of the old ones into the optimizer's groups."""
-        now = dict(zip(old, self.leaves.values(), strict=True))
-        for group in optimizer.param_groups:
-            group["params"] = [now[leaf] for leaf in group["params"]]
 
     def settle(self) -> None:
         """Copies integer buffers, and tensors that forward passes replaced, into ``full``."""

@@ -1,23 +1,18 @@
-"""The mini-batches of each client in a round, and the local steps on them."""
+"""The mini-batches of each client in a round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.protocol.messages import Params
-from gcfed.optim.partial import unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 
@@ -183,120 +178,3 @@ def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Ten
             rows = batch.rows[:, piece] | (share == 0).unsqueeze(1)
         count = (batch.count * share).where(share > 0, 1.0)
         yield Batch(batch.x[:, piece], batch.y[:, piece], mask, count, rows), share
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """K clients that begin to train.
-
-    Attributes:
-        model: the broadcast model, name → ``[*shape]``.
-        clients, sizes: their ids and numbers of samples, ``[K]``.
-        make_stack: takes a model, the clients, their numbers of samples and of steps.
-        make_optimizer: makes the clients' optimizer.
-    """
-
-    model: Params
-    clients: np.ndarray
-    sizes: np.ndarray
-    plan: BatchPlan
-    make_stack: Callable[[Params, np.ndarray, np.ndarray, np.ndarray], ClientStack]
-    make_optimizer: Callable[[ClientStack], Optimizer]
-
-    def make(self, model: Params) -> tuple[ClientStack, Optimizer]:
-        """A new stack of these clients, which begins with ``model``, and its optimizer."""
-        stack = self.make_stack(model, self.clients, self.sizes, self.plan.steps)
-        return stack, self.make_optimizer(stack)
-
-    def make_steps(self) -> Steps:
-        """These clients in new memory."""
-        stack, optimizer = self.make(self.model)
-        return Steps(stack, self.plan, optimizer)
-
-
-class Steps:
-    """K clients that are ready to train, their batches, their optimizer (new in each round) and
-    their losses.
-
-    :mod:`~gcfed.federated.training.recorder` has a version for GPUs.
-    """
-
-    def __init__(self, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
-        self.stack = stack
-        self.plan = plan
-        self.optimizer = optimizer
-        self.update = unprofiled_step(optimizer)
-        # of each step: the active clients' losses, and their numbers of labels
-        self._losses: list[Tensor] = []
-        self._labels: list[Tensor] = []
-
-    def restart(self, beginning: Beginning) -> None:
-        """Begins with the next K clients in the memory of the last ones, in the state before the
-        first step.
-        """
-        old = list(self.stack.leaves.values())
-        self.plan = beginning.plan
-        self.stack.load(beginning.model, beginning.clients, beginning.sizes, self.plan.steps)
-        self.stack.regroup(self.optimizer, old)
-        self.optimizer.state.clear()
-        self._losses = []
-        self._labels = []
-
-    def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns what the local steps read as ``stack.prepared[part]``."""
-        return prepared
-
-    def run(self, step: Callable[[int | Tensor, Kind], None], t: int, kind: Kind) -> None:
-        """Runs step number t of all active clients; ``step`` takes its number and its kind."""
-        step(t, kind)
-
-    def first_done(self) -> None:
-        """Called after the first step, in which an optimizer creates its state."""
-        defaults = self.optimizer.defaults
-        if not (defaults.get("fused") and defaults.get("momentum")):
-            return
-        for leaf in self.stack.leaves.values():
-            state = self.optimizer.state[leaf]
-            if "momentum_buffer" not in state:  # no gradient in the first step
-                state["momentum_buffer"] = torch.zeros_like(leaf)
-
-    def note(self, number: int | Tensor, losses: Tensor, labels: Tensor) -> None:
-        """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]``
-        each.
-        """
-        self._losses.append(losses)
-        self._labels.append(labels)
-
-    def mean_losses(self) -> Tensor:
-        """Each client's mean loss over all its labels, ``[K]``."""
-        losses_TK = _stacked(self._losses)
-        labels_TK = _stacked(self._labels)
-        return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
-
-
-class KeptSteps:
-    """The steps of a round's stacks on a CPU, which the next K clients restart."""
-
-    def __init__(self) -> None:
-        self._kept: dict[int, Steps] = {}  # by K
-
-    def begin(self, beginning: Beginning) -> Steps:
-        """The steps of K clients, in the memory of an earlier stack of as many clients."""
-        k = len(beginning.clients)
-        steps = self._kept.get(k)
-        if steps is not None and steps.stack.fits_network():
-            steps.restart(beginning)
-            return steps
-        steps = beginning.make_steps()
-        self._kept[k] = steps
-        return steps
-
-
-def _stacked(steps: list[Tensor]) -> Tensor:
-    """The active clients' values of each step, ``[n]``, as ``[T, K]``; 0 for clients that are done.
-
-    The number of active clients never grows.
-    """
-    if len(steps[0]) == len(steps[-1]):
-        return torch.stack(steps)
-    return pad_sequence(steps, batch_first=True)

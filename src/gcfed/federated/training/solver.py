@@ -1,6 +1,5 @@
 """Local training of K clients, between the broadcast and their uploads."""
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from math import ceil, cos, pi
@@ -8,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
@@ -17,26 +16,13 @@ from gcfed.federated.network.lent import Traits
 from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Download
-from gcfed.federated.training.batches import (
-    BatchPlan,
-    Beginning,
-    KeptSteps,
-    Kind,
-    Steps,
-    split,
-)
+from gcfed.federated.training.batches import BatchPlan, Kind, split
 from gcfed.federated.training.hooks import StepHooks
-from gcfed.federated.training.recorder import (
-    Recorder,
-    Replays,
-    can_record,
-    can_replay_later,
-)
+from gcfed.federated.training.steps import Steps
 from gcfed.optim.kernels import FusedKernel
 from gcfed.optim.partial import (
     fused,
     is_elementwise,
-    is_recordable,
     probe_optimizer,
     try_optimizer,
 )
@@ -123,11 +109,12 @@ class LocalSolver:
             raise SettingError(
                 "accumulate", f"={accumulate} must be at most client.batch_size={batch_size}."
             )
-        self.recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         self._lr = float(probed.defaults["lr"])
-        self._rate_changes = lr_decay < 1 or lr_cosine is not None
-        self._is_recordable = is_recordable(probed)
-        self._can_replay_later = can_replay_later(probed, self._rate_changes)
+
+    @property
+    def rate_changes(self) -> bool:
+        """Whether η_l differs between rounds."""
+        return self.lr_decay < 1 or self.lr_cosine is not None
 
     def check(self, traits: Traits, data: FederatedDataModule) -> None:
         """Raises ValueError if a network with these traits cannot train as the settings ask."""
@@ -147,38 +134,6 @@ class LocalSolver:
                 " or client.last_batch=wrap without client.accumulate."
             )
 
-    def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
-        """The recorder of the present stream; None if steps are not recorded."""
-        if not (self.graphs and self._is_recordable and can_record(net, device)):
-            return None
-        return self.recorders[torch.cuda.current_stream(device).cuda_stream]
-
-    def begin(
-        self,
-        beginning: Beginning,
-        data: FederatedDataModule,
-        recorder: Recorder | None = None,
-        kept: KeptSteps | None = None,
-        lasting: bool = False,
-    ) -> Steps:
-        """Prepares K clients, at the broadcast model, for training.
-
-        Args:
-            recorder: records the steps; None if nothing can.
-            kept: the steps of earlier stacks that are not recorded; None if nothing is kept.
-            lasting: whether the methods allow later stacks to replay recorded steps, or to train in
-                the memory of earlier ones.
-        """
-        lasts = lasting and self._can_replay_later
-        if recorder is not None:
-            replays = None
-            if lasts:
-                replays = Replays(partial(self._most_steps, data), self._rate_changes)
-            return recorder.begin(beginning, replays)
-        if kept is not None and lasts:
-            return kept.begin(beginning)
-        return beginning.make_steps()
-
     def make_optimizer(self, stack: ClientStack) -> Optimizer:
         """The optimizer of a stack's clients in one round."""
         optimizer = self.optimizer(list(stack.leaves.values()))
@@ -187,11 +142,6 @@ class LocalSolver:
                 "client.optimizer: all its groups need one lr, the clients' learning rate η_l."
             )
         return optimizer
-
-    def _most_steps(self, data: FederatedDataModule) -> int:
-        """Number of steps of the client with most samples."""
-        largest = data.sizes().max(keepdims=True)
-        return int(self.num_steps(largest)[0])
 
     def lr(self, round_index: int) -> float:
         """η_l, the clients' learning rate in a round."""
@@ -284,11 +234,7 @@ class LocalSolver:
         set_lr(steps.optimizer, lr)
         step = partial(self._step, steps, data, hooks)
         for number, kind in enumerate(steps.plan.kinds):
-            if kind.active < steps.stack.active:
-                steps.stack.shrink(kind.active, steps.optimizer)
             steps.run(step, number, kind)
-            if number == 0:
-                steps.first_done()
         steps.stack.settle()
         return steps.mean_losses()
 

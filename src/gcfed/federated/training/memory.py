@@ -1,0 +1,153 @@
+"""The memory of local steps: where their tensors are, and which stacks train in the same memory.
+
+======== ======================================== ================================================
+steps    where                                    the next K clients train in the same memory
+======== ======================================== ================================================
+recorded on a GPU, as CUDA graphs, if the         within the run, so that they replay the recordings
+         methods, the network and the optimizer
+         allow it
+reused   on a CPU, if the model is small          within the round
+new      otherwise                                never
+======== ======================================== ================================================
+
+Other clients can train in the same memory only if what steps read is in it (``recordable =
+"run"``), and if the optimizer can start again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Literal
+
+import torch
+
+from gcfed.data.datamodule import FederatedDataModule
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.protocol.messages import Params
+from gcfed.federated.training.batches import BatchPlan
+from gcfed.federated.training.recorder import Graph, Recorder, can_record
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.steps import RecordedSteps, StackStart, Steps
+from gcfed.models.facts import may_draw
+from gcfed.optim.partial import is_recordable, probe_optimizer, starts_at_zero
+
+SMALL = 1 << 20  # entries of a model for which memory is reused on a CPU
+#: Most cohorts are split into stacks of one size and a smaller one.
+STACK_SIZES = 2
+
+#: How long a recorded local step stays valid (``ClientPart.recordable``).
+Recordable = Literal["", "stack", "run"]
+
+
+class StepMemory:
+    """Makes the local steps of stacks, in new memory or in that of an earlier stack."""
+
+    def __init__(
+        self, module: FederatedModule, data: FederatedDataModule, solver: LocalSolver
+    ) -> None:
+        self.module = module
+        self.data = data
+        self.solver = solver
+        optimizer = probe_optimizer(solver.optimizer)
+        self._can_record = solver.graphs and is_recordable(optimizer)
+        # A recorded step reads a changing η_l from a tensor, as only fused kernels can.
+        is_rate_in_memory = not solver.rate_changes or bool(optimizer.defaults.get("fused"))
+        self._can_restart = starts_at_zero(optimizer) and is_rate_in_memory
+        self._recorders: dict[int, Recorder] = {}  # by stream
+        # the steps that a next stack can use, by recorder (None: not recorded), K and ``reads``
+        self._reusable: defaultdict[Recorder | None, dict[tuple[int, frozenset[str]], Steps]]
+        self._reusable = defaultdict(dict)
+
+    def begin_round(self, model: Params) -> None:
+        """Forgets what is reused within a round only."""
+        self._reusable.pop(None, None)
+        self._is_small = sum(t.numel() for t in model.values()) <= SMALL
+
+    def clear(self) -> None:
+        """Frees all memory."""
+        self._recorders.clear()
+        self._reusable.clear()
+
+    def begin(self, start: StackStart, recordable: Recordable, reads: frozenset[str]) -> Steps:
+        """The steps of K clients, which are ready to train.
+
+        Args:
+            recordable: how long the methods let a recorded step stay valid.
+            reads: what a forward pass returns in addition to the logits.
+        """
+        recorder = self.recorder() if recordable else None
+        if recorder is not None:
+            start = replace(start, plan=self._recorded_plan(start.plan, recordable))
+        is_kept = recorder is not None or self._is_small
+        if not (is_kept and recordable == "run" and self._can_restart):
+            return self._new(start, reads, recorder)
+        reusable = self._reusable[recorder]
+        key = len(start.clients), reads
+        steps = reusable.pop(key, None)
+        if steps is not None and steps.stack.fits_network():
+            steps.restart(start)
+        else:
+            if len(reusable) == STACK_SIZES:  # the new steps need the memory of older ones
+                oldest = next(iter(reusable))
+                del reusable[oldest]
+            steps = self._new(start, reads, recorder, is_reused=True)
+        reusable[key] = steps
+        return steps
+
+    def recorder(self) -> Recorder | None:
+        """The recorder of the present stream; None if steps are not recorded."""
+        device = self.module.device
+        if not (self._can_record and can_record(self.module.net, device)):
+            return None
+        stream = torch.cuda.current_stream(device).cuda_stream
+        if stream not in self._recorders:
+            self._recorders[stream] = Graph()
+        return self._recorders[stream]
+
+    def _recorded_plan(self, plan: BatchPlan, recordable: Recordable) -> BatchPlan:
+        """The plan with fewer kinds of steps, each of which is recorded once."""
+        if not self.module.lent.traits.alone:  # padding would change the statistics
+            plan = plan.padded()
+        if recordable == "run" and not may_draw(self.module.net):
+            plan = plan.grouped()  # more rows would change what networks draw
+        return plan
+
+    def _new(
+        self,
+        start: StackStart,
+        reads: frozenset[str],
+        recorder: Recorder | None,
+        is_reused: bool = False,
+    ) -> Steps:
+        """Steps in new memory."""
+        module = self.module
+        model = start.model
+        if recorder is not None and is_reused:
+            # the stack gets the models of later rounds in the same memory
+            model = {name: t.clone() for name, t in model.items()}
+        stack = ClientStack(
+            module.net,
+            model,
+            start.clients,
+            start.sizes,
+            start.plan.steps,
+            reads=reads,
+            task=module.task,
+            lent=module.lent,
+        )
+        optimizer = self.solver.make_optimizer(stack)
+        if recorder is None:
+            return Steps(stack, start.plan, optimizer)
+        if is_reused and self.solver.rate_changes:
+            for group in optimizer.param_groups:
+                # float32, as fused kernels on a GPU read it
+                group["lr"] = torch.zeros((), device=start.plan.index.device)
+        room = self._most_steps() if is_reused else 0
+        return RecordedSteps(recorder, room, stack, start.plan, optimizer)
+
+    def _most_steps(self) -> int:
+        """Number of steps of the client with most samples."""
+        largest = self.data.sizes().max(keepdims=True)
+        return int(self.solver.num_steps(largest)[0])

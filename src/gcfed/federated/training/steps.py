@@ -1,0 +1,309 @@
+"""K clients in local training: their batches, optimizer and losses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.protocol.messages import Params
+from gcfed.federated.training.batches import BatchPlan, Kind
+from gcfed.federated.training.recorder import Recorder, Step
+from gcfed.optim.partial import unprofiled_step
+
+MAX_RECORDINGS = 128  # of one stack: each takes memory
+MakeStep = Callable[[int | Tensor, Kind], None]  # takes the number of a step and its kind
+
+
+@dataclass(frozen=True)
+class StackStart:
+    """K clients that begin to train.
+
+    Attributes:
+        model: the broadcast model, name → ``[*shape]``.
+        clients, sizes: their ids and numbers of samples, ``[K]``.
+    """
+
+    model: Params
+    clients: np.ndarray
+    sizes: np.ndarray
+    plan: BatchPlan
+
+
+class Steps:
+    """The local steps of K clients: their tensors, batches, optimizer (new in each round) and
+    losses.
+    """
+
+    def __init__(self, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
+        self.stack = stack
+        self.plan = plan
+        self.optimizer = optimizer
+        self.update = unprofiled_step(optimizer)
+        # of each step: the active clients' losses, and their numbers of labels
+        self._losses: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def restart(self, start: StackStart) -> None:
+        """Begins with the next K clients in the memory of the last ones, in the state before the
+        first step.
+        """
+        old = list(self.stack.leaves.values())
+        self.stack.load(start.model, start.clients, start.sizes, start.plan.steps)
+        self._give_leaves(old)
+        self._reset(start.plan)
+
+    def _reset(self, plan: BatchPlan) -> None:
+        """Forgets what the optimizer and the losses were."""
+        self.plan = plan
+        self.optimizer.state.clear()
+        self._losses = []
+        self._labels = []
+
+    def _give_leaves(self, old: list[Tensor]) -> None:
+        """Puts the stack's present leaves in place of the old ones into the optimizer's groups."""
+        now = dict(zip(old, self.stack.leaves.values(), strict=True))
+        for group in self.optimizer.param_groups:
+            group["params"] = [now[leaf] for leaf in group["params"]]
+
+    def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns what the local steps read as ``stack.prepared[part]``."""
+        return prepared
+
+    def run(self, make: MakeStep, number: int, kind: Kind) -> None:
+        """Makes a step of this number and kind."""
+        if kind.active < self.stack.active:
+            self._shrink(kind.active)
+        self._run(make, number, kind)
+        if number == 0:
+            self._end_first()
+
+    def _run(self, make: MakeStep, number: int, kind: Kind) -> None:
+        make(number, kind)
+
+    def _shrink(self, n: int) -> None:
+        """Goes on with the first n clients. The optimizer's states of the others do not change."""
+        old = list(self.stack.leaves.values())
+        self.stack.shrink(n)
+        states = self.optimizer.state
+        for old_leaf, leaf in zip(old, self.stack.leaves.values(), strict=True):
+            state = states.pop(old_leaf, {})
+            for key in _of_clients(state, old_leaf):
+                state[key] = state[key][:n]
+            states[leaf] = state
+        self._give_leaves(old)
+
+    def _end_first(self) -> None:
+        """Ends the first step, in which an optimizer creates its state."""
+        defaults = self.optimizer.defaults
+        if not (defaults.get("fused") and defaults.get("momentum")):
+            return
+        for leaf in self.stack.leaves.values():
+            state = self.optimizer.state[leaf]
+            if "momentum_buffer" not in state:  # no gradient in the first step
+                state["momentum_buffer"] = torch.zeros_like(leaf)
+
+    def note(self, number: int | Tensor, losses: Tensor, labels: Tensor) -> None:
+        """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]``
+        each.
+        """
+        self._losses.append(losses)
+        self._labels.append(labels)
+
+    def mean_losses(self) -> Tensor:
+        """Each client's mean loss over all its labels, ``[K]``."""
+        losses_TK = _stacked(self._losses)
+        labels_TK = _stacked(self._labels)
+        return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
+
+
+class RecordedSteps(Steps):
+    """Steps of which the second one of each kind is recorded, and later ones are replayed.
+
+    The first step is not recorded, because the optimizer creates its state in it. If there is
+    ``room``, the next K clients :meth:`restart` these steps: all tensors get new values in the same
+    memory.
+
+    Args:
+        recorder: records a step.
+        room: number of steps for which the tables have memory; 0 if no later stack uses them.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        room: int,
+        stack: ClientStack,
+        plan: BatchPlan,
+        optimizer: Optimizer,
+    ) -> None:
+        super().__init__(stack, plan, optimizer)
+        for group in optimizer.param_groups:
+            group["capturable"] = plan.index.is_cuda  # SGD ignores it
+        self._recorder = recorder
+        self._is_reused = room > 0
+        room = max(room, len(plan.kinds))
+        self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
+        # None for a kind that has run once; the most recent one is the last
+        self._recordings: dict[Kind, Step | None] = {}
+        # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
+        self._tables: list[Tensor] = []
+        # of the optimizer: each parameter's, of all K clients
+        self._state: list[dict[str, Any]] = []
+        self._prepared: dict[int, Mapping[str, Any]] = {}  # by part
+        # Clients that are done and train on: views of their tensors, and their values
+        self._done: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._plan = [table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables]
+        self._place(plan)
+
+    def _place(self, plan: BatchPlan) -> None:
+        for table, new in zip(self._plan, plan.tables, strict=True):
+            table[:, : new.shape[1]].copy_(new)
+        self.plan = plan.on(self._plan)
+        self._training = (plan.counts > 0).sum(0).tolist()  # clients that are not done, by step
+        self._done = []
+
+    def restart(self, start: StackStart) -> None:
+        model = self.stack.start  # the recordings read this memory
+        torch._foreach_copy_(list(model.values()), [start.model[name] for name in model])
+        super().restart(replace(start, model=model))
+
+    def _reset(self, plan: BatchPlan) -> None:
+        cleared = [self._number, *self._tables]
+        state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for leaf, entries in zip(self.stack.leaves.values(), self._state, strict=True):
+            cleared += [value for value in entries.values() if isinstance(value, Tensor)]
+            state[leaf] = dict(entries)
+        torch._foreach_zero_(cleared)
+        self.optimizer.state = state
+        self._place(plan)
+
+    def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A copy of ``prepared`` in the memory that this part's tensors had for
+        the clients before.
+        """
+        if not self._is_reused:
+            return prepared
+        kept = self._prepared.get(id(part), {})
+        old, old_layout = tree_flatten(kept)
+        new, layout = tree_flatten(dict(prepared))
+        if layout != old_layout or [t.shape for t in new] != [t.shape for t in old]:
+            self._recordings.clear()
+            kept = tree_unflatten([t.clone() for t in new], layout)
+            self._prepared[id(part)] = kept
+        elif old:
+            torch._foreach_copy_(old, new)
+        return kept
+
+    def _run(self, make: MakeStep, number: int, kind: Kind) -> None:
+        if number > 0:
+            self._keep_done(number)
+        self._record_or_replay(make, kind)
+        if number == len(self.plan.kinds) - 1:
+            self._restore_done()
+
+    def _keep_done(self, number: int) -> None:
+        """Keeps the values of clients that are done and train on, until they are no longer active
+        (:meth:`BatchPlan.grouped`).
+        """
+        active = self.plan.kinds[number].active
+        if active < self.plan.kinds[number - 1].active:
+            self._restore_done()
+        first = self._training[number]
+        last = min(self._training[number - 1], active)
+        if first < last:
+            rows = [t[first:last] for t in self._of_clients()]
+            self._done.append((rows, [row.clone() for row in rows]))
+
+    def _restore_done(self) -> None:
+        for rows, values in self._done:
+            torch._foreach_copy_(rows, values)
+        self._done = []
+
+    def _of_clients(self) -> list[Tensor]:
+        """All tensors that have a row for each client: weights and buffers, the optimizer's state,
+        and what methods have prepared.
+        """
+        stack = self.stack
+        tensors = stack.tensors()
+        for leaf in stack.leaves.values():
+            state = self.optimizer.state.get(leaf, {})
+            tensors += [state[key] for key in _of_clients(state, leaf)]
+        for prepared in stack.prepared.values():
+            # A tensor for all clients may have K rows, too. Steps do not edit it, so its rows
+            # get the values that they have.
+            for value in tree_leaves(dict(prepared)):
+                if isinstance(value, Tensor) and value.dim() and len(value) == len(stack):
+                    tensors.append(value)
+        return tensors
+
+    def _record_or_replay(self, make: MakeStep, kind: Kind) -> None:
+        def counted(kind: Kind) -> None:
+            make(self._number, kind)
+            self._number.add_(1)
+
+        if kind not in self._recordings:
+            if len(self._recordings) == MAX_RECORDINGS:
+                least_recent = next(iter(self._recordings))
+                del self._recordings[least_recent]
+            counted(kind)
+            self._recordings[kind] = None
+            return
+        replay = self._recordings.pop(kind)
+        if replay is None:
+            replay = self._recorder.record(partial(counted, kind))
+        else:
+            replay()
+        self._recordings[kind] = replay
+
+    def _end_first(self) -> None:
+        super()._end_first()
+        if not self._state:
+            for leaf in self.stack.leaves.values():
+                self._state.append(dict(self.optimizer.state[leaf]))
+
+    def note(self, number: int | Tensor, *values: Tensor) -> None:
+        assert isinstance(number, Tensor)  # on the device
+        if not self._tables:
+            shape = self._plan[0].shape[1], len(self.stack)
+            self._tables = [value.new_zeros(shape) for value in values]
+        for table, value in zip(self._tables, values, strict=True):
+            table[:, : len(value)].index_copy_(0, number, value.unsqueeze(0))
+
+    def mean_losses(self) -> Tensor:
+        losses, labels = self._tables
+        num_steps = len(self.plan.kinds)
+        counts_KT, *_ = self._plan
+        trains_TK = counts_KT[:, :num_steps].T > 0
+        losses_TK = losses[:num_steps].where(trains_TK, 0)
+        labels_TK = labels[:num_steps].where(trains_TK, 0)
+        return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
+
+
+def _of_clients(state: Mapping[str, Any], leaf: Tensor) -> list[str]:
+    """The entries of a leaf's optimizer state that have a row for each client, like the leaf."""
+    found = []
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.shape == leaf.shape:
+            found.append(key)
+    return found
+
+
+def _stacked(steps: list[Tensor]) -> Tensor:
+    """The active clients' values of each step, ``[n]``, as ``[T, K]``; 0 for clients that are done.
+
+    The number of active clients never grows.
+    """
+    if len(steps[0]) == len(steps[-1]):
+        return torch.stack(steps)
+    return pad_sequence(steps, batch_first=True)
