@@ -30,10 +30,11 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
     other = {name: t + 1 for name, t in start.items()}
     stack.load(other, np.array([7]), ones, ones)
     fresh = ClientStack(net, other, np.array([7]), ones, ones)
-    for tensors, expected in ((stack.full, fresh.full), (stack._buffers, fresh._buffers)):
+    buffers = stack._tensors.buffers
+    for tensors, expected in ((stack.full, fresh.full), (buffers, fresh._tensors.buffers)):
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(t, expected[name]) for name, t in tensors.items())
-    assert stack._buffers["1.num_batches_tracked"].tolist() == [1]  # other is start + 1
+    assert buffers["1.num_batches_tracked"].tolist() == [1]  # other is start + 1
     fresh.lent.end()
 
 

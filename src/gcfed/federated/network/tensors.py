@@ -1,0 +1,75 @@
+"""The memory of K clients."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from gcfed.federated.network.lent import Lent
+from gcfed.federated.network.rows import broadcast_like
+from gcfed.federated.protocol.messages import Params
+
+
+class ClientTensors:
+    """The tensors of K clients. They keep their memory while clients train, one after another.
+
+    Args:
+        lent: the network.
+        start: the broadcast model, name → ``[*shape]``.
+
+    Attributes:
+        network: the network's own tensors, by name.
+        trained: names of the trained parameters.
+        full: the tensors that travel, name → ``[K, *shape]``; integers as floats.
+        buffers: the buffers that forward passes update, name → ``[K, *shape]``: those of ``full``,
+            the integers for which ``full`` has floats, and those that no checkpoint has.
+    """
+
+    def __init__(self, lent: Lent, start: Mapping[str, Tensor], k: int) -> None:
+        self.network = lent.tensors
+        self.trained = [name for name, t in self.network.items() if t.requires_grad]
+        self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
+        self.buffers: Params = {}
+        for name, t in self.full.items():
+            if name not in self.trained:
+                self.buffers[name] = t
+        # Buffers that no checkpoint has begin each round with the network's values.
+        self._unsaved: Params = {}
+        for name, t in self.network.items():
+            is_parameter = isinstance(t, nn.Parameter)
+            if name not in start and name not in lent.saved and not is_parameter:
+                self._unsaved[name] = t.data
+                self.buffers[name] = broadcast_like(t, k)
+        # integers that forward passes count, and their floats
+        self._counters: list[tuple[Tensor, Tensor]] = []
+        for name in start:
+            if not self.network[name].is_floating_point():
+                self.buffers[name] = broadcast_like(self.network[name], k)
+                self._counters.append((self.buffers[name], self.full[name]))
+
+    def load(self, start: Mapping[str, Tensor]) -> None:
+        """All clients begin at this model. The network must have its own tensors."""
+        torch._foreach_copy_([self.full[name] for name in start], list(start.values()))
+        for name, t in self._unsaved.items():
+            self.buffers[name].copy_(t)
+        self.count_from_full()
+
+    def count_from_full(self) -> None:
+        """Copies floats of ``full`` into the integers that they stand for."""
+        for counter, t in self._counters:
+            counter.copy_(t)
+
+    def count_into_full(self) -> None:
+        """Copies the integers into the floats of ``full`` that stand for them."""
+        for counter, t in self._counters:
+            t.copy_(counter)
+
+    def teacher(self, start: Mapping[str, Tensor]) -> Params:
+        """The broadcast model ``start``, and what the network needs in addition to it."""
+        return self._unsaved | dict(start)
+
+    @cached_property
+    def first(self) -> Params:
+        """The first client's tensors, ``[*shape]``, in this memory."""
+        return {name: t[0] for name, t in {**self.full, **self.buffers}.items()}
