@@ -59,7 +59,7 @@ def configure(
         config_dir: the folder of your own YAML files, as ``--config-dir`` of the commands. A group
             is a folder in it: ``conf/algorithm/mine.yaml`` is ``algorithm=mine``.
 
-    Raises ValueError for an unknown key or option, and suggests the right one; FileNotFoundError
+    Raises Refusal for an unknown key or option, and suggests the right one; FileNotFoundError
     for a missing ``config_dir``; TypeError if an override is no text.
     """
     given = _words(overrides)
@@ -86,7 +86,7 @@ def configure(
 def _words(overrides: Iterable[str | Iterable[str]]) -> list[str]:
     """The overrides one by one.
 
-    Raises TypeError if one is no text, and ValueError if one holds several.
+    Raises TypeError if one is no text, and Refusal if one holds several.
     """
     words: list[str] = []
     for given in overrides:
@@ -128,7 +128,7 @@ def compare(
         jobs: the number of runs at a time, each in a process with its share of the cores.
         quiet: as in :func:`gcfed.train`.
 
-    Raises ValueError before any run if names or seeds are missing or equal, a setting cannot work
+    Raises Refusal before any run if names or seeds are missing or equal, a setting cannot work
     or a folder is taken; TypeError if a config or the seeds are none. Raises RuntimeError if the
     process of a run fails; ``ckpt_path=last`` continues the comparison.
     """
@@ -223,7 +223,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
         measures: ``final:test/acc``, ``best:…``, ``last10:…``, ``total:…``, ``rounds:0.8``
             (:mod:`gcfed.folders.measures`).
 
-    Raises FileNotFoundError for a root that does not exist; ValueError for a measure that no run
+    Raises FileNotFoundError for a root that does not exist; Refusal for a measure that no run
     has.
     """
     import pandas as pd
@@ -268,7 +268,7 @@ class Comparison:
     ) -> dict[Name, pd.DataFrame]:
         """A column of each method: [rounds with a value, seeds].
 
-        Raises ValueError, with near names, if no run has the column, or if a method has no value.
+        Raises Refusal, with near names, if no run has the column, or if a method has no value.
         """
         if column not in self.frame:
             raise Refusal(f"column={column}: no run here has it{near(column, self.frame)}")
@@ -296,7 +296,7 @@ class Comparison:
                 from ``difference_low`` to ``difference_high``, and the number of ``pairs``.
                 Accuracies differ by points.
 
-        Raises ValueError for an unknown column or baseline.
+        Raises Refusal for an unknown column or baseline.
         """
         import pandas as pd
 

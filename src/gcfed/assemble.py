@@ -101,7 +101,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
         clients_only: build the side of some clients, without server parts. Their data may be too
             few to learn from.
 
-    Raises ValueError if a setting cannot work, and FileNotFoundError if data do not exist.
+    Raises Refusal if a setting cannot work, and FileNotFoundError if data do not exist.
     """
     data = read_data(cfg)
     if not clients_only:
@@ -137,7 +137,7 @@ def check_buildable(cfg: DictConfig) -> Written:
 
     Several runs are checked so before the first one begins.
 
-    Raises ValueError if a setting cannot work.
+    Raises Refusal if a setting cannot work.
     """
     check(cfg)
     return build_without_data(cfg)
@@ -332,7 +332,7 @@ def _warn_of_long_steps(server: MakeOptimizer) -> None:
 
 
 def _check_aggregator(aggregator: object) -> None:
-    """Raises ValueError if the object lacks a method that the server calls."""
+    """Raises Refusal if the object lacks a method that the server calls."""
     missing = [name for name in AGGREGATOR_METHODS if not hasattr(aggregator, name)]
     if missing:
         raise Refusal(

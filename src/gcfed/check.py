@@ -120,7 +120,7 @@ def _searches_without_sweep() -> bool:
 
 
 def _check_cosine(cfg: DictConfig) -> None:
-    """Raises ValueError if the clients' learning rate reaches 0 before the last round."""
+    """Raises Refusal if the clients' learning rate reaches 0 before the last round."""
     cosine = OmegaConf.select(cfg, "client.lr_cosine")
     if isinstance(cosine, int) and cosine < cfg.rounds:
         raise Refusal(

@@ -155,7 +155,7 @@ def jobs_of_sweep(config: DictConfig) -> int | None:
 
 
 def check_jobs(configs: Mapping[str, DictConfig], jobs: int) -> None:
-    """Raises ValueError if these runs cannot train in processes of their own.
+    """Raises Refusal if these runs cannot train in processes of their own.
 
     Args:
         configs: the run's name → its config.

@@ -101,7 +101,7 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
 
     ``quiet``: shows no progress bar, no summary, and only those log lines that are errors.
 
-    Raises before the first round: ValueError for a bad setting or another run's folder, OSError for
+    Raises before the first round: Refusal for a bad setting or another run's folder, OSError for
     a missing file; TypeError if ``cfg`` is no config. Raises Stopped if SIGINT or SIGTERM ends
     the run.
     """
@@ -281,7 +281,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         cfg: the settings of its run. Only the tensors of ``ckpt_path``, a checkpoint or
             safetensors, are read.
 
-    Raises ValueError if the file is damaged, or holds another model than ``cfg`` describes.
+    Raises Refusal if the file is damaged, or holds another model than ``cfg`` describes.
     """
     tensors, rounds = load_weights(str(cfg.ckpt_path))
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")

@@ -139,7 +139,7 @@ class Task:
         return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Raises ValueError if a loss or a score is not one number for each label, which sums would
+        """Raises Refusal if a loss or a score is not one number for each label, which sums would
         broadcast, if a column has no score, or if the labels change.
         """
         name = type(self).__name__

@@ -105,7 +105,7 @@ class BoundedRule(CohortRule):
         return max(0, min(self.wanted(n), (n - self.spare) // self.per_hostile))
 
     def validate(self, setup: Setup) -> None:
-        """Raises ValueError if a full cohort could not tolerate f hostile clients."""
+        """Raises Refusal if a full cohort could not tolerate f hostile clients."""
         super().validate(setup)
         f = self.wanted(setup.cohort)
         cohort = setup.cohort

@@ -48,7 +48,7 @@ class Collusion(Attack):
             raise Refusal(f"attack={self.title} must see all clients: {needed}.")
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        """Raises ValueError if the cohort trains in several stacks or processes."""
+        """Raises Refusal if the cohort trains in several stacks or processes."""
         self._see_all(len(upload.clients), len(download.cohort))
         hostile = torch.from_numpy(self.is_hostile(upload.clients, download.seed)).to(
             upload.finite.device

@@ -278,7 +278,7 @@ def require_fitting(
 ) -> dict[str, Tensor]:
     """Returns ``theirs``, a file's tensors.
 
-    Raises ValueError if names or shapes differ from the network's.
+    Raises Refusal if names or shapes differ from the network's.
     """
     differing = differences(_shapes(theirs), _shapes(module.net.state_dict()), most=4)
     if differing:

@@ -41,7 +41,7 @@ class ImageTransform:
         self._affine: tuple[Tensor, Tensor] | None = None  # scale and shift of the last type
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raises ValueError if samples of this shape cannot be transformed."""
+        """Raises Refusal if samples of this shape cannot be transformed."""
         channels = input_shape[0]
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):

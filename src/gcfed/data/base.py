@@ -22,7 +22,7 @@ class Split:
         may have targets of a regression, floats [n, C].
     groups: the natural client (writer, domain, speaker) of each sample, int64 [n] or None.
 
-    Raises ValueError for another type or shape, or for floats that are not finite.
+    Raises Refusal for another type or shape, or for floats that are not finite.
     """
 
     x: np.ndarray
@@ -102,7 +102,7 @@ class FederatedDataset:
     num_classes: C; the number of components, for targets of a regression.
     optimum: the network's parameters at the global minimum, name → array, if known.
 
-    Raises ValueError for labels outside 0 … num_classes − 1, an empty split, or another number of
+    Raises Refusal for labels outside 0 … num_classes − 1, an empty split, or another number of
     names than classes.
     """
 

@@ -134,7 +134,7 @@ class Clock:
         raise AssertionError("require_enough() has found a time")
 
     def require_enough(self, num_clients: int, enough: int, seed: int) -> None:
-        """Raises ValueError if there is no time at which ``enough`` clients can be asked."""
+        """Raises Refusal if there is no time at which ``enough`` clients can be asked."""
         if self.available is None or self.available == 1:
             return
         begins = np.sort(1.0 - _phases(num_clients, seed))

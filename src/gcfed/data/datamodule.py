@@ -117,7 +117,7 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions the data, once.
 
-        Raises ValueError if data and model do not match, or the partition is impossible;
+        Raises Refusal if data and model do not match, or the partition is impossible;
         FileNotFoundError.
         """
         if self._tests:

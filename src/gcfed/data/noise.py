@@ -18,7 +18,7 @@ def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) 
     range 0 … 1 of images, whose pixels are rounded and clipped, and in units of the network's
     inputs for vectors.
 
-    Raises ValueError for texts.
+    Raises Refusal for texts.
     """
     if x.dtype.kind in "iu" and x.ndim == 2:
         raise Refusal(
@@ -48,7 +48,7 @@ def noisy_labels(
 
     Xu et al., "FedCorr", CVPR 2022, whose random classes include the true one.
 
-    Raises ValueError for other labels than one class per sample.
+    Raises Refusal for other labels than one class per sample.
     """
     if y.ndim > 1 or num_classes < 2:
         raise Refusal(

@@ -94,7 +94,7 @@ class Partitioner:
     by class turns one target per sample, [n, 1], into classes: ``bins`` of equal size, from the
     smallest target to the largest.
 
-    A call raises ValueError if the parameters or the data cannot give each client its samples.
+    A call raises Refusal if the parameters or the data cannot give each client its samples.
     """
 
     by_class: ClassVar[bool] = True  # needs one class, or one target, per sample

@@ -20,7 +20,7 @@ from gcfed.utils.rng import generator
 def number_of_clients(value: int | float, num_clients: int, key: str) -> int:
     """A setting such as ``participation.per_round`` as a number of clients.
 
-    A value below 1 is a share of all clients, at least one. Raises ValueError for anything that is
+    A value below 1 is a share of all clients, at least one. Raises Refusal for anything that is
     neither, and names the key.
     """
     if isinstance(value, float) and 0 < value < 1:
@@ -47,7 +47,7 @@ class UniformSampler:
     per_round: Count  # size of a cohort; with PoissonSampler its mean
 
     def validate(self, num_clients: int) -> None:
-        """Raises ValueError if this sampler cannot draw from ``num_clients`` clients; called before
+        """Raises Refusal if this sampler cannot draw from ``num_clients`` clients; called before
         the first round.
         """
         if self.per_round > num_clients:

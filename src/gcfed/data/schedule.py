@@ -87,7 +87,7 @@ class Schedule:
         return set()
 
     def validate(self) -> None:
-        """Raises ValueError for settings that do not work together; called before round one."""
+        """Raises Refusal for settings that do not work together; called before round one."""
         preferred = getattr(self.sampler, "preferred", None)
         if preferred is not None and not self.timed:
             raise Refusal("participation.sampler.preferred: set participation.clock.step, too.")
@@ -150,7 +150,7 @@ class Schedule:
     def _draw(self, round_index: int) -> np.ndarray:
         """The clients that are asked in this round, ascending.
 
-        Raises ValueError if a user's sampler draws anything but distinct clients.
+        Raises Refusal if a user's sampler draws anything but distinct clients.
         """
         if isinstance(self.sampler, LossSampler):
             drawn = self.sampler.choose(round_index, self.num_clients, self.seed, self.known)
@@ -170,7 +170,7 @@ class Schedule:
     def _cohort(self, drawn: Sequence[int] | np.ndarray, num_clients: int) -> np.ndarray:
         """The ids that a sampler has drawn, int64 ``[K]``, ascending.
 
-        Raises ValueError if they are no whole numbers from 0 to ``num_clients`` − 1, or not
+        Raises Refusal if they are no whole numbers from 0 to ``num_clients`` − 1, or not
         distinct.
         """
         clients = np.asarray(drawn)

@@ -85,7 +85,7 @@ class Shift:
         """A changed copy of the images, uint8 [n, C, H, W], with owners [n]; ``rng`` draws the
         owners' groups.
 
-        Raises ValueError for samples that cannot be changed like this.
+        Raises Refusal for samples that cannot be changed like this.
         """
         changed = np.array(x_nCHW)
         changes = self.changes(x_nCHW.shape[1:])

@@ -147,7 +147,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _check_types(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Raises ValueError if a value that reports compute with is of another type."""
+    """Raises Refusal if a value that reports compute with is of another type."""
     from gcfed.utils.checked import validated  # late: Hydra asks for folders at its start
 
     for key, kind in _types_in_config().items():

@@ -53,7 +53,7 @@ _ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
 
 
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:
-    """Name, and column or target. Raises ValueError, which names ``key``, for anything else, and
+    """Name, and column or target. Raises Refusal, which names ``key``, for anything else, and
     for the best value of a column that has none.
     """
     name, colon, subject = measure.partition(":")
@@ -117,7 +117,7 @@ def are_short(rounds: Iterable[int], window: int = WINDOW) -> bool:
 
 
 def check_judges(column: str, result: str, key: str) -> None:
-    """Raises ValueError if a search by this column compares the global models of a method whose
+    """Raises Refusal if a search by this column compares the global models of a method whose
     clients use others.
 
     Args:

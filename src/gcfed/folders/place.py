@@ -77,7 +77,7 @@ def remove_refused(cfg: DictConfig) -> None:
 
 
 def check_folder(cfg: DictConfig, folder: Path) -> None:
-    """Raises ValueError if the folder holds rounds of a run that this run does not continue.
+    """Raises Refusal if the folder holds rounds of a run that this run does not continue.
 
     A run that was killed before its first checkpoint may begin again, because its rounds will be
     equal.

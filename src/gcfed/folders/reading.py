@@ -35,7 +35,7 @@ MOST_ROUNDS = 10_000_000
 def read_yaml(path: Path) -> dict[Any, Any]:
     """A mapping from a file; {} from an empty one. Errors of YAML name the file.
 
-    Raises ValueError for a file that is too large, too deep, or becomes so by aliases of aliases,
+    Raises Refusal for a file that is too large, too deep, or becomes so by aliases of aliases,
     and for one without keys.
     """
     _check_size(path)
@@ -52,7 +52,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
 
 
 def _check_size(path: Path) -> None:
-    """Raises ValueError for a file that is too large to be a config or a summary, or is a pipe."""
+    """Raises Refusal for a file that is too large to be a config or a summary, or is a pipe."""
     if path.exists() and not path.is_file():
         raise Refusal(f"{path.name} is no regular file")
     if path.stat().st_size > MOST_BYTES:
@@ -60,7 +60,7 @@ def _check_size(path: Path) -> None:
 
 
 def _check_values(file: IO[str]) -> None:
-    """Raises ValueError if the YAML has too many values, each alias counted as what it stands for.
+    """Raises Refusal if the YAML has too many values, each alias counted as what it stands for.
 
     It reads events, so that it neither recurses nor builds anything.
     """
@@ -110,7 +110,7 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
     An empty cell (not measured) is NaN. A cell ``nan`` (measured, not finite) is read as infinite,
     so that the last number of a diverged run is not taken from an earlier round.
 
-    Raises ValueError if rounds are not ascending numbers from 1.
+    Raises Refusal if rounds are not ascending numbers from 1.
     """
     import pandas as pd
 

@@ -159,7 +159,7 @@ network_functions = partial(
 def check_learned(out: Output, title: str) -> Tensor:
     """Returns the features.
 
-    Raises ValueError if no trained weight comes before the head: a term would do nothing.
+    Raises Refusal if no trained weight comes before the head: a term would do nothing.
     """
     assert out.features_KBF is not None
     if not out.features_KBF.requires_grad:

@@ -216,7 +216,7 @@ class OwnNumbers(ClientMetric):
         return {"values": table, "seconds": torch.tensor(seconds, dtype=torch.float64)}
 
     def _check_shape(self, values: Tensor) -> None:
-        """Raises ValueError for another shape than ``[V]``, which would be broadcast."""
+        """Raises Refusal for another shape than ``[V]``, which would be broadcast."""
         if values.shape != (len(self.numbers),):
             raise Refusal(
                 f"{self.title}.measure returns a tensor of shape {[*values.shape]}, not"

@@ -36,7 +36,7 @@ class ByName(OwnNumbers):
             for classes are ``auroc``, ``f1``, ``calibration_error`` and ``cohen_kappa``, for
             numbers ``r2`` and ``mean_absolute_error``.
 
-    Raises ValueError at ``validate`` for a name that gives no number for the task's labels.
+    Raises Refusal at ``validate`` for a name that gives no number for the task's labels.
     """
 
     @checked
@@ -158,7 +158,7 @@ def make(name: str, classes: int | None, **sync: Any) -> Metric:
         classes: the number of classes; None for a regression.
         sync: keywords of the metric that concern several processes.
 
-    Raises ValueError if there is no such metric, or if it does not return a single number.
+    Raises Refusal if there is no such metric, or if it does not return a single number.
     """
     wanted = name.replace("_", "").lower()
     kind = KINDS.get(wanted) or KINDS.get(f"{wanted}score")

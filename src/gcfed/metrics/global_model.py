@@ -119,7 +119,7 @@ class RelativeError(ServerMetric):
     """‖W − W*‖ / ‖W*‖ over all parameters, for a known optimum W*: ``test/relative_error`` (SSF,
     eq. 132).
 
-    Raises ValueError at ``validate`` if the optimum is unknown or is not the optimum of the
+    Raises Refusal at ``validate`` if the optimum is unknown or is not the optimum of the
     clients' data.
     """
 
@@ -145,7 +145,7 @@ class RelativeError(ServerMetric):
         self._optimum = {name: torch.from_numpy(value) for name, value in optimum.items()}
 
     def _refuse_other_samples(self, setup: Setup) -> None:
-        """Raises ValueError if clients do not train all samples, unchanged, with equal weights."""
+        """Raises Refusal if clients do not train all samples, unchanged, with equal weights."""
         for key in ("limit_train", "validation", "client_test", "standardize", "feature_noise"):
             if getattr(self.data, key):
                 raise Refusal(

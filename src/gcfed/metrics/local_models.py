@@ -76,7 +76,7 @@ class Personal(Clients):
     losses. They are the usual measures of fairness (Li et al., "Fair Resource Allocation in
     Federated Learning", ICLR 2020).
 
-    Raises ValueError at ``validate`` for clients without a test split, or without a sample in it.
+    Raises Refusal at ``validate`` for clients without a test split, or without a sample in it.
     """
 
     writes = (
@@ -220,7 +220,7 @@ class CKA(OwnNumbers):
     """Similarity of client and broadcast model: ``cka/<stage>`` for each of the network's stages
     (GC-Fed, Figure 7).
 
-    Raises ValueError at ``validate`` for a network without ``stages()``.
+    Raises Refusal at ``validate`` for a network without ``stages()``.
     """
 
     every: Count = 10

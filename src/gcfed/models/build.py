@@ -22,7 +22,7 @@ def build_net(cfg: DictConfig, x_2: Tensor | None = None) -> nn.Module:
     A network from outside this package gets ``input_shape`` and ``num_classes`` if its constructor
     has these arguments. It must then return ``num_classes`` logits for each of two samples ``x_2``.
 
-    Raises ValueError, with the key, if it cannot be built, is no network or does not match the
+    Raises Refusal, with the key, if it cannot be built, is no network or does not match the
     data.
     """
     if cfg.model.get("_target_") is None:

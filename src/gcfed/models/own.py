@@ -102,7 +102,7 @@ def fitted(
     net: nn.Module, input_shape: Sequence[Count], num_classes: Count, x_2: Tensor | None = None
 ) -> nn.Module:
     """The network, if it returns ``num_classes`` logits for each of two samples; else raises
-    ValueError.
+    Refusal.
 
     The pass leaves no mark in it, but lazy modules are then complete.
 

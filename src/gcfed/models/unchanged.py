@@ -48,7 +48,7 @@ def hand_copies(net: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @contextmanager
 def unedited(x: Tensor) -> Iterator[None]:
-    """Raises ValueError if the block changes ``x``.
+    """Raises Refusal if the block changes ``x``.
 
     A network that changes its input in the probe receives copies, and is not refused here.
     """

@@ -28,7 +28,7 @@ USAGE = "gcfed-new takes one name, that of the new folder: gcfed-new flowers"
 def new_project(folder: str | Path) -> Path:
     """Writes the files of a project into a new folder; returns the folder.
 
-    Raises ValueError for a name that is no folder's, FileExistsError if the folder exists.
+    Raises Refusal for a name that is no folder's, FileExistsError if the folder exists.
     """
     folder = Path(folder)
     if not re.fullmatch(r"\w[\w.+ -]*", folder.name):

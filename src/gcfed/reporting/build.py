@@ -68,7 +68,7 @@ def write_report(
         measures: further columns of the comparisons (:mod:`gcfed.folders.measures`), such as
             ``"final:val/acc"``.
 
-    Raises FileNotFoundError for a root that does not exist; ValueError without a run, or for a
+    Raises FileNotFoundError for a root that does not exist; Refusal without a run, or for a
     measure that no run has.
     """
     out = Path(out)
@@ -100,7 +100,7 @@ def write_report(
 def _find(roots: Sequence[Path]) -> _Found:
     """Reads all runs below the roots, without those below a folder ``debug``.
 
-    Raises ValueError if there is none.
+    Raises Refusal if there is none.
     """
     base = Path(commonpath([root.resolve() for root in roots]))
     notes: list[str] = []

@@ -5,7 +5,7 @@ strict mode.
     class Proximal(ClientPart):
         def __init__(self, mu: Weight = 0.1) -> None: ...
 
-    Proximal(-1)    # ValueError: mu=-1 must be at least 0.
+    Proximal(-1)    # SettingError: mu=-1 must be at least 0.
 
 Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true.
     :mod:`gcfed.utils.instantiate` adds the key.

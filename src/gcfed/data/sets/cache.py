@@ -51,7 +51,7 @@ class SplitWriter:
             y: their labels [n, …].
             groups: their natural clients [n].
 
-        Raises ValueError if the numbers of samples and labels differ.
+        Raises Refusal if the numbers of samples and labels differ.
         """
         blocks = [x] if isinstance(x, np.ndarray) else x
         end = 0
@@ -92,7 +92,7 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
     ``source`` identifies the raw files. Empty: any cache will do, because the raw files have
     checksums or were deleted.
 
-    Raises what ``build`` raises; ValueError for samples and labels that do not match; OSError if it
+    Raises what ``build`` raises; Refusal for samples and labels that do not match; OSError if it
     cannot write.
     """
     folder = Path(data_dir) / "cache" / name

@@ -53,7 +53,7 @@ class Cells:
 def read_cells(path: str | None, form: Form) -> Cells:
     """Reads a file, or the files of a folder.
 
-    Raises FileNotFoundError if there is none; ValueError, with the file's name, if one cannot be
+    Raises MissingFile if there is none; Refusal, with the file's name, if one cannot be
     read or has no row or other columns than the first, or if there is only a test split.
     """
     files, test_name = _files(path)
@@ -95,7 +95,7 @@ def _refuse_other_kinds(file: Path) -> None:
 def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
     """The files to read, by their names without ``.csv``, and the name of the test split, if any.
 
-    Raises FileNotFoundError if there is none; ValueError for two files of one name.
+    Raises MissingFile if there is none; Refusal for two files of one name.
     """
     place = Path(path or "")
     if path and not place.exists():

@@ -129,7 +129,7 @@ class Unread:
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
     """The cells of each line, split at white space or the separator.
 
-    Raises ValueError if a line has fewer columns.
+    Raises Refusal if a line has fewer columns.
     """
     lines = path.read_text("utf-8", "replace").splitlines()
     rows = [line.split(separator) for line in lines if line.strip()]

@@ -211,7 +211,7 @@ def _report_left(
 
 
 def _refuse_outside(folder: Path, path: str, what: str) -> None:
-    """Raises ValueError for a path outside the data set's folder, or an address.
+    """Raises Refusal for a path outside the data set's folder, or an address.
 
     A stranger's data set could name any file of this machine.
     """
@@ -349,7 +349,7 @@ class _Reader:
         return labelled[:1]
 
     def _require_classes(self, rows: Dataset, y: np.ndarray) -> None:
-        """Raises ValueError if samples have no class."""
+        """Raises Refusal if samples have no class."""
         if not _names(rows, self.columns.label):
             return
         count = np.count_nonzero(y < 0)

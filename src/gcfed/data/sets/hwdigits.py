@@ -33,8 +33,8 @@ def hwdigits(
     needs SciPy. A sample's group is its set's position p in ``sets`` (HWDigits-4), or with
     ``one_class`` 10 p + digit (HWDigits-40).
 
-    Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a
-    missing file.
+    Raises SettingError for an unknown or repeated set or an unreadable file; FileNotFoundError for
+    a missing file.
     """
     if not sets or not set(sets) <= set(NAMES) or len(set(sets)) < len(sets):
         raise SettingError("sets", f"={[*sets]} must name some of {', '.join(NAMES)}, each once.")

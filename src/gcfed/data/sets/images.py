@@ -46,7 +46,7 @@ def image_folder(
         clients: each client has a folder above the classes, ``<client>/<class>/…``, also in
             ``train`` and ``test``. A client need not have all classes.
 
-    Raises FileNotFoundError for no such folder; ValueError for a file that is no image, images of
+    Raises MissingFile for no such folder; Refusal for a file that is no image, images of
     several sizes, or a class without training or test images.
     """
     folder = Path(root or "").resolve()
@@ -87,7 +87,7 @@ def _listed(folder: Path, clients: bool, unread: Unread) -> DataFrame:
     """The images of all splits, with their columns path, split, class and client. ``unread`` gets
     all other entries.
 
-    Raises ValueError if there is a folder of tests, and none to train on.
+    Raises Refusal if there is a folder of tests, and none to train on.
     """
     places = _places(folder)
     outside = f"not in the folder {' or '.join(place.name for place in places.values())}"
@@ -135,7 +135,7 @@ def _why_no_image(below: Sequence[str], depth: int) -> str:
 
 
 def _require_classes(key: str, images: DataFrame, clients: bool) -> None:
-    """Raises ValueError for fewer than two classes, or for one that a split lacks."""
+    """Raises Refusal for fewer than two classes, or for one that a split lacks."""
     classes = {split: {*rows["class"]} for split, rows in images.groupby("split")}
     trained = classes.get("train", set())
     if len(trained) < 2:

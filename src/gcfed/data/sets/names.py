@@ -26,7 +26,7 @@ def number_names(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray
     Texts that differ after :func:`clean` get different numbers, in the order of the texts. Other
     values, such as integers, keep their own order.
 
-    Raises ValueError, with ``what`` they are, for an empty text.
+    Raises Refusal, with ``what`` they are, for an empty text.
     """
     values, position_n = np.unique(values_n, return_inverse=True)
     if values.dtype.kind != "U":

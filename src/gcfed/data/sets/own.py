@@ -66,7 +66,7 @@ def unnamed(**_: Any) -> None:
 def arrays(path: str | None, test: Inside = 0.2) -> FederatedDataset:
     """The arrays of an ``.npz``, as for :func:`from_arrays`.
 
-    Raises FileNotFoundError if there is no such file; ValueError if it is no ``.npz`` of plain
+    Raises MissingFile if there is no such file; Refusal if it is no ``.npz`` of plain
     arrays that match.
     """
     if path is None or not Path(path).is_file():
@@ -106,7 +106,7 @@ def from_arrays(
         note: logs a text.
         class_names: names of the classes 0, 1, … in ``y``; empty: the values in ``y`` are names.
 
-    Raises ValueError, with the file's name, if an array is missing or arrays do not match.
+    Raises Refusal, with the file's name, if an array is missing or arrays do not match.
     """
     _require_keys(content, name)
     try:
@@ -147,7 +147,7 @@ def _report_untested(dataset: FederatedDataset, name: str, note: Note) -> None:
 
 
 def _require_keys(content: Any, name: str) -> None:
-    """Raises ValueError unless ``content`` maps the names of the arrays to arrays."""
+    """Raises Refusal unless ``content`` maps the names of the arrays to arrays."""
     if not isinstance(content, Mapping):
         fix = ""
         if hasattr(content, "__getitem__") and hasattr(content, "__len__"):
@@ -165,7 +165,7 @@ def _require_keys(content: Any, name: str) -> None:
 
 
 def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str | None]]) -> None:
-    """Raises ValueError if a key names a column that is missing, or None."""
+    """Raises Refusal if a key names a column that is missing, or None."""
     known = [*map(str, columns)]
     listed = ", ".join(known[:MOST_NAMES])
     if len(known) > MOST_NAMES:
@@ -194,7 +194,7 @@ def _plain(key: str, value: Any) -> np.ndarray:
 
 
 def _of_numbers(key: str, array: np.ndarray) -> np.ndarray:
-    """Objects as floats. Raises ValueError if one is no number."""
+    """Objects as floats. Raises Refusal if one is no number."""
     try:
         return array.astype(np.float64)
     except TypeError as error:
@@ -204,7 +204,7 @@ def _of_numbers(key: str, array: np.ndarray) -> np.ndarray:
 def _of_one_type(key: str, array: np.ndarray) -> np.ndarray:
     """Objects as an array of text or numbers. Integers of over 64 bits stay exact, as text.
 
-    Raises ValueError for objects of several types, or of one that NumPy does not know.
+    Raises Refusal for objects of several types, or of one that NumPy does not know.
     """
     types = {type(entry) for entry in array.flat}
     plain = np.array(array.tolist()) if len(types) == 1 else array
@@ -252,7 +252,7 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 def _groups(groups: np.ndarray | None) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """The number of each sample's client, int64 [n], and the clients' names.
 
-    Raises ValueError for NaN.
+    Raises Refusal for NaN.
     """
     if groups is None:
         return None, ()

@@ -44,7 +44,7 @@ def decode(
             must have one size.
         grey: one channel instead of three; None: if the first image has no colours.
 
-    Raises ValueError with the name of a file that is no image, has over 8 bits in its only
+    Raises Refusal with the name of a file that is no image, has over 8 bits in its only
     channel, or another size or colours.
     """
     how = Resampling.BICUBIC if bicubic else Resampling.BILINEAR
@@ -112,7 +112,7 @@ def _is_transparent(image: Image.Image) -> bool:
 def _converted(image: Image.Image, grey: bool) -> Image.Image:
     """The image with 8 bits in one channel (``grey``) or in three.
 
-    Raises ValueError if this would change what it shows.
+    Raises Refusal if this would change what it shows.
     """
     if image.mode[0] in "IF":
         raise Refusal(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")

@@ -59,7 +59,7 @@ def csv(
         test: share of the rows (of each class) that become the test split if there is no file for
             it.
 
-    Raises FileNotFoundError if there is no CSV file; ValueError for a file that cannot be read, a
+    Raises FileNotFoundError if there is no CSV file; Refusal for a file that cannot be read, a
     missing or repeated column, empty cells, infinite numbers, or text that is no category.
     """
     form = Form({"semicolon": ";", "tab": "\t"}.get(sep, sep), decimal, encoding)
@@ -105,7 +105,7 @@ class _Columns:
 def _chosen(rows: DataFrame, columns: _Columns) -> tuple[DataFrame, DataFrame]:
     """The columns that are read, and those of them that are the inputs.
 
-    Raises ValueError for a missing column, for empty cells, and if there is no input.
+    Raises SettingError for a missing column, for empty cells, and if there is no input.
     """
     named: dict[str, Sequence[str | None]] = {
         "data.target": [columns.target],
@@ -126,7 +126,7 @@ def _chosen(rows: DataFrame, columns: _Columns) -> tuple[DataFrame, DataFrame]:
 
 
 def _require_full(cells: DataFrame) -> None:
-    """Raises ValueError for empty cells."""
+    """Raises Refusal for empty cells."""
     empty = cells.isna() | (cells == "")
     counts = empty.sum()
     for name in counts.index[counts > 0]:
@@ -139,7 +139,7 @@ def _require_full(cells: DataFrame) -> None:
 def _numbers(column: Series, form: Form) -> Series | None:
     """A column of text as numbers; None if a cell is no number, or one is a code such as 01234.
 
-    Raises ValueError for an infinite number.
+    Raises Refusal for an infinite number.
     """
     numbers = _parsed(column, form)
     if numbers.isna().any():
@@ -201,7 +201,7 @@ def _codes(column: Series) -> np.ndarray:
 
 
 def _array(column: Series) -> np.ndarray:
-    """The texts [n]. Raises ValueError for a NUL character, which NumPy would drop."""
+    """The texts [n]. Raises Refusal for a NUL character, which NumPy would drop."""
     if any("\0" in text for text in column.unique()):
         raise Refusal(
             f"column {column.name} holds a NUL character: write the file again, or set"
@@ -247,7 +247,7 @@ def _warn_of_ids(column: Series, numbers: Series, files: np.ndarray) -> None:
 
 
 def _require_categories(column: Series, form: Form) -> None:
-    """Raises ValueError for more texts than categories have; warns of texts among numbers."""
+    """Raises Refusal for more texts than categories have; warns of texts among numbers."""
     name = column.name
     count = column.nunique()
     is_text = _parsed(column, form).isna()

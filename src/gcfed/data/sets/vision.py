@@ -50,7 +50,7 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
 
     EMNIST's images stay transposed, as in torchvision, which looks for its files in ``data_dir``.
 
-    Raises ValueError for an unknown name, FileNotFoundError for missing or broken files.
+    Raises SettingError for an unknown name, FileNotFoundError for missing or broken files.
     """
     if name not in SETS:
         raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
@@ -101,7 +101,7 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     it is missing, the official ``tiny-imagenet-200.zip`` is unpacked there, and downloaded first if
     ``download`` is set.
 
-    Raises FileNotFoundError for missing files; ValueError for a broken image or an unknown class.
+    Raises FileNotFoundError for missing files; Refusal for a broken image or an unknown class.
     """
     folder = Path(data_dir)
     root = folder / TINY

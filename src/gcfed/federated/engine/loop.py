@@ -113,7 +113,7 @@ class FederatedLoop(Callback):
         :func:`gcfed.assemble.assemble` calls it once, before there is a trainer. Of a trainer that
         was built by hand, :meth:`setup` does.
 
-        Raises ValueError if a combination cannot work; names the config key and the reason.
+        Raises Refusal if a combination cannot work; names the config key and the reason.
         """
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
@@ -155,7 +155,7 @@ class FederatedLoop(Callback):
             )
 
     def _make_schedule(self, data: Any) -> Schedule:
-        """The run's timetable. Raises ValueError if a setting of it cannot work."""
+        """The run's timetable. Raises Refusal if a setting of it cannot work."""
         schedule = schedule_of(
             self.sampler,
             self.faults,
@@ -233,7 +233,7 @@ class FederatedLoop(Callback):
                     callback.on_validation_end(trainer, pl_module)
 
     def _refuse_unknown_column(self, monitor: str | None, row: dict[str, Any]) -> None:
-        """Raises ValueError if neither this row of a test nor a later one has the column."""
+        """Raises Refusal if neither this row of a test nor a later one has the column."""
         may_come_later = any(getattr(part, "every", 1) > 1 for part in self.server.parts)
         if monitor is None or monitor in row or may_come_later:
             return
@@ -257,7 +257,7 @@ class FederatedLoop(Callback):
 
 
 def refuse_changes(part: ServerPart, before: dict[str, Any], row: dict[str, Any]) -> None:
-    """Raises ValueError if a part has given a column of the row a second value."""
+    """Raises Refusal if a part has given a column of the row a second value."""
     for name, value in before.items():
         # Measurements subtract their time from that of training.
         if row[name] is not value and name != "time/train_s":
@@ -267,7 +267,7 @@ def refuse_changes(part: ServerPart, before: dict[str, Any], row: dict[str, Any]
 
 
 def numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with tensors as numbers. Raises ValueError for anything else."""
+    """The row with tensors as numbers. Raises Refusal for anything else."""
     plain = {}
     for name, value in row.items():
         if isinstance(value, torch.Tensor) and value.numel() == 1:

@@ -132,7 +132,7 @@ class RoundSums:
     def add_terms(self, part: ServerPart, terms: Params) -> None:
         """Adds the terms that a part's ``on_receive`` has returned.
 
-        Raises ValueError for terms of other names or shapes than those of ``ServerPart.sums``.
+        Raises Refusal for terms of other names or shapes than those of ``ServerPart.sums``.
         """
         for name, term in terms.items():
             total = self.part_sums[part].get(name)

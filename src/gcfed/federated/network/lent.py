@@ -115,7 +115,7 @@ class Lent:
         client's, after local training.
 
         Raises:
-            ValueError: a forward pass gave a trained parameter new memory, or changed a shared
+            Refusal: a forward pass gave a trained parameter new memory, or changed a shared
                 tensor.
         """
         replaced = self.replaced()

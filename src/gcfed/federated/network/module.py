@@ -54,7 +54,7 @@ class FederatedModule(LightningModule):
         channels_last: store convolution weights and images in channels_last, the faster layout.
         eval_precision: of tests: ``bf16-mixed``, or None for the run's.
 
-    Raises ValueError if the task's columns do not include ``test/loss``, or do not begin with
+    Raises Refusal if the task's columns do not include ``test/loss``, or do not begin with
     ``test/``.
     """
 

@@ -144,7 +144,7 @@ class Passes:
                 t.grad = None
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
-        """The network's output. Raises ValueError with one sentence if the network fails."""
+        """The network's output. Raises Refusal with one sentence if the network fails."""
         mode = "training" if training else "evaluation"
         try:
             out = self.net(x)

@@ -79,7 +79,7 @@ def probe(
     Args:
         others_B: other samples, which some passes see first; by default the same in reverse order.
 
-    Raises ValueError if the network fails on the samples, or does something that no federated run
+    Raises Refusal if the network fails on the samples, or does something that no federated run
     can do right.
     """
     if others_B is None:

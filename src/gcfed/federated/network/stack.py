@@ -221,7 +221,7 @@ class ClientStack:
             features, stages: also return the features, or the outputs of the stages.
 
         Raises:
-            ValueError: the network cannot run on other tensors than its own.
+            Refusal: the network cannot run on other tensors than its own.
         """
         traits = self.lent.traits
         if traits.functional:

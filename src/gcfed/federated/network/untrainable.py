@@ -27,7 +27,7 @@ class TrainingCheck:
         self.name = passes.name
 
     def refuse(self, first: Pass) -> None:
-        """Raises ValueError if no federated run can train the network correctly."""
+        """Raises Refusal if no federated run can train the network correctly."""
         self._refuse_parameters(first)
         self._refuse_sparse_buffers()
         self._refuse_buffers(first)
@@ -87,7 +87,7 @@ class TrainingCheck:
     def averaged_constants(self, first: Pass) -> tuple[str, ...]:
         """The constants that training changes. The server averages them.
 
-        Raises ValueError for a constant that has no mean.
+        Raises Refusal for a constant that has no mean.
         """
         saved = self.net.state_dict()
         repaired = unit_vectors(self.net)

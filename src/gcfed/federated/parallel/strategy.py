@@ -242,7 +242,7 @@ def spread(
         models: how many times the network's parameters a process holds in memory, at most.
 
     Raises:
-        ValueError: several processes of a job would each train the whole run, or the devices are
+        Refusal: several processes of a job would each train the whole run, or the devices are
             GPUs and the run trains on CPUs.
     """
     devices = trainer.devices

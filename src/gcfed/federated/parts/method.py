@@ -22,7 +22,7 @@ class Method:
 
 
 def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
-    """The parts of these methods in the order of their hooks; raises ValueError for an object that
+    """The parts of these methods in the order of their hooks; raises Refusal for an object that
     is no method.
     """
     parts: list[Part] = []
@@ -39,7 +39,7 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
 def result_of(parts: Iterable[Part]) -> str:
     """The column that these parts declare as their result; "" for the test of the global model.
 
-    Raises ValueError if two methods declare different columns.
+    Raises Refusal if two methods declare different columns.
     """
     declared = {part.result: part.title for part in parts if part.result}
     if len(declared) > 1:

@@ -74,8 +74,8 @@ FACTS = {
 
 
 Need = Callable[["Setup", str], None]
-"""Takes the setup and the title of a part; raises ValueError if the setup lacks
-something that the part needs.
+"""Takes the setup and the title of a part; raises Refusal if the setup lacks something
+that the part needs.
 """
 
 
@@ -122,7 +122,7 @@ class Part(Callback):
     def meet(self, setup: Setup) -> None:
         """Checks the run before the first round.
 
-        Raises ValueError with the key if the part cannot work in it.
+        Raises Refusal with the key if the part cannot work in it.
         """
         self.trained_names = setup.names
         for need in self.needs:
@@ -136,7 +136,7 @@ class Part(Callback):
         return ()
 
     def validate(self, setup: Setup) -> None:
-        """Further checks of a part, called by :meth:`meet`. Raises ValueError in the same way."""
+        """Further checks of a part, called by :meth:`meet`. Raises Refusal in the same way."""
 
 
 class Aggregator(Protocol):

@@ -21,7 +21,7 @@ LIGHTNING_HOOKS = {"on_after_backward": ClientPart, "on_before_optimizer_step": 
 
 @cache
 def check_hooks(cls: type[Part], title: str) -> None:
-    """Raises ValueError for a hook that is never called, because it is misspelt or belongs to the
+    """Raises Refusal for a hook that is never called, because it is misspelt or belongs to the
     other side.
     """
     sides = [side for side in (ClientPart, ServerPart) if issubclass(cls, side)]
@@ -126,7 +126,7 @@ def _check_part(part: Part, setup: Setup) -> None:
 
 
 def validate_parts(setup: Setup) -> None:
-    """Raises ValueError for parts that cannot work together, with the config key and the reason."""
+    """Raises Refusal for parts that cannot work together, with the config key and the reason."""
     _check_states(setup.parts)
     _check_facts(setup.parts)
     _check_movers(setup.parts)
@@ -139,7 +139,7 @@ def validate_parts(setup: Setup) -> None:
 
 
 def _refuse_late_clients(setup: Setup) -> None:
-    """Raises ValueError for parts that cannot use the answers of late clients."""
+    """Raises Refusal for parts that cannot use the answers of late clients."""
     if setup.transport.remote:
         raise Refusal("participation=buffered is simulated: set federation=none.")
     if setup.cohort < setup.sampler.per_round:

@@ -102,7 +102,7 @@ class ClientStores:
         without a state gets ``default``, or zeros.
 
         Raises:
-            ValueError: a client's file is lost, damaged, or of another model. The message names
+            Refusal: a client's file is lost, damaged, or of another model. The message names
                 the file.
         """
         states = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
@@ -194,7 +194,7 @@ class ClientStores:
         self._version[name, index] = index
 
     def get(self, name: str, index: int) -> bytes:
-        """A message. Raises ValueError if its file is lost or damaged."""
+        """A message. Raises Refusal if its file is lost or damaged."""
         return self._load((name, index))
 
     def forget(self, name: str, held: Set[int]) -> None:
@@ -216,7 +216,7 @@ class ClientStores:
 
     # ---------------------------------------------------------------------------------- checkpoints
     def require_folder(self) -> None:
-        """Raises ValueError if methods keep states and ``folder`` is None, so that checkpoints
+        """Raises Refusal if methods keep states and ``folder`` is None, so that checkpoints
         would not find them.
         """
         if self.names and self.folder is None:
@@ -264,7 +264,7 @@ class ClientStores:
     def check(self, state_dict: Mapping[str, Tensor]) -> None:
         """Goes back to a checkpoint.
 
-        Raises ValueError if one of its files is lost, and names it.
+        Raises Refusal if one of its files is lost, and names it.
         """
         self.load_state_dict(state_dict)
         for key, version in self._version.items():
@@ -277,7 +277,7 @@ class ClientStores:
         Deletes files that the checkpoint does not need.
 
         Raises:
-            ValueError: the processes do not see a common folder.
+            Refusal: the processes do not see a common folder.
         """
         self.shared = trainer.world_size > 1
         if self.shared and self.names:

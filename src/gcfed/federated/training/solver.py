@@ -59,7 +59,7 @@ class LocalSolver:
         accumulate: number of parts in which a mini-batch passes through the network: less memory,
             the same gradient.
 
-    Raises ValueError for a setting out of its range, or an optimizer that is not elementwise.
+    Raises SettingError for a setting out of its range, or an optimizer that is not elementwise.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class LocalSolver:
         return self.lr_decay < 1 or self.lr_cosine is not None
 
     def check(self, traits: Traits, data: FederatedDataModule) -> None:
-        """Raises ValueError if a network with these traits cannot train as the settings ask."""
+        """Raises Refusal if a network with these traits cannot train as the settings ask."""
         if traits.alone and self.stack != "auto" and int(self.stack) > 1:
             raise Refusal(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
         if not traits.single:

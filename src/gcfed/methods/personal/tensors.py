@@ -77,7 +77,7 @@ class Private(LocalNorm):
 def tensors_of_side(setup: Setup, title: str, side: Side, head: Sequence[str] | None) -> list[str]:
     """The names of the head's or the body's tensors, those of the method ``title``.
 
-    Raises ValueError if a module of the head has no tensors, or the body none.
+    Raises Refusal if a module of the head has no tensors, or the body none.
     """
     modules = [setup.forward_order.last_module] if head is None else head
     travels = setup.module.travels

@@ -187,7 +187,7 @@ class Noise(ServerPart):
 
 
 def check_assumptions(setup: Setup, title: str) -> None:
-    """Raises ValueError for a run whose models ε would not cover."""
+    """Raises Refusal for a run whose models ε would not cover."""
     if setup.transport.remote:
         raise Refusal(f"{title} needs federation=none: no site can be forced to clip.")
     if not isinstance(setup.sampler, PoissonSampler):
