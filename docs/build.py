@@ -40,7 +40,7 @@ API = {  # package → its modules that a user's own parts use; None: all
         "protocol.rounds",
         "network.stack",
         "training.solver",
-        "state.own",
+        "state.client_states",
         "state.store",
         "engine.round",
         "engine.server",

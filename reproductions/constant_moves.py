@@ -23,9 +23,9 @@ from gcfed.federated.network.rows import per_client
 from gcfed.federated.parts import (
     Batch,
     ClientStack,
+    ClientStates,
     Download,
     Method,
-    Own,
     Params,
     Round,
     ServerPart,
@@ -66,7 +66,7 @@ class ConstantMove(Sam):
         super().__init__(rho)
         self.two_passes = False
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         last_step_T = download.extra["last_step"]["first"]
         moves_T = constants(-last_step_T.unsqueeze(0), self.rho)[0]
         return dict(zip(stack.leaves, moves_T, strict=True))

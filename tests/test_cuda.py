@@ -7,7 +7,7 @@ import pytest
 import torch
 from harness import ALGORITHMS, ArrayData, assert_near, final_weights, make_download
 
-from gcfed.federated.network.lent import broadcast_state
+from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.hooks import StepHooks
@@ -103,12 +103,12 @@ def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkey
     monkeypatch.setattr(
         ClientStores,
         "release",
-        lambda stores: (held.extend(stores._held.values()), release(stores)),
+        lambda stores: (held.extend(stores._gpu_states.values()), release(stores)),
     )
     gpu = train(config(*args, "trainer=gpu", "ckpt_path=last", folder=tmp_path / "gpu"))
     assert held
     assert all(vector.is_cuda for vector in held)
-    assert not gpu.loop.stores._held
+    assert not gpu.loop.stores._gpu_states
     for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
         assert_near(a.cpu(), b.cpu(), 1e-9)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.engine.loop import FederatedLoop
-from gcfed.federated.network.lent import Traits
+from gcfed.federated.network.lent_network import Traits
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probe import probe
 from gcfed.folders.identity import identity
@@ -202,7 +202,7 @@ def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
         seed=1,
     )
     module = SimpleNamespace(
-        net=make_net(), task=SquaredError(), lent=SimpleNamespace(traits=Traits())
+        net=make_net(), task=SquaredError(), lent_network=SimpleNamespace(traits=Traits())
     )
     data = random_federation()
     loop.bind([Proximal()], data, module)

@@ -53,7 +53,7 @@ class Index(ClientStores):
         """For each client the valid version, followed by those of the last two checkpoints, by name
         of the state.
         """
-        tables = (self._version, self._last, self._before)
+        tables = (self._versions, self._saved_versions, self._before)
         references: dict[str, list[list[int]]] = {}
         for name in self.away:
             keys = [(name, client) for client in clients]
@@ -62,14 +62,14 @@ class Index(ClientStores):
 
     def note(self, clients: Sequence[int], versions: Mapping[str, Sequence[int]]) -> None:
         """Makes these versions the valid ones."""
-        valid = dict(self._version)
+        valid = dict(self._versions)
         for name, versions_of_state in versions.items():
             for client, version in zip(clients, versions_of_state, strict=True):
                 valid[name, client] = version
-        self._version = {key: version for key, version in valid.items() if version != NONE}
+        self._versions = {key: version for key, version in valid.items() if version != NONE}
 
     def rotate(self) -> list[Path]:
-        self._before = self._last
+        self._before = self._saved_versions
         return super().rotate()
 
     def _settle(self, key: Key, version: int) -> None:

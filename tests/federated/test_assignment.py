@@ -10,7 +10,7 @@ from torch import nn
 
 from gcfed.federated.engine.layout import MAX_STREAMS, divide, division
 from gcfed.federated.engine.simulation import Simulation, assign
-from gcfed.federated.network.lent import Traits
+from gcfed.federated.network.lent_network import Traits
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
 
@@ -50,7 +50,7 @@ def program_of(net, stack="auto"):
         sizes=lambda: np.square(np.arange(5)),
     )
     module = SimpleNamespace(
-        net=net, device=torch.device("cpu"), lent=SimpleNamespace(traits=Traits())
+        net=net, device=torch.device("cpu"), lent_network=SimpleNamespace(traits=Traits())
     )
     return SimpleNamespace(solver=sgd(stack=stack), module=module, data=data)
 

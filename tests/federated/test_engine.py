@@ -23,9 +23,9 @@ from harness import (
 )
 from torch import nn
 
-from gcfed.federated.network.lent import broadcast_state
+from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.parts import ClientPart, Kept, Method, ServerPart, like_trained
+from gcfed.federated.parts import ClientPart, KeptState, Method, ServerPart, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.centralization import GradientCentralization
@@ -361,7 +361,7 @@ def test_a_message_that_its_method_does_not_list_is_refused_with_its_name_and_ke
 class KeepsOther(ClientPart):
     """Reads or returns a state that its ``keeps`` does not list."""
 
-    keeps: ClassVar = {"mine": Kept(like_trained)}
+    keeps: ClassVar = {"mine": KeptState(like_trained)}
 
     def __init__(self, reads):
         self.reads_other = reads
@@ -373,7 +373,7 @@ class KeepsOther(ClientPart):
 class EditsItsState(Spy):
     """Adds Δ to its state in place. Client 1 sends a number that is not finite."""
 
-    keeps: ClassVar = {"mine": Kept(like_trained)}
+    keeps: ClassVar = {"mine": KeptState(like_trained)}
 
     def __init__(self, adds):
         self.adds = adds
@@ -444,7 +444,7 @@ def test_a_method_may_weigh_the_task_anew_in_each_round(federation, k):
 class Hears(ClientPart):
     """Writes its state only when it hears the reply, and sends it in the next round."""
 
-    keeps: ClassVar = {"heard": Kept(like_trained)}
+    keeps: ClassVar = {"heard": KeptState(like_trained)}
 
     def send(self, upload, own, download):
         for name, kept in own["heard"].items():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gcfed.federated.network.lent import Lent, broadcast_state, travelling
+from gcfed.federated.network.lent_network import LentNetwork, broadcast_state, travelling
 from gcfed.federated.network.stack import ClientStack
 
 
@@ -35,15 +35,15 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(t, expected[name]) for name, t in tensors.items())
     assert buffers["1.num_batches_tracked"].tolist() == [1]  # other is start + 1
-    fresh.lent.end()
+    fresh.lent_network.end()
 
 
 def test_a_forgotten_loan_ends_only_with_the_next_one():
     """The garbage collector may come while another client has the network."""
     net = nn.Linear(2, 2)
     rows = {"weight": torch.zeros(2, 2)}
-    forgotten = Lent(net)
-    other = Lent(net)
+    forgotten = LentNetwork(net)
+    other = LentNetwork(net)
     forgotten.begin(rows)
     other.begin({"weight": torch.ones(2, 2)})
     del forgotten

@@ -11,7 +11,7 @@ from conftest import refuses
 from torch import nn
 
 from gcfed.federated.network import closeness, stackable
-from gcfed.federated.network.lent import Lent, Traits, broadcast_state
+from gcfed.federated.network.lent_network import LentNetwork, Traits, broadcast_state
 from gcfed.federated.network.probe import probe
 from gcfed.federated.network.stack import ClientStack
 from gcfed.models.unchanged import unchanged
@@ -234,14 +234,19 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
 
     def train(net, steps=3):
         stack = ClientStack(
-            net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net)
+            net,
+            broadcast_state(net),
+            np.arange(1),
+            np.ones(1),
+            np.ones(1),
+            lent_network=LentNetwork(net),
         )
         try:
             for _ in range(steps):
                 stack(X.unsqueeze(0).clone())
             stack.settle()
         finally:
-            stack.lent.end()
+            stack.lent_network.end()
 
     with refuses("forward changes its input in some steps only"):
         train(Late(in_place))
@@ -256,11 +261,16 @@ def test_a_teacher_that_would_read_the_students_weights_is_refused():
     net = Net()
     net.step = [lambda _, x, w=net.hidden.weight: w.sum()]
     stack = ClientStack(
-        net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net, traits(net))
+        net,
+        broadcast_state(net),
+        np.arange(1),
+        np.ones(1),
+        np.ones(1),
+        lent_network=LentNetwork(net, traits(net)),
     )
     with refuses("needs a teacher, and Net has weights that forward reaches other than"):
         stack.reference(X.unsqueeze(0))
-    stack.lent.end()
+    stack.lent_network.end()
 
 
 @pytest.mark.parametrize(("stack", "tried"), [("auto", False), (1, False), (2, True)])

@@ -145,7 +145,7 @@ def share_of_replays(make_plan, num_clients, num_rounds):
         plan = make_plan(solver.plan(data, clients, make_download({}), torch.device("cpu")))
         if steps is None:
             steps = local_steps.RecordedSteps(tape, 20, stack, plan, optimizer)
-        steps._place(plan)
+        steps._place_plan(plan)
         for t, kind in enumerate(plan.kinds):
             steps.run(lambda number, kind: None, t, kind)
         num_steps += len(plan.kinds)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from harness import Spy, make_net, sgd, train_rounds
 
-from gcfed.federated.parts import ClientPart, Kept, Order, like_trained
+from gcfed.federated.parts import ClientPart, KeptState, Order, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.correction.scaffold import Scaffold
 
@@ -52,7 +52,7 @@ class Rehearses(Spy):
 class Keeps(ClientPart):
     """Keeps w_k, and counts the clients whose uploads were sent."""
 
-    keeps: ClassVar = {"kept": Kept(like_trained)}
+    keeps: ClassVar = {"kept": KeptState(like_trained)}
 
     def __init__(self):
         self.sent = 0

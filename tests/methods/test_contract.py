@@ -35,7 +35,7 @@ from torch import nn
 from gcfed.assemble import build_methods
 from gcfed.attacks.byzantine import Scale
 from gcfed.checkpoints.reading import load_checkpoint
-from gcfed.federated.parts import ClientPart, Kept, Order, ServerPart, like_trained
+from gcfed.federated.parts import ClientPart, KeptState, Order, ServerPart, like_trained
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.batches import Kind
@@ -264,7 +264,7 @@ class MisspeltTerm(ClientPart):
 
 
 class Keeps(ClientPart):
-    keeps: ClassVar = {"c": Kept(like_trained)}
+    keeps: ClassVar = {"c": KeptState(like_trained)}
 
 
 class KeepsToo(Keeps): ...

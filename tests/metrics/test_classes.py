@@ -12,7 +12,7 @@ from conftest import TWO, read_rows
 from harness import make_download, make_round, make_setup
 from lightning.pytorch import Callback
 
-from gcfed.federated.network.lent import broadcast_state
+from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.metrics.global_model import Classes
 from gcfed.plots.pictures import plot_confusion
 from gcfed.run import train

@@ -25,7 +25,7 @@ from torch import nn
 
 from gcfed.assemble import assemble
 from gcfed.federated.engine.client import ClientProgram
-from gcfed.federated.network.lent import Traits
+from gcfed.federated.network.lent_network import Traits
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.training.recorder import can_record
 from gcfed.methods.centralization import GradientCentralization

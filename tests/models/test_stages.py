@@ -11,7 +11,7 @@ import torch
 from test_models import narrow_vgg
 from torch.func import functional_call, stack_module_state, vmap
 
-from gcfed.federated.network.lent import broadcast_state
+from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Tap
 from gcfed.models.cnn import CNN, CelebACNN

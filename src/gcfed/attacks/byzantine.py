@@ -21,9 +21,9 @@ from torch import Tensor
 
 from gcfed.federated.parts import (
     ClientPart,
+    ClientStates,
     Download,
     Order,
-    Own,
     Received,
     ServerPart,
     Setup,
@@ -61,7 +61,7 @@ class Attack(ClientPart, ServerPart):
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         """Edits the messages of one hostile client in place."""
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         for row in np.flatnonzero(self.is_hostile(upload.clients, download.seed)).tolist():
             self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
 from gcfed.data.sampling import PoissonSampler
-from gcfed.federated.parts import Download, Own, Setup, Upload
+from gcfed.federated.parts import ClientStates, Download, Setup, Upload
 from gcfed.utils.checked import Weight, checked
 from gcfed.utils.refusal import Refusal
 
@@ -47,7 +47,7 @@ class Collusion(Attack):
             needed = f"client.stack={cohort} or more, trainer.devices=1"
             raise Refusal(f"attack={self.title} must see all clients: {needed}.")
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         """Raises Refusal if the cohort trains in several stacks or processes."""
         self._see_all(len(upload.clients), len(download.cohort))
         hostile = torch.from_numpy(self.is_hostile(upload.clients, download.seed)).to(

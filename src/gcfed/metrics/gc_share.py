@@ -41,7 +41,7 @@ class GCShare(OwnNumbers):
         weights = [stack.net.get_parameter(name) for name in self.weights]
         sums = [torch.zeros_like(weight) for weight in weights]
         index = torch.as_tensor(self.data.client(int(stack.clients[row])), device=device_of(own))
-        with torch.enable_grad(), stack.lent.holding(download.model):
+        with torch.enable_grad(), stack.lent_network.holding(download.model):
             for part in index.split(AT_ONCE):
                 x, y = self.data.fetch(part, None)
                 loss = stack.task.losses(stack.net(x), y).sum()

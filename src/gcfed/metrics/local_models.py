@@ -247,6 +247,6 @@ class CKA(OwnNumbers):
 
     def stages(self, stack: ClientStack, state: Params) -> list[Tensor]:
         """The outputs of all stages on the probe, each ``[samples, …]``."""
-        with stack.lent.holding(state):
+        with stack.lent_network.holding(state):
             _, *stages = Tap(stack.net, features=False, stages=True)(self._probe)
         return stages

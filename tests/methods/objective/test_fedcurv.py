@@ -21,7 +21,7 @@ from plain_clients import federation as sequence_federation
 from plain_reference import batches, cohort, local_sgd, loss_at
 from torch import nn
 
-from gcfed.federated.network.lent import broadcast_state
+from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.stack import ClientStack
 from gcfed.methods.objective.fedcurv import FedCurv
 

@@ -17,7 +17,7 @@ from harness import (
     with_batch_norm,
 )
 
-from gcfed.federated.network.lent import broadcast_state, travelling
+from gcfed.federated.network.lent_network import broadcast_state, travelling
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.training.hooks import StepHooks

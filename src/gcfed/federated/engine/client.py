@@ -16,11 +16,11 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.parts import ClientPart, Own, Part
+from gcfed.federated.parts import ClientPart, ClientStates, Part
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
-from gcfed.federated.state.own import Edited
+from gcfed.federated.state.client_states import EditedState
 from gcfed.federated.training.batches import BatchPlan
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.memory import Recordable, StepMemory
@@ -32,7 +32,7 @@ STACKS_AHEAD = 8  # stacks whose batches are drawn at once on a CPU
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
 
 
-class Drawn(NamedTuple):
+class StackDraw(NamedTuple):
     """What is drawn for the clients of a stack before they train."""
 
     clients: np.ndarray  # their ids, [K], those with most steps first
@@ -40,7 +40,7 @@ class Drawn(NamedTuple):
     seed: int  # of the generators from which networks draw
 
 
-class Sent(NamedTuple):
+class SentUploads(NamedTuple):
     """Uploads of a stack, to which the server may reply."""
 
     download: Download  # from which the clients trained
@@ -57,7 +57,7 @@ class ClientProgram:
         faults: make some clients do fewer steps.
         aggregator: knows which numbers the server can add up.
         hooks: what local steps of the present round call.
-        recording: :attr:`recordable` in the present round.
+        recordable_now: :attr:`recordable` in the present round.
         memory: where local steps have their tensors.
         sent: this round's uploads, an entry for each stack.
     """
@@ -69,9 +69,9 @@ class ClientProgram:
     faults: Faults = field(default_factory=Faults)
     aggregator: Aggregator | None = None
     hooks: StepHooks = field(init=False)
-    recording: Recordable = field(init=False)
+    recordable_now: Recordable = field(init=False)
     memory: StepMemory = field(init=False)
-    sent: list[Sent] = field(init=False)
+    sent: list[SentUploads] = field(init=False)
 
     def __post_init__(self) -> None:
         self.memory = StepMemory(self.module, self.data, self.solver)
@@ -84,7 +84,7 @@ class ClientProgram:
         for part in self.parts:
             part.on_download(download)
         self.hooks = self._step_hooks()  # a part may have changed its task_weight
-        self.recording = self.recordable
+        self.recordable_now = self.recordable
 
     def _step_hooks(self) -> StepHooks:
         """What the local steps of a round call."""
@@ -99,7 +99,7 @@ class ClientProgram:
             autocast=self.module.trainer.precision_plugin.forward_context,
         )
 
-    def draw(self, download: Download, stacks: Sequence[np.ndarray]) -> Iterator[Drawn]:
+    def draw(self, download: Download, stacks: Sequence[np.ndarray]) -> Iterator[StackDraw]:
         """Draws the batches of each stack's clients, ``[K]``.
 
         On a CPU it draws for several stacks before the first one trains, because code that has just
@@ -110,18 +110,18 @@ class ClientProgram:
             drawn = [self._drawn(download, clients) for clients in stacks[first : first + ahead]]
             yield from drawn
 
-    def _drawn(self, download: Download, clients: np.ndarray) -> Drawn:
+    def _drawn(self, download: Download, clients: np.ndarray) -> StackDraw:
         plan = self.solver.plan(self.data, clients, download, self.module.device)
         done = self.faults.steps(plan.steps, clients, download.round, download.seed)
         if (done < plan.steps).any():
             plan = plan.cut(done)
         seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
-        return Drawn(clients, plan, seed)
+        return StackDraw(clients, plan, seed)
 
     def train(
         self,
         download: Download,
-        drawn: Drawn,
+        drawn: StackDraw,
         in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         sends: bool = True,
     ) -> Upload:
@@ -143,7 +143,7 @@ class ClientProgram:
             self.module.clients = None
             for part in self.parts:
                 if not part.overrides("send", "keep"):
-                    states[part] = Own()  # frees states that nobody reads any more
+                    states[part] = ClientStates()  # frees states that nobody reads any more
             with in_turn():
                 self._end_training(stack, download, sends)
                 upload = self._pack(stack, download, loss_K, num_seen)
@@ -152,18 +152,18 @@ class ClientProgram:
                     self._keep(upload, states, download)
                 return upload
         finally:
-            stack.lent.end()
+            stack.lent_network.end()
 
-    def _begin(self, download: Download, drawn: Drawn) -> Steps:
+    def _begin(self, download: Download, drawn: StackDraw) -> Steps:
         """Clients that are ready to train from the download."""
         seed_generators(self.module.device, drawn.seed)
         if self.data.num_clients > 1:
-            self.module.lent.begin_anew()
+            self.module.lent_network.begin_anew()
         sizes = self.data.sizes(drawn.clients)
         start = StackStart(download.model, drawn.clients, sizes, drawn.plan)
-        return self.memory.begin(start, self.recording, self.reads)
+        return self.memory.begin(start, self.recordable_now, self.reads)
 
-    def _prepare(self, steps: Steps, download: Download) -> dict[ClientPart, Own]:
+    def _prepare(self, steps: Steps, download: Download) -> dict[ClientPart, ClientStates]:
         """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""
         stack = steps.stack
         states = {part: self._states(part, stack.clients, download) for part in self.parts}
@@ -193,7 +193,7 @@ class ClientProgram:
     @property
     def recordable(self) -> Recordable:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
-        if self.module.lent.traits.assigns or not self.module.task.can_be_recorded:
+        if self.module.lent_network.traits.assigns or not self.module.task.can_be_recorded:
             return ""
         for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
             if not isinstance(callback, Part) and hears_of_steps(callback):
@@ -205,11 +205,11 @@ class ClientProgram:
             return "run"
         return "stack"
 
-    def _states(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
+    def _states(self, part: ClientPart, clients: np.ndarray, download: Download) -> ClientStates:
         """The states that these clients keep for a part."""
         if not part.keeps:
-            return Own(())
-        states = Own(part.stores.versions(next(iter(part.keeps)), clients))
+            return ClientStates(())
+        states = ClientStates(part.stores.versions(next(iter(part.keeps)), clients))
         for name, kept in part.keeps.items():
             like = kept.like(part, download)
             start = download.model if kept.starts_at_model else None
@@ -249,20 +249,24 @@ class ClientProgram:
             notes=notes,
         )
 
-    def _send(self, upload: Upload, states: Mapping[ClientPart, Own], download: Download) -> None:
+    def _send(
+        self, upload: Upload, states: Mapping[ClientPart, ClientStates], download: Download
+    ) -> None:
         """Lets parts edit the uploads and send more."""
         for part in self.parts:
             part.send(upload, states[part], download)
         if self.edits_uploads:
             upload.finite = upload.finite & sendable(upload, limit_of(self.aggregator))
 
-    def _keep(self, upload: Upload, states: Mapping[ClientPart, Own], download: Download) -> None:
+    def _keep(
+        self, upload: Upload, states: Mapping[ClientPart, ClientStates], download: Download
+    ) -> None:
         """Writes the new states of the clients whose upload is finite."""
         for part in self.parts:
             for name, values in (part.keep(upload, states[part], download) or {}).items():
-                finite = None if isinstance(values, Edited) else upload.finite
+                finite = None if isinstance(values, EditedState) else upload.finite
                 part.stores.write(name, upload.clients, values, download.round, finite)
-        self.sent.append(Sent(download, upload.clients, upload.finite))
+        self.sent.append(SentUploads(download, upload.clients, upload.finite))
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Hands the server's reply to the clients that have uploaded in this round."""

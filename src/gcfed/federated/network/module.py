@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gcfed.federated.network.blame import blamed
-from gcfed.federated.network.lent import (
-    Lent,
+from gcfed.federated.network.lent_network import (
+    LentNetwork,
     Traits,
     broadcast_state,
     make_contiguous,
@@ -79,7 +79,7 @@ class FederatedModule(LightningModule):
             self.memory_format = torch.channels_last
         self.net = net.to(memory_format=self.memory_format)
         self.travels = travelling(self.net)  # before statistics may become infinite
-        self.lent = Lent(self.net)
+        self.lent_network = LentNetwork(self.net)
         server = validated("server", server, Callable[..., Any])
         self.make_optimizer = try_optimizer(server, "server")
         self.clients: ClientStack | None = None
@@ -106,7 +106,7 @@ class FederatedModule(LightningModule):
             make_contiguous(self.net)
         if traits.edits_input and hand_copies not in self.net._forward_pre_hooks.values():
             self.net.register_forward_pre_hook(hand_copies)
-        self.lent = Lent(self.net, traits, self.task)
+        self.lent_network = LentNetwork(self.net, traits, self.task)
 
     def configure_optimizers(self) -> Optimizer:
         return self.make_optimizer(self.net.parameters())
@@ -191,7 +191,7 @@ class FederatedModule(LightningModule):
         # Not by trainer.validate: it would set up and tear down the trainer, which is fitting.
         self.sums = {}
         if self.trainer.datamodule.num_clients > 1:  # type: ignore[attr-defined]
-            self.lent.begin_anew()
+            self.lent_network.begin_anew()
         precision = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), evaluating(self.net), self._keeping_task(), precision:
             loaders = self.trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
@@ -205,7 +205,7 @@ class FederatedModule(LightningModule):
 
     def _keeping_task(self) -> AbstractContextManager[object]:
         """After the block, a task that keeps something from one call to the next is as before."""
-        return unchanged(self.task) if self.lent.traits.keeps else nullcontext()
+        return unchanged(self.task) if self.lent_network.traits.keeps else nullcontext()
 
     def scores(self) -> dict[str, float]:
         """The means of the present test over all processes, by column, with the task's roots and

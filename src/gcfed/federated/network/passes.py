@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gcfed.federated.network.closeness import are_equal
-from gcfed.federated.network.lent import Lent, make_contiguous
+from gcfed.federated.network.lent_network import LentNetwork, make_contiguous
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import leaves
 from gcfed.models.own import reason
@@ -63,8 +63,8 @@ class Passes:
         self.others = others_B
         self.task = task
         self.name = f"model: {type(net).__name__}"
-        self.lent = Lent(net)
-        self.trained = [name for name, t in self.lent.tensors.items() if t.requires_grad]
+        self.lent_network = LentNetwork(net)
+        self.trained = [name for name, t in self.lent_network.tensors.items() if t.requires_grad]
         self.contiguous = False
         self.edits_input = False
         self.unregistered = set[int]()
@@ -78,7 +78,7 @@ class Passes:
 
         It finds out whether the network needs the contiguous layout.
         """
-        self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
+        self.before = {name: t.detach().clone() for name, t in self.lent_network.tensors.items()}
         try:
             return self.run(self.x, y=self.y)
         except Exception:
@@ -120,7 +120,7 @@ class Passes:
         seed_generators(x.device, 0)
         generators = {name: mark(generator) for name, generator in GLOBAL.items()}
         begun = self.before if start is None else start
-        self.lent.begin({name: t.clone() for name, t in begun.items()})
+        self.lent_network.begin({name: t.clone() for name, t in begun.items()})
         self.net.train(training)
         seen = x.clone()
         try:
@@ -130,17 +130,17 @@ class Passes:
                 if y is not None:
                     self._backward(out, x, y, num_real)
             self._note(seen, x, generators)
-            tensors = self.lent.present()
+            tensors = self.lent_network.present()
             expected = self.before | begun
             return Pass(
                 out=returned,
-                grads=grads_of([self.lent.tensors[name] for name in self.trained]),
+                grads=grads_of([self.lent_network.tensors[name] for name in self.trained]),
                 tensors=tensors,
                 changed=[name for name, t in tensors.items() if not are_equal(t, expected[name])],
             )
         finally:
-            self.lent.end()
-            for t in self.lent.tensors.values():
+            self.lent_network.end()
+            for t in self.lent_network.tensors.values():
                 t.grad = None
 
     def _call(self, x: Tensor, training: bool) -> Tensor:
@@ -179,7 +179,7 @@ class Passes:
         if not loss.requires_grad:
             raise self._no_gradient(out)
         loss.backward()
-        registered = {id(t) for t in self.lent.tensors.values()}
+        registered = {id(t) for t in self.lent_network.tensors.values()}
         self.unregistered = (leaves(loss) & self.fresh.ids) - registered
 
     def _no_gradient(self, out: Tensor) -> ValueError:
@@ -232,7 +232,7 @@ class Passes:
         for name, generator in GLOBAL.items():
             if mark(generator) != generators[name]:
                 self.draws.add(name)
-        self.replaced |= self.lent.replaced()
+        self.replaced |= self.lent_network.replaced()
 
 
 def grads_of(tensors: Sequence[Tensor]) -> list[Tensor]:

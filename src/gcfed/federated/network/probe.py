@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gcfed.federated.network.closeness import is_close
 from gcfed.federated.network.hidden_state import HiddenState
-from gcfed.federated.network.lent import Traits
+from gcfed.federated.network.lent_network import Traits
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.passes import Pass, Passes
 from gcfed.federated.network.stackable import StackCheck

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from gcfed.federated.network.lent import Lent
+from gcfed.federated.network.lent_network import LentNetwork
 from gcfed.federated.network.tap import Output, Tap
 from gcfed.federated.network.tensors import ClientTensors
 from gcfed.federated.protocol.messages import Params
@@ -17,13 +17,13 @@ from gcfed.federated.protocol.messages import Params
 class LoneClient:
     """A single client, in the user's own network, which has the client's tensors."""
 
-    def __init__(self, lent: Lent, tensors: ClientTensors) -> None:
-        self.lent = lent
+    def __init__(self, lent_network: LentNetwork, tensors: ClientTensors) -> None:
+        self.lent_network = lent_network
         self.tensors = tensors
 
     def begin(self) -> None:
         """Gives the network the client's tensors."""
-        self.lent.begin(self.tensors.first)
+        self.lent_network.begin(self.tensors.first)
 
     @cached_property
     def leaves(self) -> Params:
@@ -34,7 +34,7 @@ class LoneClient:
         """
         leaves = {}
         for name in self.tensors.trained:
-            leaves[name] = self.lent.tensors[name].detach().unsqueeze(0).requires_grad_()
+            leaves[name] = self.lent_network.tensors[name].detach().unsqueeze(0).requires_grad_()
         return leaves
 
     def run(self, tap: Tap, x_KB: Tensor) -> Output:
@@ -43,7 +43,7 @@ class LoneClient:
 
     def present(self) -> Params:
         """The client's present tensors, name → ``[1, *shape]``."""
-        return {name: t.unsqueeze(0) for name, t in self.lent.present().items()}
+        return {name: t.unsqueeze(0) for name, t in self.lent_network.present().items()}
 
     def backward(self, loss_K: Tensor) -> None:
         """Back-propagates the loss into the ``grad`` of the leaves."""
@@ -60,7 +60,7 @@ class LoneClient:
         """The gradients of the network's parameters, which lose them."""
         grads = []
         for name in self.leaves:
-            parameter = self.lent.tensors[name]
+            parameter = self.lent_network.tensors[name]
             grads.append(parameter.grad)
             parameter.grad = None
         return grads
@@ -73,8 +73,8 @@ class SideBySide:
         leaves: the trained tensors, ``[n, *shape]``, in the clients' memory.
     """
 
-    def __init__(self, lent: Lent, tensors: ClientTensors, n: int) -> None:
-        lent.begin({})  # the network must not change
+    def __init__(self, lent_network: LentNetwork, tensors: ClientTensors, n: int) -> None:
+        lent_network.begin({})  # the network must not change
         self.leaves: Params = {}
         for name in tensors.trained:
             self.leaves[name] = tensors.full[name][:n].detach().requires_grad_()

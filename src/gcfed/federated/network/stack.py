@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.lent import Lent
+from gcfed.federated.network.lent_network import LentNetwork
 from gcfed.federated.network.running import LoneClient, SideBySide, run_side_by_side
 from gcfed.federated.network.tap import Output, Tap
 from gcfed.federated.network.tensors import ClientTensors
@@ -42,7 +42,7 @@ class ClientStack:
             steps, most first.
         reads: what the forward pass also returns: ``features``, ``stages`` (see ``Tap``).
         task: the meaning of the labels.
-        lent: the network as :class:`Lent`; made here if not given.
+        lent_network: the network as :class:`LentNetwork`; made here if not given.
 
     Attributes:
         full: each client's tensors, name → ``[K, *shape]``.
@@ -64,18 +64,18 @@ class ClientStack:
         *,
         reads: Set[str] = frozenset(),
         task: Task = CLASSIFICATION,
-        lent: Lent | None = None,
+        lent_network: LentNetwork | None = None,
     ) -> None:
         self.task = task
         self.net = net
-        self.lent = lent or Lent(net)
+        self.lent_network = lent_network or LentNetwork(net)
         self._tap = Tap(net, "features" in reads, "stages" in reads)
-        self.lent.end()
+        self.lent_network.end()
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so their calls run on
         # views of ``full``.
         on_gpu = next(iter(start.values())).is_cuda
         self._can_lend = not (on_gpu and is_recurrent(net))
-        self._tensors = ClientTensors(self.lent, start, len(clients))
+        self._tensors = ClientTensors(self.lent_network, start, len(clients))
         self.full = self._tensors.full
         self.load(start, clients, num_samples, num_steps)
 
@@ -93,7 +93,7 @@ class ClientStack:
         self.start = dict(start)
         self.prepared: dict[Any, Any] = {}
         self.personal: Params = {}
-        self.lent.end()
+        self.lent_network.end()
         self._tensors.load(start)
         self._activate(len(clients))
 
@@ -110,12 +110,12 @@ class ClientStack:
             self._running = self._lone
             self._lone.begin()
         else:
-            self._running = SideBySide(self.lent, self._tensors, n)
+            self._running = SideBySide(self.lent_network, self._tensors, n)
         self.leaves = self._running.leaves
 
     @cached_property
     def _lone(self) -> LoneClient:
-        return LoneClient(self.lent, self._tensors)
+        return LoneClient(self.lent_network, self._tensors)
 
     def tensors(self) -> list[Tensor]:
         """The clients' weights and buffers, ``[K, *shape]`` each."""
@@ -126,8 +126,8 @@ class ClientStack:
 
         It ends the loan to the last client, because only then the network has its own tensors.
         """
-        self.lent.end()
-        return self.lent.tensors is self._tensors.network
+        self.lent_network.end()
+        return self.lent_network.tensors is self._tensors.network
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -223,7 +223,7 @@ class ClientStack:
         Raises:
             Refusal: the network cannot run on other tensors than its own.
         """
-        traits = self.lent.traits
+        traits = self.lent_network.traits
         if traits.functional:
             raise Refusal(
                 f"model: this method needs a teacher, and {type(self.net).__name__} has"
@@ -242,19 +242,19 @@ class ClientStack:
         """The network's outputs with these tensors, name → ``[*shape]``, in its present mode,
         without gradients.
         """
-        with self.lent.holding(state):
+        with self.lent_network.holding(state):
             outputs: Tensor = self.net(x_B)
             return outputs
 
     def shrink(self, n: int) -> None:
         """Goes on with the first n clients; tensors of the others do not change."""
-        self.lent.settle()  # finds constants that forward has changed
+        self.lent_network.settle()  # finds constants that forward has changed
         self._activate(n)
 
     def settle(self) -> None:
         """Copies integer buffers, and tensors that forward passes replaced, into ``full``."""
-        self.lent.settle()
-        trained = {name for name, t in self.lent.tensors.items() if t.requires_grad}
+        self.lent_network.settle()
+        trained = {name for name, t in self.lent_network.tensors.items() if t.requires_grad}
         changed = trained.symmetric_difference(self._tensors.trained)
         if changed:
             name = min(changed)
@@ -263,7 +263,7 @@ class ClientStack:
 
     def delta(self) -> Params:
         """The clients' updates w_k − w, name → ``[K, *shape]``."""
-        self.lent.end()
+        self.lent_network.end()
         self.personal = {}
         self.drop_grads()
         moved = torch._foreach_sub(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from gcfed.federated.network.closeness import are_close, is_close
-from gcfed.federated.network.lent import travelling
+from gcfed.federated.network.lent_network import travelling
 from gcfed.federated.network.passes import Pass, Passes, grads_of
 from gcfed.federated.network.tap import Tap
 from gcfed.federated.protocol.messages import Params
@@ -88,7 +88,7 @@ class StackCheck:
         passes.begin_anew()  # calls on other tensors may have reached buffers through a list
         lent = passes.run(passes.x, start=passes.scaled(passes.before, 1.1))
         for name in passes.trained:  # weights that share memory change twice
-            passes.lent.tensors[name].data.mul_(1.1)
+            passes.lent_network.tensors[name].data.mul_(1.1)
         if not is_close(passes.run(passes.x, start={}).out, lent.out):
             raise Refusal(
                 f"{passes.name} keeps a weight's memory in another tensor (self.b ="
@@ -167,7 +167,9 @@ class StackCheck:
     def _shared_tensors(self, averaged: Sequence[str]) -> set[str]:
         """Names of the tensors that all clients of a stack share."""
         parameters = {name for name, _ in self.net.named_parameters()}
-        return set(self.passes.lent.saved) - parameters - {*travelling(self.net)} - {*averaged}
+        return (
+            set(self.passes.lent_network.saved) - parameters - {*travelling(self.net)} - {*averaged}
+        )
 
     def _has_hooks_on_gradients(self) -> bool:
         """Whether a parameter has hooks, which a call on other tensors does not reach."""

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.lent import Lent
+from gcfed.federated.network.lent_network import LentNetwork
 from gcfed.federated.network.rows import broadcast_like
 from gcfed.federated.protocol.messages import Params
 
@@ -15,7 +15,7 @@ class ClientTensors:
     """The tensors of K clients. They keep their memory while clients train, one after another.
 
     Args:
-        lent: the network.
+        lent_network: the network.
         start: the broadcast model, name → ``[*shape]``.
 
     Attributes:
@@ -26,8 +26,8 @@ class ClientTensors:
             the integers for which ``full`` has floats, and those that no checkpoint has.
     """
 
-    def __init__(self, lent: Lent, start: Mapping[str, Tensor], k: int) -> None:
-        self.network = lent.tensors
+    def __init__(self, lent_network: LentNetwork, start: Mapping[str, Tensor], k: int) -> None:
+        self.network = lent_network.tensors
         self.trained = [name for name, t in self.network.items() if t.requires_grad]
         self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
         self.buffers: Params = {}
@@ -38,7 +38,7 @@ class ClientTensors:
         self._unsaved: Params = {}
         for name, t in self.network.items():
             is_parameter = isinstance(t, nn.Parameter)
-            if name not in start and name not in lent.saved and not is_parameter:
+            if name not in start and name not in lent_network.saved and not is_parameter:
                 self._unsaved[name] = t.data
                 self.buffers[name] = broadcast_like(t, k)
         # integers that forward passes count, and their floats

@@ -9,7 +9,7 @@ from textwrap import shorten
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.lent import new_memory
+from gcfed.federated.network.lent_network import new_memory
 from gcfed.federated.network.passes import Pass, Passes
 from gcfed.federated.network.tap import dense_buffers
 from gcfed.models.spectral import unit_vectors
@@ -45,7 +45,7 @@ class TrainingCheck:
             raise new_memory(replaced[0])
         if any(t.layout != torch.strided for t in first.grads):
             raise Refusal(f"{self.name} gets sparse gradients: set sparse=False in its layers.")
-        held = {id(t) for t in passes.lent.tensors.values() if isinstance(t, nn.Parameter)}
+        held = {id(t) for t in passes.lent_network.tensors.values() if isinstance(t, nn.Parameter)}
         if {id(p) for p in self.net.parameters()} != held:
             raise Refusal(
                 f"{self.name}.parameters() lacks some: set requires_grad=False in those instead."
@@ -111,7 +111,7 @@ class TrainingCheck:
                     f"{self.name} changes {name}, which {why}, or register it with"
                     " persistent=False, so that clients begin anew."
                 )
-            is_parameter = isinstance(self.passes.lent.tensors[name], nn.Parameter)
+            is_parameter = isinstance(self.passes.lent_network.tensors[name], nn.Parameter)
             if is_parameter or not old.is_floating_point():
                 averaged.append(name)
         if averaged:

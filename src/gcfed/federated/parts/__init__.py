@@ -21,7 +21,7 @@ from gcfed.federated.parts.server import ServerPart
 from gcfed.federated.parts.transport import Transport
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
-from gcfed.federated.state.own import Edited, Kept, Own, like_trained
+from gcfed.federated.state.client_states import ClientStates, EditedState, KeptState, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.tasks import Batch
 
@@ -31,15 +31,15 @@ __all__ = [
     "Batch",
     "ClientPart",
     "ClientStack",
+    "ClientStates",
     "ClientStores",
     "Download",
-    "Edited",
-    "Kept",
+    "EditedState",
+    "KeptState",
     "Method",
     "Need",
     "Order",
     "Output",
-    "Own",
     "Params",
     "Part",
     "Prepared",

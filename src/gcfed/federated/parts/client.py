@@ -11,7 +11,7 @@ from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Output
 from gcfed.federated.parts.part import Part
 from gcfed.federated.protocol.messages import Download, Params, Upload
-from gcfed.federated.state.own import Own
+from gcfed.federated.state.client_states import ClientStates
 from gcfed.tasks import Batch
 
 #: What a part prepares for the local steps of a stack: tensors, or mappings of them, by name. They
@@ -54,7 +54,7 @@ class ClientPart(Part):
     def on_download(self, download: Download) -> None:
         """Called once a round with the download, before any stack trains."""
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared | None:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared | None:
         """May edit ``stack.full``, where clients start.
 
         Returns what local steps find in ``stack.prepared[self]``.
@@ -99,7 +99,7 @@ class ClientPart(Part):
         """Returns a measurement of w_k. The server finds it in ``upload.notes[self.title]``."""
         return None
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         """Called before K uploads are sent: may edit ``upload.delta`` and send more with
         ``upload.send``.
         """
@@ -121,18 +121,20 @@ class ClientPart(Part):
         """
         return {}
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
+    def keep(
+        self, upload: Upload, own: ClientStates, download: Download
+    ) -> Mapping[str, Params] | None:
         """Called after the uploads. Returns the clients' new states by the names in ``keeps``,
         tensors ``[K, *shape]``.
 
         The engine stores them for the clients whose upload is finite, also if the part has edited
         ``own[name]`` in place. ``own.add(…)`` itself leaves out the other clients; its result
-        (``Edited``) is stored without a wait for the device.
+        (``EditedState``) is stored without a wait for the device.
         """
         return None
 
     def hear(
-        self, reply: Mapping[str, Params], own: Own, download: Download
+        self, reply: Mapping[str, Params], own: ClientStates, download: Download
     ) -> Mapping[str, Params] | None:
         """Receives the server's reply to the cohort, for K of its clients.
 

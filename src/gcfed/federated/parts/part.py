@@ -19,7 +19,7 @@ from gcfed.federated.parallel.sums import LIMIT
 from gcfed.federated.parts.transport import Transport
 from gcfed.federated.protocol.messages import Params, Upload
 from gcfed.federated.protocol.rounds import Round
-from gcfed.federated.state.own import Kept
+from gcfed.federated.state.client_states import KeptState
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import two_zeros
@@ -100,7 +100,7 @@ class Part(Callback):
     order = Order.CORRECTS
     facts: Set[str] = frozenset()
     needs: Sequence[Need] = ()
-    keeps: Mapping[str, Kept] = {}
+    keeps: Mapping[str, KeptState] = {}
     writes: Sequence[str] | None = None
     method = ""
     result = ""

@@ -40,7 +40,7 @@ SENT = "sent"
 Key = tuple[str, int]  # the name of a state, and its client
 
 
-class Undecided(NamedTuple):
+class UndecidedState(NamedTuple):
     """A state on a GPU that was written if ``counts``, bool ``[]``, which the host has not read."""
 
     key: Key
@@ -66,10 +66,10 @@ class ClientStores:
         self._temporary = TemporaryDirectory(prefix="gcfed_") if folder is None else None
         self.names: set[str] = set()
         self.shared = False
-        self._held: dict[Key, Tensor] = {}  # the present versions on a GPU, ``[P]``
-        self._undecided: list[Undecided] = []
-        self._version: dict[Key, int] = {}  # the present versions
-        self._last: dict[Key, int] = {}  # the versions of the last checkpoint
+        self._gpu_states: dict[Key, Tensor] = {}  # the present versions on a GPU, ``[P]``
+        self._undecided_states: list[UndecidedState] = []
+        self._versions: dict[Key, int] = {}  # the present versions
+        self._saved_versions: dict[Key, int] = {}  # the versions of the last checkpoint
 
     @property
     def root(self) -> Path:
@@ -84,9 +84,9 @@ class ClientStores:
         written, or ``NONE``.
         """
         keys = self._keys(name, clients)
-        if any(state.key in keys for state in self._undecided):
+        if any(state.key in keys for state in self._undecided_states):
             self._decide()
-        return [self._version.get(key, NONE) for key in keys]
+        return [self._versions.get(key, NONE) for key in keys]
 
     def _keys(self, name: str, clients: Sequence[int] | np.ndarray) -> list[Key]:
         if name not in self.names:  # a method reads or writes what is not in its ``keeps``
@@ -108,9 +108,9 @@ class ClientStores:
         states = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
         for row, key in enumerate(self._keys(name, clients)):
             state = {tensor: t[row] for tensor, t in states.items()}
-            if key in self._held:
-                _copy_vector(self._held[key], list(state.values()))
-            elif key in self._version:
+            if key in self._gpu_states:
+                _copy_vector(self._gpu_states[key], list(state.values()))
+            elif key in self._versions:
                 self._load_into(list(state.values()), key)
             elif default is None:
                 for t in state.values():
@@ -139,7 +139,7 @@ class ClientStores:
             pieces = [value[row].detach().reshape(-1) for value in values.values()]
             row_counts = None if counts is None else counts[row]
             if self._stays_on_gpu(key, pieces[0].device):
-                self._hold(key, round_index, torch.cat(pieces), row_counts)
+                self._write_on_gpu(key, round_index, torch.cat(pieces), row_counts)
             elif row_counts is None or bool(row_counts):
                 if pieces[0].is_cuda:
                     pieces = [torch.cat(pieces)]  # the host then waits once
@@ -147,34 +147,36 @@ class ClientStores:
                 self._mark_written(key, round_index)
 
     def _stays_on_gpu(self, key: Key, device: torch.device) -> bool:
-        return key in self._held or (not self.shared and _fits(device))
+        return key in self._gpu_states or (not self.shared and _fits(device))
 
-    def _hold(self, key: Key, round_index: int, vector: Tensor, counts: Tensor | None) -> None:
+    def _write_on_gpu(
+        self, key: Key, round_index: int, vector: Tensor, counts: Tensor | None
+    ) -> None:
         """Replaces a state on a GPU if ``counts``, bool ``[]``; None stands for true."""
-        is_new = key not in self._held
+        is_new = key not in self._gpu_states
         if is_new:
-            self._held[key] = vector
+            self._gpu_states[key] = vector
         else:
             # a new tensor could reuse memory that another stream still reads
-            held = self._held[key]
+            held = self._gpu_states[key]
             held.copy_(vector if counts is None else torch.where(counts, vector, held))
         if counts is None:
             self._mark_written(key, round_index)
         else:
-            self._undecided.append(Undecided(key, round_index, counts, is_new))
+            self._undecided_states.append(UndecidedState(key, round_index, counts, is_new))
 
     def _decide(self) -> None:
         """Notes which of the states that were written on a GPU count. Waits once for all."""
-        if not self._undecided:
+        if not self._undecided_states:
             return
-        undecided = self._undecided
-        self._undecided = []
+        undecided = self._undecided_states
+        self._undecided_states = []
         counts = torch.stack([state.counts for state in undecided]).tolist()
         for state, is_written in zip(undecided, counts, strict=True):
             if is_written:
                 self._mark_written(state.key, state.round_index)
             elif state.is_new:
-                del self._held[state.key]
+                del self._gpu_states[state.key]
 
     def finish_round(self, cohort: np.ndarray, versions: Set[int]) -> None:
         """Notes on every process the states of these versions that have been written."""
@@ -191,7 +193,7 @@ class ClientStores:
         if rank_and_world()[0] == 0:
             content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
             self._save((name, index), index, [content])
-        self._version[name, index] = index
+        self._versions[name, index] = index
 
     def get(self, name: str, index: int) -> bytes:
         """A message. Raises Refusal if its file is lost or damaged."""
@@ -201,18 +203,18 @@ class ClientStores:
         """Deletes the messages that are not ``held``. Those of the last checkpoint stay until there
         is a newer one.
         """
-        for key in list(self._version):
+        for key in list(self._versions):
             if key[0] != name or key[1] in held:
                 continue
-            version = self._version.pop(key)
-            if self._last.get(key) != version:
+            version = self._versions.pop(key)
+            if self._saved_versions.get(key) != version:
                 self.path(key, version).unlink(missing_ok=True)
 
     def _mark_written(self, key: Key, round_index: int) -> None:
-        before = self._version.get(key, round_index)
-        if before not in (round_index, self._last.get(key)):
+        before = self._versions.get(key, round_index)
+        if before not in (round_index, self._saved_versions.get(key)):
             self.path(key, before).unlink(missing_ok=True)
-        self._version[key] = round_index
+        self._versions[key] = round_index
 
     # ---------------------------------------------------------------------------------- checkpoints
     def require_folder(self) -> None:
@@ -232,8 +234,8 @@ class ClientStores:
         self.require_folder()
         self._decide()
         found: dict[str, list[int]] = {}
-        for key, version in self._version.items():
-            if self._last.get(key) != version:
+        for key, version in self._versions.items():
+            if self._saved_versions.get(key) != version:
                 self._settle(key, version)
             name, client = key
             found.setdefault(name, []).extend((client, version))
@@ -241,8 +243,8 @@ class ClientStores:
 
     def _settle(self, key: Key, version: int) -> None:
         """Waits until a version is on the disk."""
-        if key in self._held:
-            self._save(key, version, [self._held[key]])
+        if key in self._gpu_states:
+            self._save(key, version, [self._gpu_states[key]])
         with self.path(key, version).open("rb") as file:
             os.fsync(file.fileno())
 
@@ -256,10 +258,10 @@ class ClientStores:
 
     def restore(self, versions: Mapping[Key, int]) -> None:
         """Goes back to these versions, of a checkpoint or of the server."""
-        self._version = dict(versions)
-        self._last = dict(versions)
-        self._held = {}
-        self._undecided = []
+        self._versions = dict(versions)
+        self._saved_versions = dict(versions)
+        self._gpu_states = {}
+        self._undecided_states = []
 
     def check(self, state_dict: Mapping[str, Tensor]) -> None:
         """Goes back to a checkpoint.
@@ -267,7 +269,7 @@ class ClientStores:
         Raises Refusal if one of its files is lost, and names it.
         """
         self.load_state_dict(state_dict)
-        for key, version in self._version.items():
+        for key, version in self._versions.items():
             if not self.path(key, version).is_file():
                 raise self._lost(key, "not there")  # damage is found when it is read
 
@@ -286,7 +288,7 @@ class ClientStores:
             self._delete_all_but_present()
 
     def _delete_all_but_present(self) -> None:
-        present = {self.path(*item) for item in self._version.items()}
+        present = {self.path(*item) for item in self._versions.items()}
         for name in self.names:
             files = set((self.root / name).glob("*/*.bin"))  # also temporary ones
             for path in files - present:
@@ -312,14 +314,16 @@ class ClientStores:
 
         Returns the files that only the checkpoint before it needed.
         """
-        obsolete = [self.path(*item) for item in self._last.items() - self._version.items()]
-        self._last = dict(self._version)
+        obsolete = [
+            self.path(*item) for item in self._saved_versions.items() - self._versions.items()
+        ]
+        self._saved_versions = dict(self._versions)
         return obsolete
 
     def release(self) -> None:
         """Frees the memory of a GPU. States that are in no checkpoint are lost."""
         self._decide()
-        self._held.clear()
+        self._gpu_states.clear()
 
     # ---------------------------------------------------------------------------------------- files
     def _save(self, key: Key, version: int, pieces: Sequence[Tensor]) -> None:
@@ -338,7 +342,7 @@ class ClientStores:
     def _load_into(self, tensors: Sequence[Tensor], key: Key) -> None:
         """Reads a present version into these tensors, ``[*shape]``, one after the other."""
         dtype = _common_type(tensors)
-        version = self._version[key]
+        version = self._versions[key]
         checksum = _first_checksum(key, version)
         with self._open(key, version) as file:
             size = sum(t.numel() for t in tensors) * dtype.itemsize
@@ -358,7 +362,7 @@ class ClientStores:
 
     def _load(self, key: Key) -> bytes:
         """The bytes of a present version, without the checksum."""
-        version = self._version[key]
+        version = self._versions[key]
         with self._open(key, version) as file:
             entries = file.read()
         content = entries[:-CHECKSUM_BYTES]
@@ -376,7 +380,7 @@ class ClientStores:
     def _lost(self, key: Key, how: str) -> Refusal:
         what = "what a late client was sent" if key[0] == SENT else "a client's state"
         return Refusal(
-            f"{self.path(key, self._version[key])} is {how}: it is {what}, which the run needs."
+            f"{self.path(key, self._versions[key])} is {how}: it is {what}, which the run needs."
             " Restore the file, or start anew without ckpt_path. (Each run has its own folder below"
             " client_store.folder.)"
         )

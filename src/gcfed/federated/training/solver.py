@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.federated.network.lent import Traits
+from gcfed.federated.network.lent_network import Traits
 from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Download

@@ -157,21 +157,23 @@ class RecordedSteps(Steps):
         # None for a kind that has run once; the most recent one is the last
         self._recordings: dict[Kind, Step | None] = {}
         # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
-        self._tables: list[Tensor] = []
+        self._loss_tables: list[Tensor] = []
         # of the optimizer: each parameter's, of all K clients
-        self._state: list[dict[str, Any]] = []
+        self._optimizer_states: list[dict[str, Any]] = []
         self._prepared: dict[int, Mapping[str, Any]] = {}  # by part
         # Clients that are done and train on: views of their tensors, and their values
-        self._done: list[tuple[list[Tensor], list[Tensor]]] = []
-        self._plan = [table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables]
-        self._place(plan)
+        self._done_rows: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._plan_tables = [
+            table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables
+        ]
+        self._place_plan(plan)
 
-    def _place(self, plan: BatchPlan) -> None:
-        for table, new in zip(self._plan, plan.tables, strict=True):
+    def _place_plan(self, plan: BatchPlan) -> None:
+        for table, new in zip(self._plan_tables, plan.tables, strict=True):
             table[:, : new.shape[1]].copy_(new)
-        self.plan = plan.on(self._plan)
-        self._training = (plan.counts > 0).sum(0).tolist()  # clients that are not done, by step
-        self._done = []
+        self.plan = plan.on(self._plan_tables)
+        self._num_training = (plan.counts > 0).sum(0).tolist()  # clients that are not done, by step
+        self._done_rows = []
 
     def restart(self, start: StackStart) -> None:
         model = self.stack.start  # the recordings read this memory
@@ -179,14 +181,14 @@ class RecordedSteps(Steps):
         super().restart(replace(start, model=model))
 
     def _reset(self, plan: BatchPlan) -> None:
-        cleared = [self._number, *self._tables]
+        cleared = [self._number, *self._loss_tables]
         state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
-        for leaf, entries in zip(self.stack.leaves.values(), self._state, strict=True):
+        for leaf, entries in zip(self.stack.leaves.values(), self._optimizer_states, strict=True):
             cleared += [value for value in entries.values() if isinstance(value, Tensor)]
             state[leaf] = dict(entries)
         torch._foreach_zero_(cleared)
         self.optimizer.state = state
-        self._place(plan)
+        self._place_plan(plan)
 
     def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
         """A copy of ``prepared`` in the memory that this part's tensors had for
@@ -219,16 +221,16 @@ class RecordedSteps(Steps):
         active = self.plan.kinds[number].active
         if active < self.plan.kinds[number - 1].active:
             self._restore_done()
-        first = self._training[number]
-        last = min(self._training[number - 1], active)
+        first = self._num_training[number]
+        last = min(self._num_training[number - 1], active)
         if first < last:
             rows = [t[first:last] for t in self._of_clients()]
-            self._done.append((rows, [row.clone() for row in rows]))
+            self._done_rows.append((rows, [row.clone() for row in rows]))
 
     def _restore_done(self) -> None:
-        for rows, values in self._done:
+        for rows, values in self._done_rows:
             torch._foreach_copy_(rows, values)
-        self._done = []
+        self._done_rows = []
 
     def _of_clients(self) -> list[Tensor]:
         """All tensors that have a row for each client: weights and buffers, the optimizer's state,
@@ -268,22 +270,22 @@ class RecordedSteps(Steps):
 
     def _end_first(self) -> None:
         super()._end_first()
-        if not self._state:
+        if not self._optimizer_states:
             for leaf in self.stack.leaves.values():
-                self._state.append(dict(self.optimizer.state[leaf]))
+                self._optimizer_states.append(dict(self.optimizer.state[leaf]))
 
     def note(self, number: int | Tensor, *values: Tensor) -> None:
         assert isinstance(number, Tensor)  # on the device
-        if not self._tables:
-            shape = self._plan[0].shape[1], len(self.stack)
-            self._tables = [value.new_zeros(shape) for value in values]
-        for table, value in zip(self._tables, values, strict=True):
+        if not self._loss_tables:
+            shape = self._plan_tables[0].shape[1], len(self.stack)
+            self._loss_tables = [value.new_zeros(shape) for value in values]
+        for table, value in zip(self._loss_tables, values, strict=True):
             table[:, : len(value)].index_copy_(0, number, value.unsqueeze(0))
 
     def mean_losses(self) -> Tensor:
-        losses, labels = self._tables
+        losses, labels = self._loss_tables
         num_steps = len(self.plan.kinds)
-        counts_KT, *_ = self._plan
+        counts_KT, *_ = self._plan_tables
         trains_TK = counts_KT[:, :num_steps].T > 0
         losses_TK = losses[:num_steps].where(trains_TK, 0)
         labels_TK = labels[:num_steps].where(trains_TK, 0)

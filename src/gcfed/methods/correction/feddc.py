@@ -19,10 +19,10 @@ import torch
 from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
+    ClientStates,
     Download,
-    Kept,
+    KeptState,
     Method,
-    Own,
     Params,
     Upload,
     like_trained,
@@ -62,13 +62,16 @@ class LocalDrift(ClientPart):
         local_sgd("it computes a client's mean gradient from w − θ_k and plain steps"),
         full_uploads("its gradient corrections would still be sent in full"),
     ]
-    keeps = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k
+    keeps = {
+        "feddc_control": KeptState(like_trained),
+        "feddc_drift": KeptState(like_trained),
+    }  # c_k and h_k
 
     def __init__(self, alpha: float, takes_out: bool) -> None:
         self.alpha = alpha
         self.takes_out = takes_out
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient,
         ``[K, *shape]``.
         """
@@ -84,12 +87,12 @@ class LocalDrift(ClientPart):
         torch._foreach_add_(grads, correction)
         torch._foreach_add_(grads, weights, alpha=self.alpha)
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         known = download.extra["feddc"] if self.takes_out else own["feddc_control"]
         # c_k⁺ − c_k
         upload.send("feddc", gradients_beyond(known, upload, upload.num_steps * download.lr))
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         return {
             "feddc_control": own.add("feddc_control", upload.extra["feddc"], upload.finite),
             "feddc_drift": own.add("feddc_drift", upload.delta, upload.finite),

@@ -18,9 +18,9 @@ import torch
 
 from gcfed.federated.parts import (
     ClientStack,
-    Kept,
+    ClientStates,
+    KeptState,
     Method,
-    Own,
     Params,
     Prepared,
     Received,
@@ -54,13 +54,13 @@ class FedDyn(Method):
 class DynamicPull(Proximal):
     recordable = "run"
     facts = {"anchors", "corrects drift"}
-    keeps = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
+    keeps = {"feddyn": KeptState(like_trained)}  # h_k, as −h_k/α
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         sums = own["feddyn"]
         return {"anchor": {name: download.model[name] - total for name, total in sums.items()}}
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         """Adds the Δ_k that the server received, so that u stays the mean of the u_k."""
         return {"feddyn": own.add("feddyn", upload.delta, upload.finite)}
 

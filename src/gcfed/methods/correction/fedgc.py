@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from gcfed.federated.parallel.sums import LIMIT, Sums
 from gcfed.federated.parts import (
     ClientPart,
+    ClientStates,
     Download,
     Method,
-    Own,
     Params,
     Received,
     Round,
@@ -108,7 +108,7 @@ class ClientConstraint(ClientPart):
             units.setdefault(unit, []).append(name)
         self.units = list(units.values())
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         if not self.cgc:
             return
         moves = download.extra["fedgc"]

@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.parts import Method, Own, Params, ServerPart
+from gcfed.federated.parts import ClientStates, Method, Params, ServerPart
 from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.correction.feddyn import DynamicPull, UpdateSum
 from gcfed.methods.requirements import mean_aggregator, plain_server
@@ -51,13 +51,13 @@ class CorrectedUpload(DynamicPull):
     recordable = "run"
     facts = {*DynamicPull.facts, "edits the mean"}
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         sums = own["feddyn"]
         deltas = [upload.delta[name] for name in sums]
         torch._foreach_mul_(deltas, 2.0)
         torch._foreach_add_(deltas, list(sums.values()))
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         """Adds the Δ_k of what the server received: (ŵ_k − w₀ − u_k) / 2."""
         deltas = {name: (upload.delta[name] - total) / 2 for name, total in own["feddyn"].items()}
         return {"feddyn": own.add("feddyn", deltas, upload.finite)}

@@ -17,9 +17,9 @@ import torch
 from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
-    Kept,
+    ClientStates,
+    KeptState,
     Method,
-    Own,
     Params,
     Prepared,
     ServerPart,
@@ -54,7 +54,7 @@ class ControlVariates(ClientPart):
         local_sgd("it computes a client's mean gradient from w₀ − w_k", momentum=True),
         full_uploads("its control variates would still be sent in full"),
     ]
-    keeps = {"scaffold": Kept(like_trained)}
+    keeps = {"scaffold": KeptState(like_trained)}
 
     def __init__(self, momentum_correction: bool) -> None:
         self.momentum_correction = momentum_correction
@@ -62,7 +62,7 @@ class ControlVariates(ClientPart):
     def validate(self, setup: Setup) -> None:
         self.count = step_counter(setup.local_optimizer)
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         kept = own["scaffold"]
         return {name: mean - kept[name] for name, mean in download.extra["scaffold"].items()}
 
@@ -70,12 +70,12 @@ class ControlVariates(ClientPart):
         stack = pl_module.clients
         torch._foreach_add_(*stack.with_grads(stack.prepared[self]))
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         steps = self.count(upload.num_steps) if self.momentum_correction else upload.num_steps
         known = download.extra["scaffold"]
         upload.send("scaffold", gradients_beyond(known, upload, steps * download.lr))
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old c_k, so that c stays the mean."""
         return {"scaffold": own.add("scaffold", upload.extra["scaffold"], upload.finite)}
 

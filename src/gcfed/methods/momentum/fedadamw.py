@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.parts import ClientStack, Download, Method, Own, Prepared, Round, per_client
+from gcfed.federated.parts import (
+    ClientStack,
+    ClientStates,
+    Download,
+    Method,
+    Prepared,
+    Round,
+    per_client,
+)
 from gcfed.methods.momentum.fedcm import MeanStep
 from gcfed.methods.momentum.fedmuon import MeanMomentum, MomentumSteps
 from gcfed.utils.checked import ShareBelow1, Weight, checked
@@ -49,7 +57,7 @@ class AdamSteps(MomentumSteps):
         self.beta2 = beta2
         self.eps = eps
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         """m and v, ``[K, *shape]``, k and t, ``[K]``, all edited by the steps, and
         Δ, ``[*shape]``.
         """

@@ -13,8 +13,8 @@ import torch
 from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
+    ClientStates,
     Method,
-    Own,
     Params,
     Received,
     Round,
@@ -46,7 +46,7 @@ class ClientMomentum(ClientPart):
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         return download.extra["fedcm"]
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

@@ -18,10 +18,10 @@ from torch import Tensor
 from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
+    ClientStates,
     Download,
     Method,
     Order,
-    Own,
     Params,
     Prepared,
     Received,
@@ -57,7 +57,7 @@ class MomentumSteps(ClientPart):
         self.momentum = momentum
         self.alpha = alpha
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         """M, ``[K, *shape]``, which the steps edit, and Δ, ``[*shape]``."""
         momenta = {}
         for name, mean in download.extra["fedmuon"].items():
@@ -76,7 +76,7 @@ class MomentumSteps(ClientPart):
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._sent = {name: t.clone() for name, t in stack.prepared[self]["momenta"].items()}
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         upload.send(self.message, self._sent)
 
 

@@ -25,9 +25,9 @@ from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Tap
 from gcfed.federated.parts import (
     ClientPart,
-    Kept,
+    ClientStates,
+    KeptState,
     Method,
-    Own,
     Params,
     Prepared,
     ServerPart,
@@ -73,7 +73,7 @@ class CurvaturePenalty(ClientPart):
         functional_network("it computes its Fisher information with torch.func"),
     ]
 
-    keeps = dict.fromkeys(MESSAGES, Kept(like_trained))
+    keeps = dict.fromkeys(MESSAGES, KeptState(like_trained))
 
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam = lam
@@ -87,7 +87,7 @@ class CurvaturePenalty(ClientPart):
             )
         self.data = setup.data
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
         is_included = torch.from_numpy(own.version == last)
         for message, kept in own.items():  # zeros where the client has none
@@ -135,11 +135,11 @@ class CurvaturePenalty(ClientPart):
         torch._foreach_div_(list(total.values()), len(samples))
         return total
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         upload.extra |= self._own
         self._own = {}
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         """If its upload does not count, a client keeps its old part; the server's sums may contain
         it.
         """

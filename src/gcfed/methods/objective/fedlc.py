@@ -9,7 +9,7 @@ softmax, and its logit gets no gradient from the task.
 import torch
 from torch import Tensor
 
-from gcfed.federated.parts import ClientPart, ClientStack, Download, Own, Params, Setup
+from gcfed.federated.parts import ClientPart, ClientStack, ClientStates, Download, Params, Setup
 from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Positive, Weight, checked
 from gcfed.utils.device import on_device
@@ -46,7 +46,7 @@ class FedLC(ClientPart):
             does = f"{self.title} removes classes that a client lacks from the softmax"
             raise Refusal(f"{does}, and the loss of {task}: use the cross-entropy.")
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()
         like = next(iter(stack.start.values()))
         return {"margins": on_device(self.tau * counts**-self.exponent, like.device, like.dtype)}

@@ -29,9 +29,9 @@ from gcfed.federated.parts import (
     Batch,
     ClientPart,
     ClientStack,
+    ClientStates,
     Download,
     Order,
-    Own,
     Prepared,
     Setup,
     client_norms,
@@ -86,7 +86,7 @@ class FedReg(ClientPart):
         self.data = setup.data
         self.solver = setup.solver
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         if not (self.pseudo or self.perturbed):
             return {}
         return {"pass": PseudoPass(self, stack, download)}

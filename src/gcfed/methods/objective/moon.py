@@ -14,10 +14,10 @@ from gcfed.federated.parts import (
     Batch,
     ClientPart,
     ClientStack,
+    ClientStates,
     Download,
-    Kept,
+    KeptState,
     Output,
-    Own,
     Params,
     Prepared,
 )
@@ -43,13 +43,13 @@ class Moon(ClientPart):
     recordable = "stack"
     reads = {"features"}
     needs = [network_functions("features", "head"), teacher]
-    keeps = {"moon": Kept(lambda part, download: download.model, starts_at_model=True)}
+    keeps = {"moon": KeptState(lambda part, download: download.model, starts_at_model=True)}
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
         self.mu = mu
         self.temperature = temperature
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         known = own.version >= 0
         if not known.any():
             return {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.parts import ClientPart, ClientStack, Download, Own, Prepared
+from gcfed.federated.parts import ClientPart, ClientStack, ClientStates, Download, Prepared
 from gcfed.utils.checked import Weight, checked
 
 
@@ -26,7 +26,7 @@ class Proximal(ClientPart):
     def __init__(self, mu: Weight = 0.1) -> None:
         self.mu = mu
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         return {"anchor": stack.start}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

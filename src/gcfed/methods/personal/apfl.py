@@ -18,7 +18,15 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from gcfed.federated.parts import ClientStack, Download, Kept, Own, Params, Prepared, per_client
+from gcfed.federated.parts import (
+    ClientStack,
+    ClientStates,
+    Download,
+    KeptState,
+    Params,
+    Prepared,
+    per_client,
+)
 from gcfed.methods.estimates import inner_products
 from gcfed.methods.personal.ditto import SecondModel
 from gcfed.utils.checked import Share, checked
@@ -32,7 +40,7 @@ class APFL(SecondModel):
 
     recordable = "run"
     keeps = SecondModel.keeps | {  # α − ``alpha``
-        "apfl": Kept(
+        "apfl": KeptState(
             lambda part, download: {"alpha": next(iter(download.model.values())).new_zeros(())}
         )
     }
@@ -40,7 +48,7 @@ class APFL(SecondModel):
     def __init__(self, alpha: Share = 0.5) -> None:
         self.alpha = alpha
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         alpha = own["apfl"]["alpha"] + self.alpha
         return {**super().prepare(stack, own, download), "alpha": alpha}
 

@@ -21,10 +21,10 @@ from gcfed.federated.parts import (
     Batch,
     ClientPart,
     ClientStack,
+    ClientStates,
     Download,
-    Kept,
+    KeptState,
     Order,
-    Own,
     Params,
     Prepared,
     Setup,
@@ -45,12 +45,12 @@ class SecondModel(ClientPart):
     order = Order.MOVES_WEIGHTS
     result = OWN_MODELS
     needs = [local_sgd("its personal model makes plain steps")]
-    keeps = {"second_model": Kept(lambda part, download: download.model, starts_at_model=True)}
+    keeps = {"second_model": KeptState(lambda part, download: download.model, starts_at_model=True)}
 
     def validate(self, setup: Setup) -> None:
         self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         return {"v": own["second_model"], "lr": rate(download)}
 
     def before_step(

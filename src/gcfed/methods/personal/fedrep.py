@@ -21,10 +21,10 @@ from torch import Tensor
 from gcfed.federated.parts import (
     Batch,
     ClientStack,
+    ClientStates,
     Download,
     Method,
     Order,
-    Own,
     Params,
     per_client,
 )
@@ -58,7 +58,7 @@ class InTurn(Private):
             self.keeps = {}
             self.result = ""
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         super().prepare(stack, own, download)
         # 0.29 · 100 is 28.999… in floating point
         steps = np.floor(self.head_share * stack.num_steps + 1e-9)

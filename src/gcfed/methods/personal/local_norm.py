@@ -8,7 +8,15 @@ the aggregate of the last cohort's, without Global GC.
 
 from collections.abc import Mapping
 
-from gcfed.federated.parts import ClientPart, ClientStack, Download, Kept, Own, Params, Setup
+from gcfed.federated.parts import (
+    ClientPart,
+    ClientStack,
+    ClientStates,
+    Download,
+    KeptState,
+    Params,
+    Setup,
+)
 from gcfed.methods.requirements import plain_server
 from gcfed.models.own import batch_norms
 from gcfed.utils.refusal import Refusal
@@ -22,7 +30,7 @@ class LocalNorm(ClientPart):
 
     method = "model.norm_policy=local"
     keeps = {
-        "batch_norm": Kept(
+        "batch_norm": KeptState(
             lambda part, download: {name: download.model[name] for name in part.kept},
             starts_at_model=True,
         )
@@ -43,7 +51,7 @@ class LocalNorm(ClientPart):
                 )
         self.kept = [name for name in self.personal_tensors(setup) if name in setup.module.travels]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         for kept in own.values():
             for name, t in kept.items():
                 stack.full[name].copy_(t)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gcfed.federated.parts import Batch, ClientStack, Download, Order, Own, Prepared, Setup
+from gcfed.federated.parts import Batch, ClientStack, ClientStates, Download, Order, Prepared, Setup
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.personal.ditto import rate
@@ -54,7 +54,7 @@ class PFedMe(Proximal):
         self.module = setup.module
         self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         self.after_backward = self.module.after_backward()
         w = {name: stack.full[name].clone() for name in self.trained_names}
         return {"anchor": w, "lr": rate(download)}

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.parts import (
+    ClientStates,
     Download,
     Method,
-    Own,
     Params,
     Received,
     Round,
@@ -70,7 +70,7 @@ class Private(LocalNorm):
     def personal_tensors(self, setup: Setup) -> list[str]:
         return tensors_of_side(setup, self.title, self.side, self.head)
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         withhold(upload, self.kept)
 
 

@@ -11,7 +11,7 @@ With equal steps and a constant rate this is the same as here, where y_k is the 
 import torch
 
 from gcfed.federated.parts import (
-    Kept,
+    KeptState,
     Params,
     Received,
     Round,
@@ -27,7 +27,7 @@ class FedVARP(ServerPart):
     """Uses each client's last update in the rounds that it misses."""
 
     facts = {"corrects drift", "edits the mean"}
-    keeps = {"fedvarp": Kept(like_trained)}
+    keeps = {"fedvarp": KeptState(like_trained)}
     needs = [mean_aggregator("y is the plain mean of the table", uniform=True)]
 
     def on_receive(self, upload: Upload, round: Round) -> None:

@@ -19,9 +19,9 @@ from torch import Tensor
 from gcfed.federated.parts import (
     Batch,
     ClientStack,
-    Kept,
+    ClientStates,
+    KeptState,
     Method,
-    Own,
     Params,
     Prepared,
     Received,
@@ -47,10 +47,10 @@ class DualSam(Method):
 
 class DualMove(Sam):
     recordable = "run"
-    keeps = {"fedsmoo": Kept(like_trained)}  # μ_k
+    keeps = {"fedsmoo": KeptState(like_trained)}  # μ_k
     needs = [full_uploads("its dual variables would still be sent in full")]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         """The steps edit μ_k and ŝ, ``[K, *shape]``, and read s, ``[*shape]``."""
         dual = own["fedsmoo"]
         move = {name: torch.zeros_like(t) for name, t in dual.items()}
@@ -74,10 +74,10 @@ class DualMove(Sam):
         self._dual = {name: t.clone() for name, t in prepared["dual"].items()}
         self._sent = {name: dual - prepared["move"][name] for name, dual in self._dual.items()}
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         upload.send("fedsmoo", self._sent)
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         return {"fedsmoo": self._dual}
 
 

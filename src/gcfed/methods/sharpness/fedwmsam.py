@@ -21,9 +21,9 @@ from torch import Tensor
 from gcfed.federated.parts import (
     Batch,
     ClientStack,
+    ClientStates,
     Download,
     Method,
-    Own,
     Params,
     Prepared,
     Received,
@@ -62,7 +62,7 @@ class OwnMomentum(ControlVariates, Sam):
         self.two_passes = False
         self.momentum_correction = False
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         """(1 − α) Δ_k, α, and b/(1 − α), which each step increases."""
         alpha = download.extra["fedwmsam"]["alpha"]
         variates = super().prepare(stack, own, download)

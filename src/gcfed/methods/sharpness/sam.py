@@ -22,9 +22,9 @@ from gcfed.federated.parts import (
     Batch,
     ClientPart,
     ClientStack,
-    Kept,
+    ClientStates,
+    KeptState,
     Order,
-    Own,
     Params,
     Prepared,
     like_trained,
@@ -64,9 +64,9 @@ class Sam(ClientPart):
         self.alpha = alpha
         self.two_passes = direction == "own"
         if direction != "own":
-            self.keeps = {"sam": Kept(like_trained, starts_at_model=True)}  # w_old
+            self.keeps = {"sam": KeptState(like_trained, starts_at_model=True)}  # w_old
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared | None:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared | None:
         """Returns ρ d/‖d‖ if it is the same in all steps."""
         if self.direction == "own":
             return None
@@ -110,7 +110,9 @@ class Sam(ClientPart):
         self._unmoved = {}
         self._at_w = {}
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
+    def keep(
+        self, upload: Upload, own: ClientStates, download: Download
+    ) -> Mapping[str, Params] | None:
         return {
             name: {n: download.model[n].expand_as(t) for n, t in old.items()}
             for name, old in own.items()

@@ -18,9 +18,9 @@ import torch
 
 from gcfed.federated.parts import (
     ClientPart,
+    ClientStates,
     Download,
     Order,
-    Own,
     Params,
     Received,
     Round,
@@ -79,7 +79,7 @@ class OneFactor(ClientPart):
         for name in self.fixed:  # without a gradient, no optimizer moves it
             pl_module.clients.leaves[name].grad = None
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         withhold(upload, self.fixed)
 
 

@@ -27,10 +27,10 @@ import torch
 
 from gcfed.federated.parts import (
     ClientStack,
+    ClientStates,
     Download,
-    Kept,
+    KeptState,
     Method,
-    Own,
     Params,
     Received,
     Setup,
@@ -57,7 +57,7 @@ class FedSub(Method):
 
 class Duals(SubspaceClient):
     keeps = {
-        "fedsub": Kept(
+        "fedsub": KeptState(
             lambda part, download: {
                 name: part.space[name].project(download.model[name]) for name in part.trained_names
             }
@@ -68,7 +68,7 @@ class Duals(SubspaceClient):
         super().validate(setup)
         self._num_steps = setup.solver.num_steps
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         duals = own["fedsub"]
         self._refresh(duals, own.version, download)
         like = duals[self.trained_names[0]]
@@ -89,12 +89,12 @@ class Duals(SubspaceClient):
                 old = self.spaces.projector(download.seed, epoch, name, download.model[name])
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         """λ_k + b_k; ``hear`` subtracts b̄. A client whose numbers are not finite keeps its λ_k."""
         return {"fedsub": own.add("fedsub", upload.delta, upload.finite)}
 
     def hear(
-        self, reply: Mapping[str, Params], own: Own, download: Download
+        self, reply: Mapping[str, Params], own: ClientStates, download: Download
     ) -> Mapping[str, Params]:
         """λ_k + b_k − b̄."""
         mean = reply["fedsub"]

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from gcfed.federated.parts import (
     ClientPart,
+    ClientStates,
     Download,
     Order,
-    Own,
     Params,
     Received,
     Round,
@@ -160,7 +160,7 @@ class SubspaceClient(ClientPart):
             if self.weight_decay:
                 grad.sub_(stack.leaves[name], alpha=self.weight_decay)
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         # one at a time, to avoid a second copy of a stack's updates
         for name in self.trained_names:
             upload.delta[name] = self.space[name].project(upload.delta[name])

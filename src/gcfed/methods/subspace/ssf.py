@@ -19,11 +19,11 @@ import torch
 
 from gcfed.federated.parts import (
     ClientStack,
+    ClientStates,
     Download,
-    Edited,
-    Kept,
+    EditedState,
+    KeptState,
     Method,
-    Own,
     Params,
     Part,
     Received,
@@ -57,26 +57,26 @@ def _on_cpu(part: Part, download: Download) -> Params:
 
 
 class ProjectedVariates(SubspaceClient):
-    keeps = {"ssf": Kept(_on_cpu)}
+    keeps = {"ssf": KeptState(_on_cpu)}
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
+    def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         corrections = {}
         for name, control in download.extra["ssf"].items():
             variate = own["ssf"][name].to(control.device)
             corrections[name] = control - self.space[name].project(variate)
         return corrections
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         super().send(upload, own, download)
         distance = upload.num_steps * download.lr
         upload.send("ssf", gradients_beyond(download.extra["ssf"], upload, distance))
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         """If the upload does not count, c_k does not change, so that c stays the mean."""
         for name, change in upload.extra["ssf"].items():
             counted = change.where(per_client(upload.finite, change), 0.0)
             own["ssf"][name] += self.space[name].lift(counted).cpu()
-        return {"ssf": Edited(own["ssf"])}
+        return {"ssf": EditedState(own["ssf"])}
 
 
 class ProjectedMean(SubspaceServer):

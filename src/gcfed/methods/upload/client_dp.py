@@ -24,10 +24,10 @@ from pydantic import Field
 from gcfed.data.sampling import PoissonSampler
 from gcfed.federated.parts import (
     ClientPart,
+    ClientStates,
     Download,
     Method,
     Order,
-    Own,
     Params,
     Part,
     Received,
@@ -84,7 +84,7 @@ class ClipAll(ClientPart):
     def __init__(self, max_norm: float) -> None:
         self.max_norm = torch.tensor(max_norm, dtype=torch.float64)
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         clip_(list(upload.delta.values()), self.max_norm)
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from gcfed.federated.parts import (
     ClientPart,
+    ClientStates,
     Method,
     Order,
-    Own,
     Params,
     Received,
     Round,
@@ -56,7 +56,7 @@ class Clip(ClientPart):
     def validate(self, setup: Setup) -> None:
         self._no_steps = setup.no_steps
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         bound = download.extra["clip_update"]["bound"]
         norms = clip_([t for name, t in upload.delta.items() if name not in self._no_steps], bound)
         upload.send("clip_update", {"whole": norms <= bound})

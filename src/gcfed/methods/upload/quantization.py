@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.parts import ClientPart, Download, Order, Own, Params, Upload
+from gcfed.federated.parts import ClientPart, ClientStates, Download, Order, Params, Upload
 from gcfed.federated.protocol.messages import Levels
 from gcfed.utils.checked import checked
 from gcfed.utils.rng import torch_seed
@@ -34,7 +34,7 @@ class Quantization(ClientPart):
         self.bits = bits
         self.levels = 2 ** (bits - 1) - 1  # s, the levels above 0
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         # Not running statistics: a variance could become negative.
         tensors = list(self.trained(upload.delta).values())
         norms = []

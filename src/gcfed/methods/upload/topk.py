@@ -16,10 +16,10 @@ import torch
 
 from gcfed.federated.parts import (
     ClientPart,
+    ClientStates,
     Download,
-    Kept,
+    KeptState,
     Order,
-    Own,
     Params,
     Setup,
     Upload,
@@ -39,7 +39,7 @@ class TopK(ClientPart):
     """
 
     order = Order.QUANTIZES
-    keeps = {"topk": Kept(like_trained)}
+    keeps = {"topk": KeptState(like_trained)}
 
     def __init__(self, ratio: PositiveShare = 0.1) -> None:
         self.ratio = ratio
@@ -53,7 +53,7 @@ class TopK(ClientPart):
                 " updates."
             )
 
-    def send(self, upload: Upload, own: Own, download: Download) -> None:
+    def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         """Also makes the new residuals, in ``own``."""
         for name, residual in own["topk"].items():
             delta = upload.delta[name]
@@ -81,6 +81,6 @@ class TopK(ClientPart):
         """k, the number of entries that are sent of a tensor with this number of entries."""
         return max(1, round(self.ratio * entries))
 
-    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+    def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old residual."""
         return {"topk": own["topk"]}

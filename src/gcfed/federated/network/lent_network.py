@@ -38,7 +38,7 @@ class Traits:
     keeps: bool = False  # it keeps something in attributes, with which each client begins anew
 
 
-class Lent:
+class LentNetwork:
     """A network that is lent to clients.
 
     Args:
@@ -51,9 +51,11 @@ class Lent:
         self.net = net
         self.task = task
         self.traits = traits or Traits()
-        self._rows: Params = {}  # the client's tensors
-        self._shared: dict[str, _Shared] = {}  # the tensors that all clients share, by name
-        self._first: Snapshot | None = None  # before the first client
+        self._client_tensors: Params = {}  # the client's tensors
+        self._shared_tensors: dict[
+            str, _SharedTensor
+        ] = {}  # the tensors that all clients share, by name
+        self._first_attributes: Snapshot | None = None  # before the first client
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[Slot] = []
         self.end()
@@ -64,17 +66,17 @@ class Lent:
         The clients share all others, which must not change.
         """
         self.end()
-        self._rows = dict(rows)
+        self._client_tensors = dict(rows)
         self._loan.enter_context(self.holding(rows))
-        self._shared = {}
+        self._shared_tensors = {}
         for name, t in self.tensors.items():
             if name not in rows:
-                self._shared[name] = _Shared.of(t)
+                self._shared_tensors[name] = _SharedTensor.of(t)
 
     def end(self) -> None:
         """Gives the network its own tensors back."""
         self._loan.close()
-        self._rows = {}
+        self._client_tensors = {}
         # A move to another device, or a test, may have made new buffers.
         moved = any(slot.tensor is not self.tensors[slot.name] for slot in self._slots)
         if not moved and self._slots:
@@ -93,9 +95,9 @@ class Lent:
         """
         if not self.traits.keeps:
             return
-        if self._first is None:  # on the device that trains
-            self._first = Snapshot(self.net, self.task, attributes_only=True)
-        self._first.restore()
+        if self._first_attributes is None:  # on the device that trains
+            self._first_attributes = Snapshot(self.net, self.task, attributes_only=True)
+        self._first_attributes.restore()
 
     def present(self) -> Params:
         """The client's present tensors, by name. A forward pass may have put new ones in place."""
@@ -105,7 +107,7 @@ class Lent:
         """Names of tensors that forward has replaced."""
         found = set()
         for slot in self._slots:
-            row = self._rows.get(slot.name)
+            row = self._client_tensors.get(slot.name)
             if row is not None and slot.tensor.data_ptr() != row.data_ptr():
                 found.add(slot.name)
         return found
@@ -129,11 +131,11 @@ class Lent:
             if slot.name in replaced:
                 if network_own.requires_grad:
                     raise new_memory(slot.name)
-                row = self._rows[slot.name]
+                row = self._client_tensors[slot.name]
                 row.copy_(values[slot.name])
                 network_own.data = row
             slot.put(network_own)
-        for name, shared in self._shared.items():
+        for name, shared in self._shared_tensors.items():
             if shared.differs(self.tensors[name]):
                 raise Refusal(
                     f"model: forward changes {name} in some steps only: do it in all training steps"
@@ -159,7 +161,7 @@ class Lent:
                     slot.put(self.tensors[slot.name])
 
 
-class _Shared(NamedTuple):
+class _SharedTensor(NamedTuple):
     """A tensor that all clients share, as it was when a client got the network."""
 
     version: int

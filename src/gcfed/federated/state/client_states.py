@@ -15,7 +15,7 @@ from gcfed.federated.protocol.messages import Download, Params
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptState:
     """Declares what each client keeps under one name. The engine reads, writes and checkpoints it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Kept:
     starts_at_model: bool = False
 
 
-class Edited(Params):
+class EditedState(Params):
     """A state in which clients with numbers that are not finite still have their old tensors, name
     → ``[K, *shape]``.
 
@@ -38,7 +38,7 @@ class Edited(Params):
     """
 
 
-class Own(dict[str, Params]):
+class ClientStates(dict[str, Params]):
     """The states of K clients, by the names in ``keeps``: name → ``[K, *shape]``.
 
     The part may edit them.
@@ -52,17 +52,17 @@ class Own(dict[str, Params]):
         super().__init__()
         self.version = np.array(version, dtype=np.int64)
 
-    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Edited:
+    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> EditedState:
         """Adds ``[K, *shape]`` in place for the ``finite`` clients, bool ``[K]``.
 
         Returns the tensors of this name, which ``keep`` may return as they are.
         """
         for key, t in self[name].items():
             t.add_(torch.where(per_client(finite, t), change[key], 0.0))
-        return Edited(self[name])
+        return EditedState(self[name])
 
 
 def like_trained(part: Any, download: Download) -> Params:
-    """``Kept.like`` of a part that keeps tensors like the trained parameters."""
+    """``KeptState.like`` of a part that keeps tensors like the trained parameters."""
     like: Params = part.trained(download.model)
     return like
