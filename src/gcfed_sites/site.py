@@ -152,7 +152,7 @@ class Site:
         for client in self.clients:
             size = int(end.data.sizes(np.array([client]))[0])
             steps = int(solver.num_steps(np.array([size]))[0])
-            most = passes * solver.num_batches(size)
+            most = passes * solver.batching.count(size)
             if steps > most:
                 raise Refusal(
                     f"the server asks client {client} for {steps:,} local steps in a round, and"

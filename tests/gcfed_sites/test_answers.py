@@ -152,4 +152,4 @@ def test_a_round_of_a_site_with_many_samples_lists_nothing():
         for batch_size in (1, 4, 7):
             solver = LocalSolver(torch.optim.SGD, batch_size=batch_size, last_batch=last_batch)
             for size in range(1, 20):
-                assert solver.num_batches(size) == len(solver._batch_sizes(size))
+                assert solver.batching.count(size) == len(solver.batching.sizes(size))

@@ -17,7 +17,7 @@ from gcfed.federated.parts import ServerPart
 from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.protocol.checks import are_finite
 from gcfed.federated.protocol.messages import Expected, Params, Upload
-from gcfed.federated.protocol.rounds import Round
+from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.utils.device import on_device
 from gcfed.utils.refusal import Refusal
 
@@ -41,26 +41,6 @@ class Counts(NamedTuple):
     def mean_loss(self) -> float:
         """NaN if no client that counts has a finite loss."""
         return self.loss_sum / self.num_losses if self.num_losses else float("nan")
-
-
-class Totals(NamedTuple):
-    """A round's sums over all processes.
-
-    Attributes:
-        update: the mean of Δ, or another aggregator's result.
-        extra_means: the same of the floats that clients send in addition to Δ, by name.
-        are_means_finite: whether all these numbers are finite.
-        part_sums: the sums of each part.
-        losses: the loss of each client that counts, by its id; empty unless cohorts depend on
-            losses.
-    """
-
-    update: Params
-    extra_means: dict[str, Params]
-    are_means_finite: bool
-    counts: Counts
-    part_sums: dict[ServerPart, Params]
-    losses: dict[int, float]
 
 
 @dataclass
@@ -148,23 +128,37 @@ class RoundSums:
                 )
             total.add_(term)
 
-    def over_processes(self, round: Round) -> Totals:
-        """The sums of all processes."""
+    def received(self, round: Round, cohort: np.ndarray, *, needs_clients: bool) -> Received:
+        """The round after its uploads, from the sums of all processes.
+
+        Args:
+            cohort: the clients that answered.
+            needs_clients: whether the server steps only if a client counts.
+        """
         shapes = self.expected.shapes
         means = {name: mean.reduce(round, shapes[name]) for name, mean in self.means.items()}
         tables = [] if self.loss_table is None else [self.loss_table]
         tensors, layout = tree_flatten((self._counts(), self.part_sums, tables))
-        counts, part_sums, tables = tree_unflatten(round.reduce(tensors), layout)
-        are_means_finite = are_finite(t for mean in means.values() for t in mean.values())
+        sums, part_sums, tables = tree_unflatten(round.reduce(tensors), layout)
+        losses = _losses_by_client(tables[0], round) if tables else {}
+        is_finite = are_finite(t for mean in means.values() for t in mean.values())
         # one transfer, because the host waits for the device
-        *numbers, is_finite = torch.cat([counts, are_means_finite.view(1)]).tolist()
-        return Totals(
+        *numbers, is_update_finite = torch.cat([sums, is_finite.view(1)]).tolist()
+        counts = Counts(*numbers)
+        has_step = counts.num_finite > 0 or not needs_clients
+        return Received.of(
+            round,
+            cohort=cohort,
             update=means.pop("delta"),
             extra_means=means,
-            are_means_finite=bool(is_finite),
-            counts=Counts(*numbers),
-            part_sums=part_sums,
-            losses=_losses_by_client(tables[0], round) if tables else {},
+            sums=part_sums,
+            num_finite=int(counts.num_finite),
+            loss=counts.mean_loss,
+            losses=losses,
+            samples=int(counts.samples),
+            steps=int(counts.steps),
+            overflowed=not is_update_finite,
+            usable=has_step and bool(is_update_finite),
         )
 
     def _counts(self) -> Tensor:

@@ -126,23 +126,8 @@ class Server:
     # -------------------------------------------------------------------------------- after uploads
     def reduce(self, sums: RoundSums, round: Round, outcome: Outcome) -> Received:
         """Adds up the sums of all processes."""
-        totals = sums.over_processes(round)
-        counts = totals.counts
-        has_step = counts.num_finite > 0 or self._steps_without_clients
-        return Received.of(
-            round,
-            cohort=outcome.answered(round.scheduled),
-            update=totals.update,
-            extra_means=totals.extra_means,
-            sums=totals.part_sums,
-            num_finite=int(counts.num_finite),
-            loss=counts.mean_loss,
-            losses=totals.losses,
-            samples=int(counts.samples),
-            steps=int(counts.steps),
-            overflowed=not totals.are_means_finite,
-            usable=has_step and totals.are_means_finite,
-        )
+        answered = outcome.answered(round.scheduled)
+        return sums.received(round, answered, needs_clients=not self._steps_without_clients)
 
     @cached_property
     def _steps_without_clients(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,54 @@ class Kind(NamedTuple):
     active: int  # number of clients that train
     size: int  # of the largest batch
     even: bool  # whether all batches have this size, so that none is padded
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a client's samples become mini-batches in each pass over them.
+
+    Attributes:
+        batch_size, last_batch: as in :class:`~gcfed.federated.training.solver.LocalSolver`.
+    """
+
+    batch_size: int
+    last_batch: Literal["keep", "drop", "wrap"]
+
+    def count(self, num_samples: int) -> int:
+        """The number of mini-batches in a pass.
+
+        Without their list, because a site says how many samples it has.
+        """
+        whole, rest = divmod(num_samples, self.batch_size)
+        dropped = self.last_batch == "drop" and whole > 0
+        return whole + (rest > 0 and not dropped)
+
+    def sizes(self, num_samples: int) -> list[int]:
+        """The sizes of the mini-batches in a pass."""
+        sizes = [self.batch_size] * self.count(num_samples)
+        missing = sum(sizes) - num_samples  # samples that the last batch lacks
+        if self.last_batch != "wrap" and missing > 0:
+            sizes[-1] -= missing
+        return sizes
+
+    def draw(
+        self, shuffle: np.random.Generator, samples: np.ndarray, num_steps: int, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A client's mini-batches, ``[T, width]``, and their sizes, ``[T]``.
+
+        Padding repeats the client's first sample.
+        """
+        sizes = np.minimum(self.sizes(len(samples)), width)
+        used = int(sum(sizes))  # samples of a pass
+        first = samples[0]
+        if self.last_batch == "wrap":  # whole batches, by repeating the first samples
+            samples = np.resize(samples, used)
+        num_passes = ceil(num_steps / len(sizes))
+        orders = shuffle.permuted(np.broadcast_to(samples, (num_passes, len(samples))), axis=1)
+        passes = np.full((num_passes, len(sizes) * width), first)
+        passes[:, :used] = orders[:, :used]
+        batches = passes.reshape(-1, width)
+        return batches[:num_steps], np.tile(sizes, num_passes)[:num_steps]
 
 
 @dataclass
@@ -157,6 +205,12 @@ class BatchPlan:
         by_step = zip(x.unbind(1), y.unbind(1), self._counts[:, span].unbind(1), strict=True)
         self._first_fetched = step
         self._fetched = list(by_step)
+
+
+def last_piece(size: int, n: int) -> int:
+    """The size of the last piece of a batch that is split into at most ``n`` equal ones."""
+    width = ceil(size / n)
+    return size - width * (ceil(size / width) - 1)
 
 
 def split(batch: Batch, n: int, dtype: torch.dtype) -> Iterator[tuple[Batch, Tensor]]:

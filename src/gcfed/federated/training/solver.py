@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from math import ceil, cos, pi
+from math import cos, pi
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from gcfed.federated.network.lent_network import Traits
 from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Download
-from gcfed.federated.training.batches import BatchPlan, Kind, split
+from gcfed.federated.training.batches import Batching, BatchPlan, Kind, last_piece, split
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.steps import Steps
 from gcfed.optim.kernels import FusedKernel
@@ -98,7 +98,7 @@ class LocalSolver:
         self.epochs = epochs or 0
         self.steps = steps
         self.batch_size = batch_size
-        self.last_batch = last_batch
+        self.batching = Batching(batch_size, last_batch)
         self.lr_decay = lr_decay
         self.lr_cosine = lr_cosine
         self.clip_norm = clip_norm
@@ -124,7 +124,7 @@ class LocalSolver:
             return
         lonely = []  # clients with a batch, or a piece of one, of a single sample
         for client, size in enumerate(data.sizes().tolist()):
-            batches = self._batch_sizes(size)[: self.steps]
+            batches = self.batching.sizes(size)[: self.steps]
             if any(last_piece(batch, self.accumulate) == 1 for batch in batches):
                 lonely.append(client)
         if lonely:
@@ -153,7 +153,7 @@ class LocalSolver:
 
     def num_steps(self, sizes: np.ndarray) -> np.ndarray:
         """Numbers of samples of clients, ``[K]`` → their numbers of local steps, ``[K]``."""
-        steps = [self.steps or self.epochs * self.num_batches(size) for size in sizes.tolist()]
+        steps = [self.steps or self.epochs * self.batching.count(size) for size in sizes.tolist()]
         return np.array(steps, dtype=np.int64)
 
     def plan(
@@ -177,7 +177,7 @@ class LocalSolver:
         draws = []
         for k, client in enumerate(clients.tolist()):
             shuffle = generator(download.seed, "shuffle", download.round, client)
-            batches, sizes = self._draw_batches(shuffle, samples[k], steps[k], width)
+            batches, sizes = self.batching.draw(shuffle, samples[k], steps[k], width)
             index[k] = samples[k][0]  # padding
             index[k, : steps[k]] = batches
             counts[k, : steps[k]] = sizes
@@ -188,42 +188,6 @@ class LocalSolver:
             padded = pad_sequence([torch.from_numpy(draw) for draw in draws], batch_first=True)
             table = on_device(padded, device)
         return BatchPlan(on_device(index, device), table, counts)
-
-    def _draw_batches(
-        self, shuffle: np.random.Generator, samples: np.ndarray, num_steps: int, width: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """A client's mini-batches, ``[T, width]``, and their sizes, ``[T]``.
-
-        Padding repeats the client's first sample.
-        """
-        sizes = np.minimum(self._batch_sizes(len(samples)), width)
-        used = int(sum(sizes))  # samples of a pass
-        first = samples[0]
-        if self.last_batch == "wrap":  # whole batches, by repeating the first samples
-            samples = np.resize(samples, used)
-        num_passes = ceil(num_steps / len(sizes))
-        orders = shuffle.permuted(np.broadcast_to(samples, (num_passes, len(samples))), axis=1)
-        passes = np.full((num_passes, len(sizes) * width), first)
-        passes[:, :used] = orders[:, :used]
-        batches = passes.reshape(-1, width)
-        return batches[:num_steps], np.tile(sizes, num_passes)[:num_steps]
-
-    def num_batches(self, size: int) -> int:
-        """The number of mini-batches in a pass over ``size`` samples.
-
-        Without their list, because a site says how many samples it has.
-        """
-        whole, rest = divmod(size, self.batch_size)
-        dropped = self.last_batch == "drop" and whole > 0
-        return whole + (rest > 0 and not dropped)
-
-    def _batch_sizes(self, size: int) -> list[int]:
-        """The sizes of the mini-batches in a pass over ``size`` samples."""
-        sizes = [self.batch_size] * self.num_batches(size)
-        missing = sum(sizes) - size  # samples that the last batch lacks
-        if self.last_batch != "wrap" and missing > 0:
-            sizes[-1] -= missing
-        return sizes
 
     def train(self, steps: Steps, data: FederatedDataModule, lr: float, hooks: StepHooks) -> Tensor:
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
@@ -298,12 +262,6 @@ class LocalSolver:
         """The whole objective at the present weights, ``[n]``."""
         _, objective = local_objective(stack, batch, hooks, self.accumulate)
         return objective
-
-
-def last_piece(size: int, n: int) -> int:
-    """The size of the last piece of a batch that is split into at most ``n`` equal ones."""
-    width = ceil(size / n)
-    return size - width * (ceil(size / width) - 1)
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
