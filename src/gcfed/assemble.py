@@ -146,7 +146,7 @@ def check_buildable(cfg: DictConfig) -> Written:
 def build_without_data(cfg: DictConfig) -> Written:
     """Builds what of a run needs no data, and drops it. Returns what the run writes.
 
-    Raises ValueError if something cannot be built.
+    Raises Refusal if something cannot be built.
     """
     for key in ("data", "server"):
         require(cfg, key)

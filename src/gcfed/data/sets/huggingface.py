@@ -40,7 +40,7 @@ def huggingface(name: str | None, data_dir: str, **settings: Any) -> FederatedDa
     label off the last position. With ``next_token`` each text becomes sequences of this length,
     padded on the right.
 
-    Raises ValueError if ``datasets`` is not installed, there is no such data set or column, or
+    Raises Refusal if ``datasets`` is not installed, there is no such data set or column, or
     samples do not match.
     """
     if name is None:
