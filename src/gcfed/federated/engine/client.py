@@ -23,7 +23,8 @@ from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.client_states import EditedState
 from gcfed.federated.training.batches import BatchPlan
 from gcfed.federated.training.hooks import StepHooks
-from gcfed.federated.training.memory import Recordable, StepMemory
+from gcfed.federated.training.memory import StepMemory
+from gcfed.federated.training.recorder import Recordable
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.steps import StackStart, Steps
 from gcfed.utils.rng import seed_generators, torch_seed

@@ -78,7 +78,7 @@ class Simulation(ProgramTransport):
             if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:
                 parts.append(part)
         rehearsal = replace(program, solver=solver or program.solver, parts=parts)
-        if solver is None:
+        if solver is None:  # on a GPU it replays the recordings of the run
             rehearsal.memory = program.memory
         rehearsal.take_download(download)
         stacks = [clients] if here else self.deal(download, clients)

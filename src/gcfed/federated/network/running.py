@@ -94,7 +94,7 @@ class SideBySide:
 
     def backward(self, loss_K: Tensor) -> None:
         """Back-propagates the losses, ``[n]``, into the ``grad`` of the leaves."""
-        if len(loss_K) == 1:
+        if loss_K.shape[0] == 1:
             loss_K.backward()
         else:
             loss_K.backward(torch.ones_like(loss_K))
@@ -107,7 +107,7 @@ def run_side_by_side(
 
     Also returns the tensors that forward replaced.
     """
-    if len(x_KB) > 1:
+    if x_KB.shape[0] > 1:
         run = vmap(tap.on, in_dims=(0, 0, None), randomness="different")
         outputs, assigned = run(state, x_KB, first)
         return tap.output(outputs), assigned

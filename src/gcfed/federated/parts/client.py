@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from gcfed.federated.network.tap import Output
 from gcfed.federated.parts.part import Part
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.client_states import ClientStates
+from gcfed.federated.training.recorder import Recordable
 from gcfed.tasks import Batch
 
 #: What a part prepares for the local steps of a stack: tensors, or mappings of them, by name. They
@@ -42,7 +43,7 @@ class ClientPart(Part):
     """
 
     reads: Set[str] = frozenset()
-    recordable: Literal["", "stack", "run"] = ""
+    recordable: Recordable = ""
     task_weight = 1.0
 
     def overrides(self, *hooks: str) -> list[str]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -27,7 +26,7 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Params
 from gcfed.federated.training.batches import BatchPlan
-from gcfed.federated.training.recorder import Graph, Recorder, can_record
+from gcfed.federated.training.recorder import Graph, Recordable, Recorder, can_record
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.steps import RecordedSteps, StackStart, Steps
 from gcfed.models.facts import may_draw
@@ -36,9 +35,6 @@ from gcfed.optim.partial import is_recordable, probe_optimizer, starts_at_zero
 SMALL = 1 << 20  # entries of a model for which memory is reused on a CPU
 #: Most cohorts are split into stacks of one size and a smaller one.
 STACK_SIZES = 2
-
-#: How long a recorded local step stays valid (``ClientPart.recordable``).
-Recordable = Literal["", "stack", "run"]
 
 
 class StepMemory:

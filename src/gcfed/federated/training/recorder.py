@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -19,6 +19,9 @@ from torch import nn
 from gcfed.models.facts import is_graphable, is_recurrent
 
 Step = Callable[[], object]
+#: How long a recorded step stays valid (``ClientPart.recordable``): not at all, in its stack, or in
+#: all stacks of the run.
+Recordable = Literal["", "stack", "run"]
 
 
 class Recorder(Protocol):

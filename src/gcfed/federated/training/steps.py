@@ -32,6 +32,7 @@ class StackStart:
     Attributes:
         model: the broadcast model, name → ``[*shape]``.
         clients, sizes: their ids and numbers of samples, ``[K]``.
+        plan: their batches.
     """
 
     model: Params
@@ -84,12 +85,9 @@ class Steps:
         """Makes a step of this number and kind."""
         if kind.active < self.stack.active:
             self._shrink(kind.active)
-        self._run(make, number, kind)
+        make(number, kind)
         if number == 0:
             self._end_first()
-
-    def _run(self, make: MakeStep, number: int, kind: Kind) -> None:
-        make(number, kind)
 
     def _shrink(self, n: int) -> None:
         """Goes on with the first n clients. The optimizer's states of the others do not change."""
@@ -207,7 +205,11 @@ class RecordedSteps(Steps):
             torch._foreach_copy_(old, new)
         return kept
 
-    def _run(self, make: MakeStep, number: int, kind: Kind) -> None:
+    def run(self, make: MakeStep, number: int, kind: Kind) -> None:
+        super().run(partial(self._run, make), number, kind)
+
+    def _run(self, make: MakeStep, number: int | Tensor, kind: Kind) -> None:
+        assert isinstance(number, int)  # the recorded step has a tensor instead
         if number > 0:
             self._keep_done(number)
         self._record_or_replay(make, kind)

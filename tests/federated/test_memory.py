@@ -1,0 +1,59 @@
+"""Which stacks train in the memory of an earlier one. test_lone.py compares their numbers."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from harness import make_download, make_net, random_federation, sgd
+
+from gcfed.federated.network.lent_network import broadcast_state
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.training.memory import StepMemory
+from gcfed.federated.training.steps import StackStart
+
+PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
+
+
+@pytest.fixture
+def begin():
+    """Begins a stack; returns its steps."""
+    net = make_net()
+    data = random_federation()
+    solver = sgd()
+    memory = StepMemory(FederatedModule(net, PLAIN_SERVER), data, solver)
+    model = broadcast_state(net)
+    memory.begin_round(model)
+
+    def begin(clients, recordable="run", reads=frozenset()):
+        clients = np.array(clients)
+        plan = solver.plan(data, clients, make_download(model), torch.device("cpu"))
+        return memory.begin(
+            StackStart(model, clients, data.sizes(clients), plan), recordable, reads
+        )
+
+    begin.next_round = lambda: memory.begin_round(model)
+    return begin
+
+
+def test_a_stack_of_as_many_clients_trains_in_the_same_memory(begin):
+    steps = begin([0])
+    assert begin([1]) is steps
+    assert steps.stack.clients.tolist() == [1]
+    assert begin([1, 2]) is not steps
+
+
+def test_memory_lasts_for_a_round(begin):
+    steps = begin([0])
+    begin.next_round()
+    assert begin([0]) is not steps
+
+
+@pytest.mark.parametrize("recordable", ["", "stack"])
+def test_methods_that_read_other_memory_get_new_steps(begin, recordable):
+    assert begin([0], recordable) is not begin([0], recordable)
+
+
+def test_a_forward_pass_that_returns_other_things_has_its_own_steps(begin):
+    """As in a rehearsal, which leaves out the parts that measure."""
+    assert begin([0], reads=frozenset({"features"})) is not begin([0])
