@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from copy import deepcopy
+from copy import copy, deepcopy
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from types import SimpleNamespace
 import omegaconf
 import pytest
 import yaml
+from hydra import version
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
@@ -40,10 +41,10 @@ from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import ROOT
 
 
-def copied(copy: Callable) -> Callable:
+def copied(deep: Callable) -> Callable:
     """Copies a whole config with pickle, in a tenth of the time."""
     return lambda self, memo: (
-        pickle.loads(pickle.dumps(self)) if self._get_parent() is None else copy(self, memo)
+        pickle.loads(pickle.dumps(self)) if self._get_parent() is None else deep(self, memo)
     )
 
 
@@ -104,6 +105,20 @@ def beginnings_once(compose: Callable, load: Callable) -> tuple[Callable, Callab
     return compose_from_defaults_list, load_single_config
 
 
+def parse_once(parse: Callable) -> Callable:
+    """Makes Hydra parse each word of a command once, because its grammar takes a millisecond."""
+    parsed = {}
+
+    def parse_rule(self, text, rule):
+        if rule != "override":
+            return parse(self, text, rule)
+        if text not in parsed:
+            parsed[text] = parse(self, text, rule)
+        return copy(parsed[text])  # Hydra sets an attribute
+
+    return parse_rule
+
+
 # These patches take two thirds off the time of Hydra's composition. Our defaults lists have no
 # interpolations, so they need no table of them. Parsing interpolations, and reading the packages'
 # entry points for Lightning's Trainer, take a tenth of a small run.
@@ -117,6 +132,8 @@ ConfigLoaderImpl._compose_config_from_defaults_list, ConfigLoaderImpl._load_sing
     )
 )
 defaults_list._create_interpolation_map = lambda *_: None
+OverridesParser.parse_rule = parse_once(OverridesParser.parse_rule)
+version._get_version = cache(version._get_version)
 omegaconf.base.parse = cache(omegaconf.base.parse)
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 
