@@ -2,22 +2,33 @@
 
 import os
 import re
-import subprocess
 import sys
 
 import pytest
+from conftest import forked
 
+from gcfed.commands import table
 from gcfed.project import EXAMPLES, main, new_project
 from gcfed.utils.resolvers import ROOT
 
 
-@pytest.mark.slow
+def printed_in(folder, call):
+    """What a call prints in a fork of this process that works in a folder."""
+    printed = folder.with_suffix(".txt")
+
+    def go():
+        os.chdir(folder)
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+        call()
+
+    forked(go, printed)
+    return printed.read_text()
+
+
 def test_the_test_of_a_new_project_passes(tmp_path):
     folder = new_project(tmp_path / "flowers")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}  # this clone's package
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
-    assert "1 passed" in done.stdout, done.stdout
+    printed = printed_in(folder, lambda: pytest.main(["-q", "-p", "no:cacheprovider", "."]))
+    assert "1 passed" in printed, printed
 
 
 def test_a_new_project_has_the_files_of_the_examples(tmp_path):
@@ -40,14 +51,14 @@ def test_a_new_project_has_every_yaml_that_its_readme_names(tmp_path):
 
 def test_the_table_of_a_new_project_can_be_planned(tmp_path):
     folder = new_project(tmp_path / "flowers")
-    words = ["my.yaml", "--config-dir", "conf", "dry_run=true"]
-    call = f"import sys; from gcfed.commands import table; sys.argv[1:] = {words}; table()"
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}  # this clone's package
-    done = subprocess.run(
-        [sys.executable, "-c", call], cwd=folder, capture_output=True, text=True, env=environment
-    )
-    assert "12 to start" in done.stdout, done.stderr
-    assert "FedExP, α 0.1, seed 3" in done.stdout
+
+    def plan():
+        sys.argv = ["gcfed-table", "my.yaml", "--config-dir", "conf", "dry_run=true"]
+        table()
+
+    printed = printed_in(folder, plan)
+    assert "12 to start" in printed, printed
+    assert "FedExP, α 0.1, seed 3" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
 """Signals, closed streams and pipes whose reader has left: how a command ends, and what it says."""
 
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import TWO, composer, run_script
+from conftest import TWO, composer, forked, run_script
+from hydra.core.global_hydra import GlobalHydra
 
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
@@ -136,13 +137,16 @@ def test_a_run_goes_on_when_nobody_reads_what_it_prints(tmp_path, words):
 def test_a_run_goes_on_with_closed_streams(tmp_path):
     """No file that the run opens gets the number of a closed stream."""
     words = [*SMALL, "rounds=3", "trainer.devices=1", f"paths.log_dir={tmp_path}/logs"]
-    command = [sys.executable, str(ROOT / "src/train.py"), *words]
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command],
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0
+
+    def run_without_streams():
+        for descriptor in (0, 1, 2):
+            os.close(descriptor)
+        sys.stdin = sys.stdout = sys.stderr = None  # as Python starts with closed streams
+        sys.argv = ["train.py", *words]
+        GlobalHydra.instance().clear()
+        runpy.run_path(str(ROOT / "src/train.py"), run_name="__main__")
+
+    assert forked(run_without_streams, tmp_path / "printed.txt") == 0
     (table,) = tmp_path.rglob("metrics.csv")
     lines = table.read_text().splitlines()
     assert len(lines) == 4
