@@ -267,13 +267,13 @@ def test_a_comparison_equals_single_runs(tmp_path):
 @pytest.mark.parametrize(
     ("more", "seeds", "sentence"),
     [
-        (["gc.lam=2"], [1], "gc.lam=2: "),
-        (["algorithm=fedprox", "methods.proximal.mu=-1"], [1], "methods.proximal.mu=-1: "),
+        (["gc.lam=2"], [1], "gc.lam=2 must be "),
+        (["algorithm=fedprox", "methods.proximal.mu=-1"], [1], "methods.proximal.mu=-1 must be "),
         (["task._target_=mytask_of_nobody.Task"], [1], "there is no module mytask_of_nobody"),
-        (["metrics=drift", "metrics.drift.every=0"], [1], "metrics.drift.every=0: "),
+        (["metrics=drift", "metrics.drift.every=0"], [1], "metrics.drift.every=0 must be "),
         ([], [1, 1], "different seeds"),
         ([], [], "different seeds"),
-        ([], [1.5], "seed=1.5: "),
+        ([], [1.5], "seed=1.5 must be "),
         (
             ["ckpt_path=run/checkpoints/last.ckpt"],
             [1],

@@ -207,7 +207,7 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
 def test_errors_of_loaders_name_the_keys_that_users_set(config):
     with refuses(r"^data\.dataset\.name=x is not one of"):
         build(config("data=mnist", "data.dataset.name=x").data).setup()
-    with refuses(r"^data\.test=2: "):
+    with refuses(r"^data\.test=2 must be "):
         build(config("data=arrays", "data.test=2").data)
 
 
