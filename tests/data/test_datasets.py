@@ -59,6 +59,10 @@ GOOD = Split(X, Y)
         (lambda: Split(np.ones((1, 2)), np.array([[1.0, np.inf]])), "must be finite numbers"),
         (lambda: FederatedDataset("toy", 2, GOOD, GOOD), "'toy': train labels 0 … 2 for 2 classes"),
         (lambda: FederatedDataset("toy", 3, GOOD, GOOD, ("a", "b")), "2 class names for 3 classes"),
+        (
+            lambda: FederatedDataset("toy", 3, GOOD, Split(X[..., :1], Y)),
+            r"training samples have the shape \[1, 2, 2\], test samples \[1, 2, 1\]",
+        ),
     ],
 )
 def test_splits_and_sets_are_checked(make, words):

@@ -305,7 +305,7 @@ def test_sites_with_contradicting_clients_are_refused(federated, own, change, se
 
 
 def test_data_of_another_shape_and_another_version_are_refused(federated, asked, tmp_path):
-    with refuses(r"b refuses this run: .*training samples have the shape \(1, 4, 4\).*8, 8"):
+    with refuses(r"b refuses this run: .*samples have the shape \(1, 4, 4\).*8, 8"):
         federated(own={"b": saved(tmp_path, "small", pixels(60, 4), np.arange(60) % 10)})
     assert (
         f"the server has gcfed 9.9, and b has {__version__}"

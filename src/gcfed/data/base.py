@@ -102,8 +102,8 @@ class FederatedDataset:
     num_classes: C; the number of components, for targets of a regression.
     optimum: the network's parameters at the global minimum, name → array, if known.
 
-    Raises Refusal for labels outside 0 … num_classes − 1, an empty split, or another number of
-    names than classes.
+    Raises Refusal for labels outside 0 … num_classes − 1, an empty split, splits of different
+    shapes, or another number of names than classes.
     """
 
     name: str
@@ -118,6 +118,11 @@ class FederatedDataset:
             wrong = self._trouble(part, split)
             if wrong:
                 raise Refusal(f"data set {self.name!r}: {wrong}")
+        if self.test.x.shape[1:] != self.train.x.shape[1:]:
+            raise Refusal(
+                f"data set {self.name!r}: training samples have the shape"
+                f" {[*self.train.x.shape[1:]]}, test samples {[*self.test.x.shape[1:]]}"
+            )
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise Refusal(
                 f"data set {self.name!r}: {len(self.class_names)} class names for"

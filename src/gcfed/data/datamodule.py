@@ -124,7 +124,7 @@ class FederatedDataModule(LightningDataModule):
             return
         self.dataset = self._loaded()
         train, *tests = self._limited()
-        self._fit(train, tests[0])
+        self._fit()
         names = ("training", "test", "validation")
         self.splits = dict(zip(names, (train, *tests), strict=False))
         whole = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
@@ -210,32 +210,25 @@ class FederatedDataModule(LightningDataModule):
                 self.partition.num_clients,
             )
 
-    def _fit(self, *splits: Split) -> None:
-        """Checks the shape and the number of classes of the data, or takes them from the data if
-        they are not set.
-        """
-        self.num_classes = self.num_classes or self.dataset.num_classes
-        self.input_shape = self.input_shape or splits[0].x.shape[1:]
-        for name, split in zip(("training", "test"), splits, strict=True):
-            wrong = self._misfit(split)
-            if wrong:
-                what, key = wrong
-                raise Refusal(
-                    f"{self.dataset.name}: {name} {what}, and the model is built for {key}."
-                )
+    def _fit(self) -> None:
+        """Takes the shape and the number of classes from the data if they are not set.
 
-    def _misfit(self, split: Split) -> tuple[str, str] | None:
-        """What does not fit in a split, and the setting that it does not fit; or None."""
-        if split.x.shape[1:] != self.input_shape:
+        Raises ValueError if they are set and the data do not match.
+        """
+        shape = self.dataset.train.x.shape[1:]
+        classes = self.dataset.num_classes
+        self.input_shape = self.input_shape or shape
+        self.num_classes = self.num_classes or classes
+        is_regression = self.dataset.train.y.dtype in FLOATS
+        if shape != self.input_shape:
+            wrong = f"samples have the shape {shape}"
             key = f"data.input_shape={[*self.input_shape]}"
-            return f"samples have the shape {split.x.shape[1:]}", key
-        key = f"data.num_classes={self.num_classes}"
-        if split.y.dtype in FLOATS and split.y.shape[1] != self.num_classes:
-            return f"targets have {split.y.shape[1]} components", key
-        last = split.classes.max(initial=0)
-        if last >= self.num_classes:
-            return f"labels run from 0 to {last}", key
-        return None
+        elif classes > self.num_classes or (is_regression and classes < self.num_classes):
+            wrong = f"there are {classes} {'targets' if is_regression else 'classes'}"
+            key = f"data.num_classes={self.num_classes}"
+        else:
+            return
+        raise Refusal(f"{self.dataset.name}: {wrong}, and the model is built for {key}.")
 
     @property
     def is_text(self) -> bool:
