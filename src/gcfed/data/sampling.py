@@ -1,7 +1,7 @@
 """Which clients take part in a round: a function of (round, num_clients, seed).
 
 :class:`LossSampler` also knows the clients' losses. :class:`Buffered` is a rule without rounds,
-which ``data/schedule.py`` turns into a timetable.
+which ``data/buffered.py`` turns into a timetable.
 """
 
 from collections.abc import Mapping
@@ -115,7 +115,7 @@ class Buffered(UniformSampler):
             )
 
 
-class Trained(NamedTuple):
+class ClientRecord(NamedTuple):
     """What the server knows of a client that has trained.
 
     Attributes:
@@ -138,7 +138,7 @@ class LossSampler(UniformSampler):
     """
 
     def choose(
-        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, ClientRecord]
     ) -> np.ndarray:
         """The ids of the cohort, int64 ``[K]``, ascending.
 
@@ -174,7 +174,7 @@ class PowerOfChoice(LossSampler):
             )
 
     def choose(
-        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, ClientRecord]
     ) -> np.ndarray:
         # The pool is in a random order, so ties are broken at random.
         pool = generator(seed, "cohort", round_index).choice(num_clients, self.pool, replace=False)
@@ -219,7 +219,7 @@ class Oort(LossSampler):
     cutoff: Inside = 0.95
 
     def choose(
-        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, Trained]
+        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, ClientRecord]
     ) -> np.ndarray:
         random = generator(seed, "cohort", round_index)
         trained = np.array(sorted(known), dtype=np.int64)
@@ -234,7 +234,7 @@ class Oort(LossSampler):
         new = random.choice(unseen, num_new, replace=False)
         return np.sort(np.concatenate([best, new]).astype(np.int64))
 
-    def utility(self, client: Trained, round_index: int) -> float:
+    def utility(self, client: ClientRecord, round_index: int) -> float:
         """How much the server wants a client."""
         value = np.sqrt(client.samples) * client.loss
         value += np.sqrt(0.1 * np.log(round_index + 1) / (client.round_index + 1))

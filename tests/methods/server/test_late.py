@@ -21,10 +21,10 @@ from harness import (
 )
 from plain_reference import batches, local_sgd
 
+from gcfed.data.buffered import schedule_of
 from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
-from gcfed.data.sampling import Buffered, Oort, PowerOfChoice, Trained, UniformSampler
-from gcfed.data.schedule import schedule_of
+from gcfed.data.sampling import Buffered, ClientRecord, Oort, PowerOfChoice, UniformSampler
 from gcfed.federated.parts import ClientPart
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.server.fedvarp import FedVARP
@@ -231,28 +231,28 @@ def test_a_population_that_is_never_awake_together_is_refused():
 
 def test_power_of_choice_takes_unseen_clients_and_then_the_largest_losses():
     sampler = PowerOfChoice(2, pool=6)
-    known = {client: Trained(float(client), 0, 1, 0.0) for client in range(6)}
+    known = {client: ClientRecord(float(client), 0, 1, 0.0) for client in range(6)}
     assert sampler.choose(1, 6, 1, known).tolist() == [4, 5]
     del known[0], known[3]
     assert sampler.choose(1, 6, 1, known).tolist() == [0, 3]
     smaller = PowerOfChoice(2, pool=3)
     pool = generator(9, "cohort", 4).choice(6, 3, replace=False)
-    known = {client: Trained(float(client), 0, 1, 0.0) for client in range(6)}
+    known = {client: ClientRecord(float(client), 0, 1, 0.0) for client in range(6)}
     assert smaller.choose(4, 6, 9, known).tolist() == sorted(pool.tolist())[1:]
 
 
 def test_oort_prefers_large_losses_many_samples_and_fast_devices():
     """Computed by hand: √n · loss + √(0.1 ln(t + 1) / (last + 1)), and T/t squared if slow."""
     sampler = Oort(2, explore=0.0, explore_least=0.0, preferred=10.0, cutoff=0.999)
-    assert sampler.utility(Trained(2.0, 4, 9, 5.0), 9) == pytest.approx(
+    assert sampler.utility(ClientRecord(2.0, 4, 9, 5.0), 9) == pytest.approx(
         6.0 + (0.1 * np.log(10) / 5) ** 0.5
     )
-    assert sampler.utility(Trained(2.0, 0, 9, 20.0), 0) == pytest.approx(6.0 / 4)
+    assert sampler.utility(ClientRecord(2.0, 0, 9, 20.0), 0) == pytest.approx(6.0 / 4)
     known = {
-        0: Trained(1.0, 0, 4, 1.0),  # 2
-        1: Trained(1.0, 0, 100, 100.0),  # 10, a hundredth of it
-        2: Trained(3.0, 0, 1, 1.0),  # 3
-        3: Trained(0.1, 0, 1, 1.0),
+        0: ClientRecord(1.0, 0, 4, 1.0),  # 2
+        1: ClientRecord(1.0, 0, 100, 100.0),  # 10, a hundredth of it
+        2: ClientRecord(3.0, 0, 1, 1.0),  # 3
+        3: ClientRecord(0.1, 0, 1, 1.0),
     }
     assert sampler.choose(0, 5, 1, known).tolist() == [0, 2]
     curious = Oort(2, explore=0.5, explore_least=0.5)
@@ -262,7 +262,7 @@ def test_oort_prefers_large_losses_many_samples_and_fast_devices():
 
 def test_oort_draws_also_if_losses_are_below_zero():
     """A user's loss, such as a Gaussian likelihood, may be negative."""
-    known = {client: Trained(-1.0 - client / 100, 0, 1, 0.0) for client in range(5)}
+    known = {client: ClientRecord(-1.0 - client / 100, 0, 1, 0.0) for client in range(5)}
     sampler = Oort(5, explore=0.0, explore_least=0.0)
     assert sampler.choose(0, 5, 1, known).tolist() == [0, 1, 2, 3, 4]
 

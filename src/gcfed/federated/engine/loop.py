@@ -13,10 +13,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from gcfed.data.buffered import schedule_of
 from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import UniformSampler
-from gcfed.data.schedule import Schedule, schedule_of
+from gcfed.data.schedule import Schedule
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
 from gcfed.federated.engine.round_row import columns_of_run
