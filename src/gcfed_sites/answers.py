@@ -107,7 +107,7 @@ def check_versions(states: Any, names: Iterable[str], clients: list[int], round_
 
 
 @dataclass(frozen=True)
-class Asked:
+class RoundTask:
     """What a site was asked to do in a round.
 
     Attributes:
@@ -145,7 +145,7 @@ class Asked:
         return Limits(header, k * bytes_of_client)
 
 
-def checked_uploads(contents: Any, asked: Asked) -> list[Upload]:
+def checked_uploads(contents: Any, asked: RoundTask) -> list[Upload]:
     """The uploads of all clients that were asked.
 
     Raises:
@@ -162,7 +162,7 @@ def checked_uploads(contents: Any, asked: Asked) -> list[Upload]:
     return uploads
 
 
-def checked_upload(content: Mapping[str, Any], asked: Asked) -> Upload:
+def checked_upload(content: Mapping[str, Any], asked: RoundTask) -> Upload:
     """The upload of some of the clients that were asked.
 
     Raises:

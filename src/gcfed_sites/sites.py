@@ -32,7 +32,7 @@ from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal
 from gcfed_sites import answers
 from gcfed_sites.agreement import clients_config, frozen_checksum
-from gcfed_sites.answers import RESUME, About, Answer, Asked, Limits, counted_against
+from gcfed_sites.answers import RESUME, About, Answer, Limits, RoundTask, counted_against
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds for a site to begin a run
@@ -276,7 +276,7 @@ class Sites(SeparateClients):
         ids = np.array(task["clients"], dtype=np.int64)
         planned = self.planned(ids)
         program = self.program
-        asked = Asked(
+        asked = RoundTask(
             round=download.round,
             clients=ids,
             num_samples=self._sizes[ids],

@@ -17,8 +17,8 @@ from gcfed.federated.protocol.uploads import upload_content
 from gcfed.federated.training.solver import LocalSolver
 from gcfed_sites.answers import (
     Answer,
-    Asked,
     Limits,
+    RoundTask,
     check_versions,
     checked_upload,
     checked_uploads,
@@ -30,7 +30,7 @@ SHAPES = {
     "control": {"w": torch.zeros(3).double()},
 }
 EXPECTED = Expected(SHAPES, {"drift": {"": torch.zeros(4)}}, {"w": 3})
-ASKED = Asked(
+ASKED = RoundTask(
     round=3,
     clients=np.array([2, 5]),
     num_samples=np.array([9, 20]),

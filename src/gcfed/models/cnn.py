@@ -8,11 +8,11 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.stages import Staged, add_linear, image_shape, init_kaiming
+from gcfed.models.stages import StageNetwork, add_linear, image_shape, init_kaiming
 from gcfed.utils.checked import Count, checked
 
 
-class CNN(Staged, nn.Module):
+class CNN(StageNetwork, nn.Module):
     """5×5 convolutions ``conv1`` (32 channels) and ``conv2`` (64), each with ReLU and 2×2
     max-pooling, then ``fc1``, ….
 
@@ -61,7 +61,7 @@ class CNN(Staged, nn.Module):
         return h_BF
 
 
-class CelebACNN(Staged, nn.Module):
+class CelebACNN(StageNetwork, nn.Module):
     """3×3 convolutions ``conv1`` to ``conv4`` (32 channels), each with ``norm1`` …, 2×2 max-pooling
     and ReLU; ``fc``.
 

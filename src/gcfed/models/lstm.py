@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from gcfed.models.stages import Staged
+from gcfed.models.stages import StageNetwork
 from gcfed.utils.checked import Count, SettingError, checked
 
 
-class CharLSTM(Staged, nn.Module):
+class CharLSTM(StageNetwork, nn.Module):
     """An embedding, two LSTM layers and a linear layer predict the next character at each position,
     or at the last one.
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from gcfed.models.stages import Staged, add_linear, init_kaiming
+from gcfed.models.stages import StageNetwork, add_linear, init_kaiming
 from gcfed.utils.checked import Count, checked
 
 
-class MLP(Staged, nn.Module):
+class MLP(StageNetwork, nn.Module):
     """Linear layers ``fc1``, ``fc2``, … with ReLU between them. Each layer is a stage.
 
     Args:
@@ -29,7 +29,7 @@ class MLP(Staged, nn.Module):
         self.apply(init_kaiming)
 
 
-class Linear(Staged, nn.Module):
+class Linear(StageNetwork, nn.Module):
     """One layer, ``fc``, without a bias; its weight ``[num_classes, D]`` starts at zero.
 
     For a known optimum.

@@ -15,11 +15,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet, conv3x3
 
-from gcfed.models.stages import Staged, image_shape, init_kaiming
+from gcfed.models.stages import StageNetwork, image_shape, init_kaiming
 from gcfed.utils.checked import Count, SettingError, checked
 
 
-class ResNet18(Staged, ResNet):
+class ResNet18(StageNetwork, ResNet):
     """ResNet18-GN of GC-Fed and FedACG: torchvision's, with GroupNorm, a 3×3 stem of stride 1 and
     no first max-pooling.
 
@@ -61,7 +61,7 @@ class Shortcut(nn.Module):
         return F.pad(h_BCHW[..., ::2, ::2], (0, 0, 0, 0, 0, h_BCHW.shape[1]))
 
 
-class ResNetCIFAR(Staged, nn.Module):
+class ResNetCIFAR(StageNetwork, nn.Module):
     """ResNets of 6n + 2 layers for small images (He et al., §4.2): ResNet-20, 32, 44, 56 and 110.
 
     ``conv1``, ``norm1``; ``layer1`` to ``layer3`` of 16, 32 and 64 channels; ``fc``. Shortcuts have
@@ -182,7 +182,7 @@ class FixupLinear(nn.Linear):
         return super().forward(h_BF + self.bias_in)
 
 
-class ResNet9(Staged, nn.Module):
+class ResNet9(StageNetwork, nn.Module):
     """FedReg's and FedGC's network for CIFAR, with Fixup initialization (Zhang, Dauphin & Ma, ICLR
     2019), from "Acceleration of Federated Learning with Alleviated Forgetting in Local Training"
     (FedReg: Xu et al., ICLR 2022).

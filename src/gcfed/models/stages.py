@@ -15,7 +15,7 @@ Stage = Callable[[Tensor], Tensor]
 """A part of a network. The stages of a network, one after the other, are its ``forward``."""
 
 
-class Staged:
+class StageNetwork:
     """A network that is a chain of stages.
 
     The last stage is the head; the others compute the features.

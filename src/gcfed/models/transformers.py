@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import maybe_current_level
 
-from gcfed.models.stages import Staged, image_shape, init_kaiming
+from gcfed.models.stages import StageNetwork, image_shape, init_kaiming
 from gcfed.utils.checked import Count, SettingError, ShareBelow1, checked
 
 Norm = Literal["layer", "rms"]
@@ -94,7 +94,7 @@ class Block(nn.Module):
         return self.fc2(F.gelu(self.fc1(hidden)))
 
 
-class Transformer(Staged, nn.Module):
+class Transformer(StageNetwork, nn.Module):
     """``embed``; ``block1``, ``block2``, …; ``norm``, which also pools; ``fc``.
 
     Matrices start Xavier-uniform.

@@ -23,7 +23,7 @@ EMNIST = "www.nist.gov/itl/products-and-services/emnist-dataset"
 FASHION = "github.com/zalandoresearch/fashion-mnist"
 
 
-class Published(NamedTuple):
+class TorchvisionSet(NamedTuple):
     """A data set of torchvision."""
 
     class_name: str
@@ -32,12 +32,12 @@ class Published(NamedTuple):
 
 
 SETS = {
-    "cifar10": Published("CIFAR10", CIFAR),
-    "cifar100": Published("CIFAR100", CIFAR),
-    "mnist": Published("MNIST", MNIST),
-    "fashion_mnist": Published("FashionMNIST", FASHION),
-    "emnist_byclass": Published("EMNIST", EMNIST, "byclass"),
-    "emnist_balanced": Published("EMNIST", EMNIST, "balanced"),
+    "cifar10": TorchvisionSet("CIFAR10", CIFAR),
+    "cifar100": TorchvisionSet("CIFAR100", CIFAR),
+    "mnist": TorchvisionSet("MNIST", MNIST),
+    "fashion_mnist": TorchvisionSet("FashionMNIST", FASHION),
+    "emnist_byclass": TorchvisionSet("EMNIST", EMNIST, "byclass"),
+    "emnist_balanced": TorchvisionSet("EMNIST", EMNIST, "balanced"),
 }
 
 TINY = "tiny-imagenet-200"
