@@ -66,7 +66,7 @@ misspelt() {
         ! said=$("$python" "$day/gcfed/src/train.py" $words 2>&1 </dev/null) && grep -F "$answer" <<<"$said" || return 1
     done <<'END'
 algoritm=fedprox|did you mean algorithm=fedprox?
---epochs 3|did you mean client.epochs=…?
+--epochs 3|did you mean client.epochs=3?
 gc=none gc.lam=0.5|without gc=gcfed
 END
 }

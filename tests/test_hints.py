@@ -42,6 +42,8 @@ HINTS = {
         "logger=csvv: there is no such option: did you mean logger=csv? "
         "There are csv, many, mlflow, none, tensorboard, wandb."
     ),
+    "callbacks.best.monitor=val/acc": "callbacks.best.monitor: there is no such key.",
+    "data.root=flowers": "data.root: there is no such key.",
     "data=own data.dataset.quux=5": "data.dataset.quux: there is no such key.",
     "dataset=cifar10": "dataset: there is no such key: did you mean data=cifar10?",
     "device=cuda": "device: there is no such key: did you mean trainer=gpu?",
@@ -124,15 +126,16 @@ def said(*words, command="train"):
 
 
 @pytest.mark.parametrize(
-    ("flag", "keys"),
+    ("flags", "keys"),
     [
-        ("--rounds", "rounds=…"),
-        ("--batch-size=32", "client.batch_size=…"),
-        ("--lr", "client.optimizer.lr=… or server.lr=…"),
+        (["--epochs", "3"], "client.epochs=3"),
+        (["--batch-size=32"], "client.batch_size=32"),
+        (["--lr", "0.1", "-m"], "client.optimizer.lr=0.1 or server.lr=0.1"),
+        (["--rounds"], "rounds=…"),
     ],
 )
-def test_the_error_of_a_setting_with_dashes_suggests_the_key(flag, keys):
-    assert said(flag, "3", "-m") == f"{flag}: a setting has no dashes: did you mean {keys}?"
+def test_the_error_of_a_setting_with_dashes_suggests_the_key(flags, keys):
+    assert said(*flags) == f"{flags[0]}: a setting has no dashes: did you mean {keys}?"
 
 
 @pytest.mark.parametrize(

@@ -245,8 +245,10 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
     flags = [word for word in typed if not is_override(word)]
     known, unknown = get_args_parser().parse_known_args(flags)
     if unknown:
-        key = unknown[0].lstrip("-").partition("=")[0].replace("-", "_")
-        meant = suggestion(key, _keys_to_type(_by_hydra((), path)), after="=…")
+        key, _, value = unknown[0].lstrip("-").partition("=")
+        value = value or "".join(flags[flags.index(unknown[0]) + 1 :][:1])
+        keys = _keys_to_type(_by_hydra((), path))
+        meant = suggestion(key.replace("-", "_"), keys, after=f"={value or '…'}")
         raise Refusal(f"{unknown[0]}: a setting has no dashes{meant}")
     for word in known.overrides:
         before = typed[typed.index(word) - 1] if known.multirun else ""
@@ -305,9 +307,12 @@ def _shares_words(one: str, other: str) -> bool:
 def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "") -> str:
     """``: did you mean client.optimizer.lr?``, or a full stop.
 
-    Keys of the same group or depth go first.
+    A key of a group gets keys of this group only. Else keys of the same depth go first.
     """
-    names = {other: other.split(".")[-1] for other in known}
+    known = list(known)
+    group, dot, _ = word.partition(".")
+    in_group = [other for other in known if other.startswith(f"{group}.")] if dot else []
+    names = {other: other.split(".")[-1] for other in in_group or known}
     last = word.split(".")[-1]
     closest = get_close_matches(last, {*names.values()}, n=1, cutoff=0.7)
     near = [other for other, name in names.items() if name in closest]
@@ -315,10 +320,7 @@ def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "
     alike = near or sharing
     if not alike:
         return "."
-    group = word.split(".")[0]
     depth = word.count(".")
-    near_in_group = [other for other in near if other.split(".")[0] == group]
-    sharing_in_group = [other for other in sharing if other.split(".")[0] == group]
     as_deep = [other for other in alike if other.count(".") == depth]
-    best = near_in_group or sharing_in_group or as_deep or alike
+    best = as_deep or alike
     return f": did you mean {' or '.join(before + other + after for other in best[:3])}?"
