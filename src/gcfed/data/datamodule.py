@@ -213,7 +213,7 @@ class FederatedDataModule(LightningDataModule):
     def _fit(self) -> None:
         """Takes the shape and the number of classes from the data if they are not set.
 
-        Raises ValueError if they are set and the data do not match.
+        Raises Refusal if they are set and the data do not match.
         """
         shape = self.dataset.train.x.shape[1:]
         classes = self.dataset.num_classes
