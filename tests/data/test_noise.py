@@ -112,7 +112,7 @@ def test_only_clients_samples_are_noisy_and_their_tests_have_true_labels(config)
             r"^data\.label_noise=\[0\.5, 0\.5\] ",
         ),
         (["data.label_noise=[0.5]"], r"data\.label_noise=\[0\.5\]"),
-        (["data.label_noise=[2,0.5]"], r"data\.label_noise=\[2, 0\.5\]"),
+        (["data.label_noise=[2,0.5]"], r"data\.label_noise\.0=2 "),
         (["data.feature_noise=-1"], r"data\.feature_noise=-1"),
         (
             [
