@@ -63,7 +63,7 @@ def test_valid_values_are_passed_on_unchanged(given):
         ("kind", "x", "kind=x must be 'uniform' or 'samples'."),
         ("on", 1, "on=1 must be true or false."),
         ("shape", [0, 2], "shape.0=0 must be at least 1."),
-        ("shape", "12", "shape=12 must be a list, such as [1,2]."),
+        ("shape", "12", "shape=12 must be a list, such as [12]."),
         ("of", 3, "of=3 must be a class or function, which _target_ names."),
         ("stack", "on", "stack=on must be a whole number or 'auto'."),
         ("pair", (1, 0), "pair.0=1 must be below 1."),

@@ -77,6 +77,11 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
             ["model._target_=plain.Nothing"],
             r"model._target_=plain.Nothing: plain has no Nothing; there are .*\.$",
         ),
+        (
+            ["client.optimizer._target_=torch.optim.Adamm"],
+            r"torch.optim has no Adamm: did you mean (Adam|.* or Adam\b)",
+        ),
+        (["name=a/b"], "name=a/b: it names a folder, so it has no slash"),
         (["model._target_=users_networks.Smal"], r"users_networks has no Smal: did you mean Small"),
         (["model._target_=plain"], "model._target_=plain is a module: name a class or a function"),
         (["model._target_=test_sentences.Deep"], r"Deep needs depth: add \+model.depth=…\."),
@@ -87,7 +92,7 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
         (["client.optimizer.lr=fast"], "client.optimizer.lr=fast must be a number"),
         (["server.lr=null"], "server.lr=null must be a number"),
         (["partition=dirichlet", "partition.alpha=0"], r"alpha=0 must be above 0\.$"),
-        (["targets=90"], r"targets=90 must be a list, such as \[1,2\]\.$"),
+        (["targets=90"], r"targets=90 must be a list, such as \[90\]\.$"),
         (
             ["task._target_=test_sentences.NoRule"],
             "task: NoRule is no task: derive it from gcfed.ta",
@@ -152,3 +157,12 @@ def test_an_installed_package_is_not_the_users_own_code(tmp_path):
         with pytest.raises(OSError, match="no GPU") as error:
             names["f"]()
         assert in_own_code(error.value.with_traceback(error.tb.tb_next)) == is_own
+
+
+def test_compiled_code_is_not_the_users_own():
+    """Its source file is that of the machine that compiled the package."""
+    names = {}
+    exec(compile("def f():\n    raise OSError('x')\n", "pandas/parsers.pyx", "exec"), names)
+    with pytest.raises(OSError, match="x") as error:
+        names["f"]()
+    assert not in_own_code(error.value.with_traceback(error.tb.tb_next))

@@ -45,8 +45,14 @@ def _are_gpus(numbers: Sequence[Any]) -> bool:
     return 0 < len(numbers) == len({*numbers})
 
 
+def _name_of_folder(name: str) -> str:
+    if not re.fullmatch(r"[^./\\][^/\\]*", name):
+        raise ValueError("it names a folder, so it has no slash and does not begin with a dot")
+    return name
+
+
 RANGES: dict[str, Any] = {
-    "name": Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")],
+    "name": Annotated[str, AfterValidator(_name_of_folder)],
     "rounds": Count,
     "eval_every": Count,
     "seed": Whole,

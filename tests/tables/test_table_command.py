@@ -23,7 +23,7 @@ from gcfed.folders.folder import read_run
 from gcfed.tables import command, cost, running
 from gcfed.tables.plan import plan
 from gcfed.tables.reading import load, names
-from gcfed.tables.records import Table
+from gcfed.tables.records import Selection, Table
 from gcfed.utils.refusal import Refusal
 
 FEDAVG = "fedavg_alpha-0.1_s1"
@@ -237,8 +237,13 @@ def wrong_command(folder, *words):
         ({"sedes": [1]}, "the key sedes is unknown: did you mean seeds?"),
         ({"rows": [{"label": "a", "override": []}]}, "the key rows.0.override is unknown"),
         ({"columns": None}, "columns=null must be a list"),
+        ({"rows": ["gc=none"]}, "rows.0 must have keys, such as {label: FedAvg, overrides: [gc="),
+        ({"overrides": "rounds=2"}, "overrides=rounds=2 must be a list, such as [rounds=2]"),
         ({"seeds": [1, 1]}, "seeds=[1, 1] must be a list without repetitions"),
-        ({"overrides": ["client.epoch=3"]}, "did you mean client.epochs?"),
+        (
+            {"overrides": ["client.epoch=3"]},
+            "FedAvg, α 0.1, seed 1: client.epoch: there is no such key: did you mean client.epo",
+        ),
         ({"overrides": ["seed=7"]}, "FedAvg, α 0.1: seed=7 is set by the command: write seeds="),
         ({"seeds": -2}, "seeds=-2 must be at least 1"),
         ({"seeds": [1, -1]}, "seeds.1=-1 must be at least 0"),
@@ -269,6 +274,14 @@ def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
     assert not [*tmp_path.rglob("metrics.csv")]
 
 
+def test_a_table_without_columns_has_one(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("rows: [{label: FedAvg, overrides: [gc=none]}, {label: GC-Fed}]")
+    planned = plan(load(path), "full", Selection())
+    assert [*planned.places] == [("FedAvg", "result"), ("GC-Fed", "result")]
+    assert [job.folder for job in planned.jobs.values()] == ["fedavg_result_s1", "gc-fed_result_s1"]
+
+
 @pytest.mark.parametrize("text", ["- a\n- b\n", "- [a, b]\n", "hello\n"])
 def test_a_table_without_keys_is_one_sentence(tmp_path, text):
     path = tmp_path / "mine.yaml"
@@ -296,7 +309,13 @@ def test_a_table_without_keys_is_one_sentence(tmp_path, text):
         (["gcfed_table5", "rows=FedAvg"], "rows=FedAvg must be a list"),
         (["gcfed_table5", "search.n_trials=3"], "gcfed_table5 has no search that it could change"),
         (["gcfed_table5", "paths.log_dir=it's"], "paths.log_dir=it's: "),
-        (["gcfed_table55"], "There is no table gcfed_table55; the package has fedacg_dirichlet"),
+        (["gcfed_table55"], "There is no table gcfed_table55. Did you mean gcfed_table5"),
+        (["gcfed_table55"], "The package has fedacg_dirichlet, "),
+        (["nowhere.yaml"], "nowhere.yaml: there is no such file in /"),
+        (["--dry-run", "gcfed_table5"], "--dry-run: the table comes first"),
+        (["gcfed_table5", "--dry-run"], "--dry-run: write key=value without dashes"),
+        (["gcfed_table5", "dryrun=true"], "dryrun=true: did you mean dry_run?"),
+        (["gcfed_table5", "seeds=[a]"], "seeds.0=a must be a whole number."),
     ],
 )
 def test_a_wrong_word_is_one_sentence(tmp_path, words, sentence):

@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gather
-from gcfed.tables.plan import Plan, measures_of_cells, plan
+from gcfed.tables.plan import REMEDIES, Plan, measures_of_cells, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Axis, Selection, Table
 from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
@@ -45,6 +46,7 @@ from gcfed.utils.refusal import Refusal
 FOLDER = "--config-dir"
 HELP = ("--help", "-h", "help")
 LEFT = (BEGUN, NEW)
+OWN_WORDS = ("rows", "columns", "seeds", "scale", "search", "dry_run", "compare")
 OF_THE_FILE = ("measure", "unit", "overrides", "scales", "title", "note")
 
 
@@ -70,6 +72,8 @@ class Request:
 def request_of(words: Sequence[str]) -> Request:
     """Raises Refusal for a word that the command cannot read."""
     name, *rest = words
+    if name.startswith("-") or "=" in name:
+        raise Refusal(f"{name}: the table comes first, as in gcfed-table my.yaml dry_run=true.")
     asked = Request(words, name)
     selection: dict[str, Any] = {}
     waiting = iter(rest)
@@ -78,6 +82,8 @@ def request_of(words: Sequence[str]) -> Request:
         if key == FOLDER:
             folder = text if equals else next(waiting, "")
             asked.places = [searchpath(folder, rest)]
+        elif word.startswith("--"):
+            raise Refusal(f"{word}: write key=value without dashes, such as dry_run=true.")
         elif not equals and not word.startswith("~"):
             raise Refusal(f"{word}: write key=value, such as scale=small or rounds=10.")
         elif key in ("rows", "columns", "seeds"):
@@ -91,6 +97,7 @@ def request_of(words: Sequence[str]) -> Request:
         elif key in ("dry_run", "compare"):
             setattr(asked, key, _truth(word))
         else:
+            _refuse_misspelt(word, key)
             asked.overrides.append(word)
     try:
         asked.selection = Selection(**selection)
@@ -98,6 +105,13 @@ def request_of(words: Sequence[str]) -> Request:
         (first,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
         raise Refusal(f"{reason(first)}.") from None
     return asked
+
+
+def _refuse_misspelt(word: str, key: str) -> None:
+    """Raises Refusal for ``dryrun=true``, which a run would not know."""
+    meant = get_close_matches(key, OWN_WORDS, n=1, cutoff=0.8)
+    if meant and key not in REMEDIES:
+        raise Refusal(f"{word}: did you mean {meant[0]}?")
 
 
 def _value(word: str) -> Any:
@@ -234,11 +248,13 @@ def _print(lines: Sequence[str]) -> None:
 
 def _logs(planned: Plan, request: Request) -> Path:
     """The folder of all runs."""
-    overrides: Sequence[str] = request.arguments
-    for job in planned.jobs.values():
-        overrides = job.overrides
-        break
-    return Path(composed(overrides).paths.log_dir).absolute()
+    jobs = [*planned.jobs.values()]
+    if not jobs:
+        return Path(composed(request.arguments).paths.log_dir).absolute()
+    try:
+        return Path(composed(jobs[0].overrides).paths.log_dir).absolute()
+    except Refusal as error:
+        raise Refusal(f"{jobs[0].title}: {error}") from None
 
 
 def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path) -> State:

@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig, open_dict
 
 from gcfed.assemble import assemble
+from gcfed.jobs import in_words
 from gcfed.utils.refusal import message_of
 
 
@@ -23,7 +24,7 @@ def estimate(left: Sequence[tuple[DictConfig, int]]) -> str:
     steps: dict[str, float] = {}  # data set, model and batch size → seconds of a step
     rounds_of: dict[int, float] = {}  # a config's id → seconds of a round
     unknown: dict[str, None] = {}  # why configs have no estimate
-    hours = 0.0
+    seconds = 0.0
     torch.set_num_threads(1)
     for cfg, rounds in left:
         if id(cfg) not in rounds_of:
@@ -33,8 +34,10 @@ def estimate(left: Sequence[tuple[DictConfig, int]]) -> str:
                 text = message_of(error)[:150]
                 unknown[f"\n  not counted: {cfg.tags.data}, {cfg.tags.model}: {text}"] = None
                 rounds_of[id(cfg)] = 0.0
-        hours += rounds * rounds_of[id(cfg)] / 3600
-    return f"about {hours:,.1f} h on one core, without what methods add to a step{''.join(unknown)}"
+        seconds += rounds * rounds_of[id(cfg)]
+    time = f"about {in_words(seconds)}" if seconds >= 1 else "less than a second"
+    rest = "without each job's start and what methods add to a step"
+    return f"{time} on one core, {rest}{''.join(unknown)}"
 
 
 def seconds_a_round(cfg: DictConfig, steps: dict[str, float]) -> float:

@@ -51,7 +51,7 @@ def load(name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
     """
     path = Path(name) if Path(name).suffix else CATALOG / f"{name}.yaml"
     if not path.is_file():
-        raise MissingFile(f"There is no table {name}; the package has {', '.join(names())}.")
+        raise MissingFile(_no_table(name))
     try:
         raw = _with_shared({"name": path.stem} | _mapping(path))
         for key, value in (changes or {}).items():
@@ -65,6 +65,14 @@ def load(name: str | Path, changes: Mapping[str, Any] | None = None) -> Table:
     except (OSError, TypeError, AttributeError, KeyError, ValueError, yaml.YAMLError) as error:
         text = message_of(error)
         raise Refusal(f"{path} is no table: {type(error).__name__}: {text}") from None
+
+
+def _no_table(name: str | Path) -> str:
+    if Path(name).suffix:
+        return f"{name}: there is no such file in {Path.cwd()}."
+    known = names()
+    meant = suggestion(str(name), known).replace(": did", " Did").removesuffix(".")
+    return f"There is no table {name}.{meant} The package has {', '.join(known)}."
 
 
 def _mapping(path: Path) -> dict[Any, Any]:
@@ -113,6 +121,8 @@ def reason(finding: ErrorDetails) -> str:
         record = RECORDS[place[0] if len(place) > 1 else ""]
         known = [one.name for one in fields(record)]
         return f"the key {key} is unknown{suggestion(place[-1], known)}"
+    if finding["type"] == "dataclass_type" and key:
+        return f"{key} must have keys, such as {{label: FedAvg, overrides: [gc=none]}}"
     if finding["type"] == "value_error":  # of a record's own check
         text = finding["msg"].removeprefix("Value error, ")
         return f"{key}: {text}" if key else text

@@ -96,8 +96,8 @@ class Table:
     """A table of a paper, or rows and columns of your own."""
 
     name: str  # of the file
-    columns: list[Axis]
     rows: list[Axis]
+    columns: list[Axis] = field(default_factory=lambda: [Axis(label="result")])
     # row's label → an entry for each column
     cells: dict[str, list[Any]] = field(default_factory=dict)
     paper: str = ""

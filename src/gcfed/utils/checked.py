@@ -38,8 +38,8 @@ Inside = Annotated[float, Field(gt=0, lt=1)]
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 
-A_LIST = "a list, such as [1,2]"
-#: Pydantic's name of an error → what the value must be. Braces stand for a limit or the choices.
+A_LIST = "a list, such as [{value}]"
+#: Pydantic's name of an error → what the value must be. Braces hold names of its context.
 EXPECTED = {
     "bool_type": "true or false",
     "callable_type": "a class or function, which _target_ names",
@@ -165,11 +165,13 @@ def sentence(findings: Sequence[ErrorDetails]) -> str:
 def _expected(finding: ErrorDetails) -> str:
     """What the value must be, in words; "" if there are none."""
     limits = finding.get("ctx", {})
+    given = finding["input"]
+    value = given if isinstance(given, str | int | float) else "1,2"
     if limits.get("ge") == SMALLEST:
         return "above 0"
     if limits.get("class") == "Sequence":
-        return A_LIST
-    return EXPECTED.get(finding["type"], "").format(**limits)
+        return A_LIST.format(value=value)
+    return EXPECTED.get(finding["type"], "").format(**limits, value=value)
 
 
 def as_typed(value: Any) -> str:

@@ -94,10 +94,13 @@ def _refuse_unknown_name(key: str, target: str) -> None:
     if module not in sys.modules:
         return
     own = []
+    offered = []  # also what the module imports from others, as torch.optim does
     for other, value in vars(sys.modules[module]).items():
         if getattr(value, "__module__", None) == module:
             own.append(other)
-    meant = suggestion(name, own)
+        if callable(value) and not other.startswith("_"):
+            offered.append(other)
+    meant = suggestion(name, offered)
     if own and meant == ".":
         meant = f"; there are {', '.join(sorted(own))}."
     raise BuildError(f"{key}={target}: {module} has no {name}{meant}") from None

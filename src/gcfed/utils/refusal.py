@@ -11,6 +11,8 @@ from pathlib import Path
 
 #: Folders of installed packages, also of another environment that this one can see.
 INSTALLED = frozenset(("site-packages", "dist-packages"))
+#: Sources of compiled packages. Their paths are those of the machine that compiled them.
+COMPILED = (".pyx", ".pxd", ".pxi")
 
 
 class Refusal(ValueError):
@@ -56,7 +58,7 @@ def _is_own(file: str) -> bool:
     if file.startswith("<"):  # code without a file
         return False
     path = Path(file)
-    if not INSTALLED.isdisjoint(path.parts):
+    if path.suffix in COMPILED or not INSTALLED.isdisjoint(path.parts):
         return False
     folders = [Path(__file__).parents[2]]  # of this package
     for kind in ("stdlib", "platstdlib"):
