@@ -9,6 +9,7 @@ from harness import Spy
 
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
+from gcfed.folders.failure import headline
 from gcfed.folders.folder import CHECKPOINT, EXPORT, FAILURE
 from gcfed.folders.reading import read_metrics
 from gcfed.run import train
@@ -32,6 +33,14 @@ class FailIn(Spy):
     def on_aggregate_end(self, update, round):
         if self.error is not None and round.index == 1:
             raise self.error
+
+
+def test_an_error_of_a_file_has_a_plain_headline(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as error:
+        (tmp_path / "file/run").mkdir()
+    assert headline(error.value) == f"Not a directory: '{tmp_path}/file/run'"
+    assert headline(OSError("lost")) == "OSError: lost"
 
 
 def run(config, folder, error, *overrides):

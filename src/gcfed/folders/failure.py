@@ -33,8 +33,12 @@ def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
 
 
 def headline(error: BaseException) -> str:
-    """An error in one line: ``Type: message``; the message alone if it says all."""
+    """An error in one line: ``Type: message``; the message alone if it says all, as ``No space left
+    on device: 'metrics.csv'`` does.
+    """
     message = message_of(error) or "no message"
     if isinstance(error, Refusal | Stopped):
         return message
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror}: '{error.filename}'"
     return f"{type(error).__name__}: {message}"
