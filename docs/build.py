@@ -29,6 +29,8 @@ import gcfed
 ROOT = Path(__file__).parent.parent
 SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
 HEAD = ["key", "default", "allowed", "meaning"]
+#: The names of ``import gcfed``, in the order in which a reader needs them.
+PUBLIC = ["configure", "train", "RunResult", "compare", "Comparison", "runs", "report"]
 API = {  # package → its modules that a user's own parts use; None: all
     "federated": [
         "parts.part",
@@ -389,7 +391,8 @@ def row_of(name: str) -> list[str]:
 
 
 def python_pages() -> None:
-    objects = [get_object(f"gcfed.{name}") for name in gcfed.__all__]
+    assert {*PUBLIC} == {*gcfed.__all__}
+    objects = [get_object(f"gcfed.{name}") for name in PUBLIC]
     public = [f"{one.__module__}.{one.__qualname__}" for one in objects]
     write("reference/python/README.md", "# From Python", *(f"::: {name}" for name in public))
     for package, modules in API.items():

@@ -98,7 +98,10 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
             "task: NoRule is no task: derive it from gcfed.ta",
         ),
         (["model=torchvision"], "^model: ResNet cannot read"),
-        (["client.optimizer=adam"], "client.optimizer=adam must be a class or function"),
+        (
+            ["client.optimizer=adam"],
+            r"client.optimizer=adam must be a group of settings: did you mean client=adam\?",
+        ),
         (
             ["data=csv", "data.ignore=id"],
             r"^data.ignore=id must be a list",

@@ -13,8 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from gcfed.utils.checked import Count, Share, Whole, rule, validated
+from gcfed.utils.compose import suggestion
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.refusal import Refusal, message_of
+from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.unread import refuse_unread
 
 DEVICES = (
@@ -87,6 +89,7 @@ def check(cfg: DictConfig) -> None:
             raise Refusal(f"{group}={cfg.get(group)} must be a group of settings.")
     _check_ranges(cfg)
     refuse_unread(cfg)
+    _check_optimizer(cfg)
     _check_groups_of_clients(cfg)
     if _searches_without_sweep():
         raise Refusal("hparams_search=… is a sweep: add -m.")
@@ -109,6 +112,15 @@ def _check_ranges(cfg: DictConfig) -> None:
             value = OmegaConf.to_container(value)
         validated(key, value, hint)
     _check_cosine(cfg)
+
+
+def _check_optimizer(cfg: DictConfig) -> None:
+    """Raises Refusal for ``client.optimizer=adam``, with the option that is meant."""
+    optimizer = OmegaConf.select(cfg, "client.optimizer")
+    if isinstance(optimizer, str):
+        options = [file.stem for file in (CONFIGS / "client").glob("*.yaml")]
+        meant = suggestion(optimizer, sorted(options), "client=")
+        raise Refusal(f"client.optimizer={optimizer} must be a group of settings{meant}")
 
 
 def _check_groups_of_clients(cfg: DictConfig) -> None:
