@@ -140,6 +140,10 @@ def test_all_cells_have_equally_many_trials_and_their_runs_use_the_best(tuned):
         ] * 2
     tuned(going)
     assert len(going.jobs) == len(jobs)  # no job runs twice
+    rates = [float(job["client.optimizer.lr"]) for job in runs[:2]]
+    written = (tuned.folder.parent / "comparison.md").read_text()
+    assert f"The search chose FedAvg, digits: client.optimizer.lr={rates[0]:.3g}; " in written
+    assert f"FedProx, digits: client.optimizer.lr={rates[1]:.3g} methods.proximal.mu=" in written
 
 
 def test_a_trial_has_one_run_per_seed_and_their_mean_is_its_value(tuned):

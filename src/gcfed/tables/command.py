@@ -160,6 +160,8 @@ class State:
     gaps: Counter[str]
     lost: Mapping[str, str]  # jobs that their search leaves out → why
     trials: Sequence[tuple[DictConfig, int]] = ()  # that a dry run leaves to do
+    # by cell: what its search chose
+    best: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def works(self) -> list[Work]:
@@ -262,6 +264,7 @@ def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path
     jobs: Mapping[str, Any] = planned.jobs
     lost: Mapping[str, str] = {}
     trials: Sequence[tuple[DictConfig, int]] = ()
+    best: Mapping[str, Sequence[str]] = {}
     if table.search:
         from gcfed.tables.search import tune  # Optuna, an extra
 
@@ -269,10 +272,11 @@ def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path
         jobs = tuned.jobs
         lost = tuned.lost
         trials = tuned.left
+        best = tuned.best
     works = running.look_up(jobs, root, logs)
     number = len({id(work) for work in works.values()})
     title = f"{table.name}, scale {request.scale}: {number} jobs in {root}"
-    return State(title, works, planned.gaps, lost, trials)
+    return State(title, works, planned.gaps, lost, trials, best)
 
 
 def _train(left: Sequence[Work], root: Path) -> None:
@@ -293,4 +297,24 @@ def _comparison(table: Table, request: Request, planned: Plan, state: State, roo
     command = f"gcfed-table {shlex.join(request.words)}"
     whole = WholeTable(table, request)
     cells = gather(table, works, whole.values)
-    return write_comparison(table, request.scale, cells, root, command)
+    chosen = _chosen(planned, state.best)
+    return write_comparison(table, request.scale, cells, root, command, chosen)
+
+
+def _chosen(planned: Plan, best: Mapping[str, Sequence[str]]) -> str:
+    """The settings that the searches chose for the cells, as a note; "" without a search."""
+    cells = []
+    for (row, column), folders in planned.places.items():
+        words = best.get(planned.jobs[folders[0]].cell)
+        if words:
+            cells.append(f"{row}, {column}: {' '.join(map(_rounded, words))}")
+    return f"The search chose {'; '.join(cells)}." if cells else ""
+
+
+def _rounded(word: str) -> str:
+    """An override; a number in it has three digits."""
+    key, _, value = word.partition("=")
+    try:
+        return f"{key}={float(value):.3g}"
+    except ValueError:
+        return word

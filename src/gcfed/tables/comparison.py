@@ -25,12 +25,13 @@ from gcfed.utils.files import write_text
 
 
 def write_comparison(
-    table: Table, scale: str, cells: Sequence[Cell], root: Path, command: str
+    table: Table, scale: str, cells: Sequence[Cell], root: Path, command: str, chosen: str = ""
 ) -> str:
     """Writes ``comparison.md`` and ``comparison.csv``; returns the first.
 
     Args:
         cells: those of :func:`gcfed.tables.gathering.gather`.
+        chosen: a note with the settings that a search chose, or "".
     """
     gains: Mapping[Place, Gain] = {}
     if not table.cells:
@@ -39,6 +40,8 @@ def write_comparison(
     frame = pd.DataFrame([_line(table, cell, gains) for cell in cells])
     title = _title(table, scale, cells)
     notes = _notes(table, cells, gains)
+    if chosen:
+        notes.append(chosen)
     text = "\n\n".join([title, _markdown(table, frame), *notes, f"Made by: {command}"]) + "\n"
     write_text(root / "comparison.md", text)
     write_text(root / "comparison.csv", frame.to_csv(index=False))

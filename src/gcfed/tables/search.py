@@ -58,6 +58,7 @@ class Tuned:
     """What the searches of a table found."""
 
     jobs: dict[str, Job] = field(default_factory=dict)  # with the best parameters of their cells
+    best: dict[str, list[str]] = field(default_factory=dict)  # those parameters, by cell
     lost: dict[str, str] = field(default_factory=dict)  # why a job is left out, by its title
     # the trials that a dry run leaves to do: their configs and rounds
     left: list[tuple[DictConfig, int]] = field(default_factory=list)
@@ -78,7 +79,6 @@ def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> 
         _check(search, one, run_seeds)
     _report_unused(search, cells.values())
     tuned = Tuned()
-    best: dict[str, list[str]] = {}
     for one in searches:
         left = 0
         if dry_run:
@@ -89,10 +89,10 @@ def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> 
             run_trials(search, one)
         chosen = one.best()
         if chosen is not None or left:
-            best[one.cell] = chosen or []
+            tuned.best[one.cell] = chosen or []
     for folder, job in jobs.items():
-        if job.cell in best:
-            tuned.jobs[folder] = job._replace(overrides=[*job.overrides, *best[job.cell]])
+        if job.cell in tuned.best:
+            tuned.jobs[folder] = job._replace(overrides=[*job.overrides, *tuned.best[job.cell]])
         else:
             trials = root / "searches" / job.cell / TRIALS
             tuned.lost[job.title] = f"no trial of its search has a value: see {trials}"
