@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import refuses
-from harness import ArrayData, Cohorts, assert_near, make_net, random_federation, sgd, train_rounds
+from harness import (
+    ArrayData,
+    Cohorts,
+    assert_near,
+    final_weights,
+    make_net,
+    random_federation,
+    sgd,
+    train_rounds,
+)
 from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
@@ -313,3 +322,55 @@ def test_methods_hand_a_users_loss_one_clients_batch(method):
 
     for k in (1, 3):
         assert_near(final(OnPaper(), k), final(Focal(), k), 1e-12)
+
+
+class EditsInPlace(Classification):
+    """Large margins, which change the largest logit, too."""
+
+    def losses(self, outputs, y):
+        outputs.mul_(3)
+        outputs[torch.arange(len(y)), y] -= 2
+        return nn.functional.cross_entropy(outputs, y, reduction="none")
+
+
+class EditsACopy(EditsInPlace):
+    def losses(self, outputs, y):
+        return super().losses(outputs.clone(), y)
+
+
+@pytest.mark.parametrize(("algorithm", "stack"), [("fedavg", 1), ("fedntd", 1), ("fedntd", 3)])
+def test_a_loss_may_edit_its_outputs_in_place(config, tmp_path, algorithm, stack):
+    """Neither the methods' terms, such as FedNTD's distillation, nor the measurements of a test see
+    the edit.
+    """
+
+    def run(task):
+        words = [f"task._target_={__name__}.{task}", f"algorithm={algorithm}", "rounds=2"]
+        words += ["data.limit_train=200", "data.limit_test=100", f"client.stack={stack}"]
+        words += ["metrics=classes", "logger=csv"]
+        result = train(config(*words, folder=tmp_path / task))
+        rows = result.frame.loc[:, lambda frame: ~frame.columns.str.startswith("time/")]
+        return final_weights(result), rows
+
+    weights, rows = run("EditsInPlace")
+    same_weights, same_rows = run("EditsACopy")
+    assert torch.equal(weights, same_weights)
+    assert rows.equals(same_rows)
+    # the shares of right samples of all classes, over equal classes, are the accuracy
+    assert (rows["test/acc"] - rows["classes/mean_acc"]).abs().max() < 0.1
+
+
+class NotZeroAtPadding(Classification):
+    """The last class's loss in place of padding, as by ``y % num_classes``."""
+
+    def losses(self, outputs, y):
+        labels = torch.where(y < 0, outputs.shape[-1] - 1, y)
+        return super().losses(outputs, labels)
+
+
+def test_real_losses_are_zero_for_padding():
+    logits = torch.randn(2, 3, 5)
+    y = torch.tensor([[0, 1, -100], [4, -1, -100]])
+    expected = Classification().losses(logits, torch.where(y < 0, -100, y))
+    assert torch.equal(NotZeroAtPadding().real_losses(logits, y), expected)
+    assert_near(SquaredError().real_losses(logits, logits + 2), torch.full((2, 3), 10.0), 1e-5)

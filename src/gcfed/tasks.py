@@ -110,14 +110,18 @@ class Task:
         """The losses of n clients' labels, outputs ``[n, B, …, C]`` → ``[n, B, …]``."""
         if type(self).losses.__module__ == __name__:
             return self.losses(outputs, y)
-        # an index, because a loss may edit its outputs in place
-        values = torch.stack([self.losses(outputs[k], y[k]) for k in range(len(y))])
+        # copies, because a loss may edit its outputs in place, and terms of methods read them, too
+        values = torch.stack([self.losses(outputs[k].clone(), y[k]) for k in range(len(y))])
         if values.shape[:2] != y.shape[:2]:
             raise Refusal(
                 f"task={type(self).__name__}: losses has the shape {[*values.shape[1:]]} for labels"
                 f" {[*y.shape[1:]]}: it must be one number for each label."
             )
         return values
+
+    def real_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """:meth:`losses`, with 0 for padding, whatever a user's class has there."""
+        return self.losses(outputs, y).where(self.real(y), 0.0)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Moves tensors in attributes, such as weights of classes, to the run's device and type."""

@@ -58,7 +58,7 @@ class Clients(OwnNumbers):
             for state in (stack.start, own):
                 logits = stack.on(state, x)
                 numbers.append((logits.argmax(-1) == y).sum())
-                numbers.append(stack.task.losses(logits, y).sum())
+                numbers.append(stack.task.real_losses(logits, y).sum())
             sums += torch.stack([number.double() for number in numbers])
         return torch.where(sums.isfinite().all(), sums / labels, torch.nan)
 
@@ -187,7 +187,7 @@ class Forgetting(OwnNumbers):
         pieces = zip(self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True)
         for index, owner in pieces:
             x, y = self.data.fetch(index, None)
-            losses = stack.task.losses(stack.on(state, x), y)
+            losses = stack.task.real_losses(stack.on(state, x), y)
             numbers = torch.stack([losses.double(), stack.task.real(y).double()])
             per_sample = numbers.reshape(2, len(owner), -1).sum(2)
             sums.index_add_(1, owner, per_sample)

@@ -28,6 +28,7 @@ from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task, at_least_float32
 from gcfed.utils.autocast import outside_autocast
 from gcfed.utils.checked import validated
+from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
 
 
@@ -275,7 +276,9 @@ class FederatedModule(LightningModule):
             with unedited(x):
                 outputs = self.net(x)
             real = self.task.real(y)
-            scores = self.task.scores(outputs, y)
+            # a user's loss may edit its outputs in place, and measurements read them, too
+            is_users = not is_ours(type(self.task).__module__)
+            scores = self.task.scores(outputs.clone() if is_users else outputs, y)
         # in the run's type: float64 counts exactly in a float64 run
         zeros = torch.zeros(2, device=x.device)
         for column in self.task.columns:

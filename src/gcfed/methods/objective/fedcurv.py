@@ -121,7 +121,7 @@ class CurvaturePenalty(ClientPart):
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
             outputs, _ = Tap(stack.net).on(params | state, x)
-            losses = stack.task.losses(outputs[0], y)
+            losses = stack.task.real_losses(outputs[0], y)
             return losses.sum() / stack.task.real(y).sum().clamp(min=1)
 
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))
