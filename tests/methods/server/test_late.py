@@ -461,6 +461,25 @@ def test_a_loop_that_nobody_has_bound_continues_the_timetable_of_a_checkpoint(tm
     assert torch.equal(resumed, whole)
 
 
+def test_a_step_without_uploads_has_no_lateness():
+    """Its clients drop out. A lateness of 0 would lower the mean over the rounds."""
+    rows = []
+    train_rounds(
+        make_net(),
+        random_federation((5,) * 3),
+        sgd(),
+        rounds=12,
+        sampler=Buffered(1, concurrency=1),
+        faults=Faults(dropout=0.8),
+        on_round=lambda round, row: rows.append(row),
+    )
+    assert {row["train/clients"] for row in rows} == {0, 1}
+    for row in rows:
+        has_uploads = row["train/clients"] > 0
+        assert ("late/mean" in row) == ("late/max" in row) == has_uploads
+        assert "late/lost" in row
+
+
 @pytest.mark.parametrize("faults", [Faults(), Faults(dropout=0.5)])
 def test_versions_that_nobody_has_are_deleted(tmp_path, faults):
     stores = ClientStores(tmp_path)

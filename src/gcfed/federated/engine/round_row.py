@@ -95,8 +95,9 @@ def columns_of_clients(received: Received, turn: Turn, server: Server) -> dict[s
         row["clock/seconds"] = turn.seconds
     if received.versions is not None:
         staleness_K = received.index - received.versions
-        row["late/mean"] = float(staleness_K.mean()) if len(staleness_K) else 0.0
-        row["late/max"] = int(staleness_K.max(initial=0))
+        if len(staleness_K):
+            row["late/mean"] = float(staleness_K.mean())
+            row["late/max"] = int(staleness_K.max())
         row["late/lost"] = turn.num_lost
     return row
 
