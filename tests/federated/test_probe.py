@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import refuses
+from safetensors.torch import save
 from torch import nn
 
 from gcfed.federated.network import closeness, stackable
@@ -316,3 +317,17 @@ def test_a_sample_that_is_not_a_number_stops_no_probe():
     assert traits(Net(), x) == traits(Net())
     meeting = Net(lambda net, x: x[:5].mean(0)[:3])
     assert "influence each other" in traits(meeting, x).alone
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_constant_that_the_exported_file_cannot_hold_is_refused(dtype):
+    """Else a run would fail after its last round. A parameter is as a buffer."""
+    constant = torch.ones(3, dtype=dtype)
+    nets = [Net(phase=constant), Net(phase=nn.Parameter(constant, requires_grad=False))]
+    for net in nets:
+        if dtype == torch.complex64:
+            traits(net)
+            save(net.state_dict())
+        else:
+            with refuses(r"Net has phase of the type torch\.complex128.*complex64"):
+                traits(net)

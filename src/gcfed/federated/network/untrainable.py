@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from textwrap import shorten
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from gcfed.federated.network.lent_network import new_memory
@@ -30,6 +31,7 @@ class TrainingCheck:
         """Raises Refusal if no federated run can train the network correctly."""
         self._refuse_parameters(first)
         self._refuse_sparse_buffers()
+        self._refuse_unknown_types()
         self._refuse_buffers(first)
 
     def _refuse_parameters(self, first: Pass) -> None:
@@ -58,6 +60,14 @@ class TrainingCheck:
                 raise Refusal(
                     f"{self.name} has the sparse buffer {name}: register it with persistent=False,"
                     " because global_model.safetensors cannot hold it, or make it dense."
+                )
+
+    def _refuse_unknown_types(self) -> None:
+        for name, t in self.net.state_dict().items():
+            if isinstance(t, Tensor) and not is_exportable(t.dtype):
+                raise Refusal(
+                    f"{self.name} has {name} of the type {t.dtype}, which global_model.safetensors"
+                    " cannot hold: use another type, such as torch.complex64."
                 )
 
     def _refuse_buffers(self, first: Pass) -> None:
@@ -119,6 +129,15 @@ class TrainingCheck:
                 "%s: training changes %s, which are averaged like buffers", self.name, few(averaged)
             )
         return tuple(averaged)
+
+
+def is_exportable(dtype: torch.dtype) -> bool:
+    """Whether safetensors can hold tensors of this type."""
+    try:
+        save({"t": torch.empty(0, dtype=dtype)})
+    except KeyError:
+        return False
+    return True
 
 
 def why_no_mean(old: Tensor, new: Tensor, is_repaired: bool) -> str:
