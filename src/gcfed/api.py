@@ -21,6 +21,7 @@ from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, 
 from gcfed.folders.measures import WINDOW, are_short, is_accuracy, parse, smooth, value
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
+from gcfed.folders.versions import mixed_versions
 from gcfed.folders.written import near, require_measured
 from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand
@@ -156,6 +157,9 @@ def compare(
         check_buildable(run)
         check_folder(run, path)
     train_all(runs, jobs=jobs, quiet=quiet)
+    mixed = mixed_versions(map(read_run, folders.values()))  # of runs that were continued
+    if mixed:
+        log.warning("compare: %s.", mixed)
     frames = {key: read_metrics(folders[key] / METRICS) for key in _sorted(folders)}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]), folders)
 

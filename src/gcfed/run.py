@@ -229,7 +229,7 @@ def _summarize(
         return
     summary = summary_of(metrics, cfg.targets, record.processes, assembly.result)
     summary |= held.skew
-    about = dict(record.about)
+    about = record.about | {"version": record.version(trainer.global_step)}
     stopped = why_stopped(assembly.callbacks)
     if stopped:
         about["stopped"] = stopped[:100]

@@ -168,6 +168,11 @@ EDITS = {
     "half a process": _with({1: 0.5}, "gcfed", "processes"),
     "processes before the first round": _with({0: 1}, "gcfed", "processes"),
     "processes of a later round": _with({1: 1, 3: 2}, "gcfed", "processes"),
+    "versions that are a text": _with("two", "gcfed", "versions"),
+    "a version from a text on": _with({"one": "0.2.0"}, "gcfed", "versions"),
+    "a version that is a number": _with({1: 2}, "gcfed", "versions"),
+    "a version of two lines": _with({1: "0.2.0\n"}, "gcfed", "versions"),
+    "a version of a later round": _with({1: "0.2.0", 3: "0.3.0"}, "gcfed", "versions"),
     "callbacks that are numbers": lambda content: content.update(
         callbacks=dict.fromkeys(content["callbacks"], 3)
     ),

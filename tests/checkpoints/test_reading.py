@@ -70,6 +70,30 @@ def test_a_resumed_run_knows_the_processes_of_its_earlier_rounds(config, tmp_pat
     assert summary["client_seconds"] == seconds.median()
 
 
+def test_a_resumed_run_knows_the_versions_of_its_earlier_rounds(
+    config, tmp_path, monkeypatch, caplog
+):
+    """Numbers may change between versions, so the run of two versions says so."""
+    folder = tmp_path / "run"
+
+    def go(rounds, version, *overrides):
+        monkeypatch.setattr("gcfed.checkpoints.reading.__version__", version)
+        train(config(*FAST, f"rounds={rounds}", *overrides, folder=folder))
+        return json.loads((folder / "summary.json").read_text())["version"]
+
+    assert go(1, "0.2.0") == "0.2.0"
+    assert go(2, "0.2.0", "ckpt_path=last") == "0.2.0"
+    assert "trained the first" not in caplog.text
+    assert go(3, "0.3.0", "ckpt_path=last") == "0.2.0, 0.3.0"
+    assert "version 0.2.0 trained the first 2 rounds of this run, and 0.3.0 trains" in caplog.text
+    assert go(3, "0.4.0", "ckpt_path=last") == "0.2.0, 0.3.0"  # trains nothing
+    path = folder / "checkpoints/last.ckpt"
+    content = load_checkpoint(path)
+    del content["gcfed"]["versions"]  # as in earlier versions
+    torch.save(content, path)
+    assert go(4, "0.3.0", "ckpt_path=last") == "before 0.2.0, 0.3.0"
+
+
 def test_a_checkpoint_without_its_clients_states_is_refused_before_a_file_changes(config, tmp_path):
     def go(rounds, *overrides):
         return train(

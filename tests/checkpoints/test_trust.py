@@ -66,7 +66,7 @@ LIGHTNINGS = (
     "state_dict",
     "pytorch-lightning_version",
 )
-CHECKED = ("identity", "checksums", "processes")
+CHECKED = ("identity", "checksums", "processes", "versions")
 
 
 @pytest.mark.parametrize(

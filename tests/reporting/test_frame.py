@@ -77,6 +77,29 @@ def test_data_that_changed_between_runs_of_equal_settings_are_named(caplog):
     assert frame["place"].nunique() == 1
 
 
+def test_runs_of_different_versions_are_named(caplog):
+    """Also if one has recorded no version. A run that another one repeats does not count."""
+
+    def warned(*versions, seeds=(1, 2)):
+        caplog.clear()
+        ended = "2026-05-01T00:00:00+00:00"
+        runs = []
+        for day, (seed, version) in enumerate(zip(seeds, versions, strict=True)):
+            summary = {"ended": ended.replace("01T", f"0{day + 1}T")}
+            if version:
+                summary["version"] = version
+            runs.append(run_of(seed=seed, summary=summary))
+        assert frame_of(runs)["place"].nunique() == 1
+        return "runs of different versions are compared" in caplog.text
+
+    assert not warned("0.2.0", "0.2.0")
+    assert not warned(None, None)
+    assert warned("0.2.0", "0.3.0")
+    assert warned("0.2.0", None)
+    assert warned("0.2.0, 0.3.0", "0.3.0")
+    assert not warned("0.2.0", "0.3.0", seeds=(1, 1))
+
+
 def test_a_run_that_ended_counts_instead_of_a_later_one_that_did_not():
     """The later run had ended once. Then it was continued with more rounds, and failed."""
     ended, later = (f"2026-05-0{day}T00:00:00+00:00" for day in (1, 2))

@@ -2,6 +2,7 @@
 the text of a cell.
 """
 
+import json
 import math
 
 import pandas as pd
@@ -167,6 +168,18 @@ def test_compare_alone_trains_nothing_and_counts_only_finished_runs(cells):
     assert len(trainer.jobs) == 2
     assert found["FedAvg", "a (%)"][0] == "50.00 [1 of 2]"
     assert "## Toy, Table 1, Accuracies (scale=full, 4 rounds)" in text
+
+
+def test_a_cell_whose_runs_are_of_two_versions_says_so(cells):
+    """Such as a table that was continued after an update."""
+    trainer = Trainer()
+    _, text = cells(trainer, "rows=[FedAvg]")
+    assert "versions" not in text
+    path = trainer.folders[1] / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "9.1"}))
+    _, text = cells(trainer, "rows=[FedAvg]", "compare=true")
+    folders = f"(9.1: {trainer.folders[1]}; before 0.2.0: {trainer.folders[0]})"
+    assert f"Runs of different versions are compared {folders}." in text
 
 
 def test_heading_differences_and_measure_come_from_the_runs(cells):

@@ -172,7 +172,7 @@ def _types_in_config() -> dict[str, TypeAdapter]:
 def _types_in_summary() -> dict[str, TypeAdapter]:
     from gcfed.utils.checked import Number, Whole, rule
 
-    texts = dict.fromkeys(("data", "ended", "result", "stopped"), rule(str | None))
+    texts = dict.fromkeys(("data", "ended", "result", "stopped", "version"), rule(str | None))
     skews = dict.fromkeys((*LABEL_SKEW, FEATURE_SKEW), rule(Number | None))
     return {"rounds": rule(Whole | None), **texts, **skews}
 

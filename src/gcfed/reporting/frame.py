@@ -12,6 +12,7 @@ import pandas as pd
 
 from gcfed.data.sampling import number_of_clients
 from gcfed.folders.folder import STORAGE, TRIALS, Run
+from gcfed.folders.versions import mixed_versions
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     Runs with the same ``setting`` are repetitions: all keys that change results are equal, except
     the seed. Methods are compared within a ``place``: data, model, clients, partition, rounds. If a
     seed was run several times, only the run that ended last counts; ``repeated`` marks the others.
-    Warns if the data of a place have changed between two runs.
+    Warns if the data of a place have changed between two runs, and if different versions of this
+    project trained its runs.
     """
     runs = [run for run in runs if run.config]
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
@@ -89,6 +91,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     frame["state"] = [run.state for run in runs]
     frame["repeated"] = _repeated(frame)
     _warn_of_changed_data(frame[~frame["repeated"]])
+    _warn_of_versions(frame[~frame["repeated"]])
     return frame.join(keys[differing])
 
 
@@ -114,6 +117,13 @@ def _warn_of_changed_data(frame: pd.DataFrame) -> None:
                     seed,
                 )
                 break
+
+
+def _warn_of_versions(frame: pd.DataFrame) -> None:
+    for place, runs in frame.groupby("place", sort=False)["run"]:
+        mixed = mixed_versions(runs)
+        if mixed:
+            log.warning("%s: %s.", place, mixed)
 
 
 def _repeated(frame: pd.DataFrame) -> pd.Series:

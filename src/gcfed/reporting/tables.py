@@ -14,6 +14,7 @@ from gcfed.folders.folder import DIVERGED, STATES
 from gcfed.folders.measures import CLOCK, is_to_target, parse, value
 from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW
 from gcfed.folders.summary import distance_in_words, skew_in_words
+from gcfed.folders.versions import mixed_versions
 from gcfed.reporting.frame import described, symbol, varying
 from gcfed.reporting.judged import listed
 from gcfed.reporting.verdict import FEWEST, Scale, Verdict, per_seed, scale_of
@@ -193,6 +194,9 @@ def _notes(verdict: Verdict, rows: pd.DataFrame) -> list[str]:
     if rows["repeated"].any():
         names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])
         notes.append(f"Of a seed that was run twice, only the last run counts. Left out: {names}.")
+    mixed = mixed_versions(rows["run"][~rows["repeated"]])
+    if mixed:
+        notes.append(f"{mixed[0].upper()}{mixed[1:]}.")
     notes += _different_clients(rows)
     notes += _skews(rows)
     return [note for note in notes if note]

@@ -15,6 +15,7 @@ import pandas as pd
 
 from gcfed.folders.folder import DIVERGED
 from gcfed.folders.summary import rounds_in_words
+from gcfed.folders.versions import mixed_versions
 from gcfed.tables.gathering import Cell
 from gcfed.tables.measures import in_words
 from gcfed.tables.plan import Place
@@ -179,6 +180,9 @@ def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[Place, Gain]) -> 
     notes += dict.fromkeys(
         f"Not compared: {cell.not_compared}." for cell in cells if cell.not_compared
     )
+    mixed = mixed_versions(run for cell in cells for run in cell.runs)
+    if mixed:
+        notes.append(f"{mixed[0].upper()}{mixed[1:]}.")
     if table.unstated:
         unstated = table.unstated.strip().rstrip(".")
         notes.append(f"Not stated: {unstated}; ours are the experiment's.")
