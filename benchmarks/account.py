@@ -74,7 +74,7 @@ class Account(Callback):
         watch.wrap(Server, "receive", "client: sums")
         watch.wrap(RoundSums, "total_means", "round: sums of all processes")
         watch.wrap(RoundSums, "totals", "round: sums of all processes")
-        watch.wrap(SharedSums, "add", "exchange")
+        watch.wrap(SharedSums, "add_", "exchange")
         watch.wrap(SharedSums, "meet", "wait for the other process")
         for name in ("reduce", "record", "finish", "step"):
             watch.wrap(Server, name, "round: server's step")

@@ -1,5 +1,6 @@
 """How many models a process holds: ``python benchmarks/memory.py`` prints the table of
-docs/performance.md.
+docs/performance.md. ``--processes 2`` divides each run among two processes, and prints the most of
+them.
 
 Each run is a process of its own, which trains five of twenty clients for two rounds on synthetic
 data. A thread reads its anonymous memory (``RssAnon``, Linux only) every two milliseconds. What
@@ -8,6 +9,7 @@ it has before the run begins is subtracted, and the rest is divided by the size 
 
 import argparse
 import itertools
+import json
 import subprocess
 import sys
 import tempfile
@@ -44,7 +46,8 @@ SMALL = (
     "client.steps=2",
     "client.batch_size=10",
 )
-QUIET = ("trainer=cpu", "trainer.devices=1", "logger=none", "extras.figures=false")
+QUIET = ("logger=none", "extras.figures=false")
+ALONE = ("trainer=cpu", "trainer.devices=1")
 
 
 class OwnMLP(torch.nn.Sequential):
@@ -84,35 +87,55 @@ def anonymous_bytes() -> int:
 
 
 class Mark(Callback):
-    """Watches a run, and notes the peak before the first round."""
+    """Watches each process of a run.
 
-    def __init__(self) -> None:
+    Each writes its peaks in bytes, before the first round and in all, and the size of a model.
+
+    Args:
+        folder: of the files.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
         self.watch = Watch()
         self.watch.start()
         self.before_rounds = 0
-        self.model_bytes = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.before_rounds = self.watch.peak
-        self.model_bytes = sum(p.nbytes for p in pl_module.parameters())
+        if trainer.global_rank > 0:  # a fork loses the thread
+            self.watch = Watch()
+            self.watch.start()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.watch.running = False
+        model_bytes = sum(p.nbytes for p in pl_module.parameters())
+        numbers = [self.before_rounds, self.watch.peak, model_bytes]
+        Path(self.folder, f"{trainer.global_rank}.json").write_text(json.dumps(numbers))
 
 
-def models(*overrides: str) -> tuple[float, float]:
-    """The peaks of a run before its first round and in all, in models."""
+def layout(processes: int) -> tuple[str, ...]:
+    """The overrides for a number of processes."""
+    if processes == 1:
+        return ALONE
+    return ("trainer=ddp", "trainer.accelerator=cpu", f"trainer.devices={processes}")
+
+
+def models(*overrides: str, processes: int = 1) -> tuple[float, float]:
+    """The peaks before the first round and in all, in models; the most of a run's processes."""
     marked = "+callbacks.mark._target_=benchmarks.memory.Mark"
     with tempfile.TemporaryDirectory() as folder:
         # what is imported late belongs to no model
-        train(configure("rounds=1", *QUIET, folder=f"{folder}/first"), quiet=True)
+        train(configure("rounds=1", *ALONE, *QUIET, folder=f"{folder}/first"), quiet=True)
         start = anonymous_bytes()
-        cfg = configure(*SMALL, *overrides, marked, *QUIET, folder=f"{folder}/run")
-        result = train(cfg, quiet=True)
-    for callback in result.trainer.callbacks:  # type: ignore[attr-defined]
-        # by name: if this module runs as a script, the class exists twice
-        if type(callback).__name__ == "Mark":
-            mark = callback
-    mark.watch.running = False
-    peaks = (mark.before_rounds, mark.watch.peak)
-    before_rounds, run = ((peak - start) / mark.model_bytes for peak in peaks)
+        words = [*SMALL, *overrides, marked, f"+callbacks.mark.folder={folder}"]
+        words += [*layout(processes), *QUIET]
+        train(configure(*words, folder=f"{folder}/run"), quiet=True)
+        peaks = []
+        for file in Path(folder).glob("*.json"):
+            *both, model_bytes = json.loads(file.read_text())
+            peaks.append([(peak - start) / model_bytes for peak in both])
+    before_rounds, run = map(max, zip(*peaks, strict=True))
     return before_rounds, run
 
 
@@ -121,16 +144,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--one", nargs=2, metavar=("NETWORK", "METHOD"))
+    parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     if args.one:
         network, method = args.one
-        before, run = models(*NETWORKS[network], f"algorithm={method}")
+        words = (*NETWORKS[network], f"algorithm={method}")
+        before, run = models(*words, processes=args.processes)
         print(f"| {' | '.join(args.one)} | {before:.1f} | {run:.1f} |", flush=True)
         return
     print("| network | algorithm | before the first round | run |\n|---|---|---|---|", flush=True)
     for network in NETWORKS:
         for method in METHODS:
-            subprocess.run([sys.executable, __file__, "--one", network, method], check=True)
+            command = [sys.executable, __file__, "--one", network, method]
+            command += ["--processes", str(args.processes)]
+            subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
