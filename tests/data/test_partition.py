@@ -64,7 +64,7 @@ def test_dirichlet_terminates_in_hard_cases(labels, num_clients, partitioner):
             lambda: Shards(2)(LABELS, 3001, seed=1),
             "participation.num_clients=3001 needs 6002 training samples",
         ),
-        (lambda: Rotation(IID(), [45]), r"^degrees=\[45\]: .* 0, 90, 180 or 270"),
+        (lambda: Rotation(IID(), [45]), r"^degrees.0=45 must be 0, 90, 180 or 270"),
         (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "rotates square images"),
         (
             lambda: ByGroup()(LABELS, None),

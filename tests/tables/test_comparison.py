@@ -7,10 +7,9 @@ import math
 
 import pandas as pd
 import pytest
+from gcfed.tables.measures import less_is_better, measured
 from pretend import Trainer, go, plain
 from run_folders import accuracies, run_of, write_run
-
-from gcfed.tables.measures import less_is_better, measured
 
 TOY = {
     "paper": "Toy",
