@@ -43,6 +43,9 @@ class Simulation(ProgramTransport):
         super().__init__(program, stores)
         self.cohort = cohort
 
+    def start(self) -> None:
+        pass
+
     def fit(
         self,
         download: Download,

@@ -51,7 +51,6 @@ class Transport(Protocol):
 
     def start(self) -> None:
         """Called once before the first round, after a checkpoint has been loaded."""
-        return None
 
     def planned(self, clients: np.ndarray) -> np.ndarray:
         """How many local steps are asked of these clients in a round, ``[K]``."""
