@@ -201,5 +201,5 @@ def test_errors_name_the_file_and_the_place(tmp_path, wrong, message):
         return
     with pytest.raises(ValueError, match=rf"mine\.yaml is no table: .*{message}"):
         load(path)
-    with pytest.raises(FileNotFoundError, match=r"the package has .*gcfed_table5"):
+    with pytest.raises(FileNotFoundError, match=r"The package has .*gcfed_table5"):
         load("gcfed_table99")
