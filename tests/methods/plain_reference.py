@@ -73,6 +73,17 @@ def flat(params):
     return torch.cat([p.detach().flatten() for p in params.values()])
 
 
+def centred(v, layers=(0, 1)):
+    """Subtracts the mean over the inputs of each output, in some of the two layers of
+    ``harness.make_net()``, from a flat gradient or update.
+    """
+    weight_0, bias_0, weight_1, bias_1 = v.split([30, 5, 20, 4])
+    matrices = [weight_0.view(5, 6), weight_1.view(4, 5)]
+    for layer in layers:
+        matrices[layer] = matrices[layer] - matrices[layer].mean(1, keepdim=True)
+    return torch.cat([matrices[0].flatten(), bias_0, matrices[1].flatten(), bias_1])
+
+
 def skewed_federation(sizes=(6, 9, 4, 8)):
     """Each client has two of four classes and its own mean of inputs, so the local optima are far
     apart.

@@ -7,22 +7,12 @@ from functools import partial
 import pytest
 import torch
 from harness import assert_near, make_net, sgd, train_rounds, weights
-from plain_reference import batches, broken, cohort, gradient
+from plain_reference import batches, broken, centred, cohort, gradient
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.momentum.lookahead import LookAhead
 from gcfed.methods.server.feddpc import FedDPC
-
-
-def centred(v, layers):
-    """Subtracts the mean over the inputs of each output, in some layers of a flat gradient or
-    update.
-    """
-    first, bias, second, rest = v.split([30, 5, 20, 4])
-    matrices = enumerate((first.view(5, 6), second.view(4, 5)))
-    first, second = (m - m.mean(1, keepdim=True) * (i in layers) for i, m in matrices)
-    return torch.cat([first.flatten(), bias, second.flatten(), rest])
 
 
 def by_hand(
