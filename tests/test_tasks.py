@@ -19,6 +19,7 @@ from harness import (
     sgd,
     train_rounds,
 )
+from plain_reference import batches, cohort
 from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
@@ -91,16 +92,12 @@ def linear():
 
 def by_hand(w, data, solver, lr, gradient, cohorts):
     """FedAvg on a linear layer. ``gradient(w, x, y)`` is the gradient of its loss."""
-    for t, cohort in enumerate(cohorts):
+    for t, clients in enumerate(cohorts):
         ends = []
-        for client in cohort:
-            plan = solver.plan(
-                data, np.array([client]), SimpleNamespace(seed=5, round=t), torch.device("cpu")
-            )
+        for client in clients:
             v = w.clone()
-            for step in range(plan.index.shape[1]):
-                rows = plan.index[0, step, : plan.counts[0, step]]
-                v = v - lr * gradient(v, data.x[rows], data.y[rows])
+            for x, y in batches(data, solver, client, t):
+                v = v - lr * gradient(v, x, y)
             ends.append(v)
         w = torch.stack(ends).mean(0)
     return w.flatten()
@@ -113,7 +110,7 @@ def test_a_regression_equals_a_plain_loop(k):
     solver = sgd(lr=0.05)
     rounds = 2
     ours = train_rounds(linear(), data, solver, rounds=rounds, k=k, task=SquaredError())
-    cohorts = [np.sort(np.random.default_rng(t).choice(4, 3, replace=False)) for t in range(rounds)]
+    cohorts = [cohort(data, t, 3) for t in range(rounds)]
     w = by_hand(
         linear().weight.detach(),
         data,

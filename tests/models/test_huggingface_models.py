@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows, refuses
-from harness import CPU, ArrayData, assert_near, final_weights, sgd, train_rounds, weights
+from harness import ArrayData, assert_near, final_weights, sgd, train_rounds, weights
+from plain_reference import batches
 from safetensors.torch import load_file, save_file
 
 from gcfed.data.sets.huggingface import huggingface
-from gcfed.federated.protocol.messages import Download
 from gcfed.models.huggingface import huggingface_net
 from gcfed.run import train
 
@@ -129,11 +129,9 @@ def test_rounds_of_a_language_model_equal_a_plain_loop_with_its_own_loss(root, n
         ends = []
         for k in range(3):
             torch.nn.utils.vector_to_parameters(start.clone(), net.parameters())
-            plan = solver.plan(data, np.array([k]), Download(t, 5, 0.0, {}, np.array([k])), CPU)
-            for step, count in enumerate(plan.counts[0]):
-                rows = plan.index[0, step, :count]
-                ids = torch.cat([x[rows], y[rows, -1:]], 1)  # transformers shifts the labels itself
-                labels = torch.cat([torch.full((len(rows), 1), -100), y[rows]], 1)
+            for x_BT, y_BT in batches(data, solver, k, t):
+                ids = torch.cat([x_BT, y_BT[:, -1:]], 1)  # transformers shifts the labels itself
+                labels = torch.cat([torch.full((len(x_BT), 1), -100), y_BT], 1)
                 loss = net.net(input_ids=ids.clamp(min=0), labels=labels).loss
                 for p, grad in zip(
                     net.parameters(), torch.autograd.grad(loss, [*net.parameters()]), strict=True
