@@ -59,7 +59,7 @@ TESTS = [
     "data",
     "gcfed_sites",
     "models",
-    "report",
+    "reporting",
     *(
         f"test_{n}.py"
         for n in ("failure", "run", "settings", "tasks", "train_numbers", "transactions")
