@@ -132,6 +132,7 @@ def said(*words, command="train"):
         (["--batch-size=32"], "client.batch_size=32"),
         (["--lr", "0.1", "-m"], "client.optimizer.lr=0.1 or server.lr=0.1"),
         (["--rounds"], "rounds=…"),
+        (["--rounds", "-m"], "rounds=…"),
     ],
 )
 def test_the_error_of_a_setting_with_dashes_suggests_the_key(flags, keys):

@@ -246,9 +246,11 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
     known, unknown = get_args_parser().parse_known_args(flags)
     if unknown:
         key, _, value = unknown[0].lstrip("-").partition("=")
-        value = value or "".join(flags[flags.index(unknown[0]) + 1 :][:1])
-        keys = _keys_to_type(_by_hydra((), path))
-        meant = suggestion(key.replace("-", "_"), keys, after=f"={value or '…'}")
+        behind = flags[flags.index(unknown[0]) + 1 :]
+        if not value and behind and not behind[0].startswith("-"):
+            value = behind[0]
+        known_keys = _keys_to_type(_by_hydra((), path))
+        meant = suggestion(key.replace("-", "_"), known_keys, after=f"={value or '…'}")
         raise Refusal(f"{unknown[0]}: a setting has no dashes{meant}")
     for word in known.overrides:
         before = typed[typed.index(word) - 1] if known.multirun else ""
