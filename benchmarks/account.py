@@ -29,7 +29,7 @@ from gcfed.federated.engine.loop import FederatedLoop  # noqa: E402
 from gcfed.federated.engine.round_sums import RoundSums  # noqa: E402
 from gcfed.federated.engine.server import Server  # noqa: E402
 from gcfed.federated.parallel.shared import SharedSums  # noqa: E402
-from gcfed.federated.training.batches import Steps  # noqa: E402
+from gcfed.federated.training.steps import Steps  # noqa: E402
 from gcfed.run import train  # noqa: E402
 
 WARM_UP = 5
@@ -72,8 +72,7 @@ class Account(Callback):
         watch.wrap(Steps, "mean_losses", "client: upload")
         watch.wrap(program, "train", "client: upload")
         watch.wrap(Server, "receive", "client: sums")
-        watch.wrap(RoundSums, "total_means", "round: sums of all processes")
-        watch.wrap(RoundSums, "totals", "round: sums of all processes")
+        watch.wrap(RoundSums, "received", "round: sums of all processes")
         watch.wrap(SharedSums, "add_", "exchange")
         watch.wrap(SharedSums, "meet", "wait for the other process")
         for name in ("reduce", "record", "finish", "step"):
