@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from gcfed.folders.measures import smooth  # noqa: E402
 from gcfed.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, looks, save, styled  # noqa: E402
 from gcfed.reporting.verdict import interval  # noqa: E402
-from reproductions.results import late_updates, nearly_uniform, printed  # noqa: E402
+from reproductions.results import late_updates, nearly_uniform, printed, repeated  # noqa: E402
 from reproductions.results.cells import ACCURACY  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
@@ -248,6 +248,28 @@ def robust(figure: Figure) -> None:
     figure.supxlabel("test accuracy (%)", fontsize=10)
 
 
+ERRORS = (5, 10, 20, 50, 100, 200, 500)  # ticks of an axis
+
+
+def ssf(figure: Figure) -> None:
+    """The relative error at ν 0.5, by r/d."""
+    axes = figure.subplots()
+    (whole,) = [cells for nu, *cells in table("ssf.md", 0) if nu == "0.5"]
+    for cell, color, label in zip(whole[-2:], (GREEN, GREY), ("SCAFFOLD", "FedAvg"), strict=True):
+        axes.axhline(numbers(cell)[0], color=color, ls="--", label=label)
+    ratios = [float(ratio) for ratio in repeated.RATIOS]
+    colors = {"SSF": BLUE, "FedSub, refresh 1": VERMILION, "FedSub, refresh 5": PURPLE}
+    for nu, method, *cells in table("ssf.md", 1):
+        if nu == "0.5":
+            means = [numbers(cell)[0] for cell in cells]
+            axes.plot(ratios, means, "o-", color=colors[method], label=method)
+    axes.set(xscale="log", yscale="log", xlabel="r/d", ylabel="relative error (10⁻³)")
+    axes.set_xticks(ratios, repeated.RATIOS)
+    axes.set_yticks(ERRORS, map(str, ERRORS))
+    axes.minorticks_off()
+    axes.legend()
+
+
 def coherence(figure: Figure) -> None:
     for axes, column, title in zip(
         figure.subplots(1, 2, sharey=True), (2, 3), ("1–20", "81–100"), strict=True
@@ -340,6 +362,7 @@ if __name__ == "__main__":
         "gcfed_table5_clipped": (clipped, 8, 3.4),
         "gcfed_table4": (table4, 8, 3.4),
         "robust": (robust, 12, 2.8),
+        "ssf": (ssf, 7, 3.4),
         "gcfed_table8": (table8, 10, 3.2),
         "equal_rate": (equal_rate, 7, 3),
         "tinyimagenet_vgg11": (vgg11, 7, 3),

@@ -246,6 +246,8 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("figures", "divergence"): repeated.divergence,
     ("figures", "leakage"): repeated.leakage,
     ("figures", "rates"): repeated.rates,
+    ("ssf", "whole space"): repeated.whole_space,
+    ("ssf", "subspaces"): repeated.subspaces,
     ("robust", "rules"): repeated.robust,
     ("gc-warmup", "digits"): repeated.warmup_digits,
     ("gc-warmup", "MNIST"): repeated.warmup_mnist,

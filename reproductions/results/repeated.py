@@ -1,9 +1,9 @@
-"""The cells of the tables of small runs that were repeated and stored: ``figures.md``,
+"""The cells of the tables of small runs that were repeated and stored: ``figures.md``, ``ssf.md``,
 ``robust.md``, ``feddpc.md`` and ``gc-warmup.md``.
 """
 
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 
 from reproductions.results.cells import (
     Cells,
@@ -86,17 +86,62 @@ def rates(runs: Runs) -> Cells:
         row: list[str | None] = []
         for rate in RATES:
             words = (f"heterogeneity={heterogeneity}", f"client.optimizer.lr={rate}")
-            (run,) = chosen(runs, "experiment=matrix_regression_ssf", *words)
-            row.append(error(run))
+            row.append(errors(chosen(runs, "experiment=matrix_regression_ssf", *words)))
         cells[label,] = row
     return cells
 
 
-def error(run: StoredRun) -> str:
-    """A run's last relative error in 10⁻³, with three digits."""
-    end = 1000 * run.metrics["test/relative_error"].iloc[-1]
+def errors(own: Sequence[StoredRun]) -> str:
+    """The last relative error in 10⁻³: the mean, and in brackets the standard deviation of several
+    seeds.
+    """
+    ends = [1000 * run.metrics["test/relative_error"].iloc[-1] for run in own]
+    if not max(ends) < 1000:
+        return "diverged"
+    mean = significant(fmean(ends), 3)
+    return f"{mean} ({significant(stdev(ends), 2)})" if len(ends) > 1 else mean
+
+
+def significant(value: float, digits: int) -> str:
     # "#" keeps zeros at the end, and a point behind whole numbers
-    return f"{end:#.3g}".rstrip(".") if end < 1000 else "diverged"
+    return f"{value:#.{digits}g}".rstrip(".")
+
+
+# ----------------------------------------------------------------------------------------- ssf.md
+LEVELS = {"0.1": "low", "0.5": "medium", "2.0": "high"}  # ν → heterogeneity
+RATIOS = ("0.01", "0.05", "0.1", "0.2", "0.5")  # r/d
+#: The key of a method's r/d, and its other overrides.
+SUBSPACES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "SSF": ("methods.ssf.ratio", ()),
+    "FedSub, refresh 1": ("methods.fedsub.ratio", ("methods.fedsub.refresh=1",)),
+    "FedSub, refresh 5": ("methods.fedsub.ratio", ("methods.fedsub.refresh=5",)),
+}
+
+
+def whole_space(runs: Runs) -> Cells:
+    """The errors of the methods without a subspace, by ν."""
+    cells: Cells = {}
+    for nu, level in LEVELS.items():
+        words = [f"algorithm={name}" for name in ("scaffold", "fedavg")]
+        cells[nu,] = [None, None, None, *(errors_of(runs, level, word) for word in words)]
+    return cells
+
+
+def subspaces(runs: Runs) -> Cells:
+    """The errors by ν, method and r/d."""
+    cells: Cells = {}
+    for nu, level in LEVELS.items():
+        for method, (key, words) in SUBSPACES.items():
+            row = [errors_of(runs, level, f"{key}={ratio}", *words) for ratio in RATIOS]
+            cells[nu, method] = row
+    return cells
+
+
+def errors_of(runs: Runs, level: str, *words: str) -> str | None:
+    """None if no such run is stored."""
+    wanted = {f"heterogeneity={level}", *words}
+    own = [run for run in runs.values() if wanted <= {*run.overrides}]
+    return errors(own) if own else None
 
 
 # -------------------------------------------------------------------------------------- robust.md

@@ -4,14 +4,16 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from gcfed.tables.plan import plan
 from gcfed.tables.reading import load
 from gcfed.tables.records import Selection
 from gcfed.utils.resolvers import ROOT
+from reproductions.results import figures
 from reproductions.results.figures import numbers, table
-from reproductions.results.repeated import FEDDPC, SEARCH_SEED
+from reproductions.results.repeated import FEDDPC, RATIOS, SEARCH_SEED
 from reproductions.stored import seed_of, stored_runs
 
 
@@ -170,6 +172,38 @@ def test_scaffolds_best_rate_is_the_index_rate(heterogeneity):
         errors[settings(run)["client.optimizer.lr"]] = error if np.isfinite(error) else np.inf
     assert len(errors) == 7
     assert min(errors, key=errors.get) == "0.005"
+
+
+# ---------------------------------------------------------------------------------- ssf.md
+def errors_of_ssf(*words):
+    """The mean of the last relative errors over three seeds, without the page's functions."""
+    runs = [run for run in stored_runs("ssf").values() if {*words} <= {*run.overrides}]
+    assert {seed_of(run) for run in runs} == {1, 2, 3}
+    return np.mean([run.metrics["test/relative_error"].iloc[-1] for run in runs])
+
+
+def test_ssf_is_below_scaffolds_error_from_a_fifth_of_the_directions_on():
+    level = "heterogeneity=medium"
+    scaffold = errors_of_ssf(level, "algorithm=scaffold")
+    for ratio in ("0.2", "0.5"):
+        assert errors_of_ssf(level, f"methods.ssf.ratio={ratio}") < scaffold
+    assert errors_of_ssf(level, "methods.ssf.ratio=0.01") > 40 * scaffold
+
+
+def test_no_run_of_ssfs_page_diverges():
+    for run in stored_runs("ssf").values():
+        assert run.metrics["test/relative_error"].iloc[-1] < 1, run.name
+        assert not run.metrics["train/nonfinite_clients"].any(), run.name
+
+
+def test_the_picture_of_ssf_has_the_errors_of_its_table(unrendered):
+    figures.ssf(figure := Figure())
+    (axes,) = figure.axes
+    (line,) = [line for line in axes.lines if line.get_label() == "SSF"]
+    assert [*line.get_xdata()] == [0.01, 0.05, 0.1, 0.2, 0.5]
+    for ratio, drawn in zip(RATIOS, line.get_ydata(), strict=True):
+        error = errors_of_ssf("heterogeneity=medium", f"methods.ssf.ratio={ratio}")
+        assert drawn == pytest.approx(1000 * error, rel=0.01)
 
 
 # ------------------------------------------------------------------------------- robust.md
